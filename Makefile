@@ -1,0 +1,35 @@
+# Two commands on a fresh machine (Python 3.11 or newer): `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test test-slow check deeppcb bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/coserve demo --dir demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(INSTALLED)
+	$(BIN)/python -m pytest -m slow
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: $(INSTALLED)
+	$(BIN)/coserve bench live --dir demo
+
+# Installed once per change of the requirements; exact versions are in constraints.txt.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "CoServe needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Name another with: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) demo build

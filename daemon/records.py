@@ -1,0 +1,137 @@
+"""The values that travel between the daemon's drivers: an image arrives, is accepted, is judged, is published."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from experts.spec import Detection
+from routing_rules.routes import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class BoardRef:
+    """A board as its publisher named it; `attempt` is None where the publisher did not name one."""
+
+    type: str
+    serial: str
+    lot: str | None = None
+    station: str | None = None
+    attempt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """How the payload encodes the image: "image" (JPEG, PNG, BMP, TIFF) or "raw" with shape (h, w, c), uint8."""
+
+    encoding: Literal["image", "raw"] = "image"
+    shape: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A checked `inspect` message with its payload: everything the journal makes durable."""
+
+    source: str
+    image_id: str
+    board: BoardRef
+    component: str
+    designator: str
+    captured_at: str | None
+    deadline_ms: int | None
+    pixels: Pixels
+    payload: bytes
+    payload_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class JournalKey:
+    """Where an accepted image's bytes lie: segment number, byte offset of the payload, its length in bytes."""
+
+    segment: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A durable image that waits for its verdict (also what a restart finds).
+
+    `accepted_wall_s` is seconds since the epoch; `rules_version` is that of the board's attempt.
+    """
+
+    inspection_id: int
+    source: str
+    image_id: str
+    board_type: str
+    component: str
+    accepted_wall_s: float
+    deadline_ms: int | None
+    rules_version: str
+    key: JournalKey
+    pixels: Pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One expert's answer in a chain. `queued_ms` is this image's; `load_ms` and `infer_ms` are of its batch."""
+
+    expert: str
+    expert_version: str
+    label: str | None
+    confidence: float | None
+    detections: tuple[Detection, ...]
+    device: str
+    executor: str
+    batch_id: int
+    batch_size: int
+    queued_ms: float
+    load_ms: float
+    infer_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of one image: what is written, once, with its `seq`. `reason` is None for a judged image."""
+
+    inspection_id: int
+    verdict: Verdict
+    defect: str | None
+    reason: str | None
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSwitch:
+    """One load into a pool (RESULTS.md, `expert_switches`). `at_wall_s` is seconds since the epoch."""
+
+    at_wall_s: float
+    executor: str
+    device: str
+    loaded: str
+    evicted: tuple[str, ...]
+    bytes: int
+    load_ms: float
+    tier: Literal["ram", "disk"]
+    cause: Literal["demand", "prefetch", "startup", "pin"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertVersion:
+    """Weights that gave a verdict (RESULTS.md, `expert_versions`)."""
+
+    expert: str
+    expert_version: str
+    sha256: str
+    architecture: str
+    classes: tuple[str, ...]
+    bytes: int
+    dtype: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One message of the results stream: its topic, its `seq` and its JSON body (with `seq` inside)."""
+
+    seq: int
+    topic: str
+    body: dict[str, Any]
