@@ -1,0 +1,247 @@
+"""`coserve.yaml`: one file that names everything a line is made of (DESIGN.md §12).
+
+Paths are relative to the file. An environment variable overrides one value: `COSERVE_DATABASE`,
+`COSERVE_ENDPOINTS_RESULTS`, `COSERVE_DEVICES_CPU_EXPERT_MEMORY`; its text is read as YAML.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from daemon.errors import ConfigError
+from routing_rules.load import Document, Problem, nearest, read_yaml, validate
+
+PREFIX = "COSERVE_"
+#: Variables with this prefix that are not settings: where the command line looks for the file.
+NOT_SETTINGS = frozenset({"COSERVE_CONFIG"})
+#: sun_path of a Unix socket, without its final zero byte.
+MAX_IPC_PATH_BYTES = 107
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_bytes(value: object) -> int:
+    """Bytes of `250MB`, `1.5GiB` or a plain number."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
+    if isinstance(value, bool) or match is None or match[2].upper() not in _UNITS:
+        raise ValueError(f"expected a size such as 250MB, 1.5GiB or a number of bytes, not {value!r}")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def parse_seconds(value: object) -> float:
+    """Seconds of `500ms`, `20s`, `2m`, `12h`, `30d`; a bare number is refused: its unit would be a guess."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", str(value))
+    if match is None or match[2] not in _SECONDS:
+        raise ValueError(f"expected a duration such as 500ms, 20s, 2m, 12h or 30d, not {value!r}")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Endpoints(_Section):
+    """Where the daemon binds (PROTOCOL.md, Sockets). Without `$RUNTIME_DIRECTORY` the sockets lie in `run/`."""
+
+    intake: Annotated[list[str], Field(min_length=1)] = ["ipc://$RUNTIME_DIRECTORY/intake.sock", "tcp://127.0.0.1:5570"]
+    results: str = "tcp://127.0.0.1:5571"
+    control: str = "ipc://$RUNTIME_DIRECTORY/control.sock"
+
+
+class Device(_Section):
+    """One processor: bytes for experts (never exceeded), executors, and intra-op threads of each executor."""
+
+    expert_memory: Bytes
+    executors: Count = 1
+    threads: Count = 1
+    max_batch: Count = 8
+
+
+class Limits(_Section):
+    """Back-pressure in counts and bytes, of one source and of all; a source beyond its share hears `busy`."""
+
+    backlog_images: Count = 20_000
+    backlog_bytes: Bytes = 8 * 2**30
+    source_images: Count = 10_000
+    source_bytes: Bytes = 4 * 2**30
+    credit: Count = 256
+    max_payload_bytes: Bytes = 64 * 2**20
+    max_pixels: Count = 64_000_000
+    max_wait: Seconds = 30.0
+
+
+class Retention(_Section):
+    """Which images stay after their verdict, and how much room the journal and the quarantine may take."""
+
+    keep: list[Literal["pass", "fail", "review", "unknown"]] = ["fail", "review", "unknown"]
+    segment: Bytes = 256 * 2**20
+    quarantine: Bytes = 256 * 2**20
+
+
+class Security(_Section):
+    """CURVE for intake and results over TCP: the server's secret key file and the folder of allowed clients' keys."""
+
+    server_key: Path | None = None
+    allowed_clients: Path | None = None
+
+
+class Config(_Section):
+    """A whole line, resolved: paths absolute, endpoints expanded."""
+
+    endpoints: Endpoints = Endpoints()
+    database: str = "sqlite:///inspection.db"
+    journal: Path = Path("journal")
+    rules: Path
+    catalog: Path
+    images: Path = Path("images")
+    devices: Annotated[dict[Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")], Device], Field(min_length=1)]
+    policy: str = "coserve-plus"
+    limits: Limits = Limits()
+    retention: Retention = Retention()
+    models: Annotated[dict[str, Any], Field(max_length=0)] = {}
+    security: Security = Security()
+    record: Path | None = None
+
+    @property
+    def quarantine(self) -> Path:
+        """Bytes of refused images, beside the journal."""
+        return self.journal.parent / "quarantine"
+
+
+def load_config(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
+    """Read, override, validate and resolve `path`; ConfigError names every mistake with its line."""
+    document = read_yaml(path)
+    problems = list(document.problems)
+    if not isinstance(document.data, dict):
+        raise ConfigError(problems or [Problem(str(path), 1, 1, "expected a mapping with keys such as rules, catalog and devices")])
+    problems += _override(document, environ)
+    config, found = validate(Config, document)
+    problems += found
+    if config is None or problems:
+        raise ConfigError(problems)
+    resolved, found = _resolve(config, path.resolve().parent, document, environ)
+    if found:
+        raise ConfigError(found)
+    return resolved
+
+
+def _override(document: Document, environ: Mapping[str, str]) -> list[Problem]:
+    """Put `COSERVE_…` values into the document's data; a variable that names no setting is a mistake."""
+    problems: list[Problem] = []
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in NOT_SETTINGS:
+            continue
+        path = _setting(name.removeprefix(PREFIX), document.data)
+        if path is None:
+            known = [PREFIX + key.upper() for key in Config.model_fields]
+            close = nearest(name, known)
+            hint = f"; did you mean {close}?" if close else ""
+            problems.append(Problem(f"environment variable {name}", 1, 1, f"names no setting of coserve.yaml{hint}"))
+            continue
+        try:
+            value = yaml.safe_load(environ[name])
+        except yaml.YAMLError:
+            problems.append(Problem(f"environment variable {name}", 1, 1, "its text is not a YAML value"))
+            continue
+        parent = document.data
+        for key in path[:-1]:
+            parent = parent.setdefault(key, {}) if isinstance(parent, dict) else {}
+        parent[path[-1]] = value
+    return problems
+
+
+def _setting(suffix: str, data: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The key path that `ENDPOINTS_RESULTS` (or `ENDPOINTS__RESULTS`) means, or None."""
+    flat = suffix.replace("__", "_").lower()
+    for top, field in Config.model_fields.items():
+        if flat == top:
+            return (top,)
+        if not flat.startswith(top + "_"):
+            continue
+        rest = flat.removeprefix(top + "_")
+        if isinstance(field.annotation, type) and issubclass(field.annotation, _Section):
+            return (top, rest) if rest in field.annotation.model_fields else None
+        if top == "devices":
+            names = [*(data.get("devices") or {}), "cpu", *(f"cuda:{n}" for n in range(16))]
+            for device in names:
+                key = rest.removeprefix(str(device).replace(":", "_") + "_")
+                if key != rest and key in Device.model_fields:
+                    return (top, device, key)
+    return None
+
+
+def _resolve(config: Config, folder: Path, document: Document, environ: Mapping[str, str]) -> tuple[Config, list[Problem]]:
+    problems: list[Problem] = []
+
+    def at(*path: str) -> tuple[str, int, int]:
+        line, column = document.where(path)
+        return document.name, line, column
+
+    def endpoint(value: str, *path: str) -> str:
+        try:
+            return _absolute_endpoint(value, folder, environ)
+        except ValueError as error:
+            problems.append(Problem(*at(*path), str(error)))
+            return value
+
+    endpoints = Endpoints(
+        intake=[endpoint(value, "endpoints", "intake") for value in config.endpoints.intake],
+        results=endpoint(config.endpoints.results, "endpoints", "results"),
+        control=endpoint(config.endpoints.control, "endpoints", "control"),
+    )
+    if not endpoints.control.startswith("ipc://"):
+        problems.append(Problem(*at("endpoints", "control"), "control is reached over ipc only: ipc://PATH"))
+    database = config.database
+    try:
+        url = make_url(database)
+        if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
+            database = url.set(database=str(folder / str(url.database))).render_as_string(hide_password=False)
+        elif url.get_backend_name() == "sqlite":
+            problems.append(Problem(*at("database"), "expected a file, for example sqlite:///inspection.db: results in memory are lost"))
+    except ArgumentError:
+        problems.append(Problem(*at("database"), f"expected a SQLAlchemy URL such as sqlite:///inspection.db, not {database!r}"))
+    security = config.security
+    if (security.server_key is None) != (security.allowed_clients is None):
+        problems.append(Problem(*at("security"), "CURVE needs both server_key and allowed_clients"))
+    update: dict[str, Any] = {
+        "endpoints": endpoints,
+        "database": database,
+        "journal": folder / config.journal,
+        "rules": folder / config.rules,
+        "catalog": folder / config.catalog,
+        "images": folder / config.images,
+        "record": folder / config.record if config.record else None,
+        "security": Security(
+            server_key=folder / security.server_key if security.server_key else None,
+            allowed_clients=folder / security.allowed_clients if security.allowed_clients else None,
+        ),
+    }
+    return config.model_copy(update=update), problems
+
+
+def _absolute_endpoint(value: str, folder: Path, environ: Mapping[str, str]) -> str:
+    if value.startswith("tcp://"):
+        if re.fullmatch(r"tcp://[^:/]+(:\d{1,5}|:\*)|tcp://\[[0-9a-fA-F:]+\]:(\d{1,5}|\*)", value) is None:
+            raise ValueError(f"expected tcp://ADDRESS:PORT, not {value!r}")
+        return value
+    if not value.startswith("ipc://"):
+        raise ValueError(f"expected an endpoint such as ipc://run/intake.sock or tcp://127.0.0.1:5570, not {value!r}")
+    runtime = environ.get("RUNTIME_DIRECTORY") or str(folder / "run")
+    path = folder / value.removeprefix("ipc://").replace("$RUNTIME_DIRECTORY", runtime)
+    size = len(os.fsencode(path))
+    if size > MAX_IPC_PATH_BYTES:
+        raise ValueError(f"the socket's path {path} is {size} bytes long, {MAX_IPC_PATH_BYTES} at most: name a shorter one")
+    return f"ipc://{path}"

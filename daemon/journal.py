@@ -1,0 +1,221 @@
+"""Accepted image bytes on disk: append-only segments of checksummed records (DESIGN.md §9).
+
+A record is a 16-byte header (magic, payload length, CRC-32 of length and payload) and the payload. A group of
+records costs one `fdatasync`; only then does a caller commit the rows that point at them. So a torn tail belongs
+to nobody: opening a journal scans nothing and truncates nothing, appending goes on in a new segment.
+"""
+
+import os
+import re
+import struct
+import threading
+import zlib
+from collections.abc import Collection, Sequence
+from itertools import islice
+from pathlib import Path
+
+from daemon.records import JournalKey
+
+FOLDER_MODE = 0o750
+FILE_MODE = 0o640
+
+_HEADER = struct.Struct("<4sQI")
+_MAGIC = b"CSJ1"
+_LENGTH = struct.Struct("<Q")
+_NAME = re.compile(r"segment-(\d{8,})\.journal")
+#: writev(2) takes at most IOV_MAX buffers a call: 1024 on Linux.
+_BUFFERS_PER_WRITE = 1024
+
+
+class JournalError(Exception):
+    """Bytes that cannot be written, or that are not what was written: `segment`, `offset` and the reason say where."""
+
+    def __init__(self, segment: int, offset: int, reason: str) -> None:
+        self.segment = segment
+        self.offset = offset
+        self.reason = reason
+        super().__init__(f"journal segment {segment}, offset {offset}: {reason}")
+
+
+class _Descriptor:
+    """An open segment for reading; it closes with its last user.
+
+    An explicit close could hand the number to another file while a reader is about to use it.
+    """
+
+    __slots__ = ("fd",)
+
+    def __init__(self, path: Path) -> None:
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        fd = getattr(self, "fd", None)
+        if fd is not None:
+            os.close(fd)
+
+
+class Journal:
+    """Append from one thread, read from any. `segment_bytes` is the size at which the next segment begins."""
+
+    def __init__(self, folder: Path, segment_bytes: int = 256 * 2**20) -> None:
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        self._readers: dict[int, _Descriptor] = {}
+        self._lock = threading.Lock()
+        self._writing: int | None = None
+        self._end = 0
+        if not folder.is_dir():
+            folder.mkdir(mode=FOLDER_MODE, parents=True)
+            folder.chmod(FOLDER_MODE)
+            _sync_folder(folder.parent)
+        self._sizes = {number: self._path(number).stat().st_size for number in self._numbers()}
+        self._active = max(self._sizes, default=0)
+
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """The segments on disk, oldest first."""
+        return tuple(sorted(self._sizes))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all segments on disk."""
+        return sum(self._sizes.copy().values())
+
+    def append(self, payloads: Sequence[bytes]) -> list[JournalKey]:
+        """Make `payloads` durable with one `fdatasync` and say where each lies; JournalError if none of them is.
+
+        After a failure the segment takes no more records: what a failed sync left behind is unknown, and a second
+        sync may succeed without having written anything.
+        """
+        if self._writing is None or self._end >= self._segment_bytes:
+            self._begin_segment()
+        assert self._writing is not None
+        keys: list[JournalKey] = []
+        buffers: list[bytes] = []
+        end = self._end
+        for payload in payloads:
+            buffers += (_header(payload), payload)
+            keys.append(JournalKey(self._active, end + _HEADER.size, len(payload)))
+            end += _HEADER.size + len(payload)
+        try:
+            _write_all(self._writing, buffers, self._end)
+            os.fdatasync(self._writing)
+        except OSError as error:
+            failed_at = self._end
+            self._retire()
+            raise JournalError(self._active, failed_at, f"cannot write: {error.strerror or error}") from error
+        self._end = self._sizes[self._active] = end
+        return keys
+
+    def read(self, key: JournalKey) -> bytes:
+        """The payload at `key`; JournalError where the segment is gone, cut or altered. Any thread."""
+        start = key.offset - _HEADER.size
+        try:
+            descriptor = self._reader(key.segment)
+            data = os.pread(descriptor.fd, _HEADER.size + key.length, start)
+        except OSError as error:
+            raise JournalError(key.segment, start, f"cannot read: {error.strerror or error}") from error
+        payload = data[_HEADER.size :]
+        if len(payload) != key.length:
+            raise JournalError(key.segment, start, f"cut: {len(data)} of {_HEADER.size + key.length} bytes are there")
+        if data[: _HEADER.size] != _header(payload):
+            raise JournalError(key.segment, start, "the checksum does not match: the bytes were altered")
+        return payload
+
+    def drop_segments(self, keep: Collection[int]) -> list[int]:
+        """Delete every segment that is neither in `keep` nor being written, and say which; the writer's thread."""
+        dropped: list[int] = []
+        for number in self.segments:
+            if number in keep or (number == self._active and self._writing is not None):
+                continue
+            with self._lock:
+                self._readers.pop(number, None)
+            self._path(number).unlink(missing_ok=True)
+            del self._sizes[number]
+            dropped.append(number)
+        return dropped
+
+    def close(self) -> None:
+        """Give the files back; every appended record is durable already."""
+        if self._writing is not None:
+            os.close(self._writing)
+            self._writing = None
+        with self._lock:
+            self._readers.clear()
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"segment-{number:08d}.journal"
+
+    def _numbers(self) -> list[int]:
+        return [int(match[1]) for path in self._folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+
+    def _reader(self, number: int) -> _Descriptor:
+        with self._lock:
+            reader = self._readers.get(number)
+            if reader is None:
+                reader = self._readers[number] = _Descriptor(self._path(number))
+            return reader
+
+    def _begin_segment(self) -> None:
+        """Open the next segment; its name is durable before the first record in it can be."""
+        if self._writing is not None:
+            os.close(self._writing)
+            self._writing = None
+        number = self._active + 1
+        path = self._path(number)
+        try:
+            self._writing = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+            os.fchmod(self._writing, FILE_MODE)
+            _sync_folder(self._folder)
+        except OSError as error:
+            if self._writing is not None:
+                os.close(self._writing)
+                self._writing = None
+                path.unlink(missing_ok=True)
+            raise JournalError(number, 0, f"cannot begin a segment: {error.strerror or error}") from error
+        self._active, self._end = number, 0
+        self._sizes[number] = 0
+
+    def _retire(self) -> None:
+        """Leave the failed segment for good; free what the failed group wrote, and the file if nothing else is in it."""
+        fd, self._writing = self._writing, None
+        path = self._path(self._active)
+        try:
+            if fd is not None:
+                os.ftruncate(fd, self._end)
+                os.close(fd)
+            if self._end == 0:
+                path.unlink()
+                self._sizes.pop(self._active, None)
+        except OSError:
+            # The disk fails: the segment stays as it is, and every record in it is checked when it is read.
+            return
+
+
+def _header(payload: bytes) -> bytes:
+    length = len(payload)
+    return _HEADER.pack(_MAGIC, length, zlib.crc32(payload, zlib.crc32(_LENGTH.pack(length))))
+
+
+def _write_all(fd: int, buffers: Sequence[bytes], offset: int) -> None:
+    """pwritev(2) until everything is written: it may stop short at a signal, a full disk or 2 GiB."""
+    left = [memoryview(buffer) for buffer in buffers]
+    while left:
+        written = os.pwritev(fd, list(islice(left, _BUFFERS_PER_WRITE)), offset)
+        offset += written
+        done = 0
+        while done < len(left) and written >= len(left[done]):
+            written -= len(left[done])
+            done += 1
+        del left[:done]
+        if written:
+            left[0] = left[0][written:]
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

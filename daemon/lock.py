@@ -1,0 +1,34 @@
+"""One daemon per database and per journal (PROTOCOL.md, Sockets): exclusive locks that die with their process."""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import IO
+
+from daemon.errors import StartError
+
+
+class Lock:
+    """An exclusive lock on `path`, which holds the owner's process number while it is taken."""
+
+    def __init__(self, path: Path, guards: str) -> None:
+        """Take the lock or raise StartError naming the process that has it; `guards` says what it protects."""
+        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self._file: IO[str] = path.open("a+", encoding="ascii")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.seek(0)
+            owner = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise StartError(
+                f"{guards} is in use by another daemon, process {owner}: stop it first, or name another in coserve.yaml"
+            ) from None
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+
+    def release(self) -> None:
+        """Give the lock up; the file stays, since removing it would let two daemons lock two different inodes."""
+        self._file.truncate(0)
+        self._file.close()

@@ -1,0 +1,57 @@
+"""Counters of the line in Prometheus' own client, in a registry of this daemon (nothing global).
+
+Never labelled by expert, serial or source: a label's values stay few however long the line runs.
+"""
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from daemon.records import Accepted, ExpertSwitch, Outcome
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
+
+
+class Metrics:
+    """What happened since start; every method is called by the driver to which it happened, from its own thread."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._accepted = Counter("coserve_images_accepted", "Images made durable", registry=self.registry)
+        self._answers = Counter("coserve_intake_answers", "Answers to publishers", ["type"], registry=self.registry)
+        self._verdicts = Counter("coserve_verdicts", "Images finished", ["verdict", "reason"], registry=self.registry)
+        self._switches = Counter(
+            "coserve_expert_switches", "Loads into a pool after start-up", ["device", "tier", "cause"], registry=self.registry
+        )
+        self._loaded = Counter("coserve_expert_loaded_bytes", "Bytes loaded into pools", ["device"], registry=self.registry)
+        self._infer = Histogram(
+            "coserve_stage_infer_seconds", "Inference time per image", ["device"], buckets=_SECONDS, registry=self.registry
+        )
+        self._queued = Histogram(
+            "coserve_stage_queued_seconds", "Wait of an image before a stage", ["device"], buckets=_SECONDS, registry=self.registry
+        )
+        self._backlog = Gauge("coserve_backlog_images", "Accepted images without a verdict", registry=self.registry)
+
+    def accepted(self, images: Sequence[Accepted]) -> None:
+        self._accepted.inc(len(images))
+
+    def answered(self, kind: str) -> None:
+        self._answers.labels(kind).inc()
+
+    def finished(self, outcome: Outcome) -> None:
+        self._verdicts.labels(outcome.verdict, outcome.reason or "").inc()
+        for stage in outcome.stages:
+            self._infer.labels(stage.device).observe(stage.infer_ms / 1000 / max(1, stage.batch_size))
+            self._queued.labels(stage.device).observe(stage.queued_ms / 1000)
+
+    def switched(self, switch: ExpertSwitch) -> None:
+        self._loaded.labels(switch.device).inc(switch.bytes)
+        if switch.cause != "startup":
+            self._switches.labels(switch.device, switch.tier, switch.cause).inc()
+
+    def backlog(self, images: int) -> None:
+        self._backlog.set(images)
+
+    def exposition(self) -> str:
+        """All series in Prometheus' text format."""
+        return generate_latest(self.registry).decode()

@@ -1,0 +1,215 @@
+"""The catalog: which experts there are. A YAML file beside the weights, resolved to `ExpertSpec`s without torch."""
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from experts.errors import WeightsError
+from experts.spec import ExpertId, ExpertSpec, LayoutId
+from experts.vision.architectures import ARCHITECTURES, NORMALISATIONS, YOLO_STRIDE_PIXELS, Architecture, layout_id
+from experts.weights import PAGE_BYTES, Header, read_header
+
+#: The layout of an expert whose file could not be read: it fits no slot, so loading it fails and says why.
+UNREADABLE = LayoutId("unreadable")
+
+Problem = tuple[tuple[str | int, ...], str]
+Share = Annotated[float, Field(ge=0, le=1)]
+Channels = tuple[float, float, float]
+Label = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+
+
+class Normalisation(BaseModel):
+    """Per RGB channel, of values in 0..1."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mean: Channels
+    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=3, max_length=3)]
+
+
+class CatalogEntry(BaseModel):
+    """One expert as the file has it; `file` is relative to the catalog."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    architecture: str
+    file: str
+    classes: Annotated[tuple[Label, ...], Field(min_length=1)]
+    input_size: Annotated[int, Field(ge=32, le=4096)]
+    normalisation: Literal["imagenet", "none"] | Normalisation
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    confidence_floor: Share = 0.25
+    nms_iou: Share = 0.45
+    max_detections: Annotated[int, Field(ge=1, le=3000)] = 300
+
+
+class CatalogFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    experts: dict[Annotated[str, StringConstraints(min_length=1, max_length=128)], CatalogEntry]
+
+
+class Catalog(Mapping[ExpertId, ExpertSpec]):
+    """Experts by id, in the file's order. `headers` has those whose weights file could be read."""
+
+    def __init__(self, specs: Mapping[ExpertId, ExpertSpec], headers: Mapping[ExpertId, Header]) -> None:
+        self._specs = dict(specs)
+        self.headers = dict(headers)
+
+    def __getitem__(self, expert: ExpertId) -> ExpertSpec:
+        return self._specs[expert]
+
+    def __iter__(self) -> Iterator[ExpertId]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+
+def resolve(catalog_file: CatalogFile, root: Path) -> tuple[Catalog, list[Problem]]:
+    """Specs of all usable entries, and every mistake with its place in the document.
+
+    `root` is the catalog's folder. An entry whose mistake is its weights file (the place ends in "file") keeps its
+    spec, so that a line starts without it: loading that expert then fails, and only its images are `unknown`.
+    """
+    specs: dict[ExpertId, ExpertSpec] = {}
+    headers: dict[ExpertId, Header] = {}
+    problems: list[Problem] = []
+    for name, entry in catalog_file.experts.items():
+        here = ("experts", name)
+        mistakes = list(_entry_mistakes(entry))
+        problems.extend(((*here, key), message) for key, message in mistakes)
+        if mistakes:
+            continue
+        expert, architecture, file = ExpertId(name), ARCHITECTURES[entry.architecture], root / entry.file
+        try:
+            header = read_header(file)
+        except WeightsError as error:
+            problems.append(((*here, "file"), str(error)))
+            specs[expert] = _spec(expert, entry, file, UNREADABLE, PAGE_BYTES)
+            continue
+        contradictions = list(_header_mistakes(entry, architecture, header))
+        problems.extend(((*here, key), message) for key, message in contradictions)
+        if not contradictions:
+            headers[expert] = header
+            specs[expert] = _spec(expert, entry, file, LayoutId(header.metadata["layout"]), header.region_bytes)
+    return Catalog(specs, headers), problems
+
+
+def _entry_mistakes(entry: CatalogEntry) -> Iterator[tuple[str, str]]:
+    architecture = ARCHITECTURES.get(entry.architecture)
+    if architecture is None:
+        near = difflib.get_close_matches(entry.architecture, ARCHITECTURES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(ARCHITECTURES)}"
+        yield "architecture", f"unknown architecture {entry.architecture!r}; {hint}"
+    elif architecture.task == "detect" and entry.input_size % YOLO_STRIDE_PIXELS:
+        yield "input_size", f"{entry.input_size} is not a multiple of {YOLO_STRIDE_PIXELS}, which a detector needs"
+    repeated = sorted({label for label in entry.classes if entry.classes.count(label) > 1})
+    if repeated:
+        yield "classes", f"{', '.join(repeated)} appears more than once"
+
+
+def _header_mistakes(entry: CatalogEntry, architecture: Architecture, header: Header) -> Iterator[tuple[str, str]]:
+    """Where the catalog says something else than the weights file was made for."""
+    said = header.metadata
+    if said.get("architecture") != entry.architecture:
+        yield "architecture", f"{entry.file} holds a {said.get('architecture')}, not a {entry.architecture}"
+        return
+    if said.get("classes") != json.dumps(list(entry.classes)):
+        yield "classes", f"{entry.file} was made for the classes {said.get('classes')}, in this order"
+        return
+    if said.get("input_size") != str(entry.input_size):
+        yield "input_size", f"{entry.file} was made for {said.get('input_size')} pixels, not {entry.input_size}"
+        return
+    layout = layout_id(
+        architecture, len(entry.classes), entry.input_size, said.get("dtype", ""), said.get("memory_format", "")
+    )
+    if said.get("layout") != layout:
+        yield "file", f"{entry.file} has the layout {said.get('layout')}, not {layout}; import the expert again"
+
+
+def _spec(expert: ExpertId, entry: CatalogEntry, file: Path, layout: LayoutId, weights_bytes: int) -> ExpertSpec:
+    architecture = ARCHITECTURES[entry.architecture]
+    if isinstance(entry.normalisation, Normalisation):
+        mean, (red, green, blue) = entry.normalisation.mean, entry.normalisation.std
+        std = (red, green, blue)
+    else:
+        mean, std = NORMALISATIONS[entry.normalisation]
+    return ExpertSpec(
+        expert=expert,
+        architecture=architecture.name,
+        task=architecture.task,
+        file=file,
+        classes=entry.classes,
+        input_size=entry.input_size,
+        mean=mean,
+        std=std,
+        sha256=entry.sha256,
+        layout=layout,
+        weights_bytes=weights_bytes,
+        temperature=entry.temperature,
+        confidence_floor=entry.confidence_floor,
+        nms_iou=entry.nms_iou,
+        max_detections=entry.max_detections,
+    )
+
+
+def write_catalog(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Replace the catalog file, at once and complete; entries as in the file, checked before anything is written."""
+    model = CatalogFile.model_validate({"experts": {name: dict(entry) for name, entry in entries.items()}})
+    document = {"experts": {name: _render(entry) for name, entry in model.experts.items()}}
+    text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def add_to_catalog(path: Path, expert: str, entry: Mapping[str, Any]) -> None:
+    """Add or replace one entry; makes the file where there is none. Comments in the file are not kept."""
+    document: Any = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
+    entries = dict((document or {}).get("experts") or {})
+    write_catalog(path, {**entries, expert: entry})
+
+
+def _render(entry: CatalogEntry) -> dict[str, Any]:
+    rendered = entry.model_dump(mode="json", exclude_defaults=True)
+    rendered["classes"] = _Flow(rendered["classes"])
+    if isinstance(rendered["normalisation"], dict):
+        rendered["normalisation"] = {key: _Flow(value) for key, value in rendered["normalisation"].items()}
+    return rendered
+
+
+class _Flow(list[Any]):
+    """A list written on one line."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every string that any YAML version might read as something else."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    plain = re.fullmatch(r"[A-Za-z_][\w./ -]*", text, re.ASCII) and not text.endswith(" ")
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
+
+
+def _represent_flow(dumper: yaml.SafeDumper, items: _Flow) -> yaml.Node:
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(_Flow, _represent_flow)

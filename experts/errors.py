@@ -1,0 +1,33 @@
+"""What can go wrong with one expert or one image; each says what to do next."""
+
+from pathlib import Path
+
+from experts.spec import ExpertId
+
+
+class ExpertError(Exception):
+    """One expert cannot be used: its images are answered `unknown`/`expert_failed`, the other experts go on."""
+
+    def __init__(self, expert: ExpertId, message: str, file: Path | None = None) -> None:
+        where = f"{file}: " if file is not None else ""
+        super().__init__(f"expert {expert}: {where}{message}")
+        self.expert = expert
+        self.message = message
+        self.file = file
+
+
+class WeightsError(Exception):
+    """A weights file is not what its catalog entry or its layout says; `file` and `message` as in ExpertError."""
+
+    def __init__(self, file: Path, message: str) -> None:
+        super().__init__(f"{file}: {message}")
+        self.file = file
+        self.message = message
+
+
+class ImageError(Exception):
+    """An image that cannot be decoded; `reason` is one line. Its verdict is `unknown`/`bad_image`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason

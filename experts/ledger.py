@@ -1,0 +1,192 @@
+"""The bytes of one pool: who is resident, who is loading, who may not be evicted.
+
+Pure accounting. `plan_room` looks and changes nothing; the other methods change and are called only with what a
+plan allowed, so each raises `LedgerError` on a step that would break `used + free == budget`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from experts.spec import ExpertId
+
+
+class LedgerError(Exception):
+    """A step that the ledger's plan would not have allowed: a defect in the caller, never the user's mistake."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    weights_bytes: int
+    ready: bool = False
+    users: int = 0
+
+
+class Ledger:
+    """One pool's account. A loading expert already owns its bytes, so that loads in flight never overbook."""
+
+    def __init__(self, pool: str, budget_bytes: int) -> None:
+        if budget_bytes < 0:
+            raise LedgerError(f"pool {pool}: a budget of {budget_bytes} bytes is negative")
+        self.pool = pool
+        self._budget_bytes = budget_bytes
+        self._used_bytes = 0
+        self._loading_count = 0
+        self._entries: dict[ExpertId, _Entry] = {}
+        self._pinned: dict[ExpertId, None] = {}
+
+    @property
+    def budget_bytes(self) -> int:
+        return self._budget_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the resident and the loading experts."""
+        return self._used_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        return self._budget_bytes - self._used_bytes
+
+    @property
+    def loading_count(self) -> int:
+        return self._loading_count
+
+    @property
+    def resident(self) -> tuple[ExpertId, ...]:
+        """Experts that can run now, in the order in which they were loaded."""
+        return tuple(expert for expert, entry in self._entries.items() if entry.ready)
+
+    @property
+    def loading(self) -> tuple[ExpertId, ...]:
+        return tuple(expert for expert, entry in self._entries.items() if not entry.ready)
+
+    @property
+    def pinned(self) -> tuple[ExpertId, ...]:
+        """Experts that may not be evicted, resident already or still to be loaded."""
+        return tuple(self._pinned)
+
+    def holds(self, expert: ExpertId) -> bool:
+        """Whether `expert` owns bytes here, resident or loading."""
+        return expert in self._entries
+
+    def is_ready(self, expert: ExpertId) -> bool:
+        entry = self._entries.get(expert)
+        return entry is not None and entry.ready
+
+    def is_loading(self, expert: ExpertId) -> bool:
+        entry = self._entries.get(expert)
+        return entry is not None and not entry.ready
+
+    def is_pinned(self, expert: ExpertId) -> bool:
+        return expert in self._pinned
+
+    def users(self, expert: ExpertId) -> int:
+        """Batches of `expert` that run here now."""
+        entry = self._entries.get(expert)
+        return 0 if entry is None else entry.users
+
+    def bytes_of(self, expert: ExpertId) -> int:
+        """Bytes that `expert` owns here; 0 where it is neither resident nor loading."""
+        entry = self._entries.get(expert)
+        return 0 if entry is None else entry.weights_bytes
+
+    def is_evictable(self, expert: ExpertId) -> bool:
+        """Resident, idle and not pinned."""
+        entry = self._entries.get(expert)
+        return entry is not None and entry.ready and entry.users == 0 and expert not in self._pinned
+
+    def plan_room(self, need_bytes: int, candidates: Iterable[ExpertId]) -> tuple[ExpertId, ...] | None:
+        """Whom to evict, in `candidates`' order, so that `need_bytes` fit; None where that cannot be. Changes nothing."""
+        missing_bytes = need_bytes - self.free_bytes
+        if missing_bytes <= 0:
+            return ()
+        chosen: dict[ExpertId, int] = {}
+        freed_bytes = 0
+        for expert in candidates:
+            if expert in chosen or not self.is_evictable(expert):
+                continue
+            chosen[expert] = self._entries[expert].weights_bytes
+            freed_bytes += chosen[expert]
+            if freed_bytes >= missing_bytes:
+                break
+        if freed_bytes < missing_bytes:
+            return None
+        # A big victim found last can make the small ones found before it unnecessary.
+        for expert, size_bytes in list(chosen.items()):
+            if freed_bytes - size_bytes >= missing_bytes:
+                freed_bytes -= size_bytes
+                del chosen[expert]
+        return tuple(chosen)
+
+    def begin_load(self, expert: ExpertId, weights_bytes: int, evict: tuple[ExpertId, ...] = ()) -> None:
+        """Evict `evict` and give their bytes to `expert`, which is loading from now on."""
+        if expert in self._entries:
+            raise LedgerError(f"pool {self.pool}: {expert} is already resident or loading")
+        for victim in evict:
+            self.evict(victim)
+        if weights_bytes > self.free_bytes:
+            raise LedgerError(f"pool {self.pool}: {expert} needs {weights_bytes} bytes, {self.free_bytes} are free")
+        self._entries[expert] = _Entry(weights_bytes)
+        self._used_bytes += weights_bytes
+        self._loading_count += 1
+
+    def finish_load(self, expert: ExpertId) -> None:
+        self._loading(expert).ready = True
+        self._loading_count -= 1
+
+    def abandon_load(self, expert: ExpertId) -> None:
+        """Give back the bytes of a load that failed."""
+        self._used_bytes -= self._loading(expert).weights_bytes
+        self._loading_count -= 1
+        del self._entries[expert]
+
+    def evict(self, expert: ExpertId) -> None:
+        if not self.is_evictable(expert):
+            raise LedgerError(f"pool {self.pool}: {expert} is absent, loading, in use or pinned and cannot be evicted")
+        self._used_bytes -= self._entries.pop(expert).weights_bytes
+
+    def use(self, expert: ExpertId) -> None:
+        """One more batch of `expert` runs here."""
+        if not self.is_ready(expert):
+            raise LedgerError(f"pool {self.pool}: {expert} is not resident and cannot run")
+        self._entries[expert].users += 1
+
+    def release(self, expert: ExpertId) -> None:
+        """One batch of `expert` has ended here."""
+        entry = self._entries.get(expert)
+        if entry is None or entry.users == 0:
+            raise LedgerError(f"pool {self.pool}: {expert} is not in use")
+        entry.users -= 1
+
+    def pin(self, expert: ExpertId) -> None:
+        """Keep `expert` from eviction; it may be pinned before it is loaded."""
+        self._pinned[expert] = None
+
+    def unpin(self, expert: ExpertId) -> None:
+        self._pinned.pop(expert, None)
+
+    def set_budget(self, budget_bytes: int) -> None:
+        if budget_bytes < self._used_bytes:
+            raise LedgerError(f"pool {self.pool}: {self._used_bytes} bytes are in use, more than {budget_bytes}")
+        self._budget_bytes = budget_bytes
+
+    def check(self) -> None:
+        """Raise `LedgerError` where the account does not add up."""
+        entries = self._entries.values()
+        total_bytes = sum(entry.weights_bytes for entry in entries)
+        if total_bytes != self._used_bytes or self._used_bytes + self.free_bytes != self._budget_bytes:
+            raise LedgerError(
+                f"pool {self.pool}: entries hold {total_bytes} bytes, the account says {self._used_bytes}"
+            )
+        if not 0 <= self._used_bytes <= self._budget_bytes:
+            raise LedgerError(f"pool {self.pool}: {self._used_bytes} used of a budget of {self._budget_bytes} bytes")
+        if sum(not entry.ready for entry in entries) != self._loading_count:
+            raise LedgerError(f"pool {self.pool}: the count of loads in flight is wrong")
+        if any(entry.users < 0 or (entry.users and not entry.ready) for entry in entries):
+            raise LedgerError(f"pool {self.pool}: an expert that is not resident is in use")
+
+    def _loading(self, expert: ExpertId) -> _Entry:
+        entry = self._entries.get(expert)
+        if entry is None or entry.ready:
+            raise LedgerError(f"pool {self.pool}: {expert} is not loading")
+        return entry

@@ -1,0 +1,69 @@
+"""The architectures an expert can have, and the name of the slot layout it needs. No torch here.
+
+ResNets come from torchvision, YOLOs from ultralytics; `network.py` builds them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from experts.spec import ArchitectureId, LayoutId, Task
+
+#: Classifier heads are padded to a multiple of this many rows, so that experts with few classes share one layout.
+HEAD_ROWS_MULTIPLE = 16
+#: A YOLO input must be a multiple of its coarsest stride.
+YOLO_STRIDE_PIXELS = 32
+
+DType = Literal["float32", "float16", "bfloat16"]
+MemoryFormat = Literal["channels_last", "contiguous"]
+Triple = tuple[float, float, float]
+
+#: Means and standard deviations per RGB channel, of values in 0..1.
+NORMALISATIONS: Mapping[str, tuple[Triple, Triple]] = {
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """`source` is what the framework calls it: torchvision's builder or ultralytics' YAML."""
+
+    name: ArchitectureId
+    task: Task
+    family: Literal["resnet", "yolo"]
+    source: str
+    normalisation: str
+
+
+def _resnet(name: str) -> Architecture:
+    return Architecture(ArchitectureId(name), "classify", "resnet", name, "imagenet")
+
+
+def _yolo(name: str) -> Architecture:
+    return Architecture(ArchitectureId(name), "detect", "yolo", f"{name}.yaml", "none")
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    **{f"resnet{depth}": _resnet(f"resnet{depth}") for depth in (18, 34, 50, 101, 152)},
+    **{
+        f"{family}{scale}": _yolo(f"{family}{scale}")
+        for family in ("yolov5", "yolov8", "yolo11", "yolo26")
+        for scale in "nsmlx"
+    },
+}
+
+
+def head_rows(architecture: Architecture, class_count: int) -> int:
+    """Rows of the classifier's last layer, padding included; a detector has one per class."""
+    if architecture.task == "detect":
+        return class_count
+    return -(-class_count // HEAD_ROWS_MULTIPLE) * HEAD_ROWS_MULTIPLE
+
+
+def layout_id(
+    architecture: Architecture, class_count: int, input_size: int, dtype: str, memory_format: str
+) -> LayoutId:
+    """Experts with the same one fit the same slot."""
+    rows = head_rows(architecture, class_count)
+    return LayoutId(f"{architecture.name}-{rows}-{input_size}-{dtype}-{memory_format}")

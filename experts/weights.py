@@ -1,0 +1,196 @@
+"""Weights files: safetensors with one contiguous, page-aligned region in the order of a slot.
+
+The file is `8 bytes header length | JSON header, padded with spaces | region`. The header is padded so that the
+region starts on a multiple of 4096 bytes; inside it each tensor starts on a multiple of 64, the holes being filled by
+explicit `_pad.N` tensors, because safetensors allows none. A slot therefore takes a whole expert in one read.
+No torch here: reading a header is what `coserve check` and the catalog do.
+"""
+
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experts.errors import WeightsError
+from experts.spec import ExpertSpec
+
+PAGE_BYTES = 4096
+ALIGNMENT_BYTES = 64
+FORMAT_VERSION = "1"
+PADDING_PREFIX = "_pad."
+_MAX_HEADER_BYTES = 16 << 20
+ITEM_BYTES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One tensor to write: dtype in safetensors' words, shape as stored, bytes in C order."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where one tensor lies: `begin` and `end` are bytes from the start of the region."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A weights file without its weights. `entries` are in file order, padding left out."""
+
+    data_start: int
+    region_bytes: int
+    entries: tuple[Entry, ...]
+    metadata: Mapping[str, str]
+
+
+def plan_entries(shapes: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[tuple[Entry, ...], int]:
+    """Where tensors of (name, dtype, stored shape) go, in this order, and the bytes of the whole region."""
+    entries: list[Entry] = []
+    offset = 0
+    for name, dtype, shape in shapes:
+        end = offset + math.prod(shape) * ITEM_BYTES[dtype]
+        entries.append(Entry(name, dtype, shape, offset, end))
+        offset = _round_up(end, ALIGNMENT_BYTES)
+    return tuple(entries), _round_up(offset, PAGE_BYTES)
+
+
+def write_weights(path: Path, blocks: Sequence[Block], metadata: Mapping[str, str]) -> str:
+    """Write the file (complete or not at all) and return the sha256 of it."""
+    entries, region_bytes = plan_entries([(block.name, block.dtype, block.shape) for block in blocks])
+    head = _render_header(entries, region_bytes, metadata)
+    digest = hashlib.sha256(head)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with temporary.open("wb") as file:
+            file.write(head)
+            position = 0
+            for block, entry in zip(blocks, entries, strict=True):
+                data = bytes(entry.begin - position) + bytes(block.data)
+                position = entry.end
+                digest.update(data)
+                file.write(data)
+            tail = bytes(region_bytes - position)
+            digest.update(tail)
+            file.write(tail)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return digest.hexdigest()
+
+
+def _render_header(entries: Sequence[Entry], region_bytes: int, metadata: Mapping[str, str]) -> bytes:
+    table: dict[str, Any] = {"__metadata__": {"coserve_format": FORMAT_VERSION, **metadata}}
+    ends = [entry.begin for entry in entries[1:]] + [region_bytes]
+    for number, (entry, next_begin) in enumerate(zip(entries, ends, strict=True)):
+        table[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [entry.begin, entry.end]}
+        if next_begin > entry.end:
+            hole = {"dtype": "U8", "shape": [next_begin - entry.end], "data_offsets": [entry.end, next_begin]}
+            table[f"{PADDING_PREFIX}{number}"] = hole
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text = text.ljust(_round_up(8 + len(text), PAGE_BYTES) - 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def read_header(path: Path) -> Header:
+    """The header of a weights file, checked against the file's size. Raises WeightsError."""
+    try:
+        with path.open("rb") as file:
+            return read_header_from(file.fileno(), path)
+    except OSError as error:
+        raise WeightsError(path, describe_os_error(error)) from error
+
+
+def read_header_from(descriptor: int, path: Path) -> Header:
+    """As read_header, of a file that is already open; `path` is for messages."""
+    file_bytes = os.fstat(descriptor).st_size
+    prefix = os.pread(descriptor, 8, 0)
+    if len(prefix) < 8:
+        raise WeightsError(path, f"has {file_bytes} bytes and no header; import the expert again")
+    (length,) = struct.unpack("<Q", prefix)
+    if not 2 <= length <= _MAX_HEADER_BYTES:
+        raise WeightsError(path, "is not a safetensors file (its header length is impossible); import it again")
+    header = _parse_header(os.pread(descriptor, length, 8), 8 + length, path)
+    expected_bytes = header.data_start + header.region_bytes
+    if file_bytes != expected_bytes:
+        found = "truncated" if file_bytes < expected_bytes else "too long"
+        raise WeightsError(path, f"is {found}: {file_bytes} bytes where {expected_bytes} belong; import it again")
+    return header
+
+
+def _parse_header(text: bytes, data_start: int, path: Path) -> Header:
+    try:
+        table = json.loads(text)
+        metadata = {str(key): str(value) for key, value in table.pop("__metadata__", {}).items()}
+        entries = [
+            Entry(name, item["dtype"], tuple(map(int, item["shape"])), *map(int, item["data_offsets"]))
+            for name, item in table.items()
+        ]
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise WeightsError(path, "has a damaged header; import the expert again") from error
+    entries.sort(key=lambda entry: (entry.begin, entry.end))
+    position = 0
+    for entry in entries:
+        if entry.begin != position or entry.end - entry.begin != math.prod(entry.shape) * ITEM_BYTES.get(
+            entry.dtype, 0
+        ):
+            raise WeightsError(path, f"has a damaged header at tensor {entry.name}; import the expert again")
+        position = entry.end
+    if metadata.get("coserve_format") != FORMAT_VERSION:
+        raise WeightsError(path, "was not written by `coserve import`; import the original model file")
+    if data_start % PAGE_BYTES or not entries:
+        raise WeightsError(path, "was rewritten by another program; import the original model file again")
+    kept = tuple(entry for entry in entries if not entry.name.startswith(PADDING_PREFIX))
+    return Header(data_start, position, kept, metadata)
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def verify_sha256(spec: ExpertSpec) -> None:
+    """Read the whole weights file and compare its sha256 with the catalog's. Raises WeightsError."""
+    try:
+        found = file_sha256(spec.file)
+    except OSError as error:
+        raise WeightsError(spec.file, describe_os_error(error)) from error
+    if found != spec.sha256:
+        raise WeightsError(spec.file, sha256_message(found, spec.sha256))
+
+
+def sha256_message(found: str, expected: str) -> str:
+    """What to say of a file whose bytes are not those of the catalog."""
+    return (
+        f"its contents changed: sha256 is {found[:12]}…, the catalog says {expected[:12]}…; "
+        "restore the file or import the expert again"
+    )
+
+
+def describe_os_error(error: OSError) -> str:
+    """What to say of a weights file that cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such weights file; correct `file` in the catalog or import the expert again"
+    return f"cannot be read ({error.strerror or error}); check the disk and the file's permissions"
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

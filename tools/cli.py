@@ -1,0 +1,36 @@
+"""The one command, `coserve`: what a person under the line types. Torch is imported only by commands that need it.
+
+Exit status: 0 done, 1 it ran and the answer is no, 2 wrong use (or the daemon could not start).
+"""
+
+from typing import Any
+
+import typer
+
+from tools import operate, teach, watch
+from tools.console import fail
+
+HELP = {
+    "run": "Run the daemon in the foreground.\n\nExample: coserve run /etc/coserve/coserve.yaml",
+}
+
+app = typer.Typer(
+    name="coserve",
+    help="Visual inspection with hundreds of experts on one PC.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+operate.register(app)
+watch.register(app)
+teach.register(app)
+
+
+def main() -> Any:
+    """Entry point: a person sees one sentence, not a traceback, when a pipe closes or they press Ctrl-C."""
+    try:
+        return app()
+    except KeyboardInterrupt:
+        fail("stopped by Ctrl-C", status=1)
+    except BrokenPipeError:
+        raise SystemExit(0) from None

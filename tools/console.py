@@ -1,0 +1,47 @@
+"""How commands talk: tables for people, JSON for programs, one sentence for what went wrong."""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+console = Console(highlight=False, soft_wrap=True)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The line's coserve.yaml.", show_default=False)]
+ConfigOption = Annotated[
+    Path, typer.Option("--config", metavar="CONFIG", envvar="COSERVE_CONFIG", help="The line's coserve.yaml.")
+]
+DEFAULT_CONFIG = Path("coserve.yaml")
+
+
+def fail(message: str, status: int) -> NoReturn:
+    """Say on stderr why it went wrong and leave with `status` (1: the answer is no, 2: wrong use)."""
+    sys.stdout.flush()
+    errors.print(f"coserve: {message}", markup=False, style="red" if errors.is_terminal else None)
+    raise SystemExit(status)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout, non-ASCII as it is."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table for a person; None prints as a dash."""
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*("–" if cell is None else str(cell) for cell in row))
+    console.print(table)
+
+
+def quiet_start(process_env: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment of a child process that is one of our own commands."""
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **(process_env or {})}

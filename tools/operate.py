@@ -1,0 +1,249 @@
+"""Commands that start the daemon, check its files, and talk to it over its control socket."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, ConfigPath, console, fail, print_json, print_table
+
+rules_app = typer.Typer(no_args_is_help=True, help="Work with routing rules.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands to `app`."""
+    app.add_typer(rules_app, name="rules")
+    for command in (run, check, status, experts, queues, reload, drain, pin, unpin, unload, limits):
+        app.command()(command)
+
+
+def run(config: ConfigPath) -> None:
+    """Run the daemon in the foreground; prints one line when it is ready, and stops on SIGTERM or Ctrl-C.
+
+    Example: coserve run /etc/coserve/coserve.yaml
+    """
+    _must_exist(config)
+    from daemon.app import serve
+
+    raise SystemExit(serve(config))
+
+
+def check(config: ConfigPath, as_json: AsJson = False) -> None:
+    """Check configuration, rules, catalog and weights: every mistake with its file, line and column.
+
+    Example: coserve check demo/coserve.yaml
+    """
+    _must_exist(config)
+    from daemon.line import check_line
+
+    problems, facts = check_line(config)
+    if as_json:
+        print_json({"ok": not problems, "problems": [str(p) for p in problems], **facts})
+    else:
+        for problem in problems:
+            console.print(str(problem), markup=False)
+        if not problems:
+            console.print(
+                f"{config}: all well: {facts['boards']} board types, {facts['experts']} experts,"
+                f" {facts['weights_bytes'] / 1e6:,.0f} MB of weights, rules {facts['rules_version']}"
+            )
+    raise SystemExit(1 if problems else 0)
+
+
+@rules_app.command("check")
+def rules_check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A rules file.", show_default=False)],
+    catalog: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also check expert names and labels against this catalog.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a rules file: every mistake at once, with line, column, what was expected and the nearest right name.
+
+    Example: coserve rules check routing_rules/examples/mainboard.yaml
+    """
+    _must_exist(file)
+    if catalog is not None:
+        _must_exist(catalog)
+    from daemon.line import check_rules
+
+    problems = check_rules(file, catalog)
+    if as_json:
+        print_json({"ok": not problems, "problems": [str(p) for p in problems]})
+    else:
+        for problem in problems:
+            console.print(str(problem), markup=False)
+        if not problems:
+            console.print(f"{file}: all well")
+    raise SystemExit(1 if problems else 0)
+
+
+def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """What the daemon is doing: state, backlog, rates, and each executor's memory.
+
+    Example: coserve status --config demo/coserve.yaml
+    """
+    answer = _ask(config, "status")
+    if as_json:
+        print_json(answer)
+        return
+    console.print(
+        f"CoServe {answer['version']}, [bold]{answer['state']}[/bold] for {answer['uptime_s']:.0f} s, policy"
+        f" {answer['policy']}, rules {answer['rules_version']}\n"
+        f"accepted {answer['accepted']}, completed {answer['completed']}, backlog {answer['backlog']},"
+        f" {answer['images_per_s']:.1f} images/s, {answer['expert_switches']} expert switches, seq {answer['last_seq']}"
+    )
+    if answer["last_error"]:
+        console.print(f"last error: {answer['last_error']}", markup=False)
+    rows = [
+        (
+            e["name"],
+            e["device"],
+            len(e["resident"]),
+            f"{e['used_bytes'] / 1e6:,.0f} of {e['budget_bytes'] / 1e6:,.0f} MB",
+            e["queued"],
+            f"{e['busy_share']:.0%}",
+        )
+        for e in answer["executors"]
+    ]
+    print_table("Executors", ("executor", "device", "experts resident", "expert memory", "queued", "busy"), rows)
+
+
+def experts(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """Every expert: where it is resident, whether it is pinned, its demand and its usage probability.
+
+    Example: coserve experts --config demo/coserve.yaml
+    """
+    answer = _ask(config, "experts")
+    _list("Experts", answer["experts"], as_json)
+
+
+def queues(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """What waits: the groups of queued requests, most demand first.
+
+    Example: coserve queues --config demo/coserve.yaml --json
+    """
+    answer = _ask(config, "queues")
+    _list("Queues", answer["queues"], as_json)
+
+
+def reload(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """Read rules and catalog again; with a mistake in them the old ones stay in force and the mistake is printed.
+
+    Example: coserve reload --config demo/coserve.yaml
+    """
+    answer = _ask(config, "reload", timeout_s=60.0)
+    _say(answer, as_json, f"rules {answer.get('rules_version')} are in force")
+
+
+def drain(
+    config: ConfigOption = DEFAULT_CONFIG,
+    off: Annotated[bool, typer.Option("--off", help="Take images again.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take no more images (publishers hear busy) and finish the backlog; --off resumes.
+
+    Example: coserve drain --config demo/coserve.yaml
+    """
+    answer = _ask(config, "drain", **({"off": True} if off else {}))
+    _say(answer, as_json, "taking images again" if off else f"draining, backlog {answer.get('backlog')}")
+
+
+Expert = Annotated[str, typer.Argument(help="The expert's id in the catalog.", show_default=False)]
+DeviceName = Annotated[str | None, typer.Option("--device", help="A device such as cpu or cuda:0; without it, the daemon picks.")]
+
+
+def pin(expert: Expert, config: ConfigOption = DEFAULT_CONFIG, device: DeviceName = None, as_json: AsJson = False) -> None:
+    """Load an expert and keep it in memory; refused where it cannot fit.
+
+    Example: coserve pin yolo-solder --device cpu --config demo/coserve.yaml
+    """
+    _say(_ask(config, "pin", expert=expert, device=device), as_json, f"{expert} is pinned")
+
+
+def unpin(expert: Expert, config: ConfigOption = DEFAULT_CONFIG, device: DeviceName = None, as_json: AsJson = False) -> None:
+    """Let a pinned expert be evicted again.
+
+    Example: coserve unpin yolo-solder --config demo/coserve.yaml
+    """
+    _say(_ask(config, "unpin", expert=expert, device=device), as_json, f"{expert} is no longer pinned")
+
+
+def unload(expert: Expert, config: ConfigOption = DEFAULT_CONFIG, device: DeviceName = None, as_json: AsJson = False) -> None:
+    """Take an idle expert out of memory now.
+
+    Example: coserve unload R0402 --config demo/coserve.yaml
+    """
+    _say(_ask(config, "unload", expert=expert, device=device), as_json, f"{expert} is unloaded")
+
+
+def limits(
+    config: ConfigOption = DEFAULT_CONFIG,
+    memory: Annotated[
+        list[str] | None, typer.Option("--memory", metavar="DEVICE=SIZE", help="Expert memory of a device, e.g. cpu=500MB.")
+    ] = None,
+    backlog_images: Annotated[int | None, typer.Option(min=1, help="Images accepted and not finished, in all.")] = None,
+    source_images: Annotated[int | None, typer.Option(min=1, help="The same for one source.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change memory budgets and queue limits while the daemon runs (until it restarts); without options, print them.
+
+    Example: coserve limits --memory cpu=500MB --config demo/coserve.yaml
+    """
+    from daemon.config import parse_bytes
+
+    fields: dict[str, Any] = {"backlog_images": backlog_images, "source_images": source_images}
+    budgets: dict[str, int] = {}
+    for item in memory or []:
+        device, _, size = item.partition("=")
+        try:
+            budgets[device] = parse_bytes(size)
+        except ValueError as error:
+            fail(f"--memory {item}: {error}", status=2)
+    if budgets:
+        fields["memory"] = budgets
+    answer = _ask(config, "limits", **fields)
+    if as_json:
+        print_json(answer)
+    else:
+        _list("Limits", [{"limit": k, "value": v} for k, v in answer["limits"].items()], as_json=False)
+
+
+def _ask(config: Path, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
+    """One question to the daemon of `config`; leaves with status 1 where it answers no, or not at all."""
+    _must_exist(config)
+    from daemon.config import load_config
+    from daemon.control import ControlError, ask
+    from daemon.errors import ConfigError
+
+    try:
+        settings = load_config(config)
+    except ConfigError as error:
+        fail(str(error), status=2)
+    given = {key: value for key, value in fields.items() if value is not None}
+    try:
+        return ask(settings.endpoints.control, kind, timeout_s=timeout_s, **given)
+    except ControlError as error:
+        fail(str(error), status=1)
+
+
+def _must_exist(path: Path) -> None:
+    if not path.is_file():
+        fail(f"no file {path}: name the line's coserve.yaml, or make a small line with `coserve demo`", status=2)
+
+
+def _say(answer: dict[str, Any], as_json: bool, sentence: str) -> None:
+    if as_json:
+        print_json(answer)
+    else:
+        console.print(sentence, markup=False)
+
+
+def _list(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        console.print(f"{title}: none")
+    else:
+        cells = [[", ".join(map(str, v)) if isinstance(v, list) else v for v in row.values()] for row in rows]
+        print_table(title, list(rows[0]), cells)

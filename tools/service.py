@@ -1,0 +1,96 @@
+"""A daemon as a child process, for the demo, the benchmarks and the tests."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tools.console import quiet_start
+
+READY = "coserve ready"
+
+
+class ServiceError(Exception):
+    """The daemon did not start, or ended before its time; the text carries the end of its log."""
+
+
+class Service:
+    """`coserve run CONFIG` as a process of its own: ready on entry, stopped by SIGTERM on exit."""
+
+    def __init__(self, config: Path, log: Path, environ: Mapping[str, str] | None = None, start_timeout_s: float = 60.0) -> None:
+        self.config = config
+        self.log = log
+        self._environ = quiet_start(dict(environ or {}))
+        self._start_timeout_s = start_timeout_s
+        self.process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start and wait until it says that it is ready; ServiceError if it ends or stays silent."""
+        ready = threading.Event()
+        with self.log.open("a", encoding="utf-8") as log:
+            process = subprocess.Popen(  # noqa: S603 - our own command, no shell
+                [sys.executable, "-m", "tools", "run", str(self.config)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self._environ,
+            )
+        self.process = process
+
+        def listen() -> None:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith(READY):
+                    ready.set()
+            process.stdout.close()
+
+        self._listener = threading.Thread(target=listen, name="service-stdout", daemon=True)
+        self._listener.start()
+        waited = 0.0
+        while not ready.wait(0.05) and process.poll() is None and waited < self._start_timeout_s:
+            waited += 0.05
+        if not ready.is_set():
+            self.kill()
+            raise ServiceError(f"the daemon did not start; the end of {self.log}:\n{self.tail()}")
+
+    def stop(self, timeout_s: float = 25.0) -> int:
+        """SIGTERM, then wait; the exit status."""
+        process = self._alive()
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise ServiceError(f"the daemon did not stop within {timeout_s:.0f} s of SIGTERM; see {self.log}") from None
+        self._listener.join(5.0)
+        return status
+
+    def kill(self) -> None:
+        """SIGKILL, as a power cut would end it."""
+        process = self._alive()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait(10.0)
+        self._listener.join(5.0)
+
+    def tail(self, lines: int = 12) -> str:
+        """The last lines of its log."""
+        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+    def _alive(self) -> subprocess.Popen[str]:
+        if self.process is None:
+            raise ServiceError("the daemon was not started")
+        return self.process
