@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -24,7 +24,18 @@ NOT_SETTINGS = frozenset({"COSERVE_CONFIG"})
 #: sun_path of a Unix socket, without its final zero byte.
 MAX_IPC_PATH_BYTES = 107
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -44,6 +55,12 @@ def parse_seconds(value: object) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
+def _no_models_yet(models: dict[str, Any]) -> dict[str, Any]:
+    if models:
+        raise ValueError("this version serves images only: leave `models` out")
+    return models
+
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -54,11 +71,15 @@ class _Section(BaseModel):
 
 
 class Endpoints(_Section):
-    """Where the daemon binds (PROTOCOL.md, Sockets). Without `$RUNTIME_DIRECTORY` the sockets lie in `run/`."""
+    """Where the daemon binds (PROTOCOL.md, Sockets). Without `$RUNTIME_DIRECTORY` the sockets lie in `run/`.
+
+    `http`, on loopback only, serves `/metrics`; without it nothing listens there.
+    """
 
     intake: Annotated[list[str], Field(min_length=1)] = ["ipc://$RUNTIME_DIRECTORY/intake.sock", "tcp://127.0.0.1:5570"]
     results: str = "tcp://127.0.0.1:5571"
     control: str = "ipc://$RUNTIME_DIRECTORY/control.sock"
+    http: Annotated[str, Field(pattern=r"^http://(127\.0\.0\.1|localhost|\[::1\]):\d{1,5}$")] | None = None
 
 
 class Device(_Section):
@@ -111,7 +132,7 @@ class Config(_Section):
     policy: str = "coserve-plus"
     limits: Limits = Limits()
     retention: Retention = Retention()
-    models: Annotated[dict[str, Any], Field(max_length=0)] = {}
+    models: Annotated[dict[str, Any], AfterValidator(_no_models_yet)] = {}
     security: Security = Security()
     record: Path | None = None
 
@@ -124,10 +145,10 @@ class Config(_Section):
 def load_config(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
     """Read, override, validate and resolve `path`; ConfigError names every mistake with its line."""
     document = read_yaml(path)
-    problems = list(document.problems)
     if not isinstance(document.data, dict):
-        raise ConfigError(problems or [Problem(str(path), 1, 1, "expected a mapping with keys such as rules, catalog and devices")])
-    problems += _override(document, environ)
+        expected = Problem(str(path), 1, 1, "expected a mapping with keys such as rules, catalog and devices")
+        raise ConfigError(document.problems or [expected])
+    problems = _override(document, environ)
     config, found = validate(Config, document)
     problems += found
     if config is None or problems:
@@ -183,7 +204,9 @@ def _setting(suffix: str, data: Mapping[str, Any]) -> tuple[str, ...] | None:
     return None
 
 
-def _resolve(config: Config, folder: Path, document: Document, environ: Mapping[str, str]) -> tuple[Config, list[Problem]]:
+def _resolve(
+    config: Config, folder: Path, document: Document, environ: Mapping[str, str]
+) -> tuple[Config, list[Problem]]:
     problems: list[Problem] = []
 
     def at(*path: str) -> tuple[str, int, int]:
@@ -210,9 +233,15 @@ def _resolve(config: Config, folder: Path, document: Document, environ: Mapping[
         if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
             database = url.set(database=str(folder / str(url.database))).render_as_string(hide_password=False)
         elif url.get_backend_name() == "sqlite":
-            problems.append(Problem(*at("database"), "expected a file, for example sqlite:///inspection.db: results in memory are lost"))
+            problems.append(
+                Problem(
+                    *at("database"), "expected a file, for example sqlite:///inspection.db: results in memory are lost"
+                )
+            )
     except ArgumentError:
-        problems.append(Problem(*at("database"), f"expected a SQLAlchemy URL such as sqlite:///inspection.db, not {database!r}"))
+        problems.append(
+            Problem(*at("database"), f"expected a SQLAlchemy URL such as sqlite:///inspection.db, not {database!r}")
+        )
     security = config.security
     if (security.server_key is None) != (security.allowed_clients is None):
         problems.append(Problem(*at("security"), "CURVE needs both server_key and allowed_clients"))
@@ -243,5 +272,7 @@ def _absolute_endpoint(value: str, folder: Path, environ: Mapping[str, str]) -> 
     path = folder / value.removeprefix("ipc://").replace("$RUNTIME_DIRECTORY", runtime)
     size = len(os.fsencode(path))
     if size > MAX_IPC_PATH_BYTES:
-        raise ValueError(f"the socket's path {path} is {size} bytes long, {MAX_IPC_PATH_BYTES} at most: name a shorter one")
+        raise ValueError(
+            f"the socket's path {path} is {size} bytes long, {MAX_IPC_PATH_BYTES} at most: name a shorter one"
+        )
     return f"ipc://{path}"

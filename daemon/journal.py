@@ -11,6 +11,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -81,15 +82,22 @@ class Journal:
         """Bytes of all segments on disk."""
         return sum(self._sizes.copy().values())
 
+    def free_bytes(self) -> int:
+        """Room on the journal's disk."""
+        room = os.statvfs(self._folder)
+        return room.f_bavail * room.f_frsize
+
+    def begin_after(self, segment: int) -> None:
+        """Number new segments above `segment`: where the folder was emptied, old keys must not meet new bytes."""
+        self._active = max(self._active, segment)
+
     def append(self, payloads: Sequence[bytes]) -> list[JournalKey]:
         """Make `payloads` durable with one `fdatasync` and say where each lies; JournalError if none of them is.
 
         After a failure the segment takes no more records: what a failed sync left behind is unknown, and a second
         sync may succeed without having written anything.
         """
-        if self._writing is None or self._end >= self._segment_bytes:
-            self._begin_segment()
-        assert self._writing is not None
+        writing = self._segment_with_room()
         keys: list[JournalKey] = []
         buffers: list[bytes] = []
         end = self._end
@@ -98,8 +106,8 @@ class Journal:
             keys.append(JournalKey(self._active, end + _HEADER.size, len(payload)))
             end += _HEADER.size + len(payload)
         try:
-            _write_all(self._writing, buffers, self._end)
-            os.fdatasync(self._writing)
+            _write_all(writing, buffers, self._end)
+            os.fdatasync(writing)
         except OSError as error:
             failed_at = self._end
             self._retire()
@@ -156,40 +164,42 @@ class Journal:
                 reader = self._readers[number] = _Descriptor(self._path(number))
             return reader
 
-    def _begin_segment(self) -> None:
-        """Open the next segment; its name is durable before the first record in it can be."""
+    def _segment_with_room(self) -> int:
+        """The file to write to. The name of a new one is durable before the first record in it can be."""
         if self._writing is not None:
+            if self._end < self._segment_bytes:
+                return self._writing
             os.close(self._writing)
             self._writing = None
         number = self._active + 1
         path = self._path(number)
+        fd = None
         try:
-            self._writing = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
-            os.fchmod(self._writing, FILE_MODE)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+            os.fchmod(fd, FILE_MODE)
             _sync_folder(self._folder)
         except OSError as error:
-            if self._writing is not None:
-                os.close(self._writing)
-                self._writing = None
+            if fd is not None:
+                os.close(fd)
                 path.unlink(missing_ok=True)
             raise JournalError(number, 0, f"cannot begin a segment: {error.strerror or error}") from error
-        self._active, self._end = number, 0
+        self._writing, self._active, self._end = fd, number, 0
         self._sizes[number] = 0
+        return fd
 
     def _retire(self) -> None:
-        """Leave the failed segment for good; free what the failed group wrote, and the file if nothing else is in it."""
+        """Leave the failed segment for good; free what the failed group wrote, and the file where that was all."""
         fd, self._writing = self._writing, None
         path = self._path(self._active)
-        try:
-            if fd is not None:
+        # Where the disk fails here too the segment stays as it is: every record is checked when it is read.
+        if fd is not None:
+            with suppress(OSError):
                 os.ftruncate(fd, self._end)
-                os.close(fd)
-            if self._end == 0:
+            os.close(fd)
+        if self._end == 0:
+            with suppress(OSError):
                 path.unlink()
                 self._sizes.pop(self._active, None)
-        except OSError:
-            # The disk fails: the segment stays as it is, and every record in it is checked when it is read.
-            return
 
 
 def _header(payload: bytes) -> bytes:

@@ -65,7 +65,6 @@ def load_catalog(path: Path) -> tuple[Catalog | None, list[Problem]]:
     """The catalog of `path`, or None and what is wrong with it."""
     document = read_yaml(path)
     file, problems = validate(CatalogFile, document)
-    problems = [*document.problems, *problems]
     if file is None or problems:
         return None, problems
     catalog, mistakes = resolve(file, path.parent)

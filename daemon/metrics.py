@@ -21,14 +21,27 @@ class Metrics:
         self._answers = Counter("coserve_intake_answers", "Answers to publishers", ["type"], registry=self.registry)
         self._verdicts = Counter("coserve_verdicts", "Images finished", ["verdict", "reason"], registry=self.registry)
         self._switches = Counter(
-            "coserve_expert_switches", "Loads into a pool after start-up", ["device", "tier", "cause"], registry=self.registry
+            "coserve_expert_switches",
+            "Loads into a pool after start-up",
+            ["device", "tier", "cause"],
+            registry=self.registry,
         )
-        self._loaded = Counter("coserve_expert_loaded_bytes", "Bytes loaded into pools", ["device"], registry=self.registry)
+        self._loaded = Counter(
+            "coserve_expert_loaded_bytes", "Bytes loaded into pools", ["device"], registry=self.registry
+        )
         self._infer = Histogram(
-            "coserve_stage_infer_seconds", "Inference time per image", ["device"], buckets=_SECONDS, registry=self.registry
+            "coserve_stage_infer_seconds",
+            "Inference time per image",
+            ["device"],
+            buckets=_SECONDS,
+            registry=self.registry,
         )
         self._queued = Histogram(
-            "coserve_stage_queued_seconds", "Wait of an image before a stage", ["device"], buckets=_SECONDS, registry=self.registry
+            "coserve_stage_queued_seconds",
+            "Wait of an image before a stage",
+            ["device"],
+            buckets=_SECONDS,
+            registry=self.registry,
         )
         self._backlog = Gauge("coserve_backlog_images", "Accepted images without a verdict", registry=self.registry)
 

@@ -129,9 +129,8 @@ def _header_mistakes(entry: CatalogEntry, architecture: Architecture, header: He
     if said.get("input_size") != str(entry.input_size):
         yield "input_size", f"{entry.file} was made for {said.get('input_size')} pixels, not {entry.input_size}"
         return
-    layout = layout_id(
-        architecture, len(entry.classes), entry.input_size, said.get("dtype", ""), said.get("memory_format", "")
-    )
+    form = (said.get("dtype", ""), said.get("memory_format", ""), said.get("head", ""))
+    layout = layout_id(architecture, len(entry.classes), entry.input_size, *form)
     if said.get("layout") != layout:
         yield "file", f"{entry.file} has the layout {said.get('layout')}, not {layout}; import the expert again"
 

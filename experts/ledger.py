@@ -95,15 +95,20 @@ class Ledger:
         entry = self._entries.get(expert)
         return entry is not None and entry.ready and entry.users == 0 and expert not in self._pinned
 
-    def plan_room(self, need_bytes: int, candidates: Iterable[ExpertId]) -> tuple[ExpertId, ...] | None:
-        """Whom to evict, in `candidates`' order, so that `need_bytes` fit; None where that cannot be. Changes nothing."""
+    def plan_room(
+        self, need_bytes: int, candidates: Iterable[ExpertId], *, when_idle: bool = False
+    ) -> tuple[ExpertId, ...] | None:
+        """Whom to evict, in `candidates`' order, so that `need_bytes` fit; None where that cannot be. Changes nothing.
+
+        `when_idle` plans for later: experts that are in use now count too.
+        """
         missing_bytes = need_bytes - self.free_bytes
         if missing_bytes <= 0:
             return ()
         chosen: dict[ExpertId, int] = {}
         freed_bytes = 0
         for expert in candidates:
-            if expert in chosen or not self.is_evictable(expert):
+            if expert in chosen or not (self._could_go(expert) if when_idle else self.is_evictable(expert)):
                 continue
             chosen[expert] = self._entries[expert].weights_bytes
             freed_bytes += chosen[expert]
@@ -184,6 +189,9 @@ class Ledger:
             raise LedgerError(f"pool {self.pool}: the count of loads in flight is wrong")
         if any(entry.users < 0 or (entry.users and not entry.ready) for entry in entries):
             raise LedgerError(f"pool {self.pool}: an expert that is not resident is in use")
+
+    def _could_go(self, expert: ExpertId) -> bool:
+        return self.is_ready(expert) and expert not in self._pinned
 
     def _loading(self, expert: ExpertId) -> _Entry:
         entry = self._entries.get(expert)

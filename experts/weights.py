@@ -173,16 +173,14 @@ def verify_sha256(spec: ExpertSpec) -> None:
         found = file_sha256(spec.file)
     except OSError as error:
         raise WeightsError(spec.file, describe_os_error(error)) from error
+    check_digest(found, spec)
+
+
+def check_digest(found: str, spec: ExpertSpec) -> None:
+    """Raise WeightsError where the bytes of a file are not those of the catalog."""
     if found != spec.sha256:
-        raise WeightsError(spec.file, sha256_message(found, spec.sha256))
-
-
-def sha256_message(found: str, expected: str) -> str:
-    """What to say of a file whose bytes are not those of the catalog."""
-    return (
-        f"its contents changed: sha256 is {found[:12]}…, the catalog says {expected[:12]}…; "
-        "restore the file or import the expert again"
-    )
+        message = f"its contents changed: sha256 is {found[:12]}…, the catalog says {spec.sha256[:12]}…"
+        raise WeightsError(spec.file, f"{message}; restore the file or import the expert again")
 
 
 def describe_os_error(error: OSError) -> str:

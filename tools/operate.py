@@ -150,10 +150,14 @@ def drain(
 
 
 Expert = Annotated[str, typer.Argument(help="The expert's id in the catalog.", show_default=False)]
-DeviceName = Annotated[str | None, typer.Option("--device", help="A device such as cpu or cuda:0; without it, the daemon picks.")]
+DeviceName = Annotated[
+    str | None, typer.Option("--device", help="A device such as cpu or cuda:0; without it, the daemon picks.")
+]
 
 
-def pin(expert: Expert, config: ConfigOption = DEFAULT_CONFIG, device: DeviceName = None, as_json: AsJson = False) -> None:
+def pin(
+    expert: Expert, config: ConfigOption = DEFAULT_CONFIG, device: DeviceName = None, as_json: AsJson = False
+) -> None:
     """Load an expert and keep it in memory; refused where it cannot fit.
 
     Example: coserve pin yolo-solder --device cpu --config demo/coserve.yaml
@@ -161,7 +165,9 @@ def pin(expert: Expert, config: ConfigOption = DEFAULT_CONFIG, device: DeviceNam
     _say(_ask(config, "pin", expert=expert, device=device), as_json, f"{expert} is pinned")
 
 
-def unpin(expert: Expert, config: ConfigOption = DEFAULT_CONFIG, device: DeviceName = None, as_json: AsJson = False) -> None:
+def unpin(
+    expert: Expert, config: ConfigOption = DEFAULT_CONFIG, device: DeviceName = None, as_json: AsJson = False
+) -> None:
     """Let a pinned expert be evicted again.
 
     Example: coserve unpin yolo-solder --config demo/coserve.yaml
@@ -169,7 +175,9 @@ def unpin(expert: Expert, config: ConfigOption = DEFAULT_CONFIG, device: DeviceN
     _say(_ask(config, "unpin", expert=expert, device=device), as_json, f"{expert} is no longer pinned")
 
 
-def unload(expert: Expert, config: ConfigOption = DEFAULT_CONFIG, device: DeviceName = None, as_json: AsJson = False) -> None:
+def unload(
+    expert: Expert, config: ConfigOption = DEFAULT_CONFIG, device: DeviceName = None, as_json: AsJson = False
+) -> None:
     """Take an idle expert out of memory now.
 
     Example: coserve unload R0402 --config demo/coserve.yaml
@@ -180,7 +188,8 @@ def unload(expert: Expert, config: ConfigOption = DEFAULT_CONFIG, device: Device
 def limits(
     config: ConfigOption = DEFAULT_CONFIG,
     memory: Annotated[
-        list[str] | None, typer.Option("--memory", metavar="DEVICE=SIZE", help="Expert memory of a device, e.g. cpu=500MB.")
+        list[str] | None,
+        typer.Option("--memory", metavar="DEVICE=SIZE", help="Expert memory of a device, e.g. cpu=500MB."),
     ] = None,
     backlog_images: Annotated[int | None, typer.Option(min=1, help="Images accepted and not finished, in all.")] = None,
     source_images: Annotated[int | None, typer.Option(min=1, help="The same for one source.")] = None,

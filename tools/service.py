@@ -22,7 +22,9 @@ class ServiceError(Exception):
 class Service:
     """`coserve run CONFIG` as a process of its own: ready on entry, stopped by SIGTERM on exit."""
 
-    def __init__(self, config: Path, log: Path, environ: Mapping[str, str] | None = None, start_timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, config: Path, log: Path, environ: Mapping[str, str] | None = None, start_timeout_s: float = 60.0
+    ) -> None:
         self.config = config
         self.log = log
         self._environ = quiet_start(dict(environ or {}))
@@ -33,7 +35,9 @@ class Service:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def start(self) -> None:

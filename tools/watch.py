@@ -48,10 +48,14 @@ def camera(
     config: ConfigPath,
     folder: Annotated[
         Path | None,
-        typer.Argument(help="Images: FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png (or .jpg, .bmp, .tif)", show_default=False),
+        typer.Argument(
+            help="Images: FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png (or .jpg, .bmp, .tif)", show_default=False
+        ),
     ] = None,
     render: Annotated[int | None, typer.Option(min=1, metavar="N", help="Render N boards of the demo instead.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.01, help="Images per second; without it, as fast as the daemon takes them.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.01, help="Images per second; without it, as fast as the daemon takes them.")
+    ] = None,
     source: Annotated[str, typer.Option(help="The camera's name.")] = "camera",
     seed: Annotated[int, typer.Option(help="Which boards --render draws.")] = 7,
     lot: Annotated[str | None, typer.Option(help="The lot that the boards belong to.")] = None,
@@ -120,4 +124,6 @@ def bench_live(
     """
     from tools.bench.live import bench_policies
 
-    bench_policies(folder, boards=boards, rounds=rounds, policies=policies or ["samba", "coserve-plus"], as_json=as_json)
+    bench_policies(
+        folder, boards=boards, rounds=rounds, policies=policies or ["samba", "coserve-plus"], as_json=as_json
+    )

@@ -11,12 +11,28 @@ Cause = Literal["demand", "prefetch", "startup", "pin"]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Bring `expert` into `pool` after evicting `evict`, in that order."""
+    """Bring `expert` into `pool` after evicting `evict`, in that order. Reported back as done or failed."""
 
     pool: PoolId
     expert: ExpertId
     evict: tuple[ExpertId, ...]
     cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    """Free `experts` of `pool`. The ledger has forgotten them already: carry it out before any later load there."""
+
+    pool: PoolId
+    experts: tuple[ExpertId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """The budget of `pool` from now on; what is resident fits it. Carry it out before any later load there."""
+
+    pool: PoolId
+    budget_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

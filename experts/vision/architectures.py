@@ -14,6 +14,9 @@ HEAD_ROWS_MULTIPLE = 16
 #: A YOLO input must be a multiple of its coarsest stride.
 YOLO_STRIDE_PIXELS = 32
 
+#: YOLO26 has two heads with the same shapes; ultralytics chooses per model. Only the end-to-end one picks its own boxes.
+PLAIN_HEAD, END_TO_END_HEAD = "plain", "end_to_end"
+
 DType = Literal["float32", "float16", "bfloat16"]
 MemoryFormat = Literal["channels_last", "contiguous"]
 Triple = tuple[float, float, float]
@@ -62,8 +65,13 @@ def head_rows(architecture: Architecture, class_count: int) -> int:
 
 
 def layout_id(
-    architecture: Architecture, class_count: int, input_size: int, dtype: str, memory_format: str
+    architecture: Architecture,
+    class_count: int,
+    input_size: int,
+    dtype: str,
+    memory_format: str,
+    head: str = PLAIN_HEAD,
 ) -> LayoutId:
     """Experts with the same one fit the same slot."""
     rows = head_rows(architecture, class_count)
-    return LayoutId(f"{architecture.name}-{rows}-{input_size}-{dtype}-{memory_format}")
+    return LayoutId(f"{architecture.name}-{rows}-{input_size}-{dtype}-{memory_format}-{head}")

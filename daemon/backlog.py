@@ -1,0 +1,143 @@
+"""How many accepted images wait for their verdict, in count and bytes, of each source and of all; and the limits.
+
+Images enter when intake takes them, and leave when their outcome is durable. Any thread may call.
+"""
+
+import threading
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogLimits:
+    """The most that may wait: in all, and of one source."""
+
+    images: int
+    bytes: int
+    source_images: int
+    source_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """Why an image has to wait outside, and when to try again."""
+
+    reason: str
+    retry_after_ms: int
+
+
+@dataclass(slots=True)
+class _Load:
+    images: int = 0
+    bytes: int = 0
+
+    def add(self, size_bytes: int) -> None:
+        self.images += 1
+        self.bytes += size_bytes
+
+    def take(self, size_bytes: int) -> None:
+        self.images -= 1
+        self.bytes -= size_bytes
+
+
+class Backlog:
+    """Counters with limits. An empty backlog takes any one image, so that none waits forever.
+
+    The last eighth of the whole is kept for sources that hold less than their even share of it: publishers that
+    flood the line cannot shut out one that sends now and then.
+    """
+
+    _MIN_RETRY_MS = 20
+    _MAX_RETRY_MS = 2000
+
+    def __init__(self, limits: BacklogLimits) -> None:
+        self._lock = threading.Lock()
+        self._limits = limits
+        self._all = _Load()
+        self._sources: dict[str, _Load] = {}
+        self._released_at_s = time.monotonic()
+        self._release_interval_s = 0.05
+
+    @property
+    def limits(self) -> BacklogLimits:
+        return self._limits
+
+    def change_limits(self, limits: BacklogLimits) -> None:
+        """Put other limits in force; what is already in stays."""
+        with self._lock:
+            self._limits = limits
+
+    @property
+    def images(self) -> int:
+        return self._all.images
+
+    @property
+    def bytes(self) -> int:
+        return self._all.bytes
+
+    def enter(self, source: str, size_bytes: int) -> Full | None:
+        """Count an image in, or say why it has to wait."""
+        with self._lock:
+            mine = self._sources.get(source, _Load())
+            full = self._full(source, mine, size_bytes)
+            if full is None:
+                self._sources.setdefault(source, mine).add(size_bytes)
+                self._all.add(size_bytes)
+            return full
+
+    def restore(self, source: str, size_bytes: int) -> None:
+        """Count in an image that was accepted before a restart, whatever the limits are now."""
+        with self._lock:
+            self._sources.setdefault(source, _Load()).add(size_bytes)
+            self._all.add(size_bytes)
+
+    def leave(self, source: str, size_bytes: int) -> None:
+        """Count out an image whose outcome is durable, or that could not be made durable."""
+        now_s = time.monotonic()
+        with self._lock:
+            mine = self._sources[source]
+            mine.take(size_bytes)
+            if mine.images == 0:
+                del self._sources[source]
+            self._all.take(size_bytes)
+            passed_s = min(now_s - self._released_at_s, 1.0)
+            self._release_interval_s += (passed_s - self._release_interval_s) / 16
+            self._released_at_s = now_s
+
+    def room(self, source: str) -> int:
+        """How many more images this source may bring in now, by count alone."""
+        with self._lock:
+            mine = self._sources.get(source)
+            left_of_mine = self._limits.source_images - (mine.images if mine else 0)
+            return max(0, min(left_of_mine, self._limits.images - self._all.images))
+
+    def check(self) -> None:
+        """Assert that the sources add up to the whole and nothing is negative."""
+        with self._lock:
+            loads = list(self._sources.values())
+            assert self._all.images == sum(load.images for load in loads), "images of sources and of all differ"  # noqa: S101
+            assert self._all.bytes == sum(load.bytes for load in loads), "bytes of sources and of all differ"  # noqa: S101
+            assert all(load.images > 0 and load.bytes >= 0 for load in loads), "a source holds less than nothing"  # noqa: S101
+
+    def _full(self, source: str, mine: _Load, size_bytes: int) -> Full | None:
+        limits = self._limits
+        if self._all.images == 0:
+            return None
+        if mine.images and (mine.images >= limits.source_images or mine.bytes + size_bytes > limits.source_bytes):
+            over = mine.images - limits.source_images
+            return self._wait(f"source {source} has {mine.images} images and {mine.bytes} bytes waiting", over)
+        sources = len(self._sources) + (mine.images == 0)
+        modest = mine.images < limits.images // sources and mine.bytes + size_bytes <= limits.bytes // sources
+        eighths = 8 if modest else 7
+        if (
+            self._all.images >= max(1, limits.images * eighths // 8)
+            or self._all.bytes + size_bytes > limits.bytes * eighths // 8
+        ):
+            over = self._all.images - limits.images * eighths // 8
+            return self._wait(f"{self._all.images} images and {self._all.bytes} bytes wait for their verdict", over)
+        return None
+
+    def _wait(self, reason: str, over_images: int) -> Full:
+        """Retry once about as many verdicts as are too many, and an eighth of a publisher's burst, have come."""
+        wait_ms = self._release_interval_s * 1000 * (max(0, over_images) + 8)
+        return Full(reason, int(min(self._MAX_RETRY_MS, max(self._MIN_RETRY_MS, wait_ms))))

@@ -1,0 +1,163 @@
+"""The control socket (PROTOCOL.md, Control): a server thread over a mapping of handlers, and the client's `ask`."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import structlog
+import zmq
+
+from daemon.errors import StartError
+from daemon.frames import MAGIC, MAX_HEADER_BYTES, MessageError, encode, read_header, split_envelope
+from daemon.mailbox import Mailbox
+from daemon.sockets import bind, remove_files
+
+Handler = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+_LINGER_MS = 500
+_REQUESTS_PER_PEER = 64
+
+
+class ControlError(Exception):
+    """A request that was not carried out: `code` for programs, `reason` for the person who asked."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+class ControlServer:
+    """Answers requests one after the other. A handler takes the request's fields and returns those of its answer.
+
+    It refuses by raising ControlError; whatever else it raises is logged and answered as `internal`.
+    """
+
+    def __init__(self, context: "zmq.Context[Any]", endpoint: str, handlers: Mapping[str, Handler]) -> None:
+        self._context = context
+        self._endpoint = endpoint
+        self._handlers = dict(handlers)
+        self._mailbox: Mailbox[None] = Mailbox()
+        self._bound: Future[str] = Future()
+        self._stopping = False
+        self._log = structlog.get_logger("control")
+        self._thread = threading.Thread(target=self._run, name="control")
+
+    def start(self) -> str:
+        """Bind and begin to answer; StartError where that fails."""
+        if not self._endpoint.startswith("ipc://"):
+            self._mailbox.close()
+            raise StartError(
+                f"endpoints.control: {self._endpoint} is not ipc: control is never reached over the network"
+            )
+        self._thread.start()
+        try:
+            return self._bound.result()
+        except BaseException:
+            self._thread.join()
+            raise
+
+    def stop(self) -> None:
+        """Finish the request in hand, and close."""
+        self._stopping = True
+        self._mailbox.wake()
+        self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        router = self._context.socket(zmq.ROUTER)
+        try:
+            router.maxmsgsize = 4 * MAX_HEADER_BYTES
+            router.rcvhwm = _REQUESTS_PER_PEER
+            self._bound.set_result(bind(router, [self._endpoint])[0])
+        except BaseException as error:  # noqa: BLE001 - the caller of start() gets it
+            router.close(linger=0)
+            self._mailbox.close()
+            self._bound.set_exception(error)
+            return
+        try:
+            self._serve(router)
+        finally:
+            self._mailbox.close()
+            remove_files([self._endpoint])
+            router.close(linger=_LINGER_MS)
+
+    def _serve(self, router: "zmq.Socket[bytes]") -> None:
+        poller = zmq.Poller()
+        poller.register(router, zmq.POLLIN)
+        poller.register(self._mailbox.fileno(), zmq.POLLIN)
+        while not self._stopping:
+            poller.poll()
+            try:
+                identity, *frames = router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                continue
+            envelope, body = split_envelope(frames)
+            try:
+                router.send_multipart([identity, *envelope, MAGIC, self._answer(body)], zmq.NOBLOCK)
+            except zmq.ZMQError as error:  # the asker does not read its answers
+                self._log.debug("answer_dropped", error=error.strerror)
+
+    def _answer(self, frames: list[bytes]) -> bytes:
+        try:
+            header = read_header(frames)
+            return encode({"type": "ok", **self._handle(header.fields)})
+        except (ControlError, MessageError) as error:
+            return encode({"type": "error", "code": error.code, "reason": error.reason})
+        except Exception as error:  # noqa: BLE001 - a broken handler is the asker's answer, not the line's end
+            self._log.exception("control_failed")
+            return encode({"type": "error", "code": "internal", "reason": f"{type(error).__name__}: {error}"})
+
+    def _handle(self, fields: dict[str, Any]) -> Mapping[str, Any]:
+        kind = fields.pop("type", None)
+        handler = self._handlers.get(kind) if isinstance(kind, str) else None
+        if handler is None:
+            raise ControlError("bad_field", f"type: expected one of {', '.join(sorted(self._handlers))}")
+        return handler(fields)
+
+
+def ask(endpoint: str, kind: str, /, *, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
+    """Ask the daemon behind `endpoint` and return the fields of its answer.
+
+    ControlError with the daemon's own code where it refuses, with `no_daemon` or `no_answer` where nobody does.
+    """
+    _must_listen(endpoint)
+    context: zmq.Context[Any] = zmq.Context()
+    try:
+        with context.socket(zmq.DEALER) as dealer:
+            dealer.linger = 0
+            dealer.connect(endpoint)
+            dealer.send_multipart([MAGIC, encode({"type": kind, **fields})])
+            if not dealer.poll(int(timeout_s * 1000)):
+                raise ControlError(
+                    "no_answer",
+                    f"no answer from {endpoint} within {timeout_s:g} s: the daemon there is stuck or very busy",
+                )
+            _, header = dealer.recv_multipart()
+            answer: dict[str, Any] = json.loads(header)
+    finally:
+        context.destroy(linger=0)
+    if answer.pop("type", None) != "ok":
+        raise ControlError(str(answer.get("code", "internal")), str(answer.get("reason", "the daemon gave no reason")))
+    return answer
+
+
+def _must_listen(endpoint: str) -> None:
+    """Find out at once, instead of by waiting, that nobody is there or that we may not ask."""
+    path = endpoint.removeprefix("ipc://")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except PermissionError:
+            reason = f"{path} may not be opened: become a member of the group that owns it"
+            raise ControlError("not_allowed", reason) from None
+        except OSError as error:
+            reason = f"no daemon answers at {endpoint} ({error.strerror or error}): start it with `coserve run`"
+            raise ControlError("no_daemon", reason) from None

@@ -1,0 +1,402 @@
+"""The drive thread: the only one that touches the scheduler. Events in, actions carried out, outcomes out.
+
+Everything that happens (images accepted, loads and batches ended, an operator's wish) is an event in one queue.
+After each the scheduler is asked what to do next, its loads go to the loaders and its batches to the executors.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from daemon.chain import Chains, ImageAnswer
+from daemon.control import ControlError
+from daemon.desk import Desk
+from daemon.gauge import BusyGauge
+from daemon.orders import Answered, BatchOrder, BatchReport, Executor, ImageOrder, LoadEnd, Loader, LoadOrder
+from daemon.policy.actions import Load, Resize, Run, Unload, Wait
+from daemon.policy.predict import expert_facts
+from daemon.policy.presets import Tuning
+from daemon.policy.request import ExecutorId, PoolFacts, PoolId, Request
+from daemon.records import Accepted, ExpertSwitch, Outcome, Stage
+from daemon.rulebook import Rulebook
+from daemon.trace import Makeup, RecordingScheduler
+from experts.spec import ExpertId, ExpertSpec
+from routing_rules.routes import Routes
+
+#: Events handled before the scheduler is asked again: many at once are cheap, too many leave executors idle.
+_EVENTS_PER_TURN = 256
+#: The pause after a turn that failed by our own fault, so that it cannot spin.
+_AFTER_DEFECT_S = 0.5
+_ANSWER_WITHIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    kind: str
+    fields: Mapping[str, Any]
+    answer: Future[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reload:
+    catalog: Mapping[ExpertId, ExpertSpec]
+    routes: Routes
+    done: Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+Event = tuple[Accepted, ...] | BatchReport | LoadEnd | _Ask | _Reload | _Stop
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    run: Run
+    order: BatchOrder
+    load_ms: float
+    since_s: float
+
+
+class Drive:
+    """Wired from plain values and callables.
+
+    `rulebook.get(version)` gives the routes of an image's board attempt; `catalog` is read whole at each reload.
+    `pools` and each executor's and loader's own facts name the same devices. `on_outcome` and `on_switch` are called
+    on the drive thread and must not block. `record` is a file for a trace (trace.py). `clock` is monotonic seconds,
+    `wall` seconds since the epoch.
+    """
+
+    def __init__(  # noqa: PLR0913  app.py names each part it wires
+        self,
+        *,
+        rulebook: Rulebook,
+        catalog: Mapping[ExpertId, ExpertSpec],
+        pools: Sequence[PoolFacts],
+        executors: Sequence[Executor],
+        loaders: Sequence[Loader],
+        policy: str,
+        on_outcome: Callable[[Outcome], None],
+        on_switch: Callable[[ExpertSwitch], None],
+        tuning: Tuning | None = None,
+        record: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._catalog = dict(catalog)
+        self._executors = {executor.facts.executor: executor for executor in executors}
+        self._loaders = {loader.pool: loader for loader in loaders}
+        self._on_outcome, self._on_switch = on_outcome, on_switch
+        self._clock, self._wall = clock, wall
+        self._log: Any = structlog.get_logger("drive")
+        self._makeup = Makeup(
+            experts=expert_facts(self._catalog.values(), rulebook.current),
+            pools=tuple(pools),
+            executors=tuple(executor.facts for executor in executors),
+            policy=policy,
+            tuning=tuning or Tuning(),
+        )
+        self._scheduler = RecordingScheduler(self._makeup, record) if record else self._makeup.scheduler()
+        self._chains = Chains(rulebook.get, clock, wall)
+        self._desk = Desk(self._scheduler, lambda: self._catalog)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name="drive", daemon=True)
+        self._running: dict[ExecutorId, _Running] = {}
+        self._busy = {name: BusyGauge(clock()) for name in self._executors}
+        self._fresh_load_ms: dict[tuple[PoolId, ExpertId], float] = {}
+        self._refusals: dict[ExpertId, str] = {}
+        self._last_batch_id = 0
+        self._switches = 0
+        self._completed = 0
+        self._last_error: str | None = None
+        self._stopping = False
+
+    # From any thread
+
+    def start(self) -> None:
+        """Start loaders, executors and the drive. Images are served at once; the pools fill meanwhile."""
+        self.start_hands()
+        self._thread.start()
+
+    def start_hands(self) -> None:
+        """Start loaders and executors only: for whoever calls `turn` instead of having a drive thread."""
+        for loader in self._loaders.values():
+            loader.start(self._events.put)
+        for executor in self._executors.values():
+            executor.start(self._events.put)
+
+    def accept(self, images: Sequence[Accepted]) -> None:
+        self._events.put(tuple(images))
+
+    def ask(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer one of control's requests, on the drive thread. Raises ControlError."""
+        return self._await(self.ask_later(kind, fields))
+
+    def ask_later(self, kind: str, fields: Mapping[str, Any]) -> Future[dict[str, Any]]:
+        answer: Future[dict[str, Any]] = Future()
+        self._events.put(_Ask(kind, fields, answer))
+        return answer
+
+    def reload(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> None:
+        """Other experts and usage from now on; returns when they are in force."""
+        self._await(self.reload_later(catalog, routes))
+
+    def reload_later(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> Future[None]:
+        done: Future[None] = Future()
+        self._events.put(_Reload(dict(catalog), routes, done))
+        return done
+
+    def stop(self, timeout_s: float) -> bool:
+        """Begin nothing new, report what runs, end. What waits stays in the journal. False: it took too long."""
+        deadline_s = time.monotonic() + timeout_s
+        self._events.put(_Stop())
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        stopped = not self._thread.is_alive()
+        for hand in (*self._executors.values(), *self._loaders.values()):
+            stopped &= hand.stop(max(0.0, deadline_s - time.monotonic()))
+        if isinstance(self._scheduler, RecordingScheduler) and not self._thread.is_alive():
+            self._scheduler.close()
+        return stopped
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    # The drive thread
+
+    def turn(self, timeout_s: float | None = 0.0) -> float | None:
+        """Handle the events that are there, waiting `timeout_s` for the first, and decide.
+
+        Returns when, on the drive's clock, to turn again although nothing was reported; None: when something is.
+        """
+        try:
+            self._handle(self._events.get(timeout=timeout_s) if timeout_s != 0.0 else self._events.get_nowait())
+            for _ in range(_EVENTS_PER_TURN):
+                self._handle(self._events.get_nowait())
+        except queue.Empty:
+            pass
+        return None if self._stopping else self._decide()
+
+    def _loop(self) -> None:
+        until_s: float | None = self._clock()
+        while not (self._stopping and not self._running):
+            timeout_s = None if until_s is None else max(0.0, until_s - self._clock())
+            try:
+                until_s = self.turn(timeout_s)
+            except Exception as error:  # noqa: BLE001  a defect of ours must not end the line; what it touched is logged
+                self._log.exception("drive_defect")
+                self._last_error = f"{type(error).__name__}: {error}"
+                until_s = self._clock() + _AFTER_DEFECT_S
+                time.sleep(_AFTER_DEFECT_S)
+        self._refuse_the_rest()
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case BatchReport():
+                self._batch_ended(event)
+            case LoadEnd():
+                self._load_ended(event)
+            case _Ask():
+                self._answer(event)
+            case _Reload():
+                self._replace(event)
+            case _Stop():
+                self._stopping = True
+            case images if not self._stopping:
+                for accepted in images:
+                    self._go_on(self._chains.admit(accepted))
+            case _:
+                pass
+
+    def _decide(self) -> float | None:
+        now = self._clock()
+        for request in self._scheduler.expire(now):
+            self._end(request, "deadline")
+        wakes: list[float | None] = []
+        for pool, loader in self._loaders.items():
+            while not isinstance(change := self._scheduler.next_load(pool, now), Wait):
+                self._change(loader, change)
+            wakes.append(change.until_s)
+        for name, executor in self._executors.items():
+            if name in self._running:
+                continue
+            action = self._scheduler.next_action(name, now)
+            if isinstance(action, Run):
+                self._run(executor, action, now)
+            else:
+                wakes.append(action.until_s)
+        return min((until_s for until_s in wakes if until_s is not None), default=None)
+
+    def _change(self, loader: Loader, change: Load | Unload | Resize) -> None:
+        loader.submit(LoadOrder(change, self._catalog[change.expert]) if isinstance(change, Load) else change)
+
+    def _run(self, executor: Executor, run: Run, now: float) -> None:
+        self._last_batch_id += 1
+        images: list[ImageOrder] = []
+        for request in run.batch:
+            accepted = self._chains.accepted(request.request_id)
+            images.append(ImageOrder(request.request_id, accepted.key, accepted.pixels))
+        order = BatchOrder(self._last_batch_id, self._catalog[run.expert], tuple(images))
+        load_ms = self._fresh_load_ms.pop((executor.facts.pool, run.expert), 0.0)
+        self._running[run.executor] = _Running(run, order, load_ms, now)
+        executor.submit(order)
+
+    def _load_ended(self, end: LoadEnd) -> None:
+        load = end.load
+        if end.error is not None:
+            self._last_error = end.error
+            for request in self._scheduler.load_failed(load, end.error, self._clock()):
+                self._end(request, "expert_failed")
+            return
+        self._scheduler.load_done(load, end.load_ms / 1000.0)
+        self._fresh_load_ms[load.pool, load.expert] = end.load_ms
+        self._switches += load.cause != "startup"
+        self._on_switch(
+            ExpertSwitch(
+                at_wall_s=self._wall(),
+                executor=load.pool,
+                device=load.pool,
+                loaded=load.expert,
+                evicted=load.evict,
+                bytes=end.bytes,
+                load_ms=end.load_ms,
+                tier=end.tier,
+                cause=load.cause,
+            )
+        )
+
+    def _batch_ended(self, report: BatchReport) -> None:
+        running = self._running.pop(report.executor)
+        self._busy[report.executor].add(report.started_s, report.ended_s)
+        if report.memory_limit is not None:
+            self._scheduler.limit_batch(report.executor, running.run.expert, report.memory_limit)
+        # Before any next step arrives: until then the scheduler counts this batch as about to send some.
+        if any(isinstance(result, Answered) for result in report.results):
+            self._scheduler.batch_done(report.executor, report.ended_s - report.started_s)
+        else:
+            self._scheduler.batch_failed(report.executor)
+        for request, result in zip(running.run.batch, report.results, strict=True):
+            if isinstance(result, Answered):
+                stage = self._stage(request, result, running, report)
+                found = ImageAnswer(request.request_id, result.answer, result.image_size, stage)
+                self._go_on(self._chains.answered(found, self._clock()))
+            else:
+                if result.fault == "expert_failed":
+                    self._last_error = f"expert {running.run.expert}: {result.detail}"
+                self._end(request, result.fault)
+
+    def _stage(self, request: Request, result: Answered, running: _Running, report: BatchReport) -> Stage:
+        return Stage(
+            expert=running.run.expert,
+            expert_version=running.order.spec.version,
+            label=result.answer.label,
+            confidence=result.answer.confidence,
+            detections=result.answer.detections,
+            device=self._executors[report.executor].facts.pool,
+            executor=report.executor,
+            batch_id=report.batch_id,
+            batch_size=len(report.results),
+            queued_ms=max(0.0, report.started_s - request.arrived_s) * 1000.0,
+            load_ms=running.load_ms,
+            infer_ms=report.infer_ms,
+        )
+
+    def _go_on(self, step: Request | Outcome) -> None:
+        """Queue a chain's next request, or let the image end."""
+        if isinstance(step, Outcome):
+            self._finish(step)
+            return
+        if self._stopping:
+            return  # it stays in the journal, and starts its chain again with the next start
+        refused = self._scheduler.arrive(step, self._clock())
+        if refused is not None:
+            if self._refusals.get(step.expert) != refused:
+                self._refusals[step.expert] = self._last_error = refused
+                self._log.error("expert_unusable", expert=step.expert, reason=refused)
+            self._end(step, "expert_failed" if step.expert in self._catalog else "rules_changed")
+
+    def _end(self, request: Request, reason: str) -> None:
+        self._finish(self._chains.ended(request.request_id, reason))
+
+    def _finish(self, outcome: Outcome) -> None:
+        self._completed += 1
+        self._on_outcome(outcome)
+
+    def _replace(self, reload: _Reload) -> None:
+        changed = [expert for expert, spec in reload.catalog.items() if self._catalog.get(expert, spec) != spec]
+        facts = expert_facts(reload.catalog.values(), reload.routes)
+        self._catalog = dict(reload.catalog)
+        self._refusals.clear()
+        for request in self._scheduler.replace_facts(facts, changed):
+            self._end(request, "expert_failed" if request.expert in self._catalog else "rules_changed")
+        reload.done.set_result(None)
+
+    def _answer(self, ask: _Ask) -> None:
+        try:
+            answer = self._status() if ask.kind == "status" else self._desk.answer(ask.kind, ask.fields)
+        except Exception as error:  # noqa: BLE001  whoever asked gets it
+            ask.answer.set_exception(error)
+        else:
+            ask.answer.set_result(answer)
+
+    def _status(self) -> dict[str, Any]:
+        """This thread's part of control's `status`; `under_way` counts images between acceptance and verdict."""
+        now = self._scheduler.snapshot()
+        pools = {pool.pool: pool for pool in now.pools}
+        executors: list[dict[str, Any]] = []
+        for name, executor in self._executors.items():
+            pool, running = pools.get(executor.facts.pool), self._running.get(name)
+            resident = () if pool is None else pool.resident
+            executors.append(
+                {
+                    "name": name,
+                    "device": executor.facts.pool,
+                    "resident": list(resident),
+                    "used_bytes": 0 if pool is None else pool.used_bytes,
+                    "budget_bytes": 0 if pool is None else pool.budget_bytes,
+                    "queued": sum(now.queued.get(expert, 0) for expert in resident),
+                    "busy_share": round(
+                        self._busy[name].share(self._clock(), None if running is None else running.since_s), 4
+                    ),
+                }
+            )
+        return {
+            "policy": self._makeup.policy,
+            "executors": executors,
+            "expert_switches": self._switches,
+            "completed": self._completed,
+            "under_way": len(self._chains),
+            "failed": dict(now.failed),
+            "last_error": self._last_error,
+        }
+
+    def _refuse_the_rest(self) -> None:
+        """Whoever still waits for an answer hears that the line has stopped."""
+        while True:
+            try:
+                event = self._events.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(event, _Ask):
+                event.answer.set_exception(ControlError("stopping", "the line is stopping"))
+            elif isinstance(event, _Reload):
+                event.done.set_exception(ControlError("stopping", "the line is stopping"))
+
+    def _await(self, answer: Future[Any]) -> Any:
+        if self._thread.ident is not None and not self._thread.is_alive():
+            self._refuse_the_rest()
+        try:
+            return answer.result(_ANSWER_WITHIN_S)
+        except FutureTimeoutError:
+            raise ControlError("internal", f"the scheduler gave no answer within {_ANSWER_WITHIN_S:g} s") from None

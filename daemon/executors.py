@@ -1,0 +1,168 @@
+"""Executor threads: journal key in, answer out. A fault costs the image or the batch, never the thread."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import torch
+
+from daemon.orders import Answered, BatchOrder, BatchReport, ImageOrder, Unanswered
+from daemon.policy.request import ExecutorFacts
+from daemon.records import JournalKey
+from daemon.worker import Worker
+from experts.errors import ImageError
+from experts.slot import Slot
+from experts.spec import Answer, ExpertId
+from experts.vision.infer import infer
+from experts.vision.preprocess import Prepared, prepare
+
+
+@dataclass(slots=True)
+class _Inference:
+    """What a batch gave so far; `memory_limit` is the largest batch that fitted after one ran out of memory."""
+
+    answers: dict[int, Answer | Unanswered]
+    memory_limit: int | None = None
+
+
+class ExecutorThread:
+    """One executor of one device's pool.
+
+    `slot(expert)` gives the resident expert's slot (SlotPool.slot), `read(key)` an image's bytes (Journal.read).
+    `threads` is the number of intra-op threads of this executor. `run` is the forward pass, `infer` but for tests.
+    """
+
+    def __init__(
+        self,
+        facts: ExecutorFacts,
+        slot: Callable[[ExpertId], Slot],
+        read: Callable[[JournalKey], bytes],
+        threads: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        run: Callable[[Slot, Sequence[Prepared]], Sequence[Answer]] = infer,
+    ) -> None:
+        self.facts = facts
+        self._slot = slot
+        self._read = read
+        self._threads = threads
+        self._clock = clock
+        self._run = run
+        self._report: Callable[[BatchReport], None] = _unheard
+        self._worker: Worker[BatchOrder] = Worker(f"executor {facts.executor}", self._carry_out, self._enter)
+        self._log: Any = structlog.get_logger("executor").bind(executor=facts.executor)
+
+    def start(self, report: Callable[[BatchReport], None]) -> None:
+        self._report = report
+        self._worker.start()
+
+    def submit(self, order: BatchOrder) -> None:
+        self._worker.submit(order)
+
+    def stop(self, timeout_s: float) -> bool:
+        return self._worker.stop(timeout_s)
+
+    def _enter(self) -> None:
+        torch.set_num_threads(self._threads)
+        # Asking makes it this thread's own: until then the next thread's setting would overwrite it (measured).
+        torch.get_num_threads()
+
+    def _carry_out(self, order: BatchOrder) -> None:
+        started_s = self._clock()
+        try:
+            report = self._answer(order, started_s)
+        except Exception as error:  # noqa: BLE001  whatever went wrong, the drive must hear that this batch is over
+            self._log.exception("batch_failed", expert=order.spec.expert, images=len(order.images))
+            lost = tuple(Unanswered("expert_failed", _text(error)) for _ in order.images)
+            report = BatchReport(self.facts.executor, order.batch_id, lost, started_s, self._clock(), 0.0)
+        self._report(report)
+
+    def _answer(self, order: BatchOrder, started_s: float) -> BatchReport:
+        prepared, faults = self._prepare(order)
+        slot = self._slot(order.spec.expert)
+        inference = _Inference({})
+        begin_s = self._clock()
+        self._infer(slot, prepared, tuple(prepared), inference)
+        ended_s = self._clock()
+        results: list[Answered | Unanswered] = []
+        for number in range(len(order.images)):
+            if number in faults:
+                results.append(faults[number])
+                continue
+            answer, placement = inference.answers[number], prepared[number].placement
+            if isinstance(answer, Answer):
+                results.append(Answered(answer, (placement.width, placement.height)))
+            else:
+                results.append(answer)
+        infer_ms = (ended_s - begin_s) * 1000.0
+        return BatchReport(
+            self.facts.executor, order.batch_id, tuple(results), started_s, ended_s, infer_ms, inference.memory_limit
+        )
+
+    def _prepare(self, order: BatchOrder) -> tuple[dict[int, Prepared], dict[int, Unanswered]]:
+        """Images by their place in the batch: ready for the network, or why not."""
+        prepared: dict[int, Prepared] = {}
+        faults: dict[int, Unanswered] = {}
+        for number, image in enumerate(order.images):
+            try:
+                prepared[number] = self._prepare_one(image, order)
+            except ImageError as error:
+                faults[number] = Unanswered("bad_image", error.reason)
+            except Exception as error:  # noqa: BLE001  a damaged journal record or a hostile image costs one image
+                self._log.exception("image_failed", segment=image.key.segment, offset=image.key.offset)
+                faults[number] = Unanswered("bad_image", _text(error))
+        return prepared, faults
+
+    def _prepare_one(self, image: ImageOrder, order: BatchOrder) -> Prepared:
+        payload = self._read(image.key)
+        return prepare(payload, image.pixels.encoding, image.pixels.shape, order.spec)
+
+    def _infer(self, slot: Slot, prepared: dict[int, Prepared], chosen: tuple[int, ...], into: _Inference) -> None:
+        """Answer the images `chosen`. Out of memory: in halves. Another error: one by one, so that one is to blame."""
+        if not chosen:
+            return
+        try:
+            answers = self._run(slot, [prepared[number] for number in chosen])
+        except Exception as error:  # noqa: BLE001  an error of the network costs its image
+            if len(chosen) == 1:
+                self._log.warning("inference_failed", expert=slot.spec.expert, error=_text(error))
+                into.answers[chosen[0]] = Unanswered("expert_failed", _text(error))
+                return
+            middle = len(chosen) // 2
+            if ran_out_of_memory(error):
+                into.memory_limit = min(middle, into.memory_limit or middle)
+                parts = [chosen[:middle], chosen[middle:]]
+            else:
+                parts = [(number,) for number in chosen]
+        else:
+            for number, answer in zip(chosen, answers, strict=True):
+                into.answers[number] = answer if _is_sound(answer) else Unanswered("expert_failed", _NOT_NUMBERS)
+            return
+        # Outside the handler: the error holds the failed batch's tensors for as long as it is being handled.
+        for part in parts:
+            self._infer(slot, prepared, part, into)
+
+
+def _unheard(_report: BatchReport) -> None:
+    """Nothing runs before `start`, which brings the one who listens."""
+
+
+_NOT_NUMBERS = "the network's outputs are not finite numbers: import the expert again"
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether a smaller batch may succeed; torch has one error for GPUs and only a text for the CPU."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def _is_sound(answer: Answer) -> bool:
+    numbers = [detection.confidence for detection in answer.detections]
+    numbers += [edge for detection in answer.detections for edge in detection.box]
+    numbers += [] if answer.confidence is None else [answer.confidence]
+    return all(math.isfinite(number) for number in numbers)
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]

@@ -1,0 +1,330 @@
+"""The wire, version 1 (PROTOCOL.md): frames and header in, checked messages and rendered answers out.
+
+Every check here is of the message alone. What needs the rules, the database or the image's bytes is the intake's.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+from daemon.frames import KEY, MAX_HEADER_BYTES, MAX_INTEGER, Header, MessageError, encode, read_header
+from daemon.records import BoardRef, Pixels
+
+VERSION = 1
+DAY_MS = 86_400_000
+
+_NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
+_TEXT = re.compile(r"[^\ud800-\udfff]*")
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+_KEY_EXPECTED = "a string of 1 to 128 of A-Z a-z 0-9 . _ : / -"
+_NAME_EXPECTED = "a string of 1 to 128 characters without control characters"
+_RFC3339 = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,60}))?"
+    r"(?:([Zz])|([+-])([0-9]{2}):([0-9]{2}))"
+)
+_RFC3339_EXPECTED = "an RFC 3339 time such as 2026-11-21T09:28:11.123Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """One component image to be judged. `captured_at` is UTC text with milliseconds, `sha256` lower-case hex."""
+
+    image_id: str
+    source: str
+    board: BoardRef
+    component: str
+    designator: str
+    captured_at: str | None
+    deadline_ms: int | None
+    sha256: str | None
+    pixels: Pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """One request to a language model."""
+
+    image_id: str
+    source: str
+    model: str
+    prompt: str
+    max_new_tokens: int | None
+    task: str | None
+    slo_ms: int | None
+    board: BoardRef | None
+    stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A publisher asks for its credit and the limits. Its `id` and `source`, if any, are only sent back."""
+
+    image_id: str | None
+    source: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsSince:
+    """A consumer asks for the results with a `seq` greater than `seq`, at most `limit` of them."""
+
+    image_id: str | None
+    source: str | None
+    seq: int
+    limit: int
+
+
+Message = Inspect | Generate | Hello | ResultsSince
+
+
+# --- fields ------------------------------------------------------------------------------------------------------
+
+
+class _FieldError(Exception):
+    def __init__(self, path: str, expected: str, value: object) -> None:
+        super().__init__(
+            f"{path}: is missing" if value is None else f"{path}: expected {expected}, got {_shown(value)}"
+        )
+
+
+def _shown(value: object) -> str:
+    """A value as an error names it: short, and ASCII whatever the publisher sent."""
+    if isinstance(value, str):
+        return json.dumps(value if len(value) <= 40 else value[:40] + "…")
+    if isinstance(value, dict):
+        return "an object"
+    return "a list" if isinstance(value, list) else json.dumps(value)
+
+
+class _Fields:
+    """Typed access to one JSON object. Each method answers the field's value, or None where it is absent."""
+
+    def __init__(self, fields: Mapping[str, Any], path: str = "") -> None:
+        self._fields = fields
+        self._path = path
+
+    def string(self, name: str, pattern: re.Pattern[str], expected: str) -> str | None:
+        value = self._fields.get(name)
+        if value is None or (isinstance(value, str) and pattern.fullmatch(value)):
+            return value
+        raise self._wrong(name, expected, value)
+
+    def needed(self, name: str, pattern: re.Pattern[str], expected: str) -> str:
+        value = self.string(name, pattern, expected)
+        if value is None:
+            raise self._wrong(name, expected, None)
+        return value
+
+    def key(self, name: str) -> str:
+        return self.needed(name, KEY, _KEY_EXPECTED)
+
+    def name(self, name: str) -> str:
+        return self.needed(name, _NAME, _NAME_EXPECTED)
+
+    def name_or_none(self, name: str) -> str | None:
+        return self.string(name, _NAME, _NAME_EXPECTED)
+
+    def integer(self, name: str, least: int, most: int = MAX_INTEGER) -> int | None:
+        value = self._fields.get(name)
+        if value is None or (type(value) is int and least <= value <= most):
+            return value
+        most_text = "" if most == MAX_INTEGER else f" to {most}"
+        raise self._wrong(name, f"an integer from {least}{most_text}", value)
+
+    def one_of(self, name: str, *choices: str) -> str | None:
+        value = self._fields.get(name)
+        if value is None or (isinstance(value, str) and value in choices):
+            return value
+        raise self._wrong(name, " or ".join(choices), value)
+
+    def choice(self, name: str, *choices: str) -> str:
+        value = self.one_of(name, *choices)
+        if value is None:
+            raise self._wrong(name, " or ".join(choices), None)
+        return value
+
+    def flag(self, name: str) -> bool | None:
+        value = self._fields.get(name)
+        if value is None or isinstance(value, bool):
+            return value
+        raise self._wrong(name, "true or false", value)
+
+    def inner(self, name: str) -> "_Fields | None":
+        value = self._fields.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._wrong(name, "an object", value)
+        return _Fields(value, f"{name}.")
+
+    def time(self, name: str) -> str | None:
+        """An RFC 3339 time as UTC text with milliseconds, the form in which the database keeps it."""
+        value = self._fields.get(name)
+        if value is None:
+            return None
+        text = _utc_of_rfc3339(value) if isinstance(value, str) else None
+        if text is None:
+            raise self._wrong(name, _RFC3339_EXPECTED, value)
+        return text
+
+    def shape(self, name: str) -> tuple[int, int, int] | None:
+        """(height, width, channels); a height or width of 0 is for the payload's check to refuse: no pixels."""
+        value = self._fields.get(name)
+        if value is None:
+            return None
+        if isinstance(value, list) and len(value) == 3 and all(type(n) is int and 0 <= n <= MAX_INTEGER for n in value):
+            height, width, channels = value
+            if channels in (1, 3):
+                return height, width, channels
+        raise self._wrong(name, "[height, width, channels] with 1 or 3 channels", value)
+
+    def _wrong(self, name: str, expected: str, value: object) -> _FieldError:
+        return _FieldError(self._path + name, expected, value)
+
+
+def parse(frames: Sequence[bytes]) -> tuple[Message, bytes | None]:
+    """The message in `frames` (without envelope) and its payload; MessageError where it will never be accepted."""
+    header = read_header(frames)
+    try:
+        message = _KINDS[_Fields(header.fields).choice("type", *_KINDS)](header)
+    except _FieldError as error:
+        raise MessageError("bad_field", str(error), header.image_id, header.source) from None
+    return message, frames[2] if len(frames) == 3 else None
+
+
+def _inspect(header: Header) -> Inspect:
+    fields = _Fields(header.fields)
+    image_id = fields.key("id")
+    return Inspect(
+        image_id=image_id,
+        source=fields.key("source"),
+        board=_board(fields),
+        component=fields.name("component"),
+        designator=fields.name_or_none("designator") or image_id,
+        captured_at=fields.time("captured_at"),
+        deadline_ms=fields.integer("deadline_ms", 1, DAY_MS),
+        sha256=_sha256(fields),
+        pixels=_pixels(fields),
+    )
+
+
+def _board(fields: _Fields) -> BoardRef:
+    board = fields.inner("board")
+    if board is None:
+        raise _FieldError("board", "an object", None)
+    return BoardRef(
+        type=board.name("type"),
+        serial=board.name("serial"),
+        lot=board.name_or_none("lot"),
+        station=board.name_or_none("station"),
+        attempt=board.integer("attempt", 1),
+    )
+
+
+def _sha256(fields: _Fields) -> str | None:
+    value = fields.string("sha256", _SHA256, "64 hex digits")
+    return value.lower() if value else None
+
+
+def _pixels(fields: _Fields) -> Pixels:
+    encoding = fields.one_of("encoding", "image", "raw")
+    shape = fields.shape("shape")
+    dtype = fields.one_of("dtype", "uint8")
+    if encoding != "raw":
+        return Pixels()
+    if shape is None:
+        raise _FieldError("shape", "[height, width, channels]", None)
+    if dtype is None:
+        raise _FieldError("dtype", "uint8", None)
+    return Pixels("raw", shape)
+
+
+def _generate(header: Header) -> Generate:
+    fields = _Fields(header.fields)
+    return Generate(
+        image_id=fields.key("id"),
+        source=fields.key("source"),
+        model=fields.name("model"),
+        prompt=fields.needed("prompt", _TEXT, "a string without surrogates"),
+        max_new_tokens=fields.integer("max_new_tokens", 1),
+        task=fields.name_or_none("task"),
+        slo_ms=fields.integer("slo_ms", 1),
+        board=_board(fields) if "board" in header.fields else None,
+        stream=fields.flag("stream") or False,
+    )
+
+
+def _hello(header: Header) -> Hello:
+    return Hello(header.image_id, header.source)
+
+
+def _results_since(header: Header) -> ResultsSince:
+    fields = _Fields(header.fields)
+    seq = fields.integer("seq", 0)
+    if seq is None:
+        raise _FieldError("seq", "an integer from 0", None)
+    limit = fields.integer("limit", 1, 1000)
+    return ResultsSince(header.image_id, header.source, seq, 100 if limit is None else limit)
+
+
+_KINDS = {"inspect": _inspect, "generate": _generate, "hello": _hello, "results_since": _results_since}
+
+
+def _utc_of_rfc3339(text: str) -> str | None:
+    """`text` as UTC with milliseconds (truncated), or None where RFC 3339 or the calendar does not know it."""
+    match = _RFC3339.fullmatch(text)
+    if match is None:
+        return None
+    year, month, day, hour, minute, second = (int(match[n]) for n in range(1, 7))
+    offset_minutes = 0
+    if match[9]:
+        offset_hours, offset_rest = int(match[10]), int(match[11])
+        if offset_hours > 23 or offset_rest > 59:
+            return None
+        offset_minutes = (offset_hours * 60 + offset_rest) * (-1 if match[9] == "-" else 1)
+    leap = second == 60 and (hour * 60 + minute - offset_minutes) % 1440 == 1439
+    try:
+        moment = datetime(
+            year, month, day, hour, minute, 59 if leap else second, tzinfo=timezone(timedelta(minutes=offset_minutes))
+        ).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+    millis = "999" if leap else ((match[7] or "") + "000")[:3]
+    return f"{moment.isoformat()[:19]}.{millis}Z"
+
+
+# --- answers -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer, as the frame that carries it."""
+
+    kind: str
+    header: bytes
+
+
+def answer(kind: str, image_id: str | None, source: str | None, credit: int, **fields: Any) -> Answer:
+    """An answer says whose message it is for, and how many may be outstanding from now on."""
+    return Answer(kind, encode({"type": kind, "id": image_id, "source": source, "credit": credit, **fields}))
+
+
+def results_answer(asked: ResultsSince, page: Mapping[str, Any], credit: int) -> Answer:
+    """The answer to `results_since`: the first items of `page` that fit one header, `more` if any are left.
+
+    An item that alone is longer goes by itself, else its consumer would never get past it.
+    """
+    room = MAX_HEADER_BYTES - 1024  # for what stands around the items
+    items: list[Any] = page["items"]
+    kept = 0
+    for item in items:
+        room -= len(encode(item)) + 1
+        if room < 0 and kept:
+            break
+        kept += 1
+    body = {**page, "items": items[:kept]}
+    if kept < len(items):
+        body |= {"last_seq": items[kept - 1]["seq"], "more": True}
+    return answer("results", asked.image_id, asked.source, credit, **{k: v for k, v in body.items() if k != "type"})

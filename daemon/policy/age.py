@@ -1,0 +1,100 @@
+"""Age as a deadline, not an order (DESIGN.md §7): who is due, and how much of the capacity being due may cost."""
+
+from collections.abc import Callable
+
+from daemon.policy.ranking import Ranking
+from daemon.policy.request import Request, RequestId
+from experts.spec import ExpertId
+
+
+class Deadlines:
+    """Queued requests that have a deadline, by expert.
+
+    `least_s(expert)` is the least time in seconds in which a request of it can still be answered.
+    """
+
+    def __init__(self, least_s: Callable[[ExpertId], float]) -> None:
+        self._least_s = least_s
+        self._requests: dict[ExpertId, Ranking[RequestId]] = {}
+        self._known: dict[RequestId, Request] = {}
+        self._latest_start: Ranking[ExpertId] = Ranking()
+
+    def add(self, request: Request) -> None:
+        if request.deadline_s is None:
+            return
+        self._known[request.request_id] = request
+        group = self._requests.setdefault(request.expert, Ranking())
+        group.put(request.request_id, (request.deadline_s, request.request_id))
+        self.refresh(request.expert)
+
+    def discard(self, request: Request) -> None:
+        if self._known.pop(request.request_id, None) is not None:
+            self._requests[request.expert].discard(request.request_id)
+            self.refresh(request.expert)
+
+    def refresh(self, expert: ExpertId) -> None:
+        """Rank `expert` anew: its requests or the least time they need have changed."""
+        latest_s = self.latest_start_s(expert)
+        if latest_s is None:
+            self._latest_start.discard(expert)
+        else:
+            self._latest_start.put(expert, (latest_s, expert))
+
+    def latest_start_s(self, expert: ExpertId) -> float | None:
+        """When the first of `expert`'s requests can no longer be answered in time; None without deadlines."""
+        head = self._head(expert)
+        return None if head is None or head.deadline_s is None else head.deadline_s - self._least_s(expert)
+
+    def nearest(self, expert: ExpertId, before_s: float, limit: int) -> list[Request]:
+        """Up to `limit` requests of `expert` that must start by `before_s`, the nearest deadline first."""
+        latest_s = self.latest_start_s(expert)
+        if latest_s is None or latest_s > before_s:
+            return []
+        last_deadline_s = before_s + self._least_s(expert)
+        found: list[Request] = []
+        for request_id in self._requests[expert].ordered():
+            request = self._known[request_id]
+            if len(found) == limit or request.deadline_s is None or request.deadline_s > last_deadline_s:
+                break
+            found.append(request)
+        return found
+
+    def due(self, now: float) -> tuple[Request, ...]:
+        """Requests that cannot make their deadline any more, earliest first. They stay until discarded."""
+        found: list[Request] = []
+        while (first := self._latest_start.first()) is not None and first[1][0] <= now:  # type: ignore[operator]
+            expert = first[0]
+            self.refresh(expert)
+            head = self._head(expert)
+            latest_s = self.latest_start_s(expert)
+            if head is None or latest_s is None or latest_s > now:
+                continue
+            found.append(head)
+            self.discard(head)
+        return tuple(found)
+
+    def next_s(self) -> float | None:
+        first = self._latest_start.first()
+        return None if first is None else float(first[1][0])
+
+    def _head(self, expert: ExpertId) -> Request | None:
+        group = self._requests.get(expert)
+        first = None if group is None else group.first()
+        return None if first is None else self._known[first[0]]
+
+
+class Share:
+    """A bounded part of the turns: each ordinary turn earns `share` of an urgent one, which costs 1."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._credit = 1.0
+
+    def can_spend(self) -> bool:
+        return self._credit >= 1.0
+
+    def earn(self) -> None:
+        self._credit = min(1.0, self._credit + self._share)
+
+    def spend(self) -> None:
+        self._credit -= 1.0

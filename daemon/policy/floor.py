@@ -1,0 +1,107 @@
+"""The ground every decision stands on: facts, one ledger per pool, who is leaving, and whose load has failed."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from daemon.policy.request import ExecutorFacts, ExpertFacts, PoolFacts, PoolId
+from experts.ledger import Ledger
+from experts.spec import ArchitectureId, ExpertId
+
+#: A share of a request, so that predicted demand is whole numbers and returns to exactly zero.
+SHARE_UNITS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an expert could not be loaded, and when it is tried again."""
+
+    reason: str
+    retry_s: float
+
+
+class Floor:
+    """Facts and residency. Only the scheduler changes it; the parts of a policy read it."""
+
+    def __init__(
+        self, experts: Iterable[ExpertFacts], pools: Sequence[PoolFacts], executors: Sequence[ExecutorFacts]
+    ) -> None:
+        self.pools = {facts.pool: facts for facts in pools}
+        self.executors = {facts.executor: facts for facts in executors}
+        self.ledgers = {facts.pool: Ledger(facts.pool, facts.budget_bytes) for facts in pools}
+        #: Budgets asked for; a ledger follows as soon as what is in use allows it.
+        self.targets_bytes = {facts.pool: facts.budget_bytes for facts in pools}
+        #: Residents that run no more batches: unloaded when idle, whatever happens (old weights, operator's wish).
+        self.leaving: dict[PoolId, dict[ExpertId, None]] = {facts.pool: {} for facts in pools}
+        #: Residents that start no batch now, because a load that may not wait longer needs their bytes.
+        self.draining: dict[PoolId, dict[ExpertId, None]] = {facts.pool: {} for facts in pools}
+        self.failures: dict[ExpertId, Failure] = {}
+        self.has_gpu = any(facts.processor == "gpu" for facts in pools)
+        self._batch_limits: dict[tuple[PoolId, ArchitectureId], int] = {}
+        self.experts: dict[ExpertId, ExpertFacts] = {}
+        self.then_units: dict[ExpertId, tuple[tuple[ExpertId, int], ...]] = {}
+        self.set_facts(experts)
+
+    def set_facts(self, experts: Iterable[ExpertFacts]) -> None:
+        self.experts = {facts.expert: facts for facts in experts}
+        self.then_units = {
+            facts.expert: tuple(
+                (expert, round(share * SHARE_UNITS)) for expert, share in facts.then if expert in self.experts
+            )
+            for facts in self.experts.values()
+        }
+
+    def homes(self, expert: ExpertId) -> tuple[PoolId, ...]:
+        """Pools where a batch of `expert` may start."""
+        return tuple(pool for pool in self.pools if self.can_run(pool, expert))
+
+    def is_coming(self, expert: ExpertId, processor: str | None = None) -> bool:
+        """Whether `expert` is on its way into a pool (of `processor`, where named)."""
+        return any(
+            ledger.is_loading(expert) and expert not in self.leaving[pool]
+            for pool, ledger in self.ledgers.items()
+            if processor is None or self.pools[pool].processor == processor
+        )
+
+    def can_run(self, pool: PoolId, expert: ExpertId) -> bool:
+        return self.ledgers[pool].is_ready(expert) and expert not in self.leaving[pool]
+
+    def has_failed(self, expert: ExpertId, now: float) -> bool:
+        failure = self.failures.get(expert)
+        return failure is not None and now < failure.retry_s
+
+    def room_bytes(self, pool: PoolId, expert: ExpertId) -> int:
+        """What `expert` could ever have in `pool`: the budget less what is pinned for others."""
+        pinned = self.ledgers[pool].pinned
+        return self.targets_bytes[pool] - sum(self.bytes_of(other) for other in pinned if other != expert)
+
+    def fits(self, pool: PoolId, expert: ExpertId) -> bool:
+        return self.bytes_of(expert) <= self.room_bytes(pool, expert)
+
+    def why_never(self, expert: ExpertId) -> str | None:
+        """Why `expert` can be loaded into no pool, or None where it can."""
+        if any(self.fits(pool, expert) or self.can_run(pool, expert) for pool in self.pools):
+            return None
+        most = max((self.room_bytes(pool, expert) for pool in self.pools), default=0)
+        return (
+            f"expert {expert} needs {self.bytes_of(expert)} bytes and the largest pool has room for {most}: "
+            "raise a device's expert_memory, or unpin experts"
+        )
+
+    def bytes_of(self, expert: ExpertId) -> int:
+        facts = self.experts.get(expert)
+        return 0 if facts is None else facts.weights_bytes
+
+    def usage(self, expert: ExpertId) -> float:
+        facts = self.experts.get(expert)
+        return 0.0 if facts is None else facts.usage
+
+    def max_batch(self, pool: PoolId, expert: ExpertId) -> int:
+        """The profiled bound of `pool`, less where a batch of this architecture ran out of memory there."""
+        bound = self.pools[pool].max_batch
+        facts = self.experts.get(expert)
+        return bound if facts is None else min(bound, self._batch_limits.get((pool, facts.architecture), bound))
+
+    def limit_batch(self, pool: PoolId, expert: ExpertId, limit: int) -> None:
+        facts = self.experts.get(expert)
+        if facts is not None:
+            self._batch_limits[pool, facts.architecture] = max(1, min(limit, self.max_batch(pool, expert)))

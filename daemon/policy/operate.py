@@ -1,0 +1,169 @@
+"""What an operator may ask of the pools: pin, unpin, unload, other budgets. Refused where it would starve an expert."""
+
+from collections.abc import Iterable, Iterator
+
+from daemon.policy.actions import Resize, Unload
+from daemon.policy.discipline import Discipline, Want
+from daemon.policy.floor import Floor
+from daemon.policy.request import PoolId
+from experts.spec import ExpertId
+
+
+class RefusedError(Exception):
+    """An operator's wish that cannot be met: a short code, and a reason that says what to do instead."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        self.code = code
+        self.reason = reason
+        super().__init__(f"{code}: {reason}")
+
+
+class Operator:
+    """Wishes are checked at once and carried out as memory allows, through `next_change` and `wants`."""
+
+    def __init__(self, floor: Floor, discipline: Discipline) -> None:
+        self._floor = floor
+        self._discipline = discipline
+
+    def pins(self) -> dict[ExpertId, tuple[PoolId, ...]]:
+        found: dict[ExpertId, tuple[PoolId, ...]] = {}
+        for pool, ledger in self._floor.ledgers.items():
+            for expert in ledger.pinned:
+                found[expert] = (*found.get(expert, ()), pool)
+        return found
+
+    def pin(self, expert: ExpertId, pool: PoolId | None) -> PoolId:
+        """Keep `expert` in `pool` (where none is named: where it is resident, else where most is free)."""
+        self._known(expert, pool)
+        for chosen in (pool,) if pool is not None else self._by_room(expert):
+            ledger = self._floor.ledgers[chosen]
+            if ledger.is_pinned(expert):
+                return chosen
+            if self._floor.fits(chosen, expert):
+                before = self._starving()
+                ledger.pin(expert)
+                starved = [other for other in self._starving() if other not in before]
+                if not starved:
+                    return chosen
+                ledger.unpin(expert)
+        raise RefusedError("does_not_fit", f"pinning {expert} leaves no pool with room enough for the other experts")
+
+    def unpin(self, expert: ExpertId, pool: PoolId | None) -> None:
+        self._known(expert, pool)
+        pools = [chosen for chosen in self.pins().get(expert, ()) if pool in (None, chosen)]
+        if not pools:
+            raise RefusedError("not_pinned", f"{expert} is not pinned{_where(pool)}")
+        self.forget([expert], pools)
+
+    def unload(self, expert: ExpertId, pool: PoolId | None) -> None:
+        """Free `expert` when its running batch has ended; images that need it load it again."""
+        self._known(expert, pool)
+        pools = [
+            chosen for chosen in self._floor.pools if pool in (None, chosen) and self._floor.can_run(chosen, expert)
+        ]
+        if not pools:
+            raise RefusedError("not_resident", f"{expert} is not resident{_where(pool)}")
+        if any(self._floor.ledgers[chosen].is_pinned(expert) for chosen in pools):
+            raise RefusedError("pinned", f"{expert} is pinned: unpin it first")
+        for chosen in pools:
+            self._floor.leaving[chosen][expert] = None
+        self._discipline.moved(expert)
+
+    def set_budget(self, pool: PoolId, budget_bytes: int) -> None:
+        """Another budget for `pool`; residents go, least wanted first, until the rest fits."""
+        if pool not in self._floor.pools:
+            raise RefusedError("unknown_device", _unknown_device(self._floor, pool))
+        pinned = sum(self._floor.bytes_of(expert) for expert in self._floor.ledgers[pool].pinned)
+        if pinned > budget_bytes:
+            raise RefusedError("does_not_fit", f"{pinned} bytes are pinned on {pool}, more than {budget_bytes}")
+        before, known = self._starving(), self._floor.targets_bytes[pool]
+        self._floor.targets_bytes[pool] = budget_bytes
+        starved = [expert for expert in self._starving() if expert not in before]
+        if starved:
+            self._floor.targets_bytes[pool] = known
+            need_bytes = max(self._floor.bytes_of(expert) for expert in starved)
+            raise RefusedError(
+                "does_not_fit", f"{starved[0]} would fit no pool: {pool} needs {need_bytes} bytes beside its pins"
+            )
+
+    def next_change(self, pool: PoolId) -> Unload | Resize | None:
+        """What must happen in `pool` before any load: leaving experts that are idle, then a new budget."""
+        ledger, leaving = self._floor.ledgers[pool], self._floor.leaving[pool]
+        for expert in tuple(leaving):
+            if not ledger.holds(expert):
+                del leaving[expert]
+        idle = tuple(expert for expert in leaving if ledger.is_ready(expert) and ledger.users(expert) == 0)
+        if idle:
+            return self._unload(pool, idle)
+        target_bytes = self._floor.targets_bytes[pool]
+        if ledger.budget_bytes == target_bytes:
+            return None
+        if ledger.used_bytes <= target_bytes:
+            ledger.set_budget(target_bytes)
+            return Resize(pool, target_bytes)
+        # plan_room counts from the old budget: what must be free there so that the new one holds the rest.
+        need_bytes = ledger.budget_bytes - target_bytes
+        victims = tuple(self._discipline.victims(pool, "anybody"))
+        shed = ledger.plan_room(need_bytes, victims)
+        if shed:
+            return self._unload(pool, shed)
+        self._floor.draining[pool].update(dict.fromkeys(ledger.plan_room(need_bytes, victims, when_idle=True) or ()))
+        return None
+
+    def wants(self, pool: PoolId) -> Iterator[Want]:
+        """Pinned experts that are not resident yet."""
+        for expert in self._floor.ledgers[pool].pinned:
+            if not self._floor.ledgers[pool].holds(expert):
+                yield Want(expert, "pin", "anybody")
+
+    def load_failed(self, pool: PoolId, expert: ExpertId) -> bool:
+        """Whether the load that failed was of weights that nobody wants any more; if not, its pin is given up."""
+        if expert in self._floor.leaving[pool]:
+            del self._floor.leaving[pool][expert]
+            return True
+        self._floor.ledgers[pool].unpin(expert)
+        return False
+
+    def forget(self, experts: Iterable[ExpertId], pools: Iterable[PoolId] | None = None) -> None:
+        chosen = tuple(self._floor.pools if pools is None else pools)
+        for expert in experts:
+            for pool in chosen:
+                self._floor.ledgers[pool].unpin(expert)
+
+    def _unload(self, pool: PoolId, experts: tuple[ExpertId, ...]) -> Unload:
+        ledger = self._floor.ledgers[pool]
+        for expert in experts:
+            # A pinned expert leaves only for its new weights: the pin stays, and loads it again.
+            was_pinned = ledger.is_pinned(expert)
+            ledger.unpin(expert)
+            ledger.evict(expert)
+            if was_pinned:
+                ledger.pin(expert)
+            self._floor.leaving[pool].pop(expert, None)
+        return Unload(pool, experts)
+
+    def _starving(self) -> dict[ExpertId, None]:
+        """Experts that no pool could hold, as budgets and pins are."""
+        return {expert: None for expert in self._floor.experts if not any(self._holdable(expert))}
+
+    def _holdable(self, expert: ExpertId) -> Iterator[bool]:
+        return (self._floor.fits(pool, expert) for pool in self._floor.pools)
+
+    def _by_room(self, expert: ExpertId) -> list[PoolId]:
+        homes = self._floor.homes(expert)
+        rest = [pool for pool in self._floor.pools if pool not in homes]
+        return [*homes, *sorted(rest, key=lambda pool: -self._floor.room_bytes(pool, expert))]
+
+    def _known(self, expert: ExpertId, pool: PoolId | None) -> None:
+        if expert not in self._floor.experts:
+            raise RefusedError("unknown_expert", f"{expert} is not in the catalog")
+        if pool is not None and pool not in self._floor.pools:
+            raise RefusedError("unknown_device", _unknown_device(self._floor, pool))
+
+
+def _unknown_device(floor: Floor, pool: PoolId) -> str:
+    return f"{pool} is not a device of this line: expected one of {', '.join(floor.pools)}"
+
+
+def _where(pool: PoolId | None) -> str:
+    return "" if pool is None else f" on {pool}"

@@ -1,0 +1,45 @@
+"""What is known before an image runs: usage and successors from the rules, least times from what was measured."""
+
+from collections.abc import Iterable
+
+from daemon.policy.request import ExpertFacts
+from experts.spec import ArchitectureId, ExpertId, ExpertSpec
+from routing_rules.routes import Routes
+
+
+def expert_facts(specs: Iterable[ExpertSpec], routes: Routes) -> tuple[ExpertFacts, ...]:
+    """Facts of every catalogued expert, by descending usage probability (CoServe §4.5), then by name."""
+    usage, successors = routes.usage(), routes.successors()
+    facts = [
+        ExpertFacts(
+            expert=spec.expert,
+            architecture=spec.architecture,
+            weights_bytes=spec.weights_bytes,
+            usage=usage.get(spec.expert, 0.0),
+            then=tuple((ExpertId(expert), share) for expert, share in successors.get(spec.expert, ())),
+        )
+        for spec in specs
+    ]
+    return tuple(sorted(facts, key=lambda known: (-known.usage, known.expert)))
+
+
+class Measured:
+    """The least time, per architecture, that a batch and a load have taken so far; 0 until one was measured.
+
+    A lower bound on purpose: a request is given up early only where even the best case would be too late.
+    """
+
+    def __init__(self) -> None:
+        self._infer_s: dict[ArchitectureId, float] = {}
+        self._load_s: dict[ArchitectureId, float] = {}
+
+    def inferred(self, architecture: ArchitectureId, seconds: float) -> None:
+        self._infer_s[architecture] = min(seconds, self._infer_s.get(architecture, seconds))
+
+    def loaded(self, architecture: ArchitectureId, seconds: float) -> None:
+        self._load_s[architecture] = min(seconds, self._load_s.get(architecture, seconds))
+
+    def least_s(self, architecture: ArchitectureId, *, resident: bool) -> float:
+        """Seconds from now to an answer if everything else stood aside."""
+        load_s = 0.0 if resident else self._load_s.get(architecture, 0.0)
+        return self._infer_s.get(architecture, 0.0) + load_s

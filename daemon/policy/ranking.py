@@ -1,0 +1,83 @@
+"""A priority queue whose items change rank or leave at any time: what every indexed decision here is made of."""
+
+import heapq
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+
+#: Smaller comes first. Ranks end in something unique per item, so that ties never depend on the heap's history.
+Rank = tuple[float | str, ...]
+
+
+class Ranking(Generic[K]):
+    """Items by ascending rank. `put` and `discard` cost O(log n) amortised; stale heap entries are skipped lazily."""
+
+    __slots__ = ("_current", "_heap", "_serial")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Rank, int, K]] = []
+        self._current: dict[K, tuple[Rank, int]] = {}
+        self._serial = 0
+
+    def __len__(self) -> int:
+        return len(self._current)
+
+    def __contains__(self, item: K) -> bool:
+        return item in self._current
+
+    def put(self, item: K, rank: Rank) -> None:
+        """Add `item`, or move it to `rank`."""
+        known = self._current.get(item)
+        if known is not None and known[0] == rank:
+            return
+        self._serial += 1
+        self._current[item] = (rank, self._serial)
+        heapq.heappush(self._heap, (rank, self._serial, item))
+        if len(self._heap) > 2 * len(self._current) + 64:
+            self._heap = [(kept, serial, key) for key, (kept, serial) in self._current.items()]
+            heapq.heapify(self._heap)
+
+    def discard(self, item: K) -> None:
+        self._current.pop(item, None)
+
+    def clear(self) -> None:
+        self._heap.clear()
+        self._current.clear()
+
+    def rank(self, item: K) -> Rank | None:
+        known = self._current.get(item)
+        return None if known is None else known[0]
+
+    def first(self) -> tuple[K, Rank] | None:
+        """The item of least rank, with its rank; None where there is none."""
+        while self._heap:
+            rank, serial, item = self._heap[0]
+            if self._is_live(item, serial):
+                return item, rank
+            heapq.heappop(self._heap)
+        return None
+
+    def ordered(self) -> Iterator[K]:
+        """Items by ascending rank; the ranking must not change meanwhile. Walking n items costs O(n log n)."""
+        wanted, yielded = 4, 0
+        while True:
+            head = self._head(wanted)
+            yield from head[yielded:]
+            if len(head) < wanted:
+                return
+            yielded, wanted = len(head), wanted * 4
+
+    def _head(self, count: int) -> list[K]:
+        taken: list[tuple[Rank, int, K]] = []
+        while self._heap and len(taken) < count:
+            entry = heapq.heappop(self._heap)
+            if self._is_live(entry[2], entry[1]):
+                taken.append(entry)
+        for entry in taken:
+            heapq.heappush(self._heap, entry)
+        return [item for _, _, item in taken]
+
+    def _is_live(self, item: K, serial: int) -> bool:
+        known = self._current.get(item)
+        return known is not None and known[1] == serial

@@ -1,0 +1,299 @@
+"""The scheduler as drivers see it: reports in, actions out. Pure: `now` comes in as an argument (STYLE.md, Shape).
+
+A driver asks `next_load` for every pool before `next_action` for every idle executor, after each report: a load
+that may not wait longer marks the experts that must become idle for it, and `next_action` heeds that.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from daemon.policy.actions import Load, Resize, Run, Unload, Wait
+from daemon.policy.age import Deadlines
+from daemon.policy.arrange import FirstComeFirstServed
+from daemon.policy.assign import executors_in_use
+from daemon.policy.demand import DemandTable
+from daemon.policy.discipline import Discipline, Want
+from daemon.policy.floor import Failure, Floor
+from daemon.policy.operate import Operator
+from daemon.policy.predict import Measured
+from daemon.policy.prefetch import initial_fill
+from daemon.policy.presets import Preset, Tuning
+from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request, RequestId
+from daemon.policy.snapshot import PoolSnapshot, Snapshot
+from experts.spec import ExpertId
+
+
+class Scheduler:
+    """Facts, ledgers and one discipline. Every request that arrived leaves once: run, failed or expired."""
+
+    def __init__(
+        self,
+        experts: Iterable[ExpertFacts],
+        pools: Sequence[PoolFacts],
+        executors: Sequence[ExecutorFacts],
+        preset: Preset,
+        tuning: Tuning | None = None,
+    ) -> None:
+        self._preset = preset
+        self._tuning = tuning or Tuning()
+        pools, executors = executors_in_use(pools, executors, preset)
+        self._floor = Floor(experts, pools, executors)
+        self._measured = Measured()
+        self._deadlines = Deadlines(self._least_s)
+        self._discipline = self._new_discipline()
+        self._queued: dict[RequestId, Request] = {}
+        self._running: dict[ExecutorId, Run] = {}
+        fill = initial_fill(self._floor.experts.values(), pools) if preset.initial_fill else {}
+        self._fill = {pool: list(chosen) for pool, chosen in fill.items()}
+        self._operator = Operator(self._floor, self._discipline)
+
+    # Requests
+
+    def arrive(self, request: Request, now: float) -> str | None:
+        """Queue `request`. Where its expert cannot serve it, the reason; it is then not queued."""
+        expert = request.expert
+        failure = self._floor.failures.get(expert)
+        if failure is not None and now < failure.retry_s:
+            return failure.reason
+        reason = f"expert {expert} is not in the catalog" if expert not in self._floor.experts else None
+        reason = reason or self._floor.why_never(expert)
+        if reason is not None:
+            return reason
+        self._floor.failures.pop(expert, None)
+        self._queued[request.request_id] = request
+        self._deadlines.add(request)
+        self._discipline.add(request)
+        return None
+
+    def expire(self, now: float) -> tuple[Request, ...]:
+        """Take out the requests that can no longer meet their deadline, earliest deadline first."""
+        due = self._deadlines.due(now)
+        for request in due:
+            self._discard(request)
+        return due
+
+    # Decisions
+
+    def next_action(self, executor: ExecutorId, now: float) -> Run | Wait:
+        """The next batch of an idle executor; the caller must report its end."""
+        if executor not in self._floor.executors or executor in self._running:
+            return Wait()
+        batch = self._discipline.take(executor, now)
+        if not batch:
+            return Wait(self._next_s(now))
+        expert = batch[0].expert
+        for request in batch:
+            del self._queued[request.request_id]
+            self._deadlines.discard(request)
+        self._floor.ledgers[self._floor.executors[executor].pool].use(expert)
+        self._discipline.moved(expert)
+        run = Run(executor, expert, batch)
+        self._running[executor] = run
+        return run
+
+    def next_load(self, pool: PoolId, now: float) -> Load | Unload | Resize | Wait:
+        """The next change of what is resident in `pool`; the caller must report the end of a `Load`."""
+        ledger = self._floor.ledgers.get(pool)
+        if ledger is None:
+            return Wait()
+        self._floor.draining[pool].clear()
+        change = self._operator.next_change(pool)
+        if change is not None:
+            for expert in change.experts if isinstance(change, Unload) else ():
+                self._moved(expert)
+            return change
+        if (
+            ledger.budget_bytes != self._floor.targets_bytes[pool]
+            or ledger.loading_count >= self._preset.loads_in_flight
+        ):
+            return Wait(self._next_s(now))
+        for want in self._wants(pool, now):
+            load = self._plan(pool, want)
+            if load is not None:
+                self._begin(load, want)
+                return load
+        return Wait(self._next_s(now))
+
+    # Reports
+
+    def load_done(self, load: Load, load_s: float) -> None:
+        self._floor.ledgers[load.pool].finish_load(load.expert)
+        facts = self._floor.experts.get(load.expert)
+        if facts is not None:
+            self._measured.loaded(facts.architecture, load_s)
+        self._moved(load.expert)
+
+    def load_failed(self, load: Load, reason: str, now: float) -> tuple[Request, ...]:
+        """Free the bytes; where no other pool has the expert, take out and return its requests, which fail."""
+        self._floor.ledgers[load.pool].abandon_load(load.expert)
+        was_leaving = self._operator.load_failed(load.pool, load.expert)
+        self._moved(load.expert)
+        if was_leaving or self._floor.homes(load.expert) or self._floor.is_coming(load.expert):
+            return ()
+        self._floor.failures[load.expert] = Failure(reason, now + self._tuning.retry_s)
+        lost = self._discipline.requests_of(load.expert)
+        for request in lost:
+            self._discard(request)
+        return lost
+
+    def batch_done(self, executor: ExecutorId, infer_s: float) -> None:
+        """The batch of `executor` has been answered; its images' next steps arrive after this report."""
+        run = self._end(executor)
+        facts = self._floor.experts.get(run.expert)
+        if facts is not None:
+            self._measured.inferred(facts.architecture, infer_s)
+
+    def batch_failed(self, executor: ExecutorId) -> tuple[Request, ...]:
+        """The batch of `executor` gave no answer at all: its requests, which have left the scheduler."""
+        return self._end(executor).batch
+
+    def limit_batch(self, executor: ExecutorId, expert: ExpertId, limit: int) -> None:
+        """A batch of more than `limit` images of this architecture ran out of memory on `executor`'s device."""
+        self._floor.limit_batch(self._floor.executors[executor].pool, expert, limit)
+        self._discipline.rebuild()
+
+    def replace_facts(self, experts: Iterable[ExpertFacts], changed: Sequence[ExpertId]) -> tuple[Request, ...]:
+        """Other experts from now on: requests of those that are gone, or fit nowhere any more, are returned.
+
+        Residents that are gone, or in `changed` (other weights under the same name), are unloaded when idle;
+        failed loads are tried again.
+        """
+        known = {facts.expert: facts for facts in experts}
+        self._floor.failures.clear()
+        for pool, ledger in self._floor.ledgers.items():
+            for expert in (*ledger.resident, *ledger.loading):
+                if expert not in known or expert in changed:
+                    self._floor.leaving[pool][expert] = None
+        queued = self._discipline.queued()
+        self._floor.set_facts(known.values())
+        gone = [expert for expert in queued if expert not in known or self._floor.why_never(expert) is not None]
+        self._discipline.rebuild()
+        lost = tuple(request for expert in gone for request in self._discipline.requests_of(expert))
+        for request in lost:
+            self._discard(request)
+        self._operator.forget(expert for expert in tuple(self._operator.pins()) if expert not in known)
+        return lost
+
+    # The operator's wishes (each raises RefusedError)
+
+    def pin(self, expert: ExpertId, pool: PoolId | None) -> PoolId:
+        return self._operator.pin(expert, pool)
+
+    def unpin(self, expert: ExpertId, pool: PoolId | None) -> None:
+        self._operator.unpin(expert, pool)
+
+    def unload(self, expert: ExpertId, pool: PoolId | None) -> None:
+        self._operator.unload(expert, pool)
+
+    def set_budget(self, pool: PoolId, budget_bytes: int) -> None:
+        self._operator.set_budget(pool, budget_bytes)
+
+    # Looking in
+
+    @property
+    def pools(self) -> tuple[PoolId, ...]:
+        """The pools that the policy uses."""
+        return tuple(self._floor.pools)
+
+    def is_home(self, pool: PoolId, expert: ExpertId) -> bool:
+        return pool in self._floor.pools and self._floor.can_run(pool, expert)
+
+    def usage(self, expert: ExpertId) -> float:
+        return self._floor.usage(expert)
+
+    def budgets(self) -> dict[PoolId, int]:
+        """Bytes by pool, as they were last asked for."""
+        return dict(self._floor.targets_bytes)
+
+    def snapshot(self) -> Snapshot:
+        pools = tuple(
+            PoolSnapshot(pool, one.resident, one.loading, one.pinned, one.used_bytes, one.budget_bytes)
+            for pool, one in self._floor.ledgers.items()
+        )
+        running = {executor: run.expert for executor, run in self._running.items()}
+        failed = {expert: failure.reason for expert, failure in self._floor.failures.items()}
+        return Snapshot(pools, self._discipline.queued(), running, failed)
+
+    def check(self) -> None:
+        """Raise where a ledger, an index or the account of requests is wrong."""
+        for ledger in self._floor.ledgers.values():
+            ledger.check()
+        self._discipline.check()
+        queued = self._discipline.queued()
+        if sum(queued.values()) != len(self._queued):
+            raise AssertionError(f"{len(self._queued)} requests wait, {sum(queued.values())} lie in groups")
+        for pool, ledger in self._floor.ledgers.items():
+            users = sum(ledger.users(expert) for expert in ledger.resident)
+            runs = sum(self._floor.executors[executor].pool == pool for executor in self._running)
+            if users != runs:
+                raise AssertionError(f"pool {pool}: {runs} batches run, the ledger counts {users}")
+
+    # Parts
+
+    def _new_discipline(self) -> Discipline:
+        if self._preset.binding == "arrival":
+            return FirstComeFirstServed(self._floor, next(iter(self._floor.executors)))
+        return DemandTable(
+            self._floor,
+            self._deadlines,
+            max_wait_s=self._tuning.max_wait_s,
+            margin_s=self._tuning.deadline_margin_s,
+            age_share=self._preset.age_share,
+        )
+
+    def _least_s(self, expert: ExpertId) -> float:
+        facts = self._floor.experts.get(expert)
+        if facts is None:
+            return 0.0
+        resident = bool(self._floor.homes(expert)) or self._floor.is_coming(expert)
+        return self._measured.least_s(facts.architecture, resident=resident)
+
+    def _wants(self, pool: PoolId, now: float) -> Iterable[Want]:
+        yield from self._operator.wants(pool)
+        yield from self._discipline.wants(pool, now)
+        # The fill is the last thing a loader does: whoever has images goes first.
+        if self._floor.ledgers[pool].loading_count == 0:
+            fill = self._fill.get(pool, [])
+            while fill:
+                expert = fill.pop(0)
+                if not self._floor.homes(expert) and not self._floor.is_coming(expert):
+                    yield Want(expert, "startup", "nobody")
+
+    def _plan(self, pool: PoolId, want: Want) -> Load | None:
+        """The load of `want` with its evictions, or None; marks who must become idle for an urgent one."""
+        ledger, expert = self._floor.ledgers[pool], want.expert
+        if ledger.holds(expert) or expert not in self._floor.experts:
+            return None
+        need_bytes = self._floor.bytes_of(expert)
+        evict = ledger.plan_room(need_bytes, self._discipline.victims(pool, want.evict))
+        if evict is not None:
+            return Load(pool, expert, evict, want.cause)
+        if want.evict == "anybody" and not self._floor.draining[pool]:
+            patient = ledger.plan_room(need_bytes, self._discipline.victims(pool, "anybody"), when_idle=True)
+            self._floor.draining[pool].update(dict.fromkeys(patient or ()))
+        return None
+
+    def _begin(self, load: Load, want: Want) -> None:
+        self._floor.draining[load.pool].clear()
+        self._floor.ledgers[load.pool].begin_load(load.expert, self._floor.bytes_of(load.expert), load.evict)
+        self._discipline.granted(want, load.pool)
+        for expert in (*load.evict, load.expert):
+            self._moved(expert)
+
+    def _moved(self, expert: ExpertId) -> None:
+        self._deadlines.refresh(expert)
+        self._discipline.moved(expert)
+
+    def _discard(self, request: Request) -> None:
+        del self._queued[request.request_id]
+        self._deadlines.discard(request)
+        self._discipline.discard(request)
+
+    def _end(self, executor: ExecutorId) -> Run:
+        run = self._running.pop(executor)
+        self._floor.ledgers[self._floor.executors[executor].pool].release(run.expert)
+        self._discipline.ended(run.expert, len(run.batch))
+        return run
+
+    def _next_s(self, now: float) -> float | None:
+        times = [self._deadlines.next_s(), self._discipline.next_turn_s(now)]
+        return min((time_s for time_s in times if time_s is not None), default=None)

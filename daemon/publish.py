@@ -1,0 +1,142 @@
+"""The publish thread: owns the PUB socket, sends results in the order of their `seq`, and a heartbeat every second.
+
+A subscriber that does not keep up loses messages (it sees the gap in `seq` and asks `results_since`); nobody waits
+for it.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import structlog
+import zmq
+
+from daemon.frames import encode
+from daemon.mailbox import Mailbox
+from daemon.records import Published
+from daemon.sockets import ServerKeys, bind, keep_alive
+from daemon.store.times import to_text
+
+HEARTBEAT_TOPIC = b"heartbeat/"
+_HEARTBEAT_S = 1.0
+#: Messages that wait for one subscriber; beyond it that subscriber loses the newest.
+_MESSAGES_PER_SUBSCRIBER = 10_000
+#: A subscriber sends subscriptions only.
+_MAX_SUBSCRIPTION_BYTES = 4096
+_LINGER_MS = 500
+
+
+class ResultsStream:
+    """Publishes what is durable. `pulse` answers the line's `state` and `backlog` for the heartbeat."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[Any]",
+        endpoint: str,
+        last_seq: int,
+        pulse: Callable[[], tuple[str, int]],
+        keys: ServerKeys | None = None,
+    ) -> None:
+        self._context = context
+        self._endpoint = endpoint
+        self._last_seq = last_seq
+        self._pulse = pulse
+        self._keys = keys
+        self._mailbox: Mailbox[Published] = Mailbox()
+        self._bound: Future[str] = Future()
+        self._stopping = False
+        self._started_at_s = time.monotonic()
+        self._log = structlog.get_logger("publish")
+        self._thread = threading.Thread(target=self._run, name="publish")
+
+    def start(self) -> str:
+        """Bind and begin to send. The endpoint as bound, port filled in; StartError where that fails."""
+        self._thread.start()
+        try:
+            return self._bound.result()
+        except BaseException:
+            self._thread.join()
+            raise
+
+    def publish(self, messages: Sequence[Published]) -> None:
+        """Send `messages`, durable and in the order of their `seq`, in the order of the calls. Any thread."""
+        for message in messages:
+            self._mailbox.put(message)
+
+    def stop(self) -> None:
+        """Send what was given so far, and close."""
+        self._stopping = True
+        self._mailbox.wake()
+        self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def last_seq(self) -> int:
+        """The newest `seq` that was sent, or that stood in the database at the start."""
+        return self._last_seq
+
+    def _run(self) -> None:
+        try:
+            pub = self._open()
+        except BaseException as error:  # noqa: BLE001 - the caller of start() gets it
+            self._mailbox.close()
+            self._bound.set_exception(error)
+            return
+        try:
+            self._serve(pub)
+        finally:
+            self._mailbox.close()
+            pub.close(linger=_LINGER_MS)
+
+    def _open(self) -> "zmq.Socket[bytes]":
+        pub = self._context.socket(zmq.PUB)
+        try:
+            pub.sndhwm = _MESSAGES_PER_SUBSCRIBER
+            pub.maxmsgsize = _MAX_SUBSCRIPTION_BYTES
+            keep_alive(pub)
+            self._bound.set_result(bind(pub, [self._endpoint], self._keys)[0])
+        except BaseException:
+            pub.close(linger=0)
+            raise
+        return pub
+
+    def _serve(self, pub: "zmq.Socket[bytes]") -> None:
+        poller = zmq.Poller()
+        poller.register(self._mailbox.fileno(), zmq.POLLIN)
+        beat_at_s = time.monotonic()
+        while not self._stopping:
+            now_s = time.monotonic()
+            if now_s >= beat_at_s:
+                self._beat(pub, now_s)
+                beat_at_s = max(beat_at_s + _HEARTBEAT_S, now_s)
+            poller.poll(max(1, int((beat_at_s - time.monotonic()) * 1000)))
+            self._send_all(pub)
+        self._send_all(pub)
+
+    def _send_all(self, pub: "zmq.Socket[bytes]") -> None:
+        for message in self._mailbox.take_all():
+            try:
+                pub.send_multipart([message.topic.encode("ascii"), encode(message.body)])
+            except ValueError as error:  # a body that is no JSON: its consumer sees the gap, the others go on
+                self._log.error("message_not_published", seq=message.seq, error=str(error))
+            self._last_seq = max(self._last_seq, message.seq)
+
+    def _beat(self, pub: "zmq.Socket[bytes]", now_s: float) -> None:
+        try:
+            state, backlog = self._pulse()
+        except Exception:  # noqa: BLE001 - results go on without a heartbeat
+            self._log.exception("heartbeat_failed")
+            return
+        body = {
+            "seq": self._last_seq,
+            "at": to_text(time.time()),
+            "state": state,
+            "backlog": backlog,
+            "uptime_s": round(now_s - self._started_at_s, 3),
+        }
+        pub.send_multipart([HEARTBEAT_TOPIC, encode(body)])

@@ -1,0 +1,78 @@
+"""The bytes of images that could not be judged, kept for the person who looks for the cause.
+
+Bounded: the oldest go first.
+"""
+
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+import structlog
+
+_MAX_FILES = 1000
+#: A source and an id may be 128 characters each, a file's name 255 bytes.
+_MAX_NAME_CHARS = 80
+
+
+class Quarantine:
+    """One file per image, named by time, source and id; the newest `max_bytes` stay. Any thread may call `keep`.
+
+    Files are not synced: what a power cut takes from here was refused anyway.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._log = structlog.get_logger("quarantine")
+        self._sizes: dict[Path, int] = {}
+        self._last_ns = 0
+        for path in sorted(folder.glob("*")) if folder.is_dir() else ():
+            if path.suffix == ".part":
+                path.unlink(missing_ok=True)
+            else:
+                self._sizes[path] = path.stat().st_size
+
+    def keep(self, source: str, image_id: str, payload: bytes, reason: str) -> Path | None:
+        """Keep `payload`; None where it is larger than all that may stay, or the disk does not take it."""
+        if not payload or len(payload) > self._max_bytes:
+            return None
+        with self._lock:
+            try:
+                path = self._write(source, image_id, payload)
+            except OSError as error:
+                self._log.warning("quarantine_failed", folder=str(self._folder), error=str(error))
+                return None
+            self._drop_oldest()
+        self._log.info("image_quarantined", source=source, id=image_id, file=path.name, reason=reason)
+        return path
+
+    def _write(self, source: str, image_id: str, payload: bytes) -> Path:
+        if not self._folder.is_dir():
+            self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self._last_ns = max(time.time_ns(), self._last_ns + 1)  # names sort by time even if the clock steps back
+        at = datetime.fromtimestamp(self._last_ns // 10**9, UTC)
+        name = f"{at:%Y%m%dT%H%M%S}{self._last_ns % 10**9:09}-{_safe(source)}-{_safe(image_id)}"
+        part = self._folder / f"{name}.part"
+        path = self._folder / f"{name}.bin"
+        try:
+            part.write_bytes(payload)
+            part.rename(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+        self._sizes[path] = len(payload)
+        return path
+
+    def _drop_oldest(self) -> None:
+        total = sum(self._sizes.values())
+        while total > self._max_bytes or len(self._sizes) > _MAX_FILES:
+            oldest = next(iter(self._sizes))
+            total -= self._sizes.pop(oldest)
+            oldest.unlink(missing_ok=True)
+
+
+def _safe(text: str) -> str:
+    return quote(text, safe="")[:_MAX_NAME_CHARS]

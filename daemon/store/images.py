@@ -1,0 +1,86 @@
+"""Images that stay after their verdict: copies of the journal's bytes under `images/`, made durable in groups."""
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from daemon.journal import JournalError
+from daemon.records import JournalKey, Pixels
+from daemon.store.values import Keep, Kept
+
+FOLDER_MODE = 0o750
+FILE_MODE = 0o640
+
+_SIGNATURES = (
+    (b"\xff\xd8\xff", ".jpg"),
+    (b"\x89PNG\r\n\x1a\n", ".png"),
+    (b"BM", ".bmp"),
+    (b"II*\x00", ".tif"),
+    (b"MM\x00*", ".tif"),
+)
+
+
+class ImageFolder:
+    """`folder/DAY/ID.jpg`, thousands of ids a sub-folder. Writing a copy again gives the same file."""
+
+    def __init__(self, folder: Path, read: Callable[[JournalKey], bytes]) -> None:
+        self._folder = folder
+        self._read = read
+        self._log = structlog.get_logger("images")
+
+    def copy(self, images: Sequence[Keep]) -> list[Kept]:
+        """Copy `images` and make the copies durable together; OSError where the disk does not take them.
+
+        An image that the journal cannot give back is reported without a path, so that its row does not wait for ever.
+        """
+        kept: list[Kept] = []
+        for image in images:
+            try:
+                payload = self._read(image.key)
+            except JournalError as error:
+                self._log.error("image_lost", inspection_id=image.inspection_id, error=str(error))
+                kept.append(Kept(image.inspection_id, None))
+                continue
+            kept.append(Kept(image.inspection_id, self._write(image, payload)))
+        if kept:
+            _sync_filesystem(self._folder)
+        return kept
+
+    def _write(self, image: Keep, payload: bytes) -> str:
+        header, suffix = _format(payload, image.pixels)
+        day = self._folder / image.completed_at[:10]
+        part = day / f"{image.inspection_id // 1000:06d}"
+        for folder in (self._folder, day, part):
+            if not folder.is_dir():
+                folder.mkdir(mode=FOLDER_MODE, parents=folder is self._folder)
+                folder.chmod(FOLDER_MODE)
+        path = part / f"{image.inspection_id}{suffix}"
+        with path.open("wb") as file:
+            os.fchmod(file.fileno(), FILE_MODE)
+            file.write(header)
+            file.write(payload)
+        return path.relative_to(self._folder.parent).as_posix()
+
+
+def _format(payload: bytes, pixels: Pixels) -> tuple[bytes, str]:
+    """What stands before the bytes in the file, and the suffix. Raw pixels become PGM or PPM: viewers open them."""
+    if pixels.shape is not None:
+        height, width, channels = pixels.shape
+        kind, suffix = ("P5", ".pgm") if channels == 1 else ("P6", ".ppm")
+        return f"{kind}\n{width} {height}\n255\n".encode("ascii"), suffix
+    return b"", next((suffix for signature, suffix in _SIGNATURES if payload.startswith(signature)), ".bin")
+
+
+def _sync_filesystem(folder: Path) -> None:
+    """syncfs(2): one call makes a whole group of new files and their names durable; it reports write errors."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if libc.syncfs(fd) != 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), str(folder))
+    finally:
+        os.close(fd)

@@ -1,0 +1,15 @@
+"""What Alembic runs: the revisions in `versions/` on the connection that `daemon.store.migrate` hands over."""
+
+from alembic import context
+
+from daemon.store.schema import metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    # One transaction for all: a migration that fails half-way leaves the database as it was. SQLite can do that.
+    transactional_ddl=True,
+    # SQLite alters a table by making it anew.
+    render_as_batch=True,
+)
+context.run_migrations()

@@ -1,0 +1,106 @@
+"""The results database as everybody but the writer uses it: read-only, from any thread."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Table, bindparam, func, select
+
+from daemon.records import Published
+from daemon.store import render
+from daemon.store.database import open_for_reading
+from daemon.store.schema import boards, detections, generations, inspections, stages, stream_position
+from daemon.store.values import Known
+
+_STREAMS = (inspections, boards, generations)
+
+
+class Reader:
+    """Questions to the results database; threads may share one, each question has a connection to itself."""
+
+    def __init__(self, url: str) -> None:
+        """StoreError where there is no database at `url`."""
+        self._engine = open_for_reading(url)
+        table = inspections.c
+        self._find = select(table.inspection_id, table.image_sha256).where(
+            table.source == bindparam("of_source"), table.image_id == bindparam("of_image")
+        )
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def find(self, source: str, image_id: str) -> Known | None:
+        """The image that is accepted under this key, if any."""
+        with self._engine.connect() as connection:
+            found = connection.execute(self._find, {"of_source": source, "of_image": image_id}).one_or_none()
+        return Known(*found) if found is not None else None
+
+    def last_seq(self) -> int:
+        """The last `seq` given out; 0 before the first."""
+        with self._engine.connect() as connection:
+            return connection.execute(select(stream_position.c.last_seq)).scalar() or 0
+
+    def oldest_seq(self) -> int | None:
+        """The first `seq` still kept."""
+        with self._engine.connect() as connection:
+            return _oldest_seq(connection)
+
+    def results_since(self, seq: int, limit: int = 100) -> dict[str, Any]:
+        """What `results_since` answers: `items` after `seq`, at most `limit`, each as published with its `topic`."""
+        with self._engine.connect() as connection:
+            # One more than asked tells whether there are more.
+            found = sorted(
+                (
+                    message
+                    for messages in (_inspections, _boards, _generations)
+                    for message in messages(connection, seq, limit + 1)
+                ),
+                key=lambda message: message.seq,
+            )
+            oldest_seq = _oldest_seq(connection)
+        items = [{"topic": message.topic, **message.body} for message in found[:limit]]
+        return {
+            "items": items,
+            "last_seq": items[-1]["seq"] if items else seq,
+            "more": len(found) > limit,
+            "oldest_seq": oldest_seq,
+        }
+
+
+def _oldest_seq(connection: Connection) -> int | None:
+    first = [connection.execute(select(func.min(table.c.seq))).scalar() for table in _STREAMS]
+    return min((seq for seq in first if seq is not None), default=None)
+
+
+def _after(table: Table, *columns: Any, seq: int, limit: int) -> Any:
+    return select(table, *columns).where(table.c.seq > seq).order_by(table.c.seq).limit(limit)
+
+
+def _inspections(connection: Connection, seq: int, limit: int) -> list[Published]:
+    query = _after(inspections, boards.c.board_type, boards.c.serial, boards.c.attempt, seq=seq, limit=limit)
+    found = connection.execute(query.join(boards, boards.c.board_id == inspections.c.board_id)).mappings().all()
+    ids = [row["inspection_id"] for row in found]
+    answers = _by_inspection(connection, stages, (stages.c.step,), ids)
+    boxes = _by_inspection(connection, detections, (detections.c.detection_id,), ids)
+    return [render.inspection(row, answers[row["inspection_id"]], boxes[row["inspection_id"]]) for row in found]
+
+
+def _by_inspection(
+    connection: Connection, table: Table, order: Sequence[Any], ids: Sequence[int]
+) -> defaultdict[int, list[Any]]:
+    grouped: defaultdict[int, list[Any]] = defaultdict(list)
+    if ids:
+        query = select(table).where(table.c.inspection_id.in_(ids)).order_by(*order)
+        for row in connection.execute(query).mappings():
+            grouped[row["inspection_id"]].append(row)
+    return grouped
+
+
+def _boards(connection: Connection, seq: int, limit: int) -> list[Published]:
+    found = connection.execute(_after(boards, seq=seq, limit=limit)).mappings()
+    return [render.board(row) for row in found]
+
+
+def _generations(connection: Connection, seq: int, limit: int) -> list[Published]:
+    found = connection.execute(_after(generations, seq=seq, limit=limit)).mappings()
+    return [render.generation(row) for row in found]

@@ -1,0 +1,174 @@
+"""The results database as the writer thread uses it: each method that writes is one transaction."""
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Engine, func, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from daemon.records import Accepted, Arrival, ExpertSwitch, ExpertVersion, JournalKey, Outcome
+from daemon.store import rows
+from daemon.store.arrivals import accept
+from daemon.store.boards import Boards
+from daemon.store.database import StoreError, open_for_writing
+from daemon.store.migrate import migrate
+from daemon.store.outcomes import Finishing, keep_task, waiting_for
+from daemon.store.schema import boards, expert_switches, inspections, pending, recipes, rules_versions, stages
+from daemon.store.times import to_wall_s
+from daemon.store.transaction import Transaction, begin, read_numbers
+from daemon.store.values import Clock, Keep, Kept, Known, Memory, Recovery, Written
+from routing_rules.routes import Verdict
+
+if TYPE_CHECKING:
+    from routing_rules.routes import Routes
+
+#: Images that stay after their verdict unless the configuration says otherwise.
+KEEP: tuple[Verdict, ...] = ("fail", "review", "unknown")
+
+
+def open_store(
+    url: str,
+    *,
+    keep: Collection[Verdict] = KEEP,
+    expert_version: Callable[[str, str], ExpertVersion | None] = lambda _expert, _version: None,
+    clock: Clock | None = None,
+    busy_timeout_ms: int = 2000,
+) -> "Store":
+    """Open, and make or migrate where that is due, the database at `url`; StoreError says what to do otherwise.
+
+    `expert_version(expert, version)` describes weights at their first verdict; `keep` are the verdicts whose images
+    stay; another program's lock is waited for `busy_timeout_ms`.
+    """
+    try:
+        engine = open_for_writing(url, busy_timeout_ms)
+    except OSError as error:
+        raise StoreError(f"cannot make the database at {url}: {error}") from error
+    try:
+        migrate(engine)
+        return Store(engine, frozenset(keep), expert_version, clock or Clock())
+    except SQLAlchemyError as error:
+        engine.dispose()
+        raise StoreError(f"cannot use the database at {engine.url.render_as_string()}: {error}") from error
+    except BaseException:
+        engine.dispose()
+        raise
+
+
+class Store:
+    """All that is written to the results database, by one thread. Memory follows a transaction once it is durable."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        keep: frozenset[Verdict],
+        expert_version: Callable[[str, str], ExpertVersion | None],
+        clock: Clock,
+    ) -> None:
+        self._engine = engine
+        self._keep = keep
+        self._expert_version = expert_version
+        self._clock = clock
+        self._boards = Boards()
+        self._memory = Memory()
+        with self._transaction() as tx:
+            in_use = select(pending.c.segment, func.count()).group_by(pending.c.segment)
+            for segment, images in tx.connection.execute(in_use):
+                tx.segments[segment] = images
+            tx.due_added = self._open_limits(tx)
+
+    @property
+    def segments_in_use(self) -> set[int]:
+        """Journal segments that hold bytes without verdict, or bytes that are still to be copied."""
+        return set(self._memory.segments)
+
+    def wait_s(self) -> float | None:
+        """How long until the next open attempt reaches its time limit; None where none has one."""
+        return max(0.0, self._memory.due[0][0] - self._clock.monotonic_s()) if self._memory.due else None
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def known(self, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], Known]:
+        """Those of `arrivals` that are accepted already, by (source, image id)."""
+        table = inspections.c
+        by_source: dict[str, list[str]] = {}
+        for arrival in arrivals:
+            by_source.setdefault(arrival.source, []).append(arrival.image_id)
+        query = select(table.image_id, table.inspection_id, table.image_sha256)
+        with self._engine.connect() as connection:
+            # One query a source: SQLite would answer `(source, image_id) IN (...)` by reading the whole index.
+            return {
+                (source, image_id): Known(inspection_id, sha256)
+                for source, ids in by_source.items()
+                for image_id, inspection_id, sha256 in connection.execute(
+                    query.where(table.source == source, table.image_id.in_(ids))
+                )
+            }
+
+    def recover(self) -> Recovery:
+        """What the last run left undone, oldest first."""
+        with self._engine.connect() as connection:
+            waiting = [
+                rows.accepted(row, row, row["board_type"])
+                for row in map(dict, connection.execute(waiting_for("judge")).mappings())
+            ]
+            still_open = select(boards.c.rules_version).where(boards.c.verdict.is_(None)).distinct()
+            versions = {*connection.execute(still_open).scalars(), *(image.rules_version for image in waiting)}
+            texts = connection.execute(select(rules_versions.c.rules_version, rules_versions.c.text))
+            return Recovery(
+                pending=waiting,
+                rules_texts={version: text for version, text in texts if version in versions},
+                last_seq=read_numbers(connection).last_seq,
+                last_batch_id=connection.execute(select(func.max(stages.c.batch_id))).scalar() or 0,
+            )
+
+    def copies_to_make(self) -> list[Keep]:
+        """Images that stay and whose copies the last run did not finish."""
+        with self._engine.connect() as connection:
+            return [keep_task(row) for row in map(dict, connection.execute(waiting_for("keep")).mappings())]
+
+    def accept(self, group: Sequence[tuple[Arrival, JournalKey]], routes: "Routes") -> list[Accepted]:
+        """Rows for images whose bytes are durable. The caller has left out what is `known` and repeats in the group."""
+        with self._transaction() as tx:
+            accepted = accept(tx, group, routes)
+        now_s = self._clock.monotonic_s()
+        self._memory.accepted_s.update((image.inspection_id, now_s) for image in accepted)
+        return accepted
+
+    def write(
+        self,
+        outcomes: Sequence[Outcome] = (),
+        switches: Sequence[ExpertSwitch] = (),
+        kept: Sequence[Kept] = (),
+    ) -> Written:
+        """Verdicts with stages and `seq`, the boards they close, boards whose time is up, loads, finished copies."""
+        with self._transaction() as tx:
+            finishing = Finishing(tx, self._keep, self._expert_version)
+            finishing.judge(outcomes)
+            finishing.close_due()
+            finishing.note_kept(kept)
+            finishing.flush()
+            tx.add(expert_switches, [rows.switch_row(switch) for switch in switches])
+        return finishing.written
+
+    def _transaction(self) -> AbstractContextManager[Transaction]:
+        return begin(self._engine, self._boards, self._memory, self._clock)
+
+    def _open_limits(self, tx: Transaction) -> list[tuple[float, str, str, int]]:
+        """The time limits of open attempts, downtime included, on today's monotonic clock."""
+        query = (
+            select(
+                *(boards.c.first_seen_at, recipes.c.time_limit_s),
+                *(boards.c.board_type, boards.c.serial, boards.c.attempt),
+            )
+            .join(
+                recipes,
+                (recipes.c.rules_version == boards.c.rules_version) & (recipes.c.board_type == boards.c.board_type),
+            )
+            .where(boards.c.verdict.is_(None), recipes.c.time_limit_s.is_not(None))
+        )
+        return [
+            (tx.now_s + to_wall_s(first_seen_at) + time_limit_s - tx.now_wall_s, *board)
+            for first_seen_at, time_limit_s, *board in tx.connection.execute(query)
+        ]

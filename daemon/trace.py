@@ -1,0 +1,189 @@
+"""Recording what the scheduler was told and what it decided, and replaying it: the same calls, the same actions.
+
+A trace is JSON lines. The first says what the scheduler was made of; each other is one call with its arguments and
+its result. Nothing but the calls goes in, so a replay needs neither clock nor devices.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+from pydantic import TypeAdapter
+from pydantic_core import to_json
+
+from daemon.policy.actions import Load, Resize, Run, Unload, Wait
+from daemon.policy.operate import RefusedError
+from daemon.policy.presets import Tuning, preset
+from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request
+from daemon.policy.scheduler import Scheduler
+from experts.spec import ExpertId
+
+R = TypeVar("R")
+
+#: Version of the format; a reader refuses what it does not know.
+FORMAT = 1
+
+#: Arguments of each recorded call.
+_ARGUMENTS: dict[str, Any] = {
+    "arrive": tuple[Request, float],
+    "expire": tuple[float],
+    "next_action": tuple[ExecutorId, float],
+    "next_load": tuple[PoolId, float],
+    "load_done": tuple[Load, float],
+    "load_failed": tuple[Load, str, float],
+    "batch_done": tuple[ExecutorId, float],
+    "batch_failed": tuple[ExecutorId],
+    "limit_batch": tuple[ExecutorId, ExpertId, int],
+    "replace_facts": tuple[tuple[ExpertFacts, ...], tuple[ExpertId, ...]],
+    "pin": tuple[ExpertId, PoolId | None],
+    "unpin": tuple[ExpertId, PoolId | None],
+    "unload": tuple[ExpertId, PoolId | None],
+    "set_budget": tuple[PoolId, int],
+}
+
+
+class TraceError(ValueError):
+    """A trace that cannot be replayed: the file, the line and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Makeup:
+    """What a scheduler is made of."""
+
+    experts: tuple[ExpertFacts, ...]
+    pools: tuple[PoolFacts, ...]
+    executors: tuple[ExecutorFacts, ...]
+    policy: str
+    tuning: Tuning
+
+    def scheduler(self) -> Scheduler:
+        return Scheduler(self.experts, self.pools, self.executors, preset(self.policy), self.tuning)
+
+
+class RecordingScheduler(Scheduler):
+    """A scheduler that writes each call and its result to `path`. A full disk ends the recording, not the line."""
+
+    def __init__(self, makeup: Makeup, path: Path) -> None:
+        super().__init__(makeup.experts, makeup.pools, makeup.executors, preset(makeup.policy), makeup.tuning)
+        self._path = path
+        self._file: Any = path.open("wb")
+        self._write({"trace": FORMAT, "makeup": makeup})
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:
+                structlog.get_logger("trace").error("trace_incomplete", file=str(self._path), error=str(error))
+
+    def arrive(self, request: Request, now: float) -> str | None:
+        return self._note("arrive", (request, now), super().arrive)
+
+    def expire(self, now: float) -> tuple[Request, ...]:
+        return self._note("expire", (now,), super().expire)
+
+    def next_action(self, executor: ExecutorId, now: float) -> Run | Wait:
+        return self._note("next_action", (executor, now), super().next_action)
+
+    def next_load(self, pool: PoolId, now: float) -> Load | Unload | Resize | Wait:
+        return self._note("next_load", (pool, now), super().next_load)
+
+    def load_done(self, load: Load, load_s: float) -> None:
+        self._note("load_done", (load, load_s), super().load_done)
+
+    def load_failed(self, load: Load, reason: str, now: float) -> tuple[Request, ...]:
+        return self._note("load_failed", (load, reason, now), super().load_failed)
+
+    def batch_done(self, executor: ExecutorId, infer_s: float) -> None:
+        self._note("batch_done", (executor, infer_s), super().batch_done)
+
+    def batch_failed(self, executor: ExecutorId) -> tuple[Request, ...]:
+        return self._note("batch_failed", (executor,), super().batch_failed)
+
+    def limit_batch(self, executor: ExecutorId, expert: ExpertId, limit: int) -> None:
+        self._note("limit_batch", (executor, expert, limit), super().limit_batch)
+
+    def replace_facts(self, experts: Iterable[ExpertFacts], changed: Sequence[ExpertId]) -> tuple[Request, ...]:
+        return self._note("replace_facts", (tuple(experts), tuple(changed)), super().replace_facts)
+
+    def pin(self, expert: ExpertId, pool: PoolId | None) -> PoolId:
+        return self._note("pin", (expert, pool), super().pin)
+
+    def unpin(self, expert: ExpertId, pool: PoolId | None) -> None:
+        self._note("unpin", (expert, pool), super().unpin)
+
+    def unload(self, expert: ExpertId, pool: PoolId | None) -> None:
+        self._note("unload", (expert, pool), super().unload)
+
+    def set_budget(self, pool: PoolId, budget_bytes: int) -> None:
+        self._note("set_budget", (pool, budget_bytes), super().set_budget)
+
+    def _note(self, call: str, arguments: tuple[Any, ...], method: Callable[..., R]) -> R:
+        try:
+            result = method(*arguments)
+        except RefusedError as error:
+            self._write({"call": call, "args": arguments, "refused": error.code})
+            raise
+        self._write({"call": call, "args": arguments, "result": result})
+        return result
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(to_json(line) + b"\n")
+        except OSError as error:
+            structlog.get_logger("trace").error("trace_ended", file=str(self._path), error=str(error))
+            self._file = None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A call whose replayed result is not the recorded one; both as JSON."""
+
+    line: int
+    call: str
+    recorded: str
+    replayed: str
+
+
+def replay(path: Path) -> Iterator[Difference]:
+    """Make the calls of a trace again and yield each difference; TraceError where the file is not a trace."""
+    adapters = {call: TypeAdapter[tuple[Any, ...]](arguments) for call, arguments in _ARGUMENTS.items()}
+    with path.open("rb") as file:
+        scheduler = _read_makeup(path, file.readline()).scheduler()
+        for number, text in enumerate(file, start=2):
+            try:
+                line = json.loads(text)
+                call, arguments = line["call"], adapters[line["call"]].validate_python(line["args"])
+            except (ValueError, KeyError) as error:
+                raise TraceError(
+                    f"{path}:{number}: not a recorded call ({error}); was the daemon killed here?"
+                ) from error
+            replayed = _again(getattr(scheduler, call), arguments)
+            recorded = {key: line[key] for key in ("result", "refused") if key in line}
+            if replayed != recorded:
+                yield Difference(number, call, json.dumps(recorded), json.dumps(replayed))
+
+
+def _again(method: Callable[..., Any], arguments: tuple[Any, ...]) -> dict[str, Any]:
+    try:
+        return json.loads(to_json({"result": method(*arguments)}))
+    except RefusedError as error:
+        return {"refused": error.code}
+
+
+def _read_makeup(path: Path, text: bytes) -> Makeup:
+    try:
+        line = json.loads(text)
+        if line["trace"] != FORMAT:
+            raise TraceError(f"{path}:1: a trace of format {line['trace']}; this version reads {FORMAT}")
+        return TypeAdapter(Makeup).validate_python(line["makeup"])
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, TraceError):
+            raise
+        raise TraceError(f"{path}:1: not a trace: {error}") from error

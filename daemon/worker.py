@@ -1,0 +1,45 @@
+"""A thread that takes orders one after the other: what executors and loaders are made of."""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Worker(Generic[T]):
+    """`enter` runs once in the thread, `carry_out` for each order; `carry_out` must not raise.
+
+    `start` returns after `enter`, so that threads that are started one after the other enter one after the other.
+    """
+
+    def __init__(self, name: str, carry_out: Callable[[T], None], enter: Callable[[], None] | None = None) -> None:
+        self._orders: queue.SimpleQueue[T | None] = queue.SimpleQueue()
+        self._carry_out = carry_out
+        self._enter = enter
+        self._entered = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._entered.wait()
+
+    def submit(self, order: T) -> None:
+        self._orders.put(order)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Finish the orders so far and end; False where the thread still runs after `timeout_s` seconds."""
+        self._orders.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            if self._enter is not None:
+                self._enter()
+        finally:
+            self._entered.set()
+        while (order := self._orders.get()) is not None:
+            self._carry_out(order)

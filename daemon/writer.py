@@ -1,0 +1,356 @@
+"""The writer thread: the only one that writes to the journal and to the results database (DESIGN.md §9).
+
+Arrivals are taken in groups: bytes into the journal with one `fdatasync`, then their rows in one transaction, then the
+replies. Verdicts are written in batches of their own, and published once they are durable.
+"""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import structlog
+from sqlalchemy.exc import DatabaseError, OperationalError
+
+from daemon.journal import Journal, JournalError
+from daemon.records import Accepted, Arrival, ExpertSwitch, Outcome, Published
+from daemon.rulebook import Rulebook
+from daemon.store.images import ImageFolder
+from daemon.store.keeper import Keeper
+from daemon.store.store import Store
+from daemon.store.values import Kept, Recovery
+
+_GROUP_IMAGES = 32
+_GROUP_S = 0.002
+#: Results of one transaction; more wait for the next, so that arrivals are not kept waiting behind them.
+_BATCH_RESULTS = 256
+_RETRY_FIRST_S = 0.05
+_RETRY_MAX_S = 5.0
+#: Loads that wait for a database that cannot be written; older ones are forgotten first.
+_MAX_SWITCHES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailed:
+    """The image is not stored: its publisher keeps it and sends it again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The image was accepted before, with this payload."""
+
+    payload_sha256: str
+
+
+Reply = Callable[[Accepted | Duplicate | WriteFailed], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    arrival: Arrival
+    reply: Reply
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.arrival.source, self.arrival.image_id)
+
+
+class _Stop:
+    """What ends the thread, once everything before it in the queue is written."""
+
+
+class Writer:
+    """`submit`, `finish` and `switch` from any thread; callbacks come from the writer thread, after the commit."""
+
+    def __init__(
+        self,
+        store: Store,
+        journal: Journal,
+        rulebook: Rulebook,
+        images: Path,
+        *,
+        on_accepted: Callable[[list[Accepted]], None],
+        on_published: Callable[[list[Published]], None],
+        on_done: Callable[[list[tuple[str, int]]], None],
+        free_floor_bytes: int = 64 * 2**20,
+    ) -> None:
+        """`on_done` gets (source, payload bytes) of finished images; no image is taken below `free_floor_bytes`."""
+        self._store = store
+        self._journal = journal
+        self._rulebook = rulebook
+        self._on_accepted = on_accepted
+        self._on_published = on_published
+        self._on_done = on_done
+        self._free_floor_bytes = free_floor_bytes
+        self._queue: queue.SimpleQueue[_Submitted | Outcome | ExpertSwitch | list[Kept] | _Stop] = queue.SimpleQueue()
+        self._arrivals: list[_Submitted] = []
+        self._outcomes: deque[Outcome] = deque()
+        self._switches: deque[ExpertSwitch] = deque(maxlen=_MAX_SWITCHES)
+        self._kept: deque[Kept] = deque()
+        self._retry_s = 0.0
+        self._retry_at_s = 0.0
+        self._stopping = False
+        self._last_error: str | None = None
+        self._keeper = Keeper(ImageFolder(images, journal.read), self._queue.put)
+        self._log = structlog.get_logger("writer")
+        self._thread = threading.Thread(target=self._run, name="writer")
+
+    @property
+    def last_error(self) -> str | None:
+        """What last kept something from being written."""
+        return self._last_error
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def recover(self) -> Recovery:
+        """What the last run left undone, before `start`; journal segments that nothing needs any more go."""
+        in_use = self._store.segments_in_use
+        self._journal.begin_after(max(in_use, default=0))
+        self._journal.drop_segments(in_use)
+        for image in self._store.copies_to_make():
+            self._keeper.keep(image)
+        return self._store.recover()
+
+    def start(self) -> None:
+        self._thread.start()
+        self._keeper.start()
+
+    def stop(self) -> None:
+        """Write everything that was handed over before this call, and end. The store and the journal stay open."""
+        self._queue.put(_Stop())
+        self._thread.join()
+        self._keeper.stop()
+
+    def submit(self, arrival: Arrival, reply: Reply) -> None:
+        """Make `arrival` durable; `reply` is called once, in the writer thread."""
+        self._queue.put(_Submitted(arrival, reply))
+
+    def finish(self, outcome: Outcome) -> None:
+        """Write the end of an image, and publish it."""
+        self._queue.put(outcome)
+
+    def switch(self, switch: ExpertSwitch) -> None:
+        """Write a load into a pool."""
+        self._queue.put(switch)
+
+    def _run(self) -> None:
+        while not (self._stopping and self._queue.empty()):
+            try:
+                # Boards whose time is up close before an image can still join them.
+                self._collect()
+                self._write_results()
+                self._write_arrivals()
+            except Exception as error:  # noqa: BLE001 - the thread lives on
+                self._log.exception("writer_failed")
+                self._note(error)
+                self._answer_all(WriteFailed(str(error)))
+                time.sleep(_RETRY_FIRST_S)
+        self._write_results(last=True)
+
+    # -- collecting
+
+    def _collect(self) -> None:
+        """Take what is there; wait for the first item, and for a group of arrivals to fill up."""
+        group_until_s: float | None = None
+        wait_s = self._idle_s()
+        while len(self._arrivals) < _GROUP_IMAGES and len(self._outcomes) < _BATCH_RESULTS:
+            try:
+                item = self._queue.get_nowait() if wait_s == 0.0 else self._queue.get(timeout=wait_s)
+            except queue.Empty:
+                return
+            self._sort(item)
+            if self._arrivals and group_until_s is None:
+                group_until_s = time.monotonic() + _GROUP_S
+            wait_s = max(0.0, group_until_s - time.monotonic()) if group_until_s is not None else 0.0
+
+    def _sort(self, item: _Submitted | Outcome | ExpertSwitch | list[Kept] | _Stop) -> None:
+        match item:
+            case _Submitted():
+                self._arrivals.append(item)
+            case Outcome():
+                self._outcomes.append(item)
+            case ExpertSwitch():
+                self._switches.append(item)
+            case _Stop():
+                self._stopping = True
+            case _:
+                self._kept.extend(item)
+
+    def _idle_s(self) -> float | None:
+        """How long nothing has to be done unless something comes."""
+        wait_s = 0.0 if self._has_results else self._store.wait_s()
+        return None if wait_s is None else max(wait_s, self._retry_at_s - time.monotonic(), 0.0)
+
+    @property
+    def _has_results(self) -> bool:
+        return bool(self._outcomes or self._switches or self._kept)
+
+    # -- results
+
+    def _write_results(self, *, last: bool = False) -> None:
+        """Write a batch of results and close boards; what cannot be written now is kept and tried again."""
+        due = self._store.wait_s() == 0.0
+        if not (self._has_results or due) or (time.monotonic() < self._retry_at_s and not last):
+            return
+        more = True
+        while more:
+            try:
+                self._write_batch()
+            except Exception as error:  # noqa: BLE001 - kept and tried again, whatever it is
+                self._wait_for_disk(error)
+                return
+            self._retry_s = self._retry_at_s = 0.0
+            more = last and self._has_results
+
+    def _write_batch(self) -> None:
+        outcomes = list(islice(self._outcomes, _BATCH_RESULTS))
+        switches, kept = list(self._switches), list(self._kept)
+        try:
+            self._write(outcomes, switches, kept)
+        except Exception as error:
+            if _may_pass(error):
+                raise
+            self._note(error)
+            self._write_each(outcomes, switches, kept)
+
+    def _write(self, outcomes: list[Outcome], switches: list[ExpertSwitch], kept: list[Kept]) -> None:
+        written = self._store.write(outcomes, switches, kept)
+        for pile, taken in ((self._outcomes, outcomes), (self._switches, switches), (self._kept, kept)):
+            for _ in taken:
+                pile.popleft()
+        if written.published:
+            self._call(self._on_published, written.published)
+        if written.done:
+            self._call(self._on_done, written.done)
+        for image in written.keep:
+            self._keeper.keep(image)
+        if written.freed_journal:
+            self._journal.drop_segments(self._store.segments_in_use)
+
+    def _write_each(self, outcomes: list[Outcome], switches: list[ExpertSwitch], kept: list[Kept]) -> None:
+        """One result made the whole batch fail: find it, and let it harm itself only."""
+        for outcome in outcomes:
+            try:
+                self._write([outcome], [], [])
+            except Exception as error:
+                if _may_pass(error):
+                    raise
+                self._write_unknown(outcome, error)
+        for switch in switches:
+            try:
+                self._write([], [switch], [])
+            except Exception as error:
+                if _may_pass(error):
+                    raise
+                self._switches.popleft()
+                self._log.error("expert_switch_not_written", loaded=switch.loaded, error=_reason(error))
+        self._write([], [], kept)
+
+    def _write_unknown(self, outcome: Outcome, error: Exception) -> None:
+        """An outcome that no row can hold becomes a verdict without one: never lost, never a pass."""
+        self._log.error("outcome_not_written", inspection_id=outcome.inspection_id, error=_reason(error))
+        self._outcomes[0] = Outcome(outcome.inspection_id, "unknown", None, "internal_error", ())
+        self._write([self._outcomes[0]], [], [])
+
+    def _wait_for_disk(self, error: Exception) -> None:
+        self._note(error)
+        self._retry_s = min(max(_RETRY_FIRST_S, self._retry_s * 2), _RETRY_MAX_S)
+        self._retry_at_s = time.monotonic() + self._retry_s
+        self._log.warning("results_wait", outcomes=len(self._outcomes), retry_s=self._retry_s, error=str(error))
+
+    # -- arrivals
+
+    def _write_arrivals(self) -> None:
+        """Make the group durable and answer each; a failed group is answered as failed, and the line goes on."""
+        if not self._arrivals:
+            return
+        try:
+            self._write_group()
+        except Exception as error:  # noqa: BLE001 - each publisher keeps its image and sends it again
+            self._note(error)
+            self._log.warning("arrivals_failed", images=len(self._arrivals), error=str(error))
+            self._answer_all(WriteFailed(_reason(error)))
+
+    def _write_group(self) -> None:
+        known = self._store.known([submitted.arrival for submitted in self._arrivals])
+        first: dict[tuple[str, str], _Submitted] = {}
+        repeats: list[tuple[_Submitted, str]] = []
+        for submitted in self._arrivals:
+            if submitted.key in known:
+                repeats.append((submitted, known[submitted.key].payload_sha256))
+            elif submitted.key in first:
+                repeats.append((submitted, first[submitted.key].arrival.payload_sha256))
+            else:
+                first[submitted.key] = submitted
+        group = list(first.values())
+        stored = self._store_group(group) if group else []
+        self._arrivals = []
+        accepted = [image for image in stored if isinstance(image, Accepted)]
+        if accepted:
+            self._call(self._on_accepted, accepted)
+        for submitted, answer in zip(group, stored, strict=True):
+            self._call(submitted.reply, answer)
+        failed = {
+            submitted.key: answer
+            for submitted, answer in zip(group, stored, strict=True)
+            if isinstance(answer, WriteFailed)
+        }
+        for submitted, sha256 in repeats:
+            self._call(submitted.reply, failed.get(submitted.key) or Duplicate(sha256))
+
+    def _store_group(self, group: list[_Submitted]) -> list[Accepted | WriteFailed]:
+        """Bytes, then rows. Where rows are refused for one image's sake, the others do not pay for it."""
+        payloads = [submitted.arrival.payload for submitted in group]
+        if self._journal.free_bytes() - sum(map(len, payloads)) < self._free_floor_bytes:
+            return [WriteFailed("the disk is nearly full")] * len(group)
+        routes = self._rulebook.current
+        keys = self._journal.append(payloads)
+        pairs = list(zip((submitted.arrival for submitted in group), keys, strict=True))
+        try:
+            return list(self._store.accept(pairs, routes))
+        except Exception as error:
+            if _may_pass(error) or len(pairs) == 1:
+                raise
+            self._note(error)
+        stored: list[Accepted | WriteFailed] = []
+        for pair in pairs:
+            try:
+                stored += self._store.accept([pair], routes)
+            except Exception as error:  # noqa: BLE001 - this image's fault, or by now the disk's
+                stored.append(WriteFailed(_reason(error)))
+        return stored
+
+    def _answer_all(self, answer: WriteFailed) -> None:
+        arrivals, self._arrivals = self._arrivals, []
+        for submitted in arrivals:
+            self._call(submitted.reply, answer)
+
+    def _call(self, callback: Callable[[Any], None], value: Any) -> None:
+        """A callback's failure is its own: what was written stays written, and others are called."""
+        try:
+            callback(value)
+        except Exception as error:  # noqa: BLE001
+            self._note(error)
+            self._log.exception("callback_failed", callback=getattr(callback, "__qualname__", "?"))
+
+    def _note(self, error: Exception) -> None:
+        self._last_error = _reason(error)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether trying again may help: a lock, a full or failing disk. Not what a row holds."""
+    return isinstance(error, OperationalError | OSError | JournalError) or type(error) is DatabaseError
+
+
+def _reason(error: Exception) -> str:
+    """The cause without SQLAlchemy's statement and parameters."""
+    return str(error.orig) if isinstance(error, DatabaseError) else str(error)

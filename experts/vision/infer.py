@@ -1,0 +1,62 @@
+"""A batch through a slot: pixels to answers. Softmax with temperature for classifiers, boxes for detectors."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from experts.slot import Slot
+from experts.spec import Answer, Detection, ExpertSpec
+from experts.vision.detections import select_detections
+from experts.vision.preprocess import Prepared
+
+
+def infer(slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+    """One answer per image, in order. All images were prepared for the expert in the slot."""
+    spec = slot.spec
+    with torch.inference_mode(), slot.transfer.computing():
+        pixels = slot.transfer.upload(np.stack([image.pixels for image in prepared]))
+        output = slot.module(normalise(pixels, spec, slot.layout.dtype, channels_last=slot.layout.channels_last))
+        if spec.task == "classify":
+            return classify_answers(output, spec)
+        return detect_answers(output.cpu(), prepared, spec, end_to_end=slot.layout.end_to_end)
+
+
+def normalise(pixels: torch.Tensor, spec: ExpertSpec, dtype: torch.dtype, *, channels_last: bool) -> torch.Tensor:
+    """(B, S, S, 3) uint8 RGB to (B, 3, S, S): divided by 255, then by mean and standard deviation per channel."""
+    images = pixels.permute(0, 3, 1, 2).float() / 255
+    if spec.mean != (0.0, 0.0, 0.0) or spec.std != (1.0, 1.0, 1.0):
+        shape = (1, 3, 1, 1)
+        mean = torch.tensor(spec.mean, dtype=torch.float32, device=pixels.device).view(shape)
+        std = torch.tensor(spec.std, dtype=torch.float32, device=pixels.device).view(shape)
+        images = (images - mean) / std
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    return images.to(dtype).contiguous(memory_format=memory_format)
+
+
+def probabilities(logits: torch.Tensor, spec: ExpertSpec) -> NDArray[np.float32]:
+    """(B, head rows) logits to (B, classes): padding rows cut off, softmax of logits / temperature."""
+    return (logits[:, : len(spec.classes)].float() / spec.temperature).softmax(1).cpu().numpy()
+
+
+def classify_answers(logits: torch.Tensor, spec: ExpertSpec) -> list[Answer]:
+    shares = probabilities(logits, spec)
+    return [Answer(spec.classes[int(row.argmax())], float(row.max())) for row in shares]
+
+
+def detect_answers(
+    output: torch.Tensor, prepared: Sequence[Prepared], spec: ExpertSpec, *, end_to_end: bool
+) -> list[Answer]:
+    """Boxes in pixels of the stored image, most confident first."""
+    answers: list[Answer] = []
+    for rows, image in zip(select_detections(output, spec, end_to_end=end_to_end), prepared, strict=True):
+        detections = tuple(_detection(row, image, spec) for row in rows.tolist())
+        best = detections[0] if detections else None
+        answers.append(Answer(best.label if best else None, best.confidence if best else None, detections))
+    return answers
+
+
+def _detection(row: list[float], image: Prepared, spec: ExpertSpec) -> Detection:
+    x1, y1, x2, y2, confidence, label = row
+    return Detection(spec.classes[int(label)], confidence, image.placement.to_stored((x1, y1, x2, y2)))

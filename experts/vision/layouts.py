@@ -1,0 +1,110 @@
+"""Slot layouts: the order, shapes and offsets of an expert's tensors, and modules whose parameters are views.
+
+Convolution weights are stored as (out, height, width, in) where the layout is channels-last, so that the view of the
+stored bytes is what the kernels want; everything else is stored as it is.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from experts.spec import LayoutId
+from experts.vision.architectures import ARCHITECTURES, END_TO_END_HEAD, Architecture
+from experts.vision.networks import Classifier, Detector, build_shell
+from experts.weights import Block, Entry, plan_entries
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+_FILE_DTYPES: Mapping[str, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_HEAD = ("network.fc.weight", "network.fc.bias")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One layout and the shell its modules are copied from. `entries` say where each parameter lies in a slot."""
+
+    layout: LayoutId
+    architecture: Architecture
+    head_rows: int
+    input_size: int
+    dtype: torch.dtype
+    channels_last: bool
+    shell: Classifier | Detector
+    entries: tuple[Entry, ...]
+    region_bytes: int
+
+    @property
+    def end_to_end(self) -> bool:
+        """Whether the network selects its own boxes."""
+        return isinstance(self.shell, Detector) and self.shell.end_to_end
+
+    def bind(self, buffer: torch.Tensor) -> nn.Module:
+        """A new module whose parameters are views into `buffer`: (region_bytes,) uint8 on the slot's device."""
+        module = copy.deepcopy(self.shell)
+        for entry in self.entries:
+            stored = buffer[entry.begin : entry.end].view(self.dtype).view(entry.shape)
+            view = stored.permute(0, 3, 1, 2) if self.channels_last and stored.dim() == 4 else stored
+            owner, _, name = entry.name.rpartition(".")
+            setattr(module.get_submodule(owner), name, nn.Parameter(view, requires_grad=False))
+        for submodule in module.modules():
+            for name, constant in submodule.named_buffers(recurse=False):
+                setattr(submodule, name, constant.to(buffer.device))
+        return module.eval()
+
+
+def build_layout(layout: LayoutId) -> Layout:
+    """Everything about a layout from its name; takes up to a second for the largest YOLO, once per layout."""
+    name, rows, input_size, dtype, memory_format, head = layout.split("-")
+    architecture, channels_last = ARCHITECTURES[name], memory_format == "channels_last"
+    shell = build_shell(architecture, int(rows), int(input_size), end_to_end=head == END_TO_END_HEAD)
+    shapes = [
+        (parameter_name, _FILE_DTYPES[dtype], _stored_shape(tuple(parameter.shape), channels_last=channels_last))
+        for parameter_name, parameter in shell.named_parameters()
+    ]
+    entries, region_bytes = plan_entries(shapes)
+    return Layout(
+        layout=layout,
+        architecture=architecture,
+        head_rows=int(rows),
+        input_size=int(input_size),
+        dtype=TORCH_DTYPES[dtype],
+        channels_last=channels_last,
+        shell=shell,
+        entries=entries,
+        region_bytes=region_bytes,
+    )
+
+
+def pack(layout: Layout, adapted: nn.Module) -> list[Block]:
+    """The weights of an adapted network in the order and form of its layout. Raises ValueError if they do not fit."""
+    parameters = dict(adapted.named_parameters())
+    blocks: list[Block] = []
+    for entry in layout.entries:
+        parameter = parameters.pop(entry.name, None)
+        if parameter is None:
+            raise ValueError(f"the model has no tensor {entry.name}; is it a {layout.architecture.name}?")
+        tensor = parameter.detach().to("cpu", layout.dtype)
+        if entry.name in _HEAD and len(tensor) < layout.head_rows:
+            tensor = torch.cat((tensor, tensor.new_zeros(layout.head_rows - len(tensor), *tensor.shape[1:])))
+        if layout.channels_last and tensor.dim() == 4:
+            tensor = tensor.permute(0, 2, 3, 1)
+        if tuple(tensor.shape) != entry.shape:
+            raise ValueError(f"tensor {entry.name} has the shape {tuple(tensor.shape)}, expected {entry.shape}")
+        stored = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        blocks.append(Block(entry.name, entry.dtype, entry.shape, stored.data))
+    if parameters:
+        raise ValueError(f"the model has tensors that a {layout.architecture.name} has not: {', '.join(parameters)}")
+    return blocks
+
+
+def _stored_shape(shape: tuple[int, ...], *, channels_last: bool) -> tuple[int, ...]:
+    if channels_last and len(shape) == 4:
+        out, channels, height, width = shape
+        return out, height, width, channels
+    return shape

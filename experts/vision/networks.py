@@ -1,0 +1,165 @@
+"""The networks that run in slots: frameworks' models with batch norms folded, and a detector's boxes decoded.
+
+`build_original` makes the framework's own model; `adapt` turns such a model (with weights, or on the meta device as
+a shell for a slot) into what a slot runs: images (B, 3, S, S) in, class scores or boxes out, always float32.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from experts.vision.architectures import Architecture
+from experts.vision.fold import fold_batch_norms
+from experts.vision.frameworks import torchvision, ultralytics
+
+#: Boxes an end-to-end head picks before the confidence floor, as ultralytics' `Detect.max_det`.
+END_TO_END_BOXES = 300
+
+
+class Classifier(nn.Module):
+    """A torchvision ResNet; answers (B, head rows) float32 logits, the padding rows among them."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.network(images).float()
+
+
+class Detector(nn.Module):
+    """An ultralytics detection model without its training parts; answers are decoded in float32.
+
+    One-to-many heads give (B, 4 + classes, anchors): x1 y1 x2 y2 in input pixels, then a score per class.
+    End-to-end heads give (B, boxes, 6): x1 y1 x2 y2 score class. Nothing changes in a forward pass (the
+    framework's own head caches its anchors), so threads may share a slot.
+    """
+
+    anchors: torch.Tensor
+    strides: torch.Tensor
+
+    def __init__(self, network: nn.Module, input_size: int) -> None:
+        super().__init__()
+        layers = cast("Any", network).model
+        head = layers[-1]
+        self.layers = nn.ModuleList(list(layers)[:-1])
+        self.sources: list[int | list[int]] = [layer.f for layer in layers]
+        self.kept: frozenset[int] = frozenset(cast("Any", network).save)
+        self.end_to_end = is_end_to_end(network)
+        self.box_head: nn.ModuleList = head.one2one_cv2 if self.end_to_end else head.cv2
+        self.class_head: nn.ModuleList = head.one2one_cv3 if self.end_to_end else head.cv3
+        self.bins, self.class_count = int(head.reg_max), int(head.nc)
+        anchors, strides = make_anchors([float(stride) for stride in head.stride], input_size)
+        # Not of the expert but of its layout, so not in weights files.
+        self.register_buffer("anchors", anchors, persistent=False)
+        self.register_buffer("strides", strides, persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        boxes, scores = self._head(self._features(images))
+        boxes, scores = self._decode(boxes.float()), scores.float().sigmoid()
+        return _pick_end_to_end(boxes, scores) if self.end_to_end else torch.cat((boxes, scores), 1)
+
+    def _features(self, images: torch.Tensor) -> list[torch.Tensor]:
+        """The graph of ultralytics: each layer names where its input comes from, -1 being the layer before."""
+        outputs: list[torch.Tensor | None] = []
+        current: Any = images
+        for index, source in enumerate(self.sources):
+            if source != -1:
+                current = (
+                    outputs[source]
+                    if isinstance(source, int)
+                    else [current if place == -1 else outputs[place] for place in source]
+                )
+            if index == len(self.layers):
+                break
+            current = self.layers[index](current)
+            outputs.append(current if index in self.kept else None)
+        return current
+
+    def _head(self, features: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        boxes = [head(level).flatten(2) for head, level in zip(self.box_head, features, strict=True)]
+        scores = [head(level).flatten(2) for head, level in zip(self.class_head, features, strict=True)]
+        return torch.cat(boxes, 2), torch.cat(scores, 2)
+
+    def _decode(self, sides: torch.Tensor) -> torch.Tensor:
+        """(B, 4 * bins, A) distances, or distributions of them (arXiv 2006.04388), to (B, 4, A) corners in pixels."""
+        if self.bins > 1:
+            batch, _, anchors = sides.shape
+            bins = torch.arange(self.bins, dtype=torch.float32, device=sides.device).view(1, 1, -1, 1)
+            sides = (sides.view(batch, 4, self.bins, anchors).softmax(2) * bins).sum(2)
+        left_top, right_bottom = sides.chunk(2, 1)
+        return torch.cat((self.anchors - left_top, self.anchors + right_bottom), 1) * self.strides
+
+
+def make_anchors(strides: Sequence[float], input_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cell centres (2, A) in cells, x then y, and strides (1, A) in pixels, of all levels; on the CPU, float32."""
+    centres: list[torch.Tensor] = []
+    widths: list[torch.Tensor] = []
+    for stride in strides:
+        side = torch.arange(input_size // int(stride), dtype=torch.float32, device="cpu") + 0.5
+        y, x = torch.meshgrid(side, side, indexing="ij")
+        centres.append(torch.stack((x.flatten(), y.flatten())))
+        widths.append(torch.full((1, side.numel() ** 2), stride, dtype=torch.float32, device="cpu"))
+    return torch.cat(centres, 1), torch.cat(widths, 1)
+
+
+def _pick_end_to_end(boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """The best (box, class) pairs, as ultralytics' `Detect.postprocess`: boxes first, then pairs among their classes.
+
+    boxes: (B, 4, A); scores: (B, classes, A). Gives (B, min(300, A), 6).
+    """
+    boxes, scores = boxes.transpose(1, 2), scores.transpose(1, 2)
+    count, classes = min(END_TO_END_BOXES, scores.shape[1]), scores.shape[2]
+    anchors = scores.amax(2).topk(count, dim=1).indices
+    scores = scores.gather(1, anchors[..., None].expand(-1, -1, classes))
+    best, pairs = scores.flatten(1).topk(count, dim=1)
+    chosen = anchors.gather(1, pairs // classes)
+    picked = boxes.gather(1, chosen[..., None].expand(-1, -1, 4))
+    return torch.cat((picked, best[..., None], (pairs % classes)[..., None].float()), 2)
+
+
+def build_original(architecture: Architecture, rows: int) -> nn.Module:
+    """The framework's own model with random weights, in evaluation mode, on torch's default device."""
+    if architecture.family == "resnet":
+        return torchvision().models.get_model(architecture.source, weights=None, num_classes=rows).eval()
+    ultralytics()
+    from ultralytics.nn.tasks import DetectionModel  # noqa: PLC0415  # only after its settings were made
+
+    return DetectionModel(architecture.source, nc=rows, verbose=False).eval()
+
+
+def adapt(architecture: Architecture, original: nn.Module, input_size: int) -> Classifier | Detector:
+    """What a slot runs, from a framework's model, which is left as it was."""
+    network = copy.deepcopy(original).eval()
+    adapted = Classifier(network) if architecture.family == "resnet" else Detector(network, input_size)
+    fold_batch_norms(adapted)
+    return adapted
+
+
+def select_head(original: nn.Module, *, end_to_end: bool) -> None:
+    """Make a YOLO of two heads answer with one of them, whatever this version of ultralytics chooses by itself."""
+    if hasattr(original, "end2end") and cast("Any", original).end2end != end_to_end:
+        cast("Any", original).end2end = end_to_end
+
+
+def is_end_to_end(original: nn.Module) -> bool:
+    """Whether a framework's model answers with the boxes that it picked itself."""
+    return bool(getattr(original, "end2end", False))
+
+
+def build_shell(architecture: Architecture, rows: int, input_size: int, *, end_to_end: bool) -> Classifier | Detector:
+    """The adapted network without weights: its parameters are on the meta device."""
+    if architecture.family == "resnet":
+        with torch.device("meta"):
+            return adapt(architecture, build_original(architecture, rows), input_size)
+    # ultralytics measures a model's strides by running it, which the meta device cannot answer.
+    original = build_original(architecture, rows)
+    select_head(original, end_to_end=end_to_end)
+    shell = adapt(architecture, original, input_size)
+    for module in shell.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(parameter.to("meta"), requires_grad=False))
+    return shell

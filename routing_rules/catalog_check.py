@@ -1,0 +1,181 @@
+"""Whether the experts that rules name exist, do the task they are named for, and have the labels the rules speak of."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from routing_rules.check import Findings, entries, onward
+from routing_rules.document import KeyPath
+from routing_rules.globs import Glob
+from routing_rules.nearest import meant
+from routing_rules.routes import ANY_LABEL, COMPONENT, Task
+from routing_rules.schema import ClassifierEntry, DetectorEntry, RequirementEntry, RulesFile, is_glob
+
+_KIND: dict[Task, str] = {"classify": "classifier", "detect": "detector"}
+Entry = ClassifierEntry | DetectorEntry
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLabels:
+    """What the rules are checked against of one expert of the catalog."""
+
+    task: Task
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """One expert at one entry; `by` is the path of the first component that leads to it, None where none does."""
+
+    path: KeyPath
+    entry: Entry
+    expert: str
+    by: KeyPath | None
+
+    @property
+    def task(self) -> Task:
+        return "classify" if isinstance(self.entry, ClassifierEntry) else "detect"
+
+
+def check_experts(rules: RulesFile, findings: Findings, experts: Mapping[str, ExpertLabels] | None) -> None:
+    """Add every mistake about experts; without a catalog only those that the rules themselves contradict."""
+    uses = list(_uses(rules, findings.names("classifiers")))
+    if experts is None:
+        _check_tasks(uses, findings)
+        return
+    right = [use for use in uses if use.expert in experts and experts[use.expert].task == use.task]
+    for use in uses:
+        if use.expert not in experts:
+            for_whom = _for_whom(use, findings)
+            message = f"no expert `{use.expert}` in the catalog{for_whom}{meant(use.expert, experts)}"
+            findings.add((*use.path, "expert"), message)
+        elif experts[use.expert].task != use.task:
+            found, wanted = _KIND[experts[use.expert].task], _KIND[use.task]
+            where = "under `detectors:`" if found == "detector" else "under `classifiers:` or `steps:`"
+            message = f"expert `{use.expert}` is a {found}, expected a {wanted}; a {found} goes {where}"
+            findings.add((*use.path, "expert"), message)
+    _check_labels(right, findings, experts)
+    if len(right) == len(uses) and not findings.removed:
+        _check_defects(rules, right, findings, experts)
+
+
+def _for_whom(use: _Use, findings: Findings) -> str:
+    if use.by is None or COMPONENT not in use.entry.expert:
+        return ""
+    return f" (for component `{use.by[3]}` of board `{use.by[1]}`, line {findings.line(use.by)})"
+
+
+def _uses(rules: RulesFile, patterns: list[str]) -> Iterator[_Use]:
+    """Every expert that a component of a recipe leads to, and those that are named outright, each once per entry."""
+    named = {path[1]: (path, entry) for path, entry in reversed(list(entries(rules))) if path[0] != "classifiers"}
+    components = _components_by_pattern(rules, patterns)
+    seen: dict[tuple[KeyPath, str], None] = {}
+    for pattern, classifier in rules.classifiers.items():
+        for path, entry in _reachable(("classifiers", pattern), classifier, named):
+            if not entry.expert:
+                continue
+            # Without a placeholder one component stands for all.
+            some = components[pattern] if COMPONENT in entry.expert else components[pattern][:1]
+            for by in some:
+                expert = entry.expert.replace(COMPONENT, str(by[3]))
+                if (path, expert) not in seen:
+                    seen[path, expert] = None
+                    yield _Use(path, entry, expert, by)
+    for path, entry in entries(rules):
+        if entry.expert and COMPONENT not in entry.expert and (path, entry.expert) not in seen:
+            yield _Use(path, entry, entry.expert, None)
+
+
+def _components_by_pattern(rules: RulesFile, patterns: list[str]) -> dict[str, list[KeyPath]]:
+    """The components that each pattern is the first to match; wrong entries keep theirs from falling to later ones."""
+    found: dict[str, list[KeyPath]] = {pattern: [] for pattern in patterns}
+    if not all(map(is_glob, patterns)):
+        return found
+    globs = [Glob.of(pattern) for pattern in patterns]
+    first: dict[str, str | None] = {}
+    for board_type, board in rules.boards.items():
+        for component in board.components:
+            if component not in first:
+                first[component] = next((glob.text for glob in globs if glob.matches(component)), None)
+                pattern = first[component]
+                if pattern is not None:
+                    found[pattern].append(("boards", board_type, "components", component))
+    return found
+
+
+def _reachable(
+    path: KeyPath, entry: Entry, named: Mapping[str | int, tuple[KeyPath, Entry]]
+) -> list[tuple[KeyPath, Entry]]:
+    found: dict[KeyPath, Entry] = {path: entry}
+    pending = [(path, entry)]
+    while pending:
+        for _, name in onward(*pending.pop()):
+            if name in named and named[name][0] not in found:
+                found[named[name][0]] = named[name][1]
+                pending.append(named[name])
+    return list(found.items())
+
+
+def _check_tasks(uses: list[_Use], findings: Findings) -> None:
+    first: dict[str, _Use] = {}
+    for use in uses:
+        other = first.setdefault(use.expert, use)
+        if other.task != use.task:
+            line = findings.line((*other.path, "expert"))
+            message = (
+                f"expert `{use.expert}` is used as a {_KIND[other.task]} in line {line}: expected a {_KIND[use.task]}"
+            )
+            findings.add((*use.path, "expert"), message)
+
+
+def _check_labels(uses: list[_Use], findings: Findings, experts: Mapping[str, ExpertLabels]) -> None:
+    """One problem for each label in the file, however many experts of a template lack it."""
+    lacking: dict[tuple[KeyPath, bool], list[tuple[str, str]]] = {}
+    for use in uses:
+        for path, label, is_key in _labels(use):
+            if label not in experts[use.expert].classes:
+                lacking.setdefault((path, is_key), []).append((label, use.expert))
+    for (path, is_key), those in lacking.items():
+        label, expert = those[0]
+        more = f" (nor have {len(those) - 1} others)" if len(those) > 1 else ""
+        message = f"expert `{expert}` has no label `{label}`{more}" + meant(label, experts[expert].classes)
+        findings.add(path, message, key=is_key)
+
+
+def _labels(use: _Use) -> Iterator[tuple[KeyPath, str, bool]]:
+    """The labels that an entry speaks of, each with its path and whether it is a key there."""
+    if isinstance(use.entry, ClassifierEntry):
+        for index, label in enumerate(use.entry.pass_labels):
+            yield (*use.path, "pass", index), label, False
+    else:
+        for section, labels in (
+            ("fail_on", use.entry.fail_on),
+            ("review_on", use.entry.review_on),
+            ("require", use.entry.require),
+        ):
+            for label in labels:
+                if label != ANY_LABEL:
+                    yield (*use.path, section, label), label, True
+    if isinstance(use.entry.then, dict):
+        for label in use.entry.then:
+            if label != ANY_LABEL:
+                yield (*use.path, "then", label), label, True
+
+
+def _check_defects(rules: RulesFile, uses: list[_Use], findings: Findings, experts: Mapping[str, ExpertLabels]) -> None:
+    extras = any(board.extras == "allow" for board in rules.boards.values())
+    names = list(experts) if extras else [use.expert for use in uses]
+    right = dict.fromkeys(label for name in names for label in experts[name].classes)
+    for detector in rules.detectors.values():
+        for label, wanted in detector.require.items():
+            right |= dict.fromkeys(requirement_defects(label, wanted))
+    for label in rules.defects:
+        if label not in right:
+            message = f"no expert of these rules has the label `{label}`" + meant(label, right)
+            findings.add(("defects", label), message, key=True)
+
+
+def requirement_defects(label: str, wanted: RequirementEntry | list[RequirementEntry]) -> list[str]:
+    """The names of what can be wrong with a required label; they take codes in `defects` as labels do."""
+    several = wanted if isinstance(wanted, list) else [wanted]
+    kinds = ["missing", "extra"] + ["misplaced"] * any(one.region or one.position for one in several)
+    return [f"{kind}_{label}" for kind in kinds]

@@ -1,0 +1,241 @@
+"""What a rules file must hold true across its entries: patterns, boards, chains, counts.
+
+Each check looks only at the parts that are sound in themselves (`load.salvage`), and says nothing that a mistake
+reported elsewhere would explain.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+
+from routing_rules.document import Document, KeyPath, Problem
+from routing_rules.globs import Glob, covering
+from routing_rules.nearest import meant, nearest
+from routing_rules.schema import ClassifierEntry, DetectorEntry, RequirementEntry, RulesFile, is_glob
+
+#: Steps of one chain. Every image of a longer one would take that many experts, each of them a possible switch.
+MAX_CHAIN = 16
+
+#: For each entry, the paths of the values in its `then` and the entries they lead to.
+Links = dict[KeyPath, list[tuple[KeyPath, KeyPath]]]
+
+
+@dataclass(slots=True)
+class Findings:
+    """The mistakes found so far in `document`, and the paths that were taken out of it as wrong in themselves."""
+
+    document: Document
+    removed: Sequence[KeyPath]
+    problems: list[Problem] = field(default_factory=list[Problem])
+
+    def add(self, path: KeyPath, message: str, *, key: bool = False) -> None:
+        self.problems.append(self.document.problem(path, message, key=key))
+
+    def is_spoilt(self, path: KeyPath) -> bool:
+        """Whether something at or below `path` was taken out: what is missing there is no new mistake."""
+        return any(gone[: len(path)] == path for gone in self.removed)
+
+    def is_misspelt(self, path: KeyPath) -> bool:
+        """Whether the key of `path` is there with a wrong value, or under a wrong name: reported already."""
+        return self.is_spoilt(path) or any(
+            gone[:-1] == path[:-1] and nearest(str(gone[-1]), [str(path[-1])]) for gone in self.removed
+        )
+
+    def names(self, section: str) -> list[str]:
+        """The keys of a section as written, those of wrong entries included."""
+        return self.document.keys((section,))
+
+    def line(self, path: KeyPath) -> int:
+        return self.document.where(path, key=True)[0]
+
+
+def check_rules(rules: RulesFile, findings: Findings) -> None:
+    """Add every mistake that needs no catalog to be seen."""
+    for section in ("boards", "classifiers"):
+        if not findings.names(section) and not findings.is_misspelt((section,)):
+            findings.add((section,), f"no {section}: expected at least one entry under `{section}:`", key=True)
+    _check_designators(findings)
+    _check_patterns(findings)
+    _check_components(rules, findings)
+    for path, entry in entries(rules):
+        if not entry.expert and not findings.is_misspelt((*path, "expert")):
+            findings.add(path, "missing key `expert`", key=True)
+        if isinstance(entry, ClassifierEntry):
+            _check_classifier(path, entry, findings)
+        else:
+            _check_detector(path, entry, findings)
+    _check_chains(rules, findings)
+
+
+def entries(rules: RulesFile) -> Iterator[tuple[KeyPath, ClassifierEntry | DetectorEntry]]:
+    """Every entry that names an expert, with its path."""
+    for pattern, entry in rules.classifiers.items():
+        yield ("classifiers", pattern), entry
+    for name, detector in rules.detectors.items():
+        yield ("detectors", name), detector
+    for name, entry in rules.steps.items():
+        yield ("steps", name), entry
+
+
+def onward(path: KeyPath, entry: ClassifierEntry | DetectorEntry) -> list[tuple[KeyPath, str]]:
+    """The names that `then` leads to, each with the path of the value that says so."""
+    if isinstance(entry.then, str):
+        return [((*path, "then"), entry.then)]
+    return [((*path, "then", label), name) for label, name in (entry.then or {}).items() if name is not None]
+
+
+def _check_designators(findings: Findings) -> None:
+    """Looks at the lists as written, for a list with one wrong item is taken out as a whole."""
+    document = findings.document
+    for board_type in findings.names("boards"):
+        first: dict[str, KeyPath] = {}
+        components = ("boards", board_type, "components")
+        for component in document.keys(components):
+            for index in document.indexes((*components, component)):
+                path = (*components, component, index)
+                designator = document.value(path)
+                if isinstance(designator, str) and designator in first:
+                    other = first[designator]
+                    where = f"line {findings.line(other)}" + (f", `{other[3]}`" if other[3] != component else "")
+                    findings.add(path, f"designator `{designator}` is already in {where}: expected once per board")
+                elif isinstance(designator, str):
+                    first[designator] = path
+
+
+def _check_patterns(findings: Findings) -> None:
+    """A pattern behind one that matches all it matches can never be the first."""
+    earlier: list[Glob] = []
+    for pattern in findings.names("classifiers"):
+        if not is_glob(pattern):
+            continue
+        glob = Glob.of(pattern)
+        if covers := covering(glob, earlier):
+            which = " and ".join(
+                f"`{cover.text}` (line {findings.line(('classifiers', cover.text))})" for cover in covers
+            )
+            findings.add(
+                ("classifiers", pattern),
+                f"unreachable: {which} already {'matches' if len(covers) == 1 else 'match'} all that `{pattern}` "
+                "matches, and the first match wins; put the narrower pattern first",
+                key=True,
+            )
+        earlier.append(glob)
+
+
+def _check_components(rules: RulesFile, findings: Findings) -> None:
+    names = findings.names("classifiers")
+    if not names or not all(map(is_glob, names)):
+        return
+    globs = [Glob.of(name) for name in names]
+    for board_type, board in rules.boards.items():
+        for component in board.components:
+            if not any(glob.matches(component) for glob in globs):
+                findings.add(
+                    ("boards", board_type, "components", component),
+                    f"no classifier pattern matches component `{component}`" + _nearest_pattern(component, globs),
+                    key=True,
+                )
+
+
+def _nearest_pattern(component: str, globs: Sequence[Glob]) -> str:
+    def likeness(glob: Glob) -> float:
+        return SequenceMatcher(None, component[: len(glob.head)].casefold(), glob.head.casefold()).ratio()
+
+    best = max((glob for glob in globs if glob.head), key=likeness, default=None)
+    if best is None or likeness(best) < 0.6:
+        return "; expected one under `classifiers:` that does"
+    return f"; the nearest is `{best.text}`"
+
+
+def _check_classifier(path: KeyPath, entry: ClassifierEntry, findings: Findings) -> None:
+    for index, label in enumerate(entry.pass_labels):
+        if label in entry.pass_labels[:index]:
+            findings.add((*path, "pass", index), f"label `{label}` is already in this list: expected each once")
+    branches = isinstance(entry.then, dict) and any(entry.then.values())
+    if not entry.pass_labels and not (branches and entry.on_clear == "pass") and not findings.is_spoilt(path):
+        hint = ", or `on_clear: pass` to let the step behind it decide" if branches else ""
+        findings.add(path, f"no image can pass `{path[1]}`: expected labels such as `pass: [ok]`{hint}", key=True)
+
+
+def _check_detector(path: KeyPath, entry: DetectorEntry, findings: Findings) -> None:
+    if not (entry.fail_on or entry.review_on or entry.require or entry.then or findings.is_spoilt(path)):
+        message = f"detector `{path[1]}` decides nothing: expected at least one of fail_on, review_on, require, then"
+        findings.add(path, message, key=True)
+    for label, threshold in entry.review_on.items():
+        if label in entry.fail_on and threshold >= entry.fail_on[label]:
+            findings.add(
+                (*path, "review_on", label),
+                f"expected less than the {entry.fail_on[label]:g} from which `{label}` fails "
+                f"(line {findings.line((*path, 'fail_on', label))}): at {threshold:g} it can never be a review",
+            )
+    for label, wanted in entry.require.items():
+        if isinstance(wanted, RequirementEntry):
+            _check_requirement((*path, "require", label), wanted, findings)
+        else:
+            for index, one in enumerate(wanted):
+                _check_requirement((*path, "require", label, index), one, findings)
+
+
+def _check_requirement(path: KeyPath, wanted: RequirementEntry, findings: Findings) -> None:
+    if wanted.min is not None and wanted.max is not None and wanted.min > wanted.max:
+        findings.add((*path, "min"), f"a count that cannot be: min {wanted.min} is more than max {wanted.max}")
+    elif wanted.min == 0 and wanted.max is None and not findings.is_spoilt(path):
+        findings.add((*path, "min"), "min 0 requires nothing: expected min of 1 or more, or a max")
+    if wanted.region and wanted.position:
+        x1, y1, x2, y2 = wanted.region
+        x, y = wanted.position.at
+        if not (x1 <= x <= x2 and y1 <= y <= y2):
+            findings.add((*path, "position", "at"), "expected a point inside this entry's region")
+
+
+def _check_chains(rules: RulesFile, findings: Findings) -> None:
+    named: dict[str, KeyPath] = {}
+    for section in ("detectors", "steps"):
+        for name in findings.names(section):
+            if name in named:
+                where = f"line {findings.line(named[name])}"
+                message = f"`{name}` is already the name of an entry of detectors, {where}: expected another name"
+                findings.add((section, name), message, key=True)
+            named.setdefault(name, (section, name))
+    links: Links = {}
+    for path, entry in entries(rules):
+        links[path] = []
+        for at, name in onward(path, entry):
+            if name in named:
+                links[path].append((at, named[name]))
+            else:
+                findings.add(at, _undefined(name, named, rules))
+    _check_cycles(links, findings)
+
+
+def _undefined(name: str, named: dict[str, KeyPath], rules: RulesFile) -> str:
+    message = f"`{name}` is no entry of detectors or steps"
+    by_expert = [path[1] for path, entry in entries(rules) if path[0] != "classifiers" and entry.expert == name]
+    if by_expert:
+        return f"{message} but an expert; did you mean `{by_expert[0]}`?"
+    if name in rules.classifiers and nearest(name, named) is None:
+        return f"{message} but a pattern of classifiers: a later classifier goes under `steps:`"
+    return message + meant(name, named)
+
+
+def _check_cycles(links: Links, findings: Findings) -> None:
+    """Depth first with a stack of our own; the value of `then` that closes a cycle is where it is reported."""
+    lengths: dict[KeyPath, int] = {}
+    for first in links:
+        # The entries of the walk, in order, each with what is still to be followed from it.
+        walk = {first: iter(links[first])} if first not in lengths else {}
+        while walk:
+            path = next(reversed(walk))
+            at, to = next(walk[path], (None, path))
+            if at is None:
+                lengths[path] = 1 + max((lengths.get(following, 0) for _, following in links.get(path, ())), default=0)
+                del walk[path]
+            elif to in walk:
+                members = list(walk)
+                names = " → ".join(str(member[1]) for member in (*members[members.index(to) :], to))
+                findings.add(at, f"a cycle: {names}; a chain must end")
+            elif to not in lengths:
+                walk[to] = iter(links.get(to, ()))
+    for path, length in lengths.items():
+        if length > MAX_CHAIN and path[0] == "classifiers":
+            findings.add((*path, "then"), f"a chain of {length} steps: expected at most {MAX_CHAIN}")

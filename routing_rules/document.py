@@ -1,0 +1,320 @@
+"""YAML text to plain data of which every key and every value still knows its line and column.
+
+What PyYAML's own loaders do not give: YAML 1.2 scalars (NO, ON and yes stay text), keys that are always the text
+as written (`0402:` is not octal), duplicate keys as mistakes, and bounds on depth and on what aliases expand to.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MAX_TEXT_BYTES = 8 * 1024 * 1024
+MAX_DEPTH = 40
+#: After expanding aliases: a page of nested aliases would otherwise stand for billions of values.
+MAX_VALUES = 200_000
+
+_STR_TAGS = ("!", "tag:yaml.org,2002:str")
+_CONSTANTS: dict[str, bool | None] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
+_BASED = re.compile(r"0o[0-7]{1,18}|0x[0-9a-fA-F]{1,15}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One mistake in a file: where it is (line and column count from 1), what was expected, what to do."""
+
+    file: str
+    line: int
+    column: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}: {self.message}"
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a value starts, and for a mapping or list where each of its keys and values does."""
+
+    line: int
+    column: int
+    children: "dict[str | int, tuple[int, int, Place]]" = field(
+        default_factory=dict[str | int, "tuple[int, int, Place]"]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A parsed file. `data` is None where `problems` made it unreadable, and where the file is empty."""
+
+    name: str
+    text: str
+    data: Any
+    problems: tuple[Problem, ...]
+    root: Place
+
+    def where(self, path: KeyPath, *, key: bool = False) -> tuple[int, int]:
+        """Line and column, from 1, of the value at `path`, or of its key; of its nearest parent if it is absent."""
+        place = self.root
+        at = (place.line, place.column)
+        for depth, part in enumerate(path):
+            child = place.children.get(part)
+            if child is None:
+                return at
+            key_line, key_column, place = child
+            # An absent value is shown at the key that should hold it: that is where a person looks.
+            at = (key_line, key_column)
+            if depth == len(path) - 1 and not key:
+                return place.line, place.column
+        return at
+
+    def keys(self, path: KeyPath) -> list[str]:
+        """The keys of the mapping at `path` as written; none where there is no mapping."""
+        return [key for key in self._children(path) if isinstance(key, str)]
+
+    def indexes(self, path: KeyPath) -> list[int]:
+        """The indexes of the list at `path`; none where there is no list."""
+        return [index for index in self._children(path) if isinstance(index, int)]
+
+    def value(self, path: KeyPath) -> Any:
+        """The value at `path`, or None where there is none."""
+        value = self.data
+        for part in path:
+            try:
+                value = value[part]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return value
+
+    def _children(self, path: KeyPath) -> list[str | int]:
+        place = self.root
+        for part in path:
+            if part not in place.children:
+                return []
+            place = place.children[part][2]
+        return list(place.children)
+
+    def written(self, path: KeyPath) -> str:
+        """The plain scalar at `path` as it stands in the file: `0402`, where the data has 402."""
+        line, column = self.where(path)
+        rest = self.text.splitlines()[line - 1 : line]
+        return re.split(r"[\s,\]}]", rest[0][column - 1 :], maxsplit=1)[0] if rest else ""
+
+    def problem(self, path: KeyPath, message: str, *, key: bool = False) -> Problem:
+        """A mistake at the value (or the key) of `path`."""
+        line, column = self.where(path, key=key)
+        return Problem(self.name, line, column, message)
+
+
+def read_yaml(path: Path) -> Document:
+    """Read a file; one that cannot be read is a `Document` whose only content is that problem."""
+    name = str(path)
+    try:
+        if path.stat().st_size > MAX_TEXT_BYTES:
+            return _unreadable(name, "", 1, 1, f"the file is larger than {MAX_TEXT_BYTES // 2**20} MiB")
+        raw = path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return _unreadable(name, "", 1, 1, f"cannot read the file: {reason}")
+    try:
+        return read_yaml_text(raw.decode("utf-8-sig"), name)
+    except UnicodeDecodeError as error:
+        line, column = _position(raw[: error.start].decode("utf-8", "replace"))
+        return _unreadable(name, "", line, column, "not UTF-8 text: save the file as UTF-8")
+
+
+def read_yaml_text(text: str, name: str) -> Document:
+    """Parse `text`; every mistake that YAML itself finds is in `problems`, with `name` as the file."""
+    if len(text) > MAX_TEXT_BYTES:
+        return _unreadable(name, text, 1, 1, f"the text is larger than {MAX_TEXT_BYTES // 2**20} MiB")
+    builder = _Builder(name)
+    try:
+        node = builder.build(text)
+    except _UnreadableError as error:
+        return Document(name, text, None, (*builder.problems, error.problem), Place(1, 1))
+    except yaml.YAMLError as error:
+        line, column, message = _syntax(error, text)
+        return Document(name, text, None, (*builder.problems, Problem(name, line, column, message)), Place(1, 1))
+    except UnicodeEncodeError as error:
+        line, column = _position(text[: error.start])
+        return _unreadable(name, text, line, column, "a character that no UTF-8 file can hold")
+    return Document(name, text, node.data, tuple(builder.problems), node.place)
+
+
+def _unreadable(name: str, text: str, line: int, column: int, message: str) -> Document:
+    return Document(name, text, None, (Problem(name, line, column, message),), Place(1, 1))
+
+
+def _position(before: str) -> tuple[int, int]:
+    return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+
+
+def _syntax(error: yaml.YAMLError, text: str) -> tuple[int, int, str]:
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        if "token" in what and text.splitlines()[line - 1 : line] and "\t" in text.splitlines()[line - 1]:
+            what += " (a tab: indent with spaces)"
+        return line, column, f"not YAML: {what}"
+    offset = getattr(error, "position", 0)
+    before = text.encode("utf-8", "replace")[: offset if isinstance(offset, int) else 0]
+    return *_position(before.decode("utf-8", "ignore")), f"not YAML: {getattr(error, 'reason', None) or error}"
+
+
+class _UnreadableError(Exception):
+    """Reading cannot go on."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A value with its places; `values` counts it with everything in it, `height` its levels of nesting."""
+
+    data: Any
+    place: Place
+    values: int
+    height: int
+
+
+class _Builder:
+    """Builds data and places from parser events: the events are not recursive, so depth is ours to bound."""
+
+    def __init__(self, name: str) -> None:
+        self.problems: list[Problem] = []
+        self._name = name
+        self._values = 0
+        self._anchors: dict[str, _Node | None] = {}
+        self._events: Iterator[yaml.Event] = iter(())
+
+    def build(self, text: str) -> _Node:
+        self._events = yaml.parse(text, Loader=yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
+        documents = 0
+        node = _Node(None, Place(1, 1), 0, 0)
+        for event in self._events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    raise self._stop(event, "a second document: expected one per file, without a `---` inside")
+            elif not isinstance(event, (yaml.StreamStartEvent, yaml.StreamEndEvent, yaml.DocumentEndEvent)):
+                node = self._node(event, 1)
+        return node
+
+    def _node(self, event: yaml.Event, depth: int) -> _Node:
+        if depth > MAX_DEPTH:
+            raise self._stop(event, f"nested deeper than {MAX_DEPTH} levels")
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(event, depth)
+        anchor = getattr(event, "anchor", None)
+        if anchor is not None:
+            self._anchors[anchor] = None
+        self._count(event, 1)
+        if isinstance(event, yaml.ScalarEvent):
+            node = _Node(self._scalar(event), self._place(event), 1, 1)
+        elif isinstance(event, yaml.MappingStartEvent):
+            node = self._mapping(event, depth)
+        else:
+            node = self._sequence(event, depth)
+        if anchor is not None:
+            self._anchors[anchor] = node
+        return node
+
+    def _mapping(self, event: yaml.MappingStartEvent, depth: int) -> _Node:
+        self._refuse_tag(event)
+        place, data = self._place(event), dict[str, Any]()
+        values = height = 1
+        while not isinstance(key_event := next(self._events), yaml.MappingEndEvent):
+            key_node = self._node(key_event, depth + 1)
+            node = self._node(next(self._events), depth + 1)
+            values, height = values + key_node.values + node.values, max(height, key_node.height + 1, node.height + 1)
+            line, column = self._at(key_event)
+            key = self._key(key_event, key_node)
+            if key is None:
+                self._note(key_event, "a key must be text; text with braces or brackets goes in quotes")
+            elif key in data:
+                first = place.children[key][0]
+                self._note(key_event, f"duplicate key `{key}`: it is already in line {first}; keep one of them")
+            else:
+                data[key] = node.data
+                place.children[key] = (line, column, node.place)
+        return _Node(data, place, values, height)
+
+    def _sequence(self, event: yaml.Event, depth: int) -> _Node:
+        self._refuse_tag(event)
+        place, data = self._place(event), list[Any]()
+        values = height = 1
+        while not isinstance(item := next(self._events), yaml.SequenceEndEvent):
+            node = self._node(item, depth + 1)
+            values, height = values + node.values, max(height, node.height + 1)
+            place.children[len(data)] = (*self._at(item), node.place)
+            data.append(node.data)
+        return _Node(data, place, values, height)
+
+    def _alias(self, event: yaml.AliasEvent, depth: int) -> _Node:
+        if event.anchor not in self._anchors:
+            raise self._stop(event, f"`*{event.anchor}` refers to nothing: no `&{event.anchor}` before it")
+        node = self._anchors[event.anchor]
+        if node is None:
+            raise self._stop(event, f"`*{event.anchor}` contains itself")
+        self._count(event, node.values)
+        if depth + node.height - 1 > MAX_DEPTH:
+            raise self._stop(event, f"nested deeper than {MAX_DEPTH} levels")
+        return node
+
+    def _key(self, event: yaml.Event, node: _Node) -> str | None:
+        """Keys are names, so they are the text as written, whatever YAML would make of it as a value."""
+        if isinstance(event, yaml.ScalarEvent):
+            return str(event.value)
+        return node.data if isinstance(node.data, str) else None
+
+    def _scalar(self, event: yaml.ScalarEvent) -> str | int | float | bool | None:
+        text = str(event.value)
+        self._refuse_tag(event)
+        if event.style or event.tag is not None:
+            return text
+        if text in _CONSTANTS:
+            return _CONSTANTS[text]
+        if _INTEGER.fullmatch(text):
+            return int(text)
+        if _BASED.fullmatch(text):
+            return int(text, 0)
+        if _FLOAT.fullmatch(text) and math.isfinite(number := float(text)):
+            return number
+        return text
+
+    def _refuse_tag(self, event: Any) -> None:
+        if event.tag is not None and event.tag not in _STR_TAGS:
+            self._note(event, f"a tag (`{event.tag}`) is not allowed here: write the plain value")
+
+    def _count(self, event: yaml.Event, values: int) -> None:
+        self._values += values
+        if self._values > MAX_VALUES:
+            raise self._stop(event, f"more than {MAX_VALUES} values, aliases expanded: write less, or fewer aliases")
+
+    def _place(self, event: yaml.Event) -> Place:
+        return Place(*self._at(event))
+
+    def _at(self, event: yaml.Event) -> tuple[int, int]:
+        mark: Any = event.start_mark
+        return mark.line + 1, mark.column + 1
+
+    def _note(self, event: yaml.Event, message: str) -> None:
+        self.problems.append(Problem(self._name, *self._at(event), message))
+
+    def _stop(self, event: yaml.Event, message: str) -> _UnreadableError:
+        return _UnreadableError(Problem(self._name, *self._at(event), message))

@@ -1,0 +1,248 @@
+"""The shape of a rules file: which keys there are and what each may hold. What they mean is in docs/rules.md.
+
+Only single values are checked here; what needs two places of the file at once is in `check.py`.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeGuard
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, PlainValidator, Tag
+from pydantic_core import PydanticCustomError
+
+from routing_rules.routes import ANY_LABEL, COMPONENT
+
+MAX_NAME = 128
+MAX_QUANTITY = 1_000_000
+MAX_TIME_LIMIT_S = 7 * 86_400.0
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(ms|s|m|h)")
+
+
+def _expected(what: str) -> PydanticCustomError:
+    """`load.validate` writes it as "expected WHAT, found VALUE"."""
+    return PydanticCustomError("expected", "{what}", {"what": what})
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_list(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
+def _is_name(value: object) -> TypeGuard[str]:
+    """What the wire allows as board type and component: PROTOCOL.md, `inspect`."""
+    return (
+        isinstance(value, str)
+        and 1 <= len(value) <= MAX_NAME
+        and not any(unicodedata.category(sign) in {"Cc", "Cs"} for sign in value)
+        and value == value.strip()
+    )
+
+
+def _name(what: str) -> Callable[[object], str]:
+    def check(value: object) -> str:
+        if not _is_name(value):
+            raise _expected(f"{what}: text of 1 to {MAX_NAME} characters without blanks around it")
+        return value
+
+    return check
+
+
+def _label(value: object) -> str:
+    if not _is_name(value) or value == ANY_LABEL:
+        raise _expected(f"a label: text of 1 to {MAX_NAME} characters; `*` for all labels is not possible here")
+    return value
+
+
+def is_glob(text: str) -> bool:
+    """Whether `text` is a pattern of the right shape."""
+    try:
+        _glob(text)
+    except PydanticCustomError:
+        return False
+    return True
+
+
+def _glob(value: object) -> str:
+    if not _is_name(value):
+        raise _expected(f"a pattern of component types such as QFP*: text of 1 to {MAX_NAME} characters")
+    if "[" in value or "]" in value:
+        raise _expected("a pattern in which only * (any text) and ? (one character) are wild, no brackets")
+    if "**" in value:
+        raise _expected("a pattern with single stars: ** means no more than *")
+    return value
+
+
+def _expert(value: object) -> str:
+    if not _is_name(value):
+        raise _expected('the name of an expert, in quotes where it has {component}: expert: "{component}"')
+    if set("{}") & set(value.replace(COMPONENT, "")):
+        raise _expected(f"the name of an expert, with no braces but those of `{COMPONENT}`")
+    return value
+
+
+def _fraction(value: object) -> float:
+    if not _is_number(value) or not 0 <= value <= 1:
+        raise _expected("a number from 0 to 1")
+    return float(value)
+
+
+def _count(value: object) -> int:
+    if not _is_count(value) or not 0 <= value <= MAX_QUANTITY:
+        raise _expected("a count: a whole number from 0")
+    return value
+
+
+def _quantity(value: object) -> int:
+    if not _is_count(value) or not 1 <= value <= MAX_QUANTITY:
+        raise _expected(f"a quantity: a whole number from 1 to {MAX_QUANTITY}")
+    return value
+
+
+def _share(value: object) -> float:
+    if not _is_number(value) or not 0 < value <= MAX_QUANTITY:
+        raise _expected(f"a number above 0, to {MAX_QUANTITY}")
+    return float(value)
+
+
+def _tolerance(value: object) -> float:
+    if not _is_number(value) or not 0 < value <= 1:
+        raise _expected("a fraction of the image's longer side, above 0 and to 1")
+    return float(value)
+
+
+def _time_limit(value: object) -> float:
+    """Seconds."""
+    parts = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    seconds = float(parts[1]) * _UNITS_S[parts[2]] if parts else 0.0
+    if not 0.0 < seconds <= MAX_TIME_LIMIT_S:
+        raise _expected("a duration above 0 and to 168h, with its unit: 500ms, 20s, 2m or 1h")
+    return seconds
+
+
+def _fractions(value: object, length: int, what: str) -> tuple[float, ...]:
+    if not _is_list(value) or len(value) != length or not all(_is_number(part) and 0 <= part <= 1 for part in value):
+        raise _expected(what)
+    return tuple(float(part) for part in value)
+
+
+def _region(value: object) -> tuple[float, float, float, float]:
+    what = "[x1, y1, x2, y2] in fractions of the image from 0 to 1, with x1 < x2 and y1 < y2"
+    x1, y1, x2, y2 = _fractions(value, 4, what)
+    if not (x1 < x2 and y1 < y2):
+        raise _expected(what)
+    return x1, y1, x2, y2
+
+
+def _point(value: object) -> tuple[float, float]:
+    x, y = _fractions(value, 2, "[x, y] in fractions of the image from 0 to 1")
+    return x, y
+
+
+def _either(wanted: str, **tags: type) -> Discriminator:
+    """Of a union the member whose shape the value has, so that a mistake names one expectation, not all."""
+
+    def choose(value: object) -> str | None:
+        return next((tag for tag, shape in tags.items() if isinstance(value, shape) and value is not True), None)
+
+    return Discriminator(choose, custom_error_type="expected", custom_error_message=wanted)
+
+
+Name = Annotated[str, PlainValidator(_name("a name"))]
+Label = Annotated[str, PlainValidator(_label)]
+AnyLabel = Annotated[str, PlainValidator(_name("a label, or `*` for all that are not named"))]
+Designator = Annotated[str, PlainValidator(_name("a designator"))]
+Code = Annotated[str, PlainValidator(_name("a defect code"))]
+StepName = Annotated[str, PlainValidator(_name("the name of an entry of detectors or steps"))]
+Glob = Annotated[str, PlainValidator(_glob)]
+Expert = Annotated[str, PlainValidator(_expert)]
+Fraction = Annotated[float, PlainValidator(_fraction)]
+Count = Annotated[int, PlainValidator(_count)]
+Seconds = Annotated[float, PlainValidator(_time_limit)]
+Thresholds = dict[AnyLabel, Fraction]
+
+Positions = Annotated[
+    Annotated[int, PlainValidator(_quantity), Tag("<quantity>")]
+    | Annotated[list[Designator], Field(min_length=1), Tag("<designators>")],
+    _either(
+        "a quantity (a whole number from 1) or a list of designators", **{"<quantity>": int, "<designators>": list}
+    ),
+]
+Then = Annotated[
+    Annotated[StepName, Tag("<step>")]
+    | Annotated[dict[AnyLabel, StepName | None], Field(min_length=1), Tag("<branches>")],
+    _either(
+        "the name of an entry of detectors or steps, or a mapping of labels to such names",
+        **{"<step>": str, "<branches>": dict},
+    ),
+]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class BoardEntry(_Strict):
+    components: Annotated[dict[Name, Positions], Field(min_length=1)]
+    time_limit: Seconds | None = None
+    extras: Literal["allow", "refuse"] = "refuse"
+    share: Annotated[float, PlainValidator(_share)] = 1.0
+
+
+class ClassifierEntry(_Strict):
+    """`expert` is required; that check.py says so lets the rest of an entry without one be checked too."""
+
+    expert: Expert = ""
+    pass_labels: list[Label] = Field(default=[], alias="pass")
+    review_below: Fraction = 0.5
+    then: Then | None = None
+    on_clear: Literal["pass", "review"] = "review"
+    pass_rate: Fraction = 0.95
+
+
+class PositionEntry(_Strict):
+    at: Annotated[tuple[float, float], PlainValidator(_point)]
+    tolerance: Annotated[float, PlainValidator(_tolerance)]
+
+
+class RequirementEntry(_Strict):
+    min: Count | None = None
+    max: Count | None = None
+    confidence: Fraction | None = None
+    region: Annotated[tuple[float, float, float, float], PlainValidator(_region)] | None = None
+    position: PositionEntry | None = None
+
+
+Requirements = Annotated[
+    Annotated[RequirementEntry, Tag("<one>")]
+    | Annotated[list[RequirementEntry], Field(min_length=1), Tag("<several>")],
+    _either("a mapping such as {min: 2}, or a list of such mappings", **{"<one>": dict, "<several>": list}),
+]
+
+
+class DetectorEntry(_Strict):
+    expert: Expert = ""
+    fail_on: Thresholds = {}
+    review_on: Thresholds = {}
+    require: dict[Label, Requirements] = {}
+    review_below: Fraction = 0.0
+    then: Then | None = None
+    pass_rate: Fraction = 0.95
+
+
+class RulesFile(_Strict):
+    """A whole file. What is required of it is checked in `check.py`, where sound parts of it are all seen."""
+
+    boards: dict[Name, BoardEntry] = {}
+    classifiers: dict[Glob, ClassifierEntry] = {}
+    detectors: dict[StepName, DetectorEntry] = {}
+    steps: dict[StepName, ClassifierEntry] = {}
+    defects: dict[Label, Code] = {}

@@ -1,0 +1,166 @@
+"""A simulated line for drive tests: rules, a catalog, fake devices, and the drive turned by hand."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from daemon.drive import Drive
+from daemon.fakes import AnswerOf, FakeExecutor, FakeLoader, FakePool, Timeline
+from daemon.orders import ImageOrder, Unanswered
+from daemon.policy.presets import Tuning
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
+from daemon.records import Accepted, ExpertSwitch, JournalKey, Outcome, Pixels
+from daemon.rulebook import Rulebook
+from experts.spec import Answer, ArchitectureId, Detection, ExpertId, ExpertSpec, LayoutId, Task
+from routing_rules.compile import compile_rules
+from routing_rules.routes import Routes
+
+RULES = """
+boards:
+  main: {components: {A1: 10, A2: 10, B: 20, C: 5}}
+classifiers:
+  A*: {expert: "{component}", pass: [ok], review_below: 0.5, then: {ok: solder, odd: shape}, on_clear: review}
+  "*": {expert: "{component}", pass: [ok], review_below: 0.5}
+detectors:
+  solder: {expert: yolo-solder, fail_on: {bridge: 0.4}}
+  shape: {expert: yolo-shape, fail_on: {bent: 0.4}}
+defects: {bridge: D207}
+"""
+
+
+def routes(text: str = RULES) -> Routes:
+    return compile_rules(text)
+
+
+def a_spec(name: str, weights_bytes: int = 10, sha256: str = "0" * 64, task: Task = "classify") -> ExpertSpec:
+    classes = ("ok", "odd", "missing") if task == "classify" else ("bridge", "bent")
+    return ExpertSpec(
+        expert=ExpertId(name),
+        architecture=ArchitectureId("resnet18"),
+        task=task,
+        file=Path(f"/nowhere/{name}.safetensors"),
+        classes=classes,
+        input_size=64,
+        mean=(0.0, 0.0, 0.0),
+        std=(1.0, 1.0, 1.0),
+        sha256=sha256,
+        layout=LayoutId("resnet18"),
+        weights_bytes=weights_bytes,
+    )
+
+
+def a_catalog(*names: str, weights_bytes: int = 10) -> dict[ExpertId, ExpertSpec]:
+    chosen = names or ("A1", "A2", "B", "C", "yolo-solder", "yolo-shape")
+    specs = [a_spec(name, weights_bytes, task="detect" if name.startswith("yolo") else "classify") for name in chosen]
+    return {spec.expert: spec for spec in specs}
+
+
+def an_image(
+    number: int,
+    component: str = "B",
+    deadline_ms: int | None = None,
+    accepted_wall_s: float = 1000.0,
+    rules_version: str | None = None,
+) -> Accepted:
+    return Accepted(
+        inspection_id=number,
+        source="cam",
+        image_id=str(number),
+        board_type="main",
+        component=component,
+        accepted_wall_s=accepted_wall_s,
+        deadline_ms=deadline_ms,
+        rules_version=rules_version or routes().version,
+        key=JournalKey(1, number, 10),
+        pixels=Pixels(),
+    )
+
+
+def says(labels: Mapping[int, str] | None = None, otherwise: str = "ok") -> AnswerOf:
+    """Experts by image number: classifiers say the label, detectors see a box of it (nothing for "ok")."""
+
+    def answer(spec: ExpertSpec, image: ImageOrder) -> Answer | Unanswered:
+        label = (labels or {}).get(image.key.offset, otherwise)
+        if label in ("bad_image", "expert_failed"):
+            return Unanswered(label, "as the test says")
+        if spec.task == "classify":
+            return Answer(label if label in spec.classes else "ok", 0.9)
+        seen = (Detection(label, 0.9, (1.0, 1.0, 5.0, 5.0)),) if label in spec.classes else ()
+        return Answer(seen[0].label if seen else None, 0.9 if seen else None, seen)
+
+    return answer
+
+
+@dataclass
+class Line:
+    """A drive over fake devices. `run` turns it until nothing happens any more."""
+
+    drive: Drive
+    timeline: Timeline
+    pools: dict[PoolId, FakePool]
+    reported: list[Outcome]
+    switches: list[ExpertSwitch]
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    ended_s: dict[int, float] = field(default_factory=dict)
+    until_s: float | None = None
+
+    def turn(self) -> None:
+        self.until_s = self.drive.turn()
+        for pool in self.pools.values():
+            pool.check()
+        for outcome in self.reported:
+            assert outcome.inspection_id not in self.outcomes, "an image ended twice"
+            self.outcomes[outcome.inspection_id] = outcome
+            self.ended_s[outcome.inspection_id] = self.timeline.now()
+        self.reported.clear()
+
+    def run(self, until_s: float | None = None) -> None:
+        self.turn()
+        while until_s is None or self.timeline.now() < until_s:
+            limits = [limit for limit in (self.until_s, until_s) if limit is not None]
+            if not self.timeline.step(min(limits, default=None)):
+                return
+            self.turn()
+
+    def accept(self, *images: Accepted) -> None:
+        self.drive.accept(images)
+
+
+def a_line(
+    *,
+    catalog: Mapping[ExpertId, ExpertSpec] | None = None,
+    budgets: Mapping[str, int] | None = None,
+    executors: Sequence[str] = ("cpu",),
+    policy: str = "coserve-plus",
+    answer: AnswerOf | None = None,
+    load_s: float = 0.1,
+    tuning: Tuning | None = None,
+    record: Path | None = None,
+    rulebook: Rulebook | None = None,
+    max_batch: int = 4,
+) -> Line:
+    timeline = Timeline()
+    budgets = budgets or {"cpu": 30}
+    pools = {PoolId(name): FakePool(size, lambda _spec: load_s) for name, size in budgets.items()}
+    facts = [ExecutorFacts(ExecutorId(f"{pool}/{n}"), PoolId(pool)) for n, pool in enumerate(executors)]
+    outcomes: list[Outcome] = []
+    switches: list[ExpertSwitch] = []
+    drive = Drive(
+        rulebook=rulebook or Rulebook(routes()),
+        catalog=a_catalog() if catalog is None else catalog,
+        pools=[
+            PoolFacts(name, "gpu" if name.startswith("cuda") else "cpu", pool.budget_bytes, max_batch)
+            for name, pool in pools.items()
+        ],
+        executors=[FakeExecutor(one, pools[one.pool], timeline, answer or says()) for one in facts],
+        loaders=[FakeLoader(name, pool, timeline) for name, pool in pools.items()],
+        policy=policy,
+        on_outcome=outcomes.append,
+        on_switch=switches.append,
+        tuning=tuning,
+        record=record,
+        clock=timeline.now,
+        wall=lambda: 1000.0 + timeline.now(),
+    )
+    drive.start_hands()
+    return Line(drive, timeline, pools, outcomes, switches)

@@ -1,0 +1,103 @@
+"""Back-pressure: bounded in count and bytes, of each source and of all, and never for ever."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from daemon.backlog import Backlog, BacklogLimits
+
+
+def a_backlog(images: int = 10, size: int = 1000, source_images: int = 10, source_bytes: int = 1000) -> Backlog:
+    return Backlog(BacklogLimits(images, size, source_images, source_bytes))
+
+
+def test_a_single_source_may_use_the_whole() -> None:
+    backlog = a_backlog(images=4)
+    assert [backlog.enter("a", 1) for _ in range(4)] == [None] * 4
+    full = backlog.enter("a", 1)
+    assert full is not None
+    assert 20 <= full.retry_after_ms <= 2000
+    assert (backlog.images, backlog.bytes, backlog.room("a")) == (4, 4, 0)
+
+
+def test_a_source_is_held_to_its_own_limits() -> None:
+    backlog = a_backlog(images=100, size=10_000, source_images=2, source_bytes=500)
+    assert backlog.enter("a", 1) is None
+    assert backlog.enter("a", 1) is None
+    assert backlog.enter("a", 1) is not None
+    assert backlog.enter("b", 400) is None
+    assert backlog.enter("b", 101) is not None
+    assert backlog.room("a") == 0
+    assert backlog.room("b") == 1
+
+
+def test_a_flooding_source_leaves_room_for_one_that_sends_now_and_then() -> None:
+    backlog = a_backlog(images=80, size=10**6, source_images=80, source_bytes=10**6)
+    assert backlog.enter("quiet", 1) is None
+    while backlog.enter("flood", 1) is None:
+        pass
+    assert backlog.images == 70
+    assert backlog.enter("quiet", 1) is None
+
+
+def test_an_empty_backlog_takes_an_image_larger_than_any_limit() -> None:
+    backlog = a_backlog(size=100, source_bytes=100)
+    assert backlog.enter("a", 10_000) is None
+    assert backlog.enter("a", 1) is not None
+    backlog.leave("a", 10_000)
+    assert backlog.enter("a", 1) is None
+
+
+def test_images_of_before_a_restart_count_whatever_the_limits_are() -> None:
+    backlog = a_backlog(images=2)
+    for _ in range(5):
+        backlog.restore("a", 10)
+    assert backlog.images == 5
+    assert backlog.enter("a", 1) is not None
+    assert backlog.room("a") == 0
+
+
+def test_limits_change_while_it_runs() -> None:
+    backlog = a_backlog(images=1)
+    assert backlog.enter("a", 1) is None
+    assert backlog.enter("a", 1) is not None
+    backlog.change_limits(BacklogLimits(2, 1000, 2, 1000))
+    assert backlog.enter("a", 1) is None
+
+
+def test_what_did_not_enter_cannot_leave() -> None:
+    with pytest.raises(KeyError):
+        a_backlog().leave("nobody", 1)
+
+
+class BacklogMachine(RuleBasedStateMachine):
+    """Whatever comes and goes: the sums are right, the limits hold, and a waiting source gets in in the end."""
+
+    inside = Bundle("inside")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backlog = Backlog(BacklogLimits(8, 100, 5, 60))
+
+    @rule(target=inside, source=st.sampled_from("abc"), size=st.integers(1, 50))
+    def enter(self, source: str, size: int) -> tuple[str, int]:
+        before = self.backlog.images
+        full = self.backlog.enter(source, size)
+        assert self.backlog.images == before + (full is None)
+        return (source, size if full is None else 0)
+
+    @rule(image=consumes(inside))
+    def leave(self, image: tuple[str, int]) -> None:
+        if image[1]:
+            self.backlog.leave(*image)
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        self.backlog.check()
+        assert self.backlog.images <= 8
+        assert self.backlog.bytes <= 100
+
+
+TestBacklogMachine = BacklogMachine.TestCase
+TestBacklogMachine.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

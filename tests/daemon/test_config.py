@@ -1,0 +1,119 @@
+from pathlib import Path
+
+import pytest
+
+from daemon.config import Config, load_config, parse_bytes, parse_seconds
+from daemon.errors import ConfigError
+
+MINIMAL = """\
+rules: rules.yaml
+catalog: experts/catalog.yaml
+devices:
+  cpu: {expert_memory: 250MB}
+"""
+
+
+def a_config(folder: Path, text: str = MINIMAL, **environ: str) -> Config:
+    path = folder / "coserve.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_config(path, environ)
+
+
+def problems_of(folder: Path, text: str, **environ: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        a_config(folder, text, **environ)
+    return str(caught.value)
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    config = a_config(tmp_path)
+    assert config.rules == tmp_path / "rules.yaml"
+    assert config.database == f"sqlite:///{tmp_path}/inspection.db"
+    assert config.endpoints.control == f"ipc://{tmp_path}/run/control.sock"
+    assert config.quarantine == tmp_path / "quarantine"
+
+
+def test_the_runtime_directory_of_systemd_holds_the_sockets(tmp_path: Path) -> None:
+    config = a_config(tmp_path, RUNTIME_DIRECTORY="/run/coserve")
+    assert config.endpoints.intake == ["ipc:///run/coserve/intake.sock", "tcp://127.0.0.1:5570"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("250MB", 250_000_000), ("1.5GiB", 1_610_612_736), (4096, 4096), ("2kb", 2000)]
+)
+def test_sizes_carry_their_unit(text: object, expected: int) -> None:
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [("500ms", 0.5), ("20s", 20.0), ("2m", 120.0), ("1d", 86400.0)])
+def test_durations_carry_their_unit(text: str, expected: float) -> None:
+    assert parse_seconds(text) == expected
+
+
+def test_a_bare_number_is_no_duration() -> None:
+    with pytest.raises(ValueError, match="20s"):
+        parse_seconds(20)
+
+
+def test_every_mistake_is_named_at_once_with_its_line(tmp_path: Path) -> None:
+    text = MINIMAL.replace("catalog:", "catalogue:") + "limits: {credit: 0}\npolicy: 3\n"
+    said = problems_of(tmp_path, text)
+    assert "coserve.yaml:2:1" in said
+    assert "catalog" in said
+    assert "coserve.yaml:5:" in said
+
+
+def test_a_size_that_is_none_names_what_was_expected(tmp_path: Path) -> None:
+    said = problems_of(tmp_path, MINIMAL.replace("250MB", "lots"))
+    assert "coserve.yaml:4:" in said
+    assert "250MB" in said
+
+
+def test_environment_variables_override_single_values(tmp_path: Path) -> None:
+    config = a_config(
+        tmp_path,
+        COSERVE_DATABASE="sqlite:///other.db",
+        COSERVE_ENDPOINTS_RESULTS="tcp://127.0.0.1:6000",
+        COSERVE_ENDPOINTS__INTAKE="[tcp://127.0.0.1:6001]",
+        COSERVE_DEVICES_CPU_EXPERT_MEMORY="1GB",
+        COSERVE_LIMITS_MAX_PIXELS="1000",
+        COSERVE_CONFIG="elsewhere.yaml",
+    )
+    assert config.database == f"sqlite:///{tmp_path}/other.db"
+    assert config.endpoints.results == "tcp://127.0.0.1:6000"
+    assert config.endpoints.intake == ["tcp://127.0.0.1:6001"]
+    assert config.devices["cpu"].expert_memory == 10**9
+    assert config.limits.max_pixels == 1000
+
+
+def test_a_misspelt_environment_variable_is_a_mistake(tmp_path: Path) -> None:
+    said = problems_of(tmp_path, MINIMAL, COSERVE_DATABASES="sqlite:///x.db")
+    assert "COSERVE_DATABASES" in said
+    assert "COSERVE_DATABASE?" in said
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ("endpoints: {control: tcp://127.0.0.1:1}", "control is reached over ipc only"),
+        ("endpoints: {results: 127.0.0.1}", "expected an endpoint such as"),
+        ("endpoints: {results: tcp://127.0.0.1}", "expected tcp://ADDRESS:PORT"),
+        ("database: 'sqlite://'", "results in memory are lost"),
+        ("database: inspection", "expected a SQLAlchemy URL"),
+        ("security: {server_key: a}", "both server_key and allowed_clients"),
+        ("models: {a: b}", "leave `models` out"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(tmp_path: Path, section: str, says: str) -> None:
+    assert says in problems_of(tmp_path, MINIMAL + section + "\n")
+
+
+def test_an_ipc_path_that_a_socket_cannot_have_is_refused(tmp_path: Path) -> None:
+    said = problems_of(tmp_path, MINIMAL + f"endpoints: {{control: 'ipc://{'x' * 120}.sock'}}\n")
+    assert "107" in said
+
+
+def test_devices_are_the_cpu_and_numbered_gpus(tmp_path: Path) -> None:
+    assert "devices" in problems_of(tmp_path, MINIMAL.replace("cpu:", "gpu:"))
+    config = a_config(tmp_path, MINIMAL + "  cuda:0: {expert_memory: 8GiB, executors: 3}\n")
+    assert config.devices["cuda:0"].executors == 3

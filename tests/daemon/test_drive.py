@@ -1,0 +1,361 @@
+"""The drive over simulated devices: chains, deadlines, failures, reload, control. Nothing waits, nothing is random."""
+
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from daemon.control import ControlError
+from daemon.policy.presets import UnknownPolicyError
+from daemon.rulebook import Rulebook
+from experts.spec import ExpertId
+from tests.daemon.bench_line import RULES, Line, a_catalog, a_line, a_spec, an_image, routes, says
+
+
+def ask(line: Line, kind: str, **fields: Any) -> dict[str, Any]:
+    answer: Future[dict[str, Any]] = line.drive.ask_later(kind, fields)
+    line.turn()
+    return answer.result(0)
+
+
+def test_an_image_goes_through_its_whole_chain():
+    line = a_line()
+    line.accept(an_image(1, "A1"))
+    line.run()
+    outcome = line.outcomes[1]
+    assert (outcome.verdict, outcome.defect, outcome.reason) == ("pass", None, None)
+    assert [stage.expert for stage in outcome.stages] == ["A1", "yolo-solder"]
+    assert [stage.executor for stage in outcome.stages] == ["cpu/0", "cpu/0"]
+    assert outcome.stages[0].expert_version == "0" * 12
+
+
+def test_a_label_chooses_the_branch():
+    line = a_line(answer=says({1: "odd"}))
+    line.accept(an_image(1, "A1"))
+    line.run()
+    assert [stage.expert for stage in line.outcomes[1].stages] == ["A1", "yolo-shape"]
+    assert line.outcomes[1].verdict == "review"
+
+
+def test_a_failure_ends_the_chain_with_its_defect():
+    line = a_line(answer=says({1: "missing", 2: "bridge"}))
+    line.accept(an_image(1, "A1"), an_image(2, "A1"))
+    line.run()
+    assert (line.outcomes[1].verdict, line.outcomes[1].defect, len(line.outcomes[1].stages)) == ("fail", "missing", 1)
+    assert (line.outcomes[2].verdict, line.outcomes[2].defect, len(line.outcomes[2].stages)) == ("fail", "D207", 2)
+
+
+@pytest.mark.parametrize("policy", ["samba", "coserve-plus"])
+@pytest.mark.parametrize("budgets", [{"cpu": 10}, {"cpu": 25}, {"cuda:0": 10, "cpu": 10}, {"cuda:0": 20, "cuda:1": 30}])
+def test_every_image_ends_once_however_small_the_memory(policy: str, budgets: dict[str, int]):
+    executors = [name for name in budgets for _ in range(2)]
+    line = a_line(policy=policy, budgets=budgets, executors=executors)
+    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4]) for n in range(120)))
+    line.run()
+    assert {outcome.verdict for outcome in line.outcomes.values()} == {"pass"}
+    assert len(line.outcomes) == 120
+
+
+def test_images_of_one_expert_run_as_a_batch():
+    line = a_line()
+    line.accept(*(an_image(n, "B") for n in range(8)))
+    line.run()
+    sizes = [line.outcomes[n].stages[0].batch_size for n in range(8)]
+    assert sizes == [4] * 8
+    assert len({line.outcomes[n].stages[0].batch_id for n in range(8)}) == 2
+
+
+def test_a_deadline_that_passes_in_the_queue_gives_unknown_without_computing():
+    line = a_line(load_s=5.0)
+    line.accept(an_image(1, "B", deadline_ms=2000), an_image(2, "B"))
+    line.run()
+    assert (line.outcomes[1].verdict, line.outcomes[1].reason, line.outcomes[1].stages) == ("unknown", "deadline", ())
+    assert line.ended_s[1] == pytest.approx(2.0)
+    assert line.outcomes[2].verdict == "pass"
+
+
+def test_downtime_counts_toward_the_deadline():
+    line = a_line()
+    line.accept(an_image(1, "B", deadline_ms=2000, accepted_wall_s=900.0))
+    line.run()
+    assert line.outcomes[1].reason == "deadline"
+    assert line.ended_s[1] == 0.0
+
+
+def test_a_result_that_is_finished_too_late_is_unknown():
+    line = a_line(load_s=0.1)
+    line.accept(an_image(1, "B", deadline_ms=111))
+    line.run()
+    outcome = line.outcomes[1]
+    assert (outcome.verdict, outcome.defect, outcome.reason) == ("unknown", None, "deadline")
+    assert [stage.expert for stage in outcome.stages] == ["B"]
+
+
+def test_an_image_that_certainly_cannot_make_it_is_answered_early():
+    line = a_line(load_s=1.0, budgets={"cpu": 10})
+    line.accept(an_image(1, "B"), an_image(2, "C"))
+    line.run()
+    begin_s = line.timeline.now()
+    late = an_image(3, "B", deadline_ms=500, accepted_wall_s=1000.0 + begin_s)
+    line.accept(late)
+    line.run()
+    assert line.outcomes[3].reason == "deadline"
+    assert line.ended_s[3] == begin_s
+
+
+def test_an_expert_that_cannot_be_loaded_fails_its_images_and_no_others():
+    line = a_line()
+    line.pools["cpu"].broken["B"] = "its weights file is missing"
+    line.accept(*(an_image(n, "B" if n % 2 else "C") for n in range(10)))
+    line.run()
+    assert {n: outcome.reason for n, outcome in line.outcomes.items()} == {
+        n: "expert_failed" if n % 2 else None for n in range(10)
+    }
+    status = ask(line, "status")
+    assert "its weights file is missing" in status["last_error"]
+    assert list(status["failed"]) == ["B"]
+
+
+def test_a_repaired_expert_is_tried_again_after_a_while():
+    line = a_line()
+    line.pools["cpu"].broken["B"] = "its weights file is missing"
+    line.accept(an_image(1, "B"))
+    line.run()
+    line.pools["cpu"].broken.clear()
+    line.accept(an_image(2, "B"))
+    line.run(until_s=31.0)
+    line.accept(an_image(3, "B"))
+    line.run(until_s=40.0)
+    assert [line.outcomes[n].reason for n in (1, 2, 3)] == ["expert_failed", "expert_failed", None]
+
+
+def test_a_reload_tries_failed_experts_at_once():
+    line = a_line()
+    line.pools["cpu"].broken["B"] = "its weights file is missing"
+    line.accept(an_image(1, "B"))
+    line.run()
+    line.pools["cpu"].broken.clear()
+    line.drive.reload_later(a_catalog(), routes())
+    line.accept(an_image(2, "B"))
+    line.run()
+    assert line.outcomes[2].verdict == "pass"
+
+
+def test_an_expert_larger_than_every_pool_fails_its_images_and_says_why():
+    line = a_line(catalog={**a_catalog(), ExpertId("B"): a_spec("B", 1000)})
+    line.accept(an_image(1, "B"), an_image(2, "C"))
+    line.run()
+    assert line.outcomes[1].reason == "expert_failed"
+    assert line.outcomes[2].verdict == "pass"
+    assert "needs 1000 bytes" in ask(line, "status")["last_error"]
+
+
+def test_a_poisoned_image_costs_only_itself():
+    line = a_line(answer=says({1: "bad_image", 2: "expert_failed"}))
+    line.accept(*(an_image(n, "B") for n in range(4)))
+    line.run()
+    assert [line.outcomes[n].reason for n in range(4)] == [None, "bad_image", "expert_failed", None]
+    assert [line.outcomes[n].verdict for n in range(4)] == ["pass", "unknown", "unknown", "pass"]
+
+
+def test_a_chain_that_breaks_is_unknown_and_keeps_what_ran():
+    line = a_line()
+    line.pools["cpu"].broken["yolo-solder"] = "is damaged"
+    line.accept(an_image(1, "A1"))
+    line.run()
+    outcome = line.outcomes[1]
+    assert (outcome.verdict, outcome.reason, [stage.expert for stage in outcome.stages]) == (
+        "unknown",
+        "expert_failed",
+        ["A1"],
+    )
+
+
+def test_images_that_the_rules_no_longer_route_are_unknown():
+    line = a_line()
+    line.accept(an_image(1, "B", rules_version="ffffffffffff"), an_image(2, "Z"))
+    line.run()
+    assert [line.outcomes[n].reason for n in (1, 2)] == ["rules_changed", "rules_changed"]
+
+
+def test_an_attempt_keeps_the_rules_it_opened_with():
+    old, new = routes(), routes(RULES.replace("pass: [ok], review_below: 0.5}", "pass: [odd], review_below: 0.5}"))
+    book = Rulebook(old)
+    book.replace(new)
+    line = a_line(rulebook=book)
+    line.accept(an_image(1, "B"), an_image(2, "B", rules_version=new.version))
+    line.run()
+    assert [line.outcomes[n].verdict for n in (1, 2)] == ["pass", "fail"]
+
+
+def test_reload_ends_the_images_of_removed_experts():
+    line = a_line(load_s=10.0)
+    line.accept(an_image(1, "B"), an_image(2, "C"))
+    line.run(until_s=1.0)
+    line.drive.reload_later({name: spec for name, spec in a_catalog().items() if name != "B"}, routes())
+    line.run()
+    assert line.outcomes[1].reason == "rules_changed"
+    assert line.outcomes[2].verdict == "pass"
+    assert "B" not in line.pools["cpu"].resident()
+
+
+def test_reload_brings_new_weights_of_a_resident_expert():
+    line = a_line(budgets={"cpu": 100})
+    line.accept(an_image(1, "B"))
+    line.run()
+    line.drive.reload_later({**a_catalog(), ExpertId("B"): a_spec("B", sha256="f" * 64)}, routes())
+    line.accept(an_image(2, "B"))
+    line.run()
+    assert [line.outcomes[n].stages[0].expert_version for n in (1, 2)] == ["0" * 12, "f" * 12]
+
+
+def test_the_pools_fill_at_the_start_by_usage_and_that_counts_as_no_switch():
+    line = a_line(budgets={"cpu": 30})
+    line.run()
+    assert [switch.cause for switch in line.switches] == ["startup"] * 3
+    assert line.pools["cpu"].resident()[0] == "B"
+    assert ask(line, "status")["expert_switches"] == 0
+
+
+def test_stages_carry_the_load_of_the_first_batch_and_the_wait_of_each_image():
+    line = a_line(load_s=0.5, max_batch=1)
+    line.accept(an_image(1, "B"), an_image(2, "B"))
+    line.run()
+    first, second = line.outcomes[1].stages[0], line.outcomes[2].stages[0]
+    assert (first.load_ms, second.load_ms) == (500.0, 0.0)
+    assert first.queued_ms == pytest.approx(500.0)
+    assert second.queued_ms == pytest.approx(520.0)
+    assert first.infer_ms == pytest.approx(20.0)
+
+
+def test_samba_takes_images_in_order_and_each_detector_right_after_its_classifier():
+    line = a_line(policy="samba", budgets={"cpu": 10})
+    line.accept(an_image(1, "A1"), an_image(2, "B"), an_image(3, "A1"))
+    line.run()
+    assert sorted(line.ended_s, key=lambda n: line.ended_s[n]) == [1, 2, 3]
+    assert [switch.loaded for switch in line.switches] == ["A1", "yolo-solder", "B", "A1", "yolo-solder"]
+
+
+def test_coserve_plus_loads_less_than_samba_on_a_mixed_trace():
+    loads: dict[str, int] = {}
+    for policy in ("samba", "coserve-plus"):
+        line = a_line(policy=policy, budgets={"cpu": 20})
+        line.accept(*(an_image(n, ["A1", "B", "A2", "C"][n % 4]) for n in range(80)))
+        line.run()
+        assert len(line.outcomes) == 80
+        loads[policy] = len(line.switches)
+    assert loads["coserve-plus"] * 5 < loads["samba"]
+
+
+def test_a_pinned_expert_survives_a_full_pool():
+    line = a_line(budgets={"cpu": 20})
+    assert ask(line, "pin", expert="C") == {"expert": "C", "device": "cpu"}
+    line.run()
+    line.accept(*(an_image(n, ["A1", "B", "A2"][n % 3]) for n in range(60)))
+    line.run()
+    assert len(line.outcomes) == 60
+    assert "C" in line.pools["cpu"].resident()
+    assert not any("C" in switch.evicted for switch in line.switches)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "code"),
+    [
+        ("pin", {"expert": "nobody"}, "unknown_expert"),
+        ("pin", {"expert": "B", "device": "cuda:7"}, "unknown_device"),
+        ("pin", {"expert": 3}, "bad_field"),
+        ("unpin", {"expert": "B"}, "not_pinned"),
+        ("unload", {"expert": "yolo-shape"}, "not_resident"),
+        ("limits", {"expert_memory": {"cpu": 5}}, "does_not_fit"),
+        ("limits", {"expert_memory": {"cuda:7": 50}}, "unknown_device"),
+        ("limits", {"expert_memory": [1]}, "bad_field"),
+        ("dance", {}, "bad_field"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_an_error_with_a_reason(kind: str, fields: dict[str, Any], code: str):
+    line = a_line(budgets={"cpu": 20})
+    line.run()
+    with pytest.raises(ControlError) as caught:
+        ask(line, kind, **fields)
+    assert caught.value.code == code
+    assert caught.value.reason
+
+
+def test_a_pin_that_would_leave_no_room_for_the_others_is_refused():
+    line = a_line(budgets={"cpu": 20})
+    ask(line, "pin", expert="C")
+    with pytest.raises(ControlError, match="no pool with room enough"):
+        ask(line, "pin", expert="B")
+
+
+def test_a_smaller_budget_takes_hold_and_a_larger_one_too():
+    line = a_line(budgets={"cpu": 30})
+    line.run()
+    assert len(line.pools["cpu"].resident()) == 3
+    assert ask(line, "limits", expert_memory={"cpu": 10}) == {"expert_memory": {"cpu": 10}}
+    line.run()
+    assert (line.pools["cpu"].budget_bytes, len(line.pools["cpu"].resident())) == (10, 1)
+    ask(line, "limits", expert_memory={"cpu": 60})
+    line.accept(*(an_image(n, ["A1", "B", "A2", "C"][n % 4]) for n in range(20)))
+    line.run()
+    assert line.pools["cpu"].budget_bytes == 60
+    assert len(line.pools["cpu"].resident()) == 6
+
+
+def test_unload_frees_an_expert():
+    line = a_line()
+    line.run()
+    ask(line, "unload", expert="B")
+    line.run()
+    assert "B" not in line.pools["cpu"].resident()
+
+
+def test_experts_and_queues_list_what_is_where():
+    line = a_line(load_s=1.0)
+    line.accept(an_image(1, "B"), an_image(2, "B"), an_image(3, "C"))
+    line.run(until_s=0.5)
+    queues = ask(line, "queues")["queues"]
+    assert [(row["expert"], row["queued"], row["loading"]) for row in queues] == [("B", 2, ["cpu"]), ("C", 1, ["cpu"])]
+    line.run()
+    experts = {row["expert"]: row for row in ask(line, "experts")["experts"]}
+    assert experts["B"]["resident"] == ["cpu"]
+    assert experts["B"]["queued"] == 0
+    assert experts["B"]["version"] == "0" * 12
+
+
+def test_status_names_executors_and_counts():
+    line = a_line(executors=("cpu", "cpu"))
+    line.accept(*(an_image(n, "B") for n in range(3)))
+    line.run()
+    status = ask(line, "status")
+    assert status["completed"] == 3
+    assert status["under_way"] == 0
+    first = status["executors"][0]
+    assert (first["name"], first["device"], first["budget_bytes"]) == ("cpu/0", "cpu", 30)
+    assert first["used_bytes"] <= 30
+    assert 0.0 < first["busy_share"] < 1.0
+
+
+def test_an_unknown_policy_is_refused_and_the_known_ones_are_named():
+    with pytest.raises(UnknownPolicyError, match="samba, coserve-plus"):
+        a_line(policy="fastest")
+
+
+def test_a_real_drive_thread_serves_and_stops():
+    line = a_line(budgets={"cpu": 100}, load_s=0.0)
+    line.drive.start()
+    line.accept(an_image(1, "B"))
+    assert line.drive.ask("status", {})["policy"] == "coserve-plus"
+    assert line.drive.stop(5.0)
+    with pytest.raises(ControlError, match="stopping"):
+        line.drive.ask("status", {})
+
+
+def test_specs_that_differ_in_more_than_weights_are_loaded_again():
+    line = a_line(budgets={"cpu": 100})
+    line.accept(an_image(1, "B"))
+    line.run()
+    line.drive.reload_later({**a_catalog(), ExpertId("B"): replace(a_spec("B"), temperature=2.0)}, routes())
+    line.run()
+    assert "B" not in line.pools["cpu"].resident()

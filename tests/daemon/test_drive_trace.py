@@ -1,0 +1,79 @@
+"""A recorded run replays to the same actions, and a trace that was altered is found out."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from daemon.control import ControlError
+from daemon.trace import TraceError, replay
+from tests.daemon.bench_line import a_catalog, a_line, an_image, routes, says
+
+
+def record(path: Path, policy: str) -> None:
+    line = a_line(
+        policy=policy,
+        budgets={"cuda:0": 20, "cpu": 20},
+        executors=("cuda:0", "cpu"),
+        record=path,
+        answer=says({3: "bad_image", 5: "missing", 8: "odd"}),
+    )
+    line.pools["cuda:0"].broken["C"] = "damaged"  # type: ignore[index]
+    line.pools["cpu"].broken["C"] = "damaged"  # type: ignore[index]
+    images = [an_image(n, ["A1", "A2", "B", "C"][n % 4], deadline_ms=400 if n % 7 == 0 else None) for n in range(60)]
+    line.accept(*images)
+    line.run(until_s=0.35)
+    pinned = line.drive.ask_later("pin", {"expert": "A2"})
+    refused = line.drive.ask_later("limits", {"expert_memory": {"cpu": 1}})
+    line.drive.reload_later({name: spec for name, spec in a_catalog().items() if name != "A1"}, routes())
+    line.run()
+    if policy == "coserve-plus":
+        assert pinned.result(0)["expert"] == "A2"
+    with pytest.raises(ControlError):
+        refused.result(0)
+    assert len(line.outcomes) == 60
+    line.drive.stop(1.0)
+
+
+@pytest.mark.parametrize("policy", ["samba", "coserve-plus"])
+def test_a_recorded_run_replays_to_the_same_actions(tmp_path: Path, policy: str):
+    trace = tmp_path / "trace.jsonl"
+    record(trace, policy)
+    calls = [json.loads(line).get("call") for line in trace.read_text().splitlines()]
+    assert {"arrive", "next_action", "next_load", "batch_done", "load_done", "replace_facts"} <= set(calls)
+    assert list(replay(trace)) == []
+
+
+def test_two_runs_of_the_same_images_write_the_same_trace(tmp_path: Path):
+    record(tmp_path / "one", "coserve-plus")
+    record(tmp_path / "two", "coserve-plus")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_an_action_that_was_altered_is_found(tmp_path: Path):
+    trace = tmp_path / "trace.jsonl"
+    record(trace, "coserve-plus")
+    lines = trace.read_text().splitlines()
+    number = next(n for n, line in enumerate(lines) if '"call":"next_action"' in line and '"batch"' in line)
+    lines[number] = lines[number].replace('"arrived_s":0.0', '"arrived_s":0.5', 1)
+    trace.write_text("\n".join(lines) + "\n")
+    found = list(replay(trace))
+    assert [(one.line, one.call) for one in found] == [(number + 1, "next_action")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "not a trace"), ('{"trace": 9}', "format 9"), ("hello\n", "not a trace")],
+)
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, text: str, message: str):
+    (tmp_path / "trace").write_text(text)
+    with pytest.raises(TraceError, match=message):
+        list(replay(tmp_path / "trace"))
+
+
+def test_a_torn_last_line_is_named(tmp_path: Path):
+    trace = tmp_path / "trace.jsonl"
+    record(trace, "samba")
+    trace.write_text(trace.read_text()[:-20])
+    with pytest.raises(TraceError, match="not a recorded call"):
+        list(replay(trace))

@@ -1,0 +1,170 @@
+"""Where the daemon may be reached: refused starts, and CURVE with an allow-list over real sockets."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+import zmq.auth
+
+from daemon.endpoints import CurveKeys, Gate, check_endpoints
+from daemon.errors import StartError
+from daemon.sockets import bind, is_open
+
+
+def keys_in(folder: Path, *clients: str) -> CurveKeys:
+    """A server's key pair and those of `clients`, of which the public parts are allowed in."""
+    allowed = folder / "allowed"
+    allowed.mkdir()
+    for name in ("server", *clients):
+        zmq.auth.create_certificates(folder, name)
+        (folder / f"{name}.key_secret").chmod(0o600)
+    for name in clients:
+        (folder / f"{name}.key").rename(allowed / f"{name}.key")
+    return CurveKeys(folder / "server.key_secret", allowed)
+
+
+def problems(
+    intake: str = "tcp://127.0.0.1:5570",
+    results: str = "tcp://127.0.0.1:5571",
+    control: str = "ipc:///run/coserve/control.sock",
+    curve: CurveKeys | None = None,
+) -> list[str]:
+    return check_endpoints([intake], results, control, curve)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://127.0.0.1:1", "tcp://127.9.9.9:1", "tcp://[::1]:1", "tcp://localhost:1", "tcp://lo:*"]
+)
+def test_loopback_is_not_open(endpoint: str) -> None:
+    assert not is_open(endpoint)
+    assert problems(intake=endpoint) == []
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "tcp://*:5570",
+        "tcp://0.0.0.0:5570",
+        "tcp://[::]:5570",
+        "tcp://192.168.1.5:5570",
+        "tcp://eth0:5570",
+        "tcp://host:1",
+    ],
+)
+def test_any_other_address_needs_keys(endpoint: str, tmp_path: Path) -> None:
+    (problem,) = problems(intake=endpoint)
+    assert endpoint in problem
+    assert "security.server_key" in problem
+    assert len(problems(results=endpoint)) == 1
+    assert problems(intake=endpoint, curve=keys_in(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        ("udp://127.0.0.1:1", "expected ipc://PATH or tcp://ADDRESS:PORT"),
+        ("inproc://x", "expected ipc://PATH or tcp://ADDRESS:PORT"),
+        ("tcp://127.0.0.1", "expected ipc://PATH or tcp://ADDRESS:PORT"),
+        ("tcp://127.0.0.1:70000", "expected ipc://PATH or tcp://ADDRESS:PORT"),
+        ("ipc://@abstract", "names no file"),
+        ("ipc://*", "names no file"),
+        ("ipc://", "names no file"),
+        ("ipc:///" + "x" * 107, "107 at most"),
+    ],
+)
+def test_what_cannot_be_bound_is_said_with_what_was_expected(endpoint: str, expected: str) -> None:
+    (problem,) = problems(intake=endpoint)
+    assert problem.startswith("endpoints.intake: ")
+    assert expected in problem
+
+
+def test_control_over_tcp_and_an_endpoint_named_twice_are_problems() -> None:
+    assert "never reached over the network" in problems(control="tcp://127.0.0.1:5572")[0]
+    assert "named twice" in problems(results="tcp://127.0.0.1:5570")[0]
+    assert problems(intake="tcp://127.0.0.1:*", results="tcp://127.0.0.1:*") == []
+
+
+def test_keys_that_do_not_work_are_problems(tmp_path: Path) -> None:
+    curve = keys_in(tmp_path, "camera")
+    assert problems(curve=curve) == []
+    assert "no secret key" in problems(curve=CurveKeys(tmp_path / "server.key", curve.allowed_clients))[0]
+    assert "not a key file" in problems(curve=CurveKeys(tmp_path / "none", curve.allowed_clients))[0]
+    assert "not a folder" in problems(curve=CurveKeys(curve.server_key, tmp_path / "none"))[0]
+    curve.server_key.chmod(0o640)
+    assert "chmod 600" in problems(curve=curve)[0]
+
+
+@contextmanager
+def a_guarded_echo(folder: Path, curve: CurveKeys) -> Iterator[tuple[Gate, list[str], Any]]:
+    """A ROUTER on an open and on two local endpoints, behind the gate."""
+    context: zmq.Context[Any] = zmq.Context()
+    gate = Gate(context, curve)
+    gate.start()
+    router = context.socket(zmq.ROUTER)
+    try:
+        yield gate, bind(router, ["tcp://0.0.0.0:*", "tcp://127.0.0.1:*", f"ipc://{folder}/x.sock"], gate.keys), router
+    finally:
+        router.close(linger=0)
+        gate.stop()
+        context.term()
+
+
+def gets_through(router: Any, endpoint: str, folder: Path, client: str | None, wait_ms: int = 2000) -> bool:
+    context: zmq.Context[Any] = zmq.Context()
+    try:
+        dealer = context.socket(zmq.DEALER)
+        dealer.linger = 0
+        if client is not None:
+            dealer.curve_publickey, secret = zmq.auth.load_certificate(folder / f"{client}.key_secret")
+            dealer.curve_secretkey = secret
+            dealer.curve_serverkey = zmq.auth.load_certificate(folder / "server.key")[0]
+        dealer.connect(endpoint.replace("0.0.0.0", "127.0.0.1"))  # noqa: S104 - that is where it is bound
+        dealer.send(b"hello")
+        if not router.poll(wait_ms):
+            return False
+        router.send_multipart(router.recv_multipart())
+        return bool(dealer.poll(2000))
+    finally:
+        context.destroy(linger=0)
+
+
+def test_only_allowed_clients_pass_the_open_endpoint_and_local_ones_need_no_keys(tmp_path: Path) -> None:
+    curve = keys_in(tmp_path, "camera")
+    zmq.auth.create_certificates(tmp_path, "stranger")
+    with a_guarded_echo(tmp_path, curve) as (gate, (open_one, local, ipc), router):
+        assert gets_through(router, open_one, tmp_path, "camera")
+        assert gets_through(router, local, tmp_path, None)
+        assert gets_through(router, ipc, tmp_path, None)
+        assert not gets_through(router, open_one, tmp_path, "stranger", wait_ms=300)
+        assert not gets_through(router, open_one, tmp_path, None, wait_ms=300)
+        (curve.allowed_clients / "stranger.key").write_bytes((tmp_path / "stranger.key").read_bytes())
+        gate.reload()
+        assert gets_through(router, open_one, tmp_path, "stranger")
+
+
+def test_an_empty_allow_list_lets_nobody_in(tmp_path: Path) -> None:
+    curve = keys_in(tmp_path)
+    zmq.auth.create_certificates(tmp_path, "camera")
+    with a_guarded_echo(tmp_path, curve) as (_, (open_one, *_others), router):
+        assert not gets_through(router, open_one, tmp_path, "camera", wait_ms=300)
+
+
+def test_an_open_endpoint_is_never_bound_without_keys() -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    with pytest.raises(StartError, match="needs CURVE"):
+        bind(router, ["tcp://*:*"])
+    router.close(linger=0)
+    context.term()
+
+
+def test_a_gate_without_a_secret_key_is_refused(tmp_path: Path) -> None:
+    curve = keys_in(tmp_path)
+    context: zmq.Context[Any] = zmq.Context()
+    for wrong in (tmp_path / "server.key", tmp_path / "missing"):
+        with pytest.raises(StartError, match="security.server_key"):
+            Gate(context, CurveKeys(wrong, curve.allowed_clients))
+    context.term()

@@ -1,0 +1,236 @@
+"""What an executor promises, held by the thread over a real slot and by the simulated one."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from daemon.executors import ExecutorThread
+from daemon.fakes import FakeExecutor, FakePool, Timeline
+from daemon.journal import Journal
+from daemon.orders import Answered, BatchOrder, BatchReport, Executor, ImageOrder, Unanswered
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId
+from daemon.records import JournalKey, Pixels
+from experts.slot import Slot, SlotPool
+from experts.spec import Answer, Detection, ExpertSpec
+from experts.vision.infer import infer
+from experts.vision.preprocess import Prepared
+from tests.experts.samples import a_picture, an_expert_file, encoded
+
+FACTS = ExecutorFacts(ExecutorId("cpu/0"), PoolId("cpu"))
+BAD = b"\x89PNG this is not an image"
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> ExpertSpec:
+    return an_expert_file(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(scope="module")
+def pool(spec: ExpertSpec) -> SlotPool:
+    pool = SlotPool("cpu", spec.weights_bytes)
+    pool.load(spec)
+    return pool
+
+
+class Payloads:
+    """Images by number, as a journal gives them."""
+
+    def __init__(self, *payloads: bytes) -> None:
+        self.payloads = payloads or tuple(encoded(a_picture(seed=seed)) for seed in range(4))
+
+    def read(self, key: JournalKey) -> bytes:
+        return self.payloads[key.offset]
+
+
+@dataclass
+class Bench:
+    executor: Executor
+    reports: "queue.SimpleQueue[BatchReport]"
+    timeline: Timeline | None = None
+
+    def run(self, order: BatchOrder) -> BatchReport:
+        self.executor.submit(order)
+        while self.timeline is not None and self.timeline.step():
+            pass
+        return self.reports.get(timeout=30.0)
+
+
+def an_order(spec: ExpertSpec, *numbers: int, batch_id: int = 1) -> BatchOrder:
+    images = tuple(ImageOrder(RequestId(number), JournalKey(1, number, 1), Pixels()) for number in numbers)
+    return BatchOrder(batch_id, spec, images)
+
+
+@pytest.fixture(params=["real", "fake"])
+def bench(request: pytest.FixtureRequest, spec: ExpertSpec, pool: SlotPool) -> Iterator[Bench]:
+    """Image 1 cannot be decoded; the others can."""
+    reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
+    if request.param == "real":
+        good = encoded(a_picture())
+        bench = Bench(ExecutorThread(FACTS, pool.slot, Payloads(good, BAD, good, good).read), reports)
+    else:
+        timeline, fake = Timeline(), FakePool(spec.weights_bytes)
+        fake.load(spec)
+
+        def answer(_spec: ExpertSpec, image: ImageOrder) -> Answer | Unanswered:
+            return Unanswered("bad_image", "not an image") if image.request_id == 1 else Answer("label1", 0.9)
+
+        bench = Bench(FakeExecutor(FACTS, fake, timeline, answer), reports, timeline)
+    bench.executor.start(reports.put)
+    yield bench
+    assert bench.executor.stop(10.0)
+
+
+def test_every_image_of_a_batch_has_its_result_in_order(bench: Bench, spec: ExpertSpec):
+    report = bench.run(an_order(spec, 0, 1, 2, 3, batch_id=7))
+    assert (report.executor, report.batch_id) == ("cpu/0", 7)
+    assert [isinstance(result, Answered) for result in report.results] == [True, False, True, True]
+    assert isinstance(report.results[1], Unanswered)
+    assert report.results[1].fault == "bad_image"
+    assert report.ended_s >= report.started_s
+    assert report.infer_ms > 0.0
+
+
+def test_an_expert_that_is_not_resident_fails_the_batch_and_the_executor_goes_on(
+    bench: Bench, spec: ExpertSpec, tmp_path: Path
+):
+    absent = ExpertSpec(**{**{name: getattr(spec, name) for name in spec.__slots__}, "expert": "absent"})
+    report = bench.run(an_order(absent, 0, 2))
+    assert [result.fault for result in report.results if isinstance(result, Unanswered)] == ["expert_failed"] * 2
+    report = bench.run(an_order(spec, 0, 2))
+    assert all(isinstance(result, Answered) for result in report.results)
+
+
+def a_thread(
+    run: Callable[[Slot, Sequence[Prepared]], Sequence[Answer]], pool: SlotPool, payloads: Payloads | None = None
+) -> Bench:
+    reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
+    executor = ExecutorThread(FACTS, pool.slot, (payloads or Payloads()).read, run=run)
+    executor.start(reports.put)
+    return Bench(executor, reports)
+
+
+def test_answers_are_those_of_the_network_alone(spec: ExpertSpec, pool: SlotPool):
+    pictures = [a_picture(width=80 + seed, seed=seed) for seed in range(3)]
+    bench = a_thread(infer, pool, Payloads(*(encoded(picture) for picture in pictures)))
+    together = bench.run(an_order(spec, 0, 1, 2)).results
+    for number, picture in enumerate(pictures):
+        (alone,) = bench.run(an_order(spec, number)).results
+        result = together[number]
+        assert isinstance(alone, Answered)
+        assert isinstance(result, Answered)
+        assert result.image_size == (picture.shape[1], picture.shape[0])
+        assert result.answer.label == alone.answer.label
+        assert result.answer.confidence == pytest.approx(alone.answer.confidence, abs=1e-3)
+    assert bench.executor.stop(10.0)
+
+
+def test_an_image_that_poisons_its_batch_costs_only_itself(spec: ExpertSpec, pool: SlotPool):
+    poison = encoded(a_picture(width=33, height=33))
+
+    def run(_slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+        if any(image.placement.width == 33 for image in prepared):
+            raise RuntimeError("the network chokes")
+        return [Answer("ok", 0.9) for _ in prepared]
+
+    good = encoded(a_picture())
+    bench = a_thread(run, pool, Payloads(good, good, poison, good))
+    report = bench.run(an_order(spec, 0, 1, 2, 3))
+    faults = [result.fault if isinstance(result, Unanswered) else None for result in report.results]
+    assert faults == [None, None, "expert_failed", None]
+    assert report.memory_limit is None
+    assert bench.executor.stop(10.0)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_out_of_memory_halves_the_batch_and_says_what_fitted(error: Exception, spec: ExpertSpec, pool: SlotPool):
+    sizes: list[int] = []
+
+    def run(_slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+        sizes.append(len(prepared))
+        if len(prepared) > 1:
+            raise error
+        return [Answer("ok", 0.9) for _ in prepared]
+
+    bench = a_thread(run, pool)
+    report = bench.run(an_order(spec, 0, 1, 2, 3))
+    assert all(isinstance(result, Answered) for result in report.results)
+    assert sizes == [4, 2, 1, 1, 2, 1, 1]
+    assert report.memory_limit == 1
+    assert bench.executor.stop(10.0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Answer("ok", float("nan")), Answer("ok", 0.9, (Detection("ok", 0.9, (0.0, float("inf"), 1.0, 1.0)),))],
+)
+def test_an_answer_that_is_not_a_number_is_no_answer(answer: Answer, spec: ExpertSpec, pool: SlotPool):
+    bench = a_thread(lambda _slot, prepared: [answer for _ in prepared], pool)
+    (result,) = bench.run(an_order(spec, 0)).results
+    assert isinstance(result, Unanswered)
+    assert result.fault == "expert_failed"
+    assert bench.executor.stop(10.0)
+
+
+def test_an_altered_journal_record_costs_its_image_only(spec: ExpertSpec, pool: SlotPool, tmp_path: Path):
+    journal = Journal(tmp_path / "journal")
+    keys = journal.append([encoded(a_picture(seed=seed)) for seed in range(2)])
+    (segment,) = (tmp_path / "journal").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[keys[0].offset + 100] ^= 1
+    segment.write_bytes(data)
+    reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
+    executor = ExecutorThread(FACTS, pool.slot, journal.read)
+    executor.start(reports.put)
+    images = tuple(ImageOrder(RequestId(n), key, Pixels()) for n, key in enumerate(keys))
+    report = Bench(executor, reports).run(BatchOrder(1, spec, images))
+    assert [isinstance(result, Answered) for result in report.results] == [False, True]
+    assert executor.stop(10.0)
+    journal.close()
+
+
+def test_each_executor_keeps_its_own_number_of_threads(spec: ExpertSpec, pool: SlotPool):
+    seen: dict[str, int] = {}
+
+    def run_as(name: str) -> Callable[[Slot, Sequence[Prepared]], list[Answer]]:
+        def run(_slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+            seen[name] = torch.get_num_threads()
+            return [Answer("ok", 0.9) for _ in prepared]
+
+        return run
+
+    reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
+    executors: list[Any] = [
+        ExecutorThread(FACTS, pool.slot, Payloads().read, threads=threads, run=run_as(name))
+        for name, threads in (("first", 1), ("second", 2))
+    ]
+    for executor in executors:
+        executor.start(reports.put)
+    for executor in executors:
+        executor.submit(an_order(spec, 0))
+        reports.get(timeout=10.0)
+    assert seen == {"first": 1, "second": 2}
+    assert all(executor.stop(10.0) for executor in executors)
+    torch.set_num_threads(1)
+
+
+def test_stop_finishes_the_batch_that_runs(spec: ExpertSpec, pool: SlotPool):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def run(_slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+        begun.set()
+        assert go_on.wait(10.0)
+        return [Answer("ok", 0.9) for _ in prepared]
+
+    bench = a_thread(run, pool)
+    bench.executor.submit(an_order(spec, 0))
+    assert begun.wait(10.0)
+    assert not bench.executor.stop(0.01)
+    go_on.set()
+    assert bench.executor.stop(10.0)
+    assert isinstance(bench.reports.get(timeout=1.0).results[0], Answered)

@@ -1,0 +1,209 @@
+"""What intake sees of an image without decoding it (PROTOCOL.md, inspect)."""
+
+import struct
+import time
+from contextlib import suppress
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wire_parts import a_png
+
+from daemon.image_header import ImageFacts, ImageHeaderError, check_image
+from daemon.records import Pixels
+
+MAX_PIXELS = 64_000_000
+
+
+def a_picture(height: int = 30, width: int = 40, channels: int = 3, dtype: type = np.uint8) -> np.ndarray[Any, Any]:
+    shape = (height, width) if channels == 1 else (height, width, channels)
+    return np.random.default_rng(1).integers(0, np.iinfo(dtype).max, shape).astype(dtype)
+
+
+def encoded(extension: str, picture: np.ndarray[Any, Any], *options: int) -> bytes:
+    done, data = cv2.imencode(extension, picture, list(options))
+    assert done
+    return data.tobytes()
+
+
+def facts(payload: bytes) -> ImageFacts:
+    return check_image(payload, Pixels(), MAX_PIXELS)
+
+
+def code_of(payload: bytes, pixels: Pixels | None = None) -> str:
+    with pytest.raises(ImageHeaderError) as caught:
+        check_image(payload, pixels or Pixels(), MAX_PIXELS)
+    return caught.value.code
+
+
+JPEG = encoded(".jpg", a_picture())
+PROGRESSIVE = encoded(".jpg", a_picture(), cv2.IMWRITE_JPEG_PROGRESSIVE, 1)
+RESTARTS = encoded(".jpg", a_picture(), cv2.IMWRITE_JPEG_RST_INTERVAL, 1)
+PNG = encoded(".png", a_picture())
+BMP = encoded(".bmp", a_picture())
+TIFF = encoded(".tiff", a_picture())
+WHOLE = {"jpeg": JPEG, "png": PNG, "bmp": BMP, "tiff": TIFF}
+
+
+@pytest.mark.parametrize(
+    ("name", "payload"),
+    [
+        ("jpeg", JPEG),
+        ("jpeg", PROGRESSIVE),
+        ("jpeg", RESTARTS),
+        ("jpeg", encoded(".jpg", a_picture(channels=1))),
+        ("png", PNG),
+        ("png", encoded(".png", a_picture(channels=1))),
+        ("png", encoded(".png", a_picture(channels=4))),
+        ("png", encoded(".png", a_picture(dtype=np.uint16))),
+        ("png", encoded(".png", a_picture(channels=1), cv2.IMWRITE_PNG_BILEVEL, 1)),
+        ("bmp", BMP),
+        ("bmp", encoded(".bmp", a_picture(channels=1))),
+        ("tiff", TIFF),
+        ("tiff", encoded(".tiff", a_picture(dtype=np.uint16))),
+        ("tiff", encoded(".tiff", a_picture(channels=1), cv2.IMWRITE_TIFF_COMPRESSION, 1)),
+    ],
+)
+def test_a_whole_image_is_known_by_format_and_size(name: str, payload: bytes) -> None:
+    assert facts(payload) == ImageFacts(name, 40, 30)  # pyright: ignore[reportArgumentType]
+    assert facts(payload + b"bytes behind the end\xff\xd8\xff") == ImageFacts(name, 40, 30)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("payload", [JPEG, PROGRESSIVE, RESTARTS, PNG], ids=["jpeg", "progressive", "restarts", "png"])
+def test_a_jpeg_or_png_cut_anywhere_is_bad(payload: bytes) -> None:
+    for length in range(len(payload)):
+        assert code_of(payload[:length]) == "bad_image"
+
+
+@pytest.mark.parametrize("payload", [BMP, TIFF], ids=["bmp", "tiff"])
+def test_a_bmp_or_tiff_cut_before_its_last_rows_is_bad(payload: bytes) -> None:
+    for length in range(0, len(payload) * 3 // 4, 7):
+        assert code_of(payload[:length]) == "bad_image"
+
+
+@pytest.mark.parametrize(
+    "payload", [b"x", b"GIF89a" + bytes(100), b"RIFF\0\0\0\0WEBPVP8 " + bytes(50), b"\xff\xd8", bytes(1000)]
+)
+def test_another_format_is_bad(payload: bytes) -> None:
+    assert code_of(payload) == "bad_image"
+
+
+def test_a_png_of_60000_by_60000_is_refused_by_its_header() -> None:
+    assert code_of(a_png(60_000, 60_000)) == "too_large"
+    assert code_of(a_png(60_000, 60_000)[:33]) == "too_large"
+    assert code_of(a_png(2**31 - 1, 2**31 - 1)) == "too_large"
+
+
+def test_a_jpeg_that_declares_too_many_pixels_is_too_large() -> None:
+    at = JPEG.index(b"\xff\xc0")
+    assert code_of(JPEG[: at + 5] + struct.pack(">HH", 60_000, 60_000) + JPEG[at + 9 :]) == "too_large"
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0), (0, 0), (0, 60_000)])
+def test_an_image_without_pixels_is_bad(size: tuple[int, int]) -> None:
+    assert code_of(a_png(*size)) == "bad_image"
+    at = JPEG.index(b"\xff\xc0")
+    assert code_of(JPEG[: at + 5] + struct.pack(">HH", *size) + JPEG[at + 9 :]) == "bad_image"
+    assert code_of(BMP[:18] + struct.pack("<ii", *size) + BMP[26:]) == "bad_image"
+    assert code_of(b"", Pixels("raw", (*size, 1))) == "bad_image"
+
+
+def test_headers_without_image_data_are_bad() -> None:
+    assert code_of(b"\xff\xd8\xff\xd9") == "bad_image"
+    assert code_of(JPEG[: JPEG.index(b"\xff\xda")] + b"\xff\xd9") == "bad_image"
+    without_idat = PNG[:33] + PNG[-12:]
+    assert code_of(without_idat) == "bad_image"
+
+
+def test_the_end_marker_of_a_thumbnail_does_not_end_the_jpeg() -> None:
+    thumbnail = b"\xff\xe1" + struct.pack(">H", 2 + len(JPEG)) + JPEG
+    with_thumbnail = JPEG[:2] + thumbnail + JPEG[2:]
+    assert facts(with_thumbnail) == ImageFacts("jpeg", 40, 30)
+    assert code_of(with_thumbnail[:-2]) == "bad_image"
+
+
+def test_a_bmp_may_run_from_the_top_down_and_lack_its_last_padding() -> None:
+    assert facts(BMP[:22] + struct.pack("<i", -30) + BMP[26:]) == ImageFacts("bmp", 40, 30)
+    old = b"BM" + struct.pack("<IHHI", 0, 0, 0, 26) + struct.pack("<IHHHH", 12, 3, 2, 1, 24) + bytes(12 + 9)
+    assert facts(old) == ImageFacts("bmp", 3, 2)
+    assert code_of(old[:-1]) == "bad_image"
+
+
+def a_tiff(order: str, *, big: bool = False, strip_at: int = 500, strip_bytes: int = 12, width: int = 4) -> bytes:
+    """A 4 × 3 grey TIFF of one strip, in either byte order, classic or BigTIFF."""
+    mark = b"II" if order == "<" else b"MM"
+    tags = [
+        (256, 3, width),
+        (257, 4, 3),
+        (258, 3, 8),
+        (259, 3, 1),
+        (262, 3, 1),
+        (273, 4, strip_at),
+        (279, 4, strip_bytes),
+    ]
+    if big:
+        head = mark + struct.pack(order + "HHHQ", 43, 8, 0, 16) + struct.pack(order + "Q", len(tags))
+    else:
+        head = mark + struct.pack(order + "HI", 42, 8) + struct.pack(order + "H", len(tags))
+    for tag, kind, value in tags:
+        inline = struct.pack(order + ("H" if kind == 3 else "I"), value).ljust(8 if big else 4, b"\0")
+        head += struct.pack(order + ("HHQ" if big else "HHI"), tag, kind, 1) + inline
+    return (head + bytes(8)).ljust(500, b"\0") + bytes(12)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("big", [False, True])
+def test_tiffs_of_both_byte_orders_and_sizes_are_read(order: str, big: bool) -> None:
+    assert facts(a_tiff(order, big=big)) == ImageFacts("tiff", 4, 3)
+    assert code_of(a_tiff(order, big=big, strip_bytes=13)) == "bad_image"
+    assert code_of(a_tiff(order, big=big, strip_at=4_000_000_000)) == "bad_image"
+    assert code_of(a_tiff(order, big=big, strip_bytes=0)) == "bad_image"
+    assert code_of(a_tiff(order, big=big, width=0)) == "bad_image"
+
+
+def test_raw_pixels_must_fit_their_shape() -> None:
+    assert check_image(bytes(24), Pixels("raw", (2, 4, 3)), 8) == ImageFacts("raw", 4, 2)
+    assert code_of(bytes(23), Pixels("raw", (2, 4, 3))) == "bad_image"
+    assert code_of(bytes(25), Pixels("raw", (2, 4, 3))) == "bad_image"
+    assert code_of(bytes(24), Pixels("raw", (60_000, 60_000, 1))) == "too_large"
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data(), name=st.sampled_from(sorted(WHOLE)))
+def test_mutated_images_are_known_or_refused(data: st.DataObject, name: str) -> None:
+    payload = bytearray(WHOLE[name])
+    for _ in range(data.draw(st.integers(1, 6))):
+        payload[data.draw(st.integers(0, min(200, len(payload) - 1)))] = data.draw(st.integers(0, 255))
+    with suppress(ImageHeaderError):
+        check_image(bytes(payload), Pixels(), MAX_PIXELS)
+
+
+SIGNATURES = [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"II\x2a\0", b"MM\0\x2a", b"II\x2b\0", b"MM\0\x2b"]
+
+
+@settings(max_examples=400, deadline=None)
+@given(signature=st.sampled_from(SIGNATURES), rest=st.binary(max_size=300))
+def test_arbitrary_bytes_are_known_or_refused(signature: bytes, rest: bytes) -> None:
+    with suppress(ImageHeaderError):
+        check_image(signature + rest, Pixels(), MAX_PIXELS)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\xff\xd8" + b"\xff" * 8_000_000,
+        b"\xff\xd8" + b"\xff\x00" * 4_000_000,
+        b"\xff\xd8\xff" + b"\xe0\x00\x02\xff" * 2_000_000,
+        b"\xff\xd8" + b"\xff\xd0" * 4_000_000,
+        a_png(8, 8)[:33] + b"\0\0\0\0tEXt\0\0\0\0" * 600_000,
+        b"II\x2a\0\x08\0\0\0" + b"\xff\xff" + bytes(8_000_000),
+    ],
+    ids=["fill", "stuffing", "segments", "restarts", "chunks", "tags"],
+)
+def test_hostile_bytes_cost_little(payload: bytes) -> None:
+    began = time.process_time()
+    assert code_of(payload) == "bad_image"
+    assert time.process_time() - began < 2.0  # linear work takes some hundredths; quadratic would take hours

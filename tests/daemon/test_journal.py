@@ -1,0 +1,282 @@
+"""The journal: what was synced comes back byte for byte, what is damaged says so, and nothing else is harmed."""
+
+import errno
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from daemon.journal import Journal, JournalError
+from daemon.records import JournalKey
+
+PAYLOADS = [b"first", b"\x00" * 33, b"third image"]
+
+
+def segment_path(folder: Path, number: int = 1) -> Path:
+    return folder / f"segment-{number:08d}.journal"
+
+
+def test_appended_payloads_come_back_byte_for_byte(tmp_path):
+    journal = Journal(tmp_path / "journal")
+    keys = journal.append(PAYLOADS)
+    assert [journal.read(key) for key in keys] == PAYLOADS
+    assert [key.length for key in keys] == [len(payload) for payload in PAYLOADS]
+    journal.close()
+
+
+def test_a_record_of_64_MiB_and_2000_small_ones_fit_one_group(tmp_path):
+    journal = Journal(tmp_path)
+    payloads = [os.urandom(64 * 2**20), *(f"image {n}".encode() for n in range(2000))]
+    keys = journal.append(payloads)
+    assert journal.read(keys[0]) == payloads[0]
+    assert journal.read(keys[-1]) == b"image 1999"
+    journal.close()
+
+
+def test_a_reopened_journal_reads_old_keys_and_never_appends_to_an_old_segment(tmp_path):
+    first = Journal(tmp_path)
+    keys = first.append(PAYLOADS)
+    # No close(): a killed process does not call it either.
+    second = Journal(tmp_path)
+    (key,) = second.append([b"after the kill"])
+    assert key.segment == keys[0].segment + 1
+    assert [second.read(old) for old in keys] == PAYLOADS
+    first.close()
+    second.close()
+
+
+def test_segments_begin_anew_at_their_size_and_keys_name_the_right_one(tmp_path):
+    journal = Journal(tmp_path, segment_bytes=100)
+    keys = [journal.append([bytes([n]) * 40])[0] for n in range(6)]
+    assert [key.segment for key in keys] == [1, 1, 2, 2, 3, 3]
+    assert [journal.read(key) for key in keys] == [bytes([n]) * 40 for n in range(6)]
+    assert journal.segments == (1, 2, 3)
+    journal.close()
+
+
+def test_segments_that_nobody_needs_are_deleted_but_never_the_one_being_written(tmp_path):
+    journal = Journal(tmp_path, segment_bytes=50)
+    keys = [journal.append([b"x" * 60])[0] for _ in range(4)]
+    journal.read(keys[0])  # an open reader does not keep the file
+    assert journal.drop_segments(keep={2}) == [1, 3]
+    assert journal.segments == (2, 4)
+    assert journal.read(keys[1]) == b"x" * 60
+    assert journal.size_bytes == 2 * 76
+    with pytest.raises(JournalError, match="segment 1"):
+        journal.read(keys[0])
+    journal.close()
+
+
+def test_a_journal_whose_folder_was_emptied_does_not_give_old_numbers_again(tmp_path):
+    journal = Journal(tmp_path)
+    journal.begin_after(7)
+    assert journal.append([b"x"])[0].segment == 8
+    journal.close()
+
+
+def test_folder_and_segments_are_for_the_group_to_read_and_nobody_else(tmp_path):
+    old = os.umask(0o077)
+    try:
+        journal = Journal(tmp_path / "a" / "journal")
+        journal.append([b"x"])
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "a" / "journal").stat().st_mode) == 0o750
+    assert stat.S_IMODE(segment_path(tmp_path / "a" / "journal").stat().st_mode) == 0o640
+    journal.close()
+
+
+def test_a_segment_cut_at_any_offset_loses_only_what_was_cut(tmp_path):
+    journal = Journal(tmp_path / "whole")
+    keys = journal.append(PAYLOADS)
+    journal.close()
+    whole = segment_path(tmp_path / "whole").read_bytes()
+    for cut in range(len(whole) + 1):
+        folder = tmp_path / f"cut{cut}"
+        folder.mkdir()
+        segment_path(folder).write_bytes(whole[:cut])
+        torn = Journal(folder)
+        for key, payload in zip(keys, PAYLOADS, strict=True):
+            if key.offset + key.length <= cut:
+                assert torn.read(key) == payload
+            else:
+                with pytest.raises(JournalError, match="cut"):
+                    torn.read(key)
+        (new,) = torn.append([b"goes on"])
+        assert torn.read(new) == b"goes on"
+        torn.close()
+
+
+def test_any_flipped_bit_is_found_and_harms_one_record_only(tmp_path):
+    journal = Journal(tmp_path)
+    keys = journal.append(PAYLOADS)
+    path = segment_path(tmp_path)
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        for bit in (0, 7):
+            damaged = bytearray(whole)
+            damaged[position] ^= 1 << bit
+            path.write_bytes(damaged)
+            for key, payload in zip(keys, PAYLOADS, strict=True):
+                if key.offset - 16 <= position < key.offset + key.length:
+                    with pytest.raises(JournalError, match="altered"):
+                        journal.read(key)
+                else:
+                    assert journal.read(key) == payload
+    journal.close()
+
+
+@settings(max_examples=200, deadline=None)
+@given(segment=st.integers(0, 3), offset=st.integers(0, 200), length=st.integers(0, 200))
+def test_a_key_that_was_never_given_is_refused(tmp_path_factory, segment, offset, length):
+    journal = Journal(tmp_path_factory.mktemp("journal"))
+    keys = journal.append(PAYLOADS)
+    key = JournalKey(segment, offset, length)
+    if key in keys:
+        assert journal.read(key) == PAYLOADS[keys.index(key)]
+    else:
+        with pytest.raises(JournalError):
+            journal.read(key)
+    journal.close()
+
+
+def test_after_a_failed_sync_the_segment_takes_no_more_and_a_new_one_goes_on(tmp_path, monkeypatch):
+    journal = Journal(tmp_path)
+    (before,) = journal.append([b"before"])
+    real = os.fdatasync
+
+    def failing(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("os.fdatasync", failing)
+    with pytest.raises(JournalError, match="Input/output error"):
+        journal.append([b"never durable"])
+    monkeypatch.setattr("os.fdatasync", real)
+    (after,) = journal.append([b"after"])
+    assert after.segment == before.segment + 1
+    assert journal.read(before) == b"before"
+    assert journal.read(after) == b"after"
+    assert segment_path(tmp_path).stat().st_size == before.offset + before.length
+    journal.close()
+
+
+def test_a_full_disk_leaves_no_empty_segments_and_writing_goes_on_when_there_is_room(tmp_path, monkeypatch):
+    journal = Journal(tmp_path)
+    real = os.pwritev
+
+    def full(fd: int, buffers: list[bytes], offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.pwritev", full)
+    for _ in range(3):
+        with pytest.raises(JournalError, match="No space left"):
+            journal.append([b"x"])
+    assert journal.segments == ()
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("os.pwritev", real)
+    (key,) = journal.append([b"x"])
+    assert journal.read(key) == b"x"
+    journal.close()
+
+
+def test_a_write_that_stops_short_is_continued(tmp_path, monkeypatch):
+    real = os.pwritev
+    monkeypatch.setattr(
+        "os.pwritev", lambda fd, buffers, offset: real(fd, [b"".join(map(bytes, buffers))[:7]], offset)
+    )
+    journal = Journal(tmp_path)
+    keys = journal.append(PAYLOADS)
+    assert [journal.read(key) for key in keys] == PAYLOADS
+    journal.close()
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error_that_names_the_reason(tmp_path):
+    journal = Journal(tmp_path / "journal")
+    (tmp_path / "journal").rmdir()
+    with pytest.raises(JournalError, match="cannot begin a segment: No such file"):
+        journal.append([b"x"])
+    journal.close()
+
+
+def test_readers_in_threads_are_right_while_segments_come_and_go(tmp_path):
+    journal = Journal(tmp_path, segment_bytes=5000)
+    wrong: list[object] = []
+    stop = threading.Event()
+    shared: list[tuple[JournalKey, bytes]] = [(key, b"a" * 100) for key in journal.append([b"a" * 100])]
+
+    def read() -> None:
+        while not stop.is_set():
+            key, payload = shared[-1]
+            try:
+                if journal.read(key) != payload:
+                    wrong.append(key)
+            except JournalError as error:
+                if "altered" in error.reason:  # a deleted segment is an honest answer, another's bytes are not
+                    wrong.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for n in range(400):
+        payload = bytes([n % 251]) * 100
+        shared.append((journal.append([payload])[0], payload))
+        journal.drop_segments(keep=())
+    stop.set()
+    for thread in threads:
+        thread.join()
+    journal.close()
+    assert not wrong
+
+
+class JournalMachine(RuleBasedStateMachine):
+    """Against a dictionary: appends, reopens without closing, deletions; each kept key gives its bytes for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import tempfile
+
+        self.temporary = tempfile.TemporaryDirectory()
+        self.folder = Path(self.temporary.name)
+        self.journal = Journal(self.folder, segment_bytes=64)
+        self.model: dict[JournalKey, bytes] = {}
+
+    @rule(payloads=st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=4))
+    def append(self, payloads: list[bytes]) -> None:
+        keys = self.journal.append(payloads)
+        assert not set(keys) & set(self.model)
+        self.model.update(zip(keys, payloads, strict=True))
+
+    @rule(torn=st.binary(max_size=20))
+    def crash(self, torn: bytes) -> None:
+        """A kill while the next group was being written: its torn bytes stay behind the last record."""
+        newest = max(self.journal.segments, default=None)
+        if newest is not None:
+            with segment_path(self.folder, newest).open("ab") as file:
+                file.write(torn)
+        self.journal.close()
+        self.journal = Journal(self.folder, segment_bytes=64)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        keep = data.draw(st.sets(st.sampled_from(sorted({key.segment for key in self.model}))))
+        gone = self.journal.drop_segments(keep)
+        assert not keep & set(gone)
+        self.model = {key: payload for key, payload in self.model.items() if key.segment not in gone}
+
+    @invariant()
+    def every_kept_key_gives_its_bytes(self) -> None:
+        assert {key: self.journal.read(key) for key in self.model} == self.model
+
+    def teardown(self) -> None:
+        self.journal.close()
+        self.temporary.cleanup()
+
+
+TestJournalMachine = JournalMachine.TestCase
+TestJournalMachine.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)

@@ -1,0 +1,133 @@
+"""What a loader promises, held by the thread over a real slot pool and by the simulated one."""
+
+import queue
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.fakes import FakeLoader, FakePool, Timeline
+from daemon.loader import LoaderThread
+from daemon.orders import LoadEnd, Loader, LoadOrder
+from daemon.policy.actions import Load, Resize, Unload
+from daemon.policy.request import PoolId
+from experts.slot import SlotPool
+from experts.spec import ExpertId, ExpertSpec
+from tests.experts.samples import an_expert_file
+
+CPU = PoolId("cpu")
+
+
+@dataclass
+class Bench:
+    """A loader, its pool, and how to wait for `count` reports."""
+
+    loader: Loader
+    pool: Any
+    ends: "queue.SimpleQueue[LoadEnd]"
+    timeline: Timeline | None
+
+    def wait(self, count: int) -> list[LoadEnd]:
+        while self.timeline is not None and self.timeline.step():
+            pass
+        return [self.ends.get(timeout=20.0) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory: pytest.TempPathFactory) -> list[ExpertSpec]:
+    folder = tmp_path_factory.mktemp("weights")
+    return [an_expert_file(folder, f"y{seed}", "yolov8n", 2, seed) for seed in range(3)]
+
+
+@pytest.fixture(params=["real", "fake"])
+def bench(request: pytest.FixtureRequest, specs: list[ExpertSpec]) -> Iterator[Bench]:
+    budget_bytes = 2 * specs[0].weights_bytes
+    ends: queue.SimpleQueue[LoadEnd] = queue.SimpleQueue()
+    if request.param == "real":
+        pool: Any = SlotPool("cpu", budget_bytes)
+        loader: Loader = LoaderThread(CPU, pool)
+        bench = Bench(loader, pool, ends, None)
+    else:
+        timeline = Timeline()
+        pool = FakePool(budget_bytes, lambda _spec: 0.5)
+        loader = FakeLoader(CPU, pool, timeline)
+        bench = Bench(loader, pool, ends, timeline)
+    loader.start(ends.put)
+    yield bench
+    assert loader.stop(10.0)
+    pool.check()
+
+
+def an_order(spec: ExpertSpec, *evict: ExpertSpec) -> LoadOrder:
+    return LoadOrder(Load(CPU, spec.expert, tuple(victim.expert for victim in evict), "demand"), spec)
+
+
+def test_a_load_is_reported_with_its_bytes_and_time(bench: Bench, specs: list[ExpertSpec]):
+    bench.loader.submit(an_order(specs[0]))
+    (end,) = bench.wait(1)
+    assert (end.error, end.bytes, end.load.expert) == (None, specs[0].weights_bytes, specs[0].expert)
+    assert end.load_ms > 0.0
+    assert bench.pool.resident() == (specs[0].expert,)
+
+
+def test_orders_are_carried_out_in_order_within_the_budget(bench: Bench, specs: list[ExpertSpec]):
+    bench.loader.submit(an_order(specs[0]))
+    bench.loader.submit(an_order(specs[1]))
+    bench.loader.submit(an_order(specs[2], specs[0]))
+    bench.loader.submit(Unload(CPU, (specs[1].expert,)))
+    bench.loader.submit(Resize(CPU, specs[0].weights_bytes))
+    bench.loader.submit(an_order(specs[1], specs[2]))
+    ends = bench.wait(4)
+    assert [end.error for end in ends] == [None] * 4
+    assert bench.pool.resident() == (specs[1].expert,)
+    assert bench.pool.budget_bytes == specs[0].weights_bytes
+
+
+def test_a_failed_load_is_reported_and_what_it_evicted_stays_evicted(
+    bench: Bench, specs: list[ExpertSpec], tmp_path: Path
+):
+    missing = ExpertSpec(
+        **{**{name: getattr(specs[2], name) for name in specs[2].__slots__}, "file": tmp_path / "gone"}
+    )
+    if isinstance(bench.pool, FakePool):
+        bench.pool.broken[missing.expert] = "no such file"
+    bench.loader.submit(an_order(specs[0]))
+    bench.loader.submit(an_order(missing, specs[0]))
+    bench.loader.submit(an_order(specs[1]))
+    ends = bench.wait(3)
+    assert ends[1].error is not None
+    assert missing.expert in ends[1].error
+    assert [ends[0].error, ends[2].error] == [None, None]
+    assert bench.pool.resident() == (specs[1].expert,)
+
+
+def test_a_loader_survives_orders_that_make_no_sense(bench: Bench, specs: list[ExpertSpec]):
+    if bench.timeline is not None:
+        pytest.skip("a simulated device raises at once, so that a wrong policy is caught")
+    bench.loader.submit(Unload(CPU, (ExpertId("nobody"),)))
+    bench.loader.submit(an_order(specs[0]))
+    bench.loader.submit(Resize(CPU, 1))
+    bench.loader.submit(an_order(specs[0]))
+    bench.loader.submit(an_order(specs[1]))
+    ends = bench.wait(3)
+    assert [end.error is None for end in ends] == [True, False, True]
+
+
+def test_a_defect_of_the_pool_is_reported_and_evicts_what_the_ledger_gave_up(specs: list[ExpertSpec]):
+    class Defect(FakePool):
+        def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = ()) -> Any:
+            if evict:
+                raise ZeroDivisionError("a defect")
+            return super().load(spec)
+
+    pool, ends = Defect(1 << 40), queue.SimpleQueue[LoadEnd]()
+    loader = LoaderThread(CPU, pool)
+    loader.start(ends.put)
+    loader.submit(an_order(specs[0]))
+    loader.submit(an_order(specs[1], specs[0]))
+    assert ends.get(timeout=10).error is None
+    assert ends.get(timeout=10).error == "ZeroDivisionError: a defect"
+    assert pool.resident() == ()
+    assert loader.stop(10.0)

@@ -1,0 +1,131 @@
+"""The results stream over a real socket: order, heartbeats, topics, and subscribers that do not read."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import zmq
+
+from daemon.errors import StartError
+from daemon.publish import ResultsStream
+from daemon.records import Published
+
+
+def a_message(seq: int, serial: str = "S1", **body: Any) -> Published:
+    return Published(seq, f"inspection/mainboard-a/{serial}/", {"seq": seq, **body})
+
+
+@contextmanager
+def a_stream(last_seq: int = 0, pulse: Any = lambda: ("ready", 3)) -> Iterator[tuple[ResultsStream, str]]:
+    context: zmq.Context[Any] = zmq.Context()
+    stream = ResultsStream(context, "tcp://127.0.0.1:*", last_seq, pulse)
+    try:
+        yield stream, stream.start()
+    finally:
+        stream.stop()
+        context.term()
+
+
+@contextmanager
+def a_subscriber(endpoint: str, topic: str = "", hwm: int = 0) -> Iterator["zmq.Socket[bytes]"]:
+    context: zmq.Context[Any] = zmq.Context()
+    sub = context.socket(zmq.SUB)
+    sub.linger = 0
+    sub.rcvhwm = hwm
+    sub.subscribe(topic)
+    sub.connect(endpoint)
+    try:
+        yield sub
+    finally:
+        context.destroy(linger=0)
+
+
+def receive(sub: "zmq.Socket[bytes]") -> tuple[str, dict[str, Any]]:
+    assert sub.poll(10_000), "nothing was published"
+    topic, body = sub.recv_multipart()
+    return topic.decode(), json.loads(body)
+
+
+def wait_for_heartbeat(sub: "zmq.Socket[bytes]") -> dict[str, Any]:
+    """The subscription has arrived once a heartbeat has."""
+    while True:
+        topic, body = receive(sub)
+        if topic == "heartbeat/":
+            return body
+
+
+def test_results_come_in_order_and_heartbeats_repeat_the_last_seq() -> None:
+    with a_stream(last_seq=41) as (stream, endpoint), a_subscriber(endpoint) as sub:
+        beat = wait_for_heartbeat(sub)
+        assert beat.keys() == {"seq", "at", "state", "backlog", "uptime_s"}
+        assert (beat["seq"], beat["state"], beat["backlog"]) == (41, "ready", 3)
+        assert beat["uptime_s"] >= 0
+        stream.publish([a_message(42), a_message(43)])
+        stream.publish([a_message(44, verdict="pass")])
+        received = [receive(sub) for _ in range(3)]
+        assert received[2] == ("inspection/mainboard-a/S1/", {"seq": 44, "verdict": "pass"})
+        assert [body["seq"] for _, body in received] == [42, 43, 44]
+        assert wait_for_heartbeat(sub)["seq"] == 44
+        assert stream.last_seq == 44
+
+
+def test_a_subscription_to_one_serial_is_exact() -> None:
+    with (
+        a_stream() as (stream, endpoint),
+        a_subscriber(endpoint, "inspection/mainboard-a/S1/") as sub,
+        a_subscriber(endpoint) as everything,
+    ):
+        wait_for_heartbeat(everything)
+        time.sleep(0.2)
+        stream.publish([a_message(1, "S11"), a_message(2, "S1"), a_message(3, "S")])
+        assert receive(sub)[1]["seq"] == 2
+        assert not sub.poll(100)
+
+
+def test_a_heartbeat_comes_every_second() -> None:
+    with a_stream() as (_, endpoint), a_subscriber(endpoint, "heartbeat/") as sub:
+        receive(sub)
+        began_s = time.monotonic()
+        receive(sub)
+        receive(sub)
+        assert 1.5 < time.monotonic() - began_s < 4
+
+
+def test_a_subscriber_that_never_reads_holds_nobody_up() -> None:
+    with a_stream() as (stream, endpoint), a_subscriber(endpoint, hwm=1), a_subscriber(endpoint) as reader:
+        wait_for_heartbeat(reader)
+        for first in range(1, 20_001, 1000):
+            stream.publish([a_message(seq, text="x" * 200) for seq in range(first, first + 1000)])
+            while receive(reader)[1]["seq"] < first + 999:
+                pass
+        assert stream.is_alive
+
+
+def test_a_body_that_is_no_json_leaves_a_gap_and_no_ruin() -> None:
+    with a_stream() as (stream, endpoint), a_subscriber(endpoint) as sub:
+        wait_for_heartbeat(sub)
+        stream.publish([a_message(1, confidence=float("nan")), a_message(2)])
+        assert receive(sub)[1]["seq"] == 2
+
+
+def test_a_pulse_that_fails_stops_neither_results_nor_later_heartbeats() -> None:
+    beats: list[int] = []
+
+    def pulse() -> tuple[str, int]:
+        beats.append(1)
+        if len(beats) == 1:
+            raise RuntimeError("the gauge is broken")
+        return "degraded", 0
+
+    with a_stream(pulse=pulse) as (_, endpoint), a_subscriber(endpoint) as sub:
+        assert wait_for_heartbeat(sub)["state"] == "degraded"
+
+
+def test_a_port_in_use_is_named() -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    with a_stream() as (_, endpoint), pytest.raises(StartError, match=endpoint):
+        ResultsStream(context, endpoint, 0, lambda: ("ready", 0)).start()
+    context.term()

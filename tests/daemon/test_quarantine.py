@@ -1,0 +1,46 @@
+"""The quarantine: bytes of bad images for a person to look at, bounded, whatever names publishers choose."""
+
+from pathlib import Path
+
+import pytest
+
+from daemon.quarantine import Quarantine
+
+
+def test_bytes_are_kept_under_names_that_cannot_leave_the_folder(tmp_path: Path) -> None:
+    quarantine = Quarantine(tmp_path / "q", 1000)
+    path = quarantine.keep("../../cam", "/etc/passwd" + "/x" * 58, b"bytes", "no image")
+    assert path is not None
+    assert path.parent == tmp_path / "q"
+    assert path.read_bytes() == b"bytes"
+    assert [file.name for file in (tmp_path / "q").iterdir()] == [path.name]
+
+
+def test_the_oldest_go_first_also_after_a_restart(tmp_path: Path) -> None:
+    Quarantine(tmp_path, 100).keep("s", "one", b"1" * 40, "")
+    Quarantine(tmp_path, 100).keep("s", "two", b"2" * 40, "")
+    (tmp_path / "half.part").write_bytes(b"half")
+    Quarantine(tmp_path, 100).keep("s", "three", b"3" * 40, "")
+    assert sorted(path.read_bytes()[:1] for path in tmp_path.iterdir()) == [b"2", b"3"]
+
+
+def test_the_number_of_files_is_bounded_too(tmp_path: Path) -> None:
+    quarantine = Quarantine(tmp_path, 10**6)
+    for number in range(1010):
+        quarantine.keep("s", f"i{number}", b"x", "")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == 1000
+    assert "-i10." in names[0]
+
+
+def test_what_is_larger_than_everything_that_may_stay_is_not_kept(tmp_path: Path) -> None:
+    quarantine = Quarantine(tmp_path, 100)
+    quarantine.keep("s", "small", b"x", "")
+    assert quarantine.keep("s", "large", b"x" * 101, "") is None
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_disk_that_takes_nothing_stops_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert Quarantine(tmp_path / "file", 100).keep("s", "i", b"x", "") is None
+    assert "quarantine_failed" in capsys.readouterr().out

@@ -1,0 +1,239 @@
+"""Real parts of the wire with a writer that keeps arrivals in memory: what the tests of intake are made of."""
+
+import json
+import queue
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import zmq
+
+from daemon.admission import Admission, IntakeLimits
+from daemon.backlog import Backlog, BacklogLimits
+from daemon.intake import Intake
+from daemon.quarantine import Quarantine
+from daemon.records import Accepted, Arrival, JournalKey
+from daemon.rulebook import Rulebook
+from routing_rules.compile import compile_rules
+from routing_rules.load import read_yaml_text
+
+RULES = """
+boards:
+  mainboard-a:
+    components: {R0402: 4, QFP64: [U1]}
+  open-board:
+    components: {R0402: 1}
+    extras: allow
+classifiers:
+  "*": {expert: "{component}", pass: [ok]}
+"""
+
+
+@dataclass
+class MemoryWriter:
+    """Answers arrivals from its own thread, in order; `pause` keeps them back, `fail_with` refuses them."""
+
+    fail_with: object = None
+    arrivals: list[Arrival] = field(default_factory=list)
+    on_stored: Callable[[Arrival], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self._jobs: queue.Queue[tuple[Arrival, Callable[[Any], None]] | None] = queue.Queue()
+        self.going = threading.Event()
+        self.going.set()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def submit(self, arrival: Arrival, reply: Callable[[Any], None]) -> None:
+        self._jobs.put((arrival, reply))
+
+    def stop(self) -> None:
+        self.going.set()
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self.going.wait()
+            arrival, reply = job
+            if self.fail_with is not None:
+                reply(self.fail_with)
+                continue
+            self.arrivals.append(arrival)
+            reply(an_accepted(arrival, len(self.arrivals)))
+            self.on_stored(arrival)
+
+
+class MemoryReader:
+    """Finds what a MemoryWriter has stored; pages of results are those given."""
+
+    def __init__(self, writer: MemoryWriter, items: list[dict[str, Any]] | None = None) -> None:
+        self._writer = writer
+        self.items = items or []
+
+    def find(self, source: str, image_id: str) -> Arrival | None:
+        for arrival in self._writer.arrivals:
+            if (arrival.source, arrival.image_id) == (source, image_id):
+                return arrival
+        return None
+
+    def last_seq(self) -> int:
+        return self.items[-1]["seq"] if self.items else 0
+
+    def results_since(self, seq: int, limit: int) -> dict[str, Any]:
+        newer = [item for item in self.items if item["seq"] > seq]
+        page = newer[:limit]
+        last = page[-1]["seq"] if page else seq
+        oldest = self.items[0]["seq"] if self.items else None
+        return {"items": page, "last_seq": last, "more": len(newer) > limit, "oldest_seq": oldest}
+
+
+def an_accepted(arrival: Arrival, inspection_id: int = 1) -> Accepted:
+    return Accepted(
+        inspection_id=inspection_id,
+        source=arrival.source,
+        image_id=arrival.image_id,
+        board_type=arrival.board.type,
+        component=arrival.component,
+        accepted_wall_s=0.0,
+        deadline_ms=arrival.deadline_ms,
+        rules_version="0" * 12,
+        key=JournalKey(0, 0, len(arrival.payload)),
+        pixels=arrival.pixels,
+    )
+
+
+def a_rulebook(text: str = RULES) -> Rulebook:
+    return Rulebook(compile_rules(read_yaml_text(text, "rules.yaml"), "rules.yaml", None))
+
+
+def a_png(width: int = 2, height: int = 2) -> bytes:
+    """A whole grey PNG; the declared size may be a lie."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    rows = zlib.compress(b"".join(b"\0" + bytes(min(width, 64)) for _ in range(min(height, 64))))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def an_inspect(image_id: object = "i1", **fields: Any) -> dict[str, Any]:
+    """The header of a message that is accepted; a field given as None is left out."""
+    header = {
+        "type": "inspect",
+        "id": image_id,
+        "source": "cam-1",
+        "board": {"type": "mainboard-a", "serial": "S1"},
+        "component": "R0402",
+        **fields,
+    }
+    return {name: value for name, value in header.items() if value is not None}
+
+
+def frames_of(header: Mapping[str, Any] | bytes, payload: bytes | None = None) -> list[bytes]:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return [b"CS1", raw] if payload is None else [b"CS1", raw, payload]
+
+
+@dataclass
+class Line:
+    """A running intake with everything around it."""
+
+    intake: Intake
+    admission: Admission
+    writer: MemoryWriter
+    reader: MemoryReader
+    backlog: Backlog
+    quarantine: Path
+    endpoints: list[str]
+    counts: list[str]
+
+    @property
+    def ipc(self) -> str:
+        return self.endpoints[0]
+
+    @property
+    def tcp(self) -> str:
+        return self.endpoints[1]
+
+
+@contextmanager
+def a_line(
+    folder: Path,
+    *,
+    credit: int = 64,
+    max_payload_bytes: int = 1_000_000,
+    backlog: BacklogLimits | None = None,
+    items: list[dict[str, Any]] | None = None,
+) -> Iterator[Line]:
+    """Images leave the backlog as soon as they are stored, unless the test replaces `writer.on_stored`."""
+    context: zmq.Context[Any] = zmq.Context()
+    counts: list[str] = []
+    load = Backlog(backlog or BacklogLimits(1000, 10**8, 1000, 10**8))
+    writer = MemoryWriter(on_stored=lambda arrival: load.leave(arrival.source, len(arrival.payload)))
+    reader = MemoryReader(writer, items)
+    admission = Admission(
+        IntakeLimits(credit=credit, max_payload_bytes=max_payload_bytes, max_pixels=64_000_000),
+        a_rulebook(),
+        reader,
+        writer,
+        load,
+        Quarantine(folder / "quarantine", 1_000_000),
+    )
+    endpoints = [f"ipc://{folder}/intake.sock", "tcp://127.0.0.1:*"]
+    intake = Intake(context, endpoints, admission, reader.results_since, on_answer=counts.append)
+    try:
+        bound = intake.start()
+        yield Line(intake, admission, writer, reader, load, folder / "quarantine", bound, counts)
+    finally:
+        writer.going.set()
+        intake.stop()
+        writer.stop()
+        context.term()
+
+
+class Peer:
+    """A publisher of the test: a raw socket, JSON answers."""
+
+    def __init__(self, endpoint: str, kind: int = zmq.DEALER, identity: bytes | None = None) -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        self.socket = self._context.socket(kind)
+        self.socket.linger = 0
+        self.socket.sndhwm = self.socket.rcvhwm = 0
+        if identity:
+            self.socket.routing_id = identity
+        self.socket.connect(endpoint)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+    def send(self, header: Mapping[str, Any] | bytes, payload: bytes | None = None) -> None:
+        self.socket.send_multipart(frames_of(header, payload))
+
+    def receive(self, timeout_s: float = 10.0) -> dict[str, Any]:
+        assert self.socket.poll(int(timeout_s * 1000)), "no answer came"
+        frames = self.socket.recv_multipart()
+        assert frames[-2] == b"CS1"
+        assert frames[:-2] in ([], [b""])
+        answer = json.loads(frames[-1])
+        assert isinstance(answer, dict)
+        return answer
+
+    def ask(self, header: Mapping[str, Any] | bytes, payload: bytes | None = None) -> dict[str, Any]:
+        self.send(header, payload)
+        return self.receive()
+
+    def has_silence(self, wait_s: float = 0.05) -> bool:
+        return not self.socket.poll(int(wait_s * 1000))

@@ -1,0 +1,122 @@
+"""Experts with random weights for tests: non-trivial batch norms, confident enough to answer something."""
+
+import copy
+import functools
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+from experts.spec import ExpertId, ExpertSpec
+from experts.vision.architectures import ARCHITECTURES, END_TO_END_HEAD, NORMALISATIONS, PLAIN_HEAD, layout_id
+from experts.vision.layouts import Layout, build_layout, pack
+from experts.vision.networks import adapt, build_original, select_head
+from experts.weights import read_header, write_weights
+
+torch.set_num_threads(1)
+
+
+def labels(count: int) -> tuple[str, ...]:
+    return tuple(f"label{index}" for index in range(count))
+
+
+@functools.cache
+def _base_model(architecture: str, class_count: int) -> nn.Module:
+    torch.manual_seed(0)
+    return build_original(ARCHITECTURES[architecture], class_count)
+
+
+@functools.cache
+def _layout(name: str) -> Layout:
+    return build_layout(name)
+
+
+def a_model(architecture: str = "resnet18", class_count: int = 5, seed: int = 1) -> nn.Module:
+    """The framework's own model with batch-norm statistics and biases that matter."""
+    model = copy.deepcopy(_base_model(architecture, class_count))
+    random = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.05, generator=random)
+            module.running_var.uniform_(0.7, 1.4, generator=random)
+            module.weight.data.uniform_(0.8, 1.2, generator=random)
+            module.bias.data.normal_(0, 0.1, generator=random)
+    if isinstance(getattr(model, "fc", None), nn.Linear):
+        model.fc.weight.data.normal_(0, 0.002, generator=random)
+    else:
+        head = model.model[-1]
+        for name in ("cv3", "one2one_cv3"):
+            for branch in getattr(head, name, None) or ():
+                branch[-1].weight.data.normal_(0, 0.4, generator=random)
+                branch[-1].bias.data.fill_(-1.0)
+    return model
+
+
+def an_expert_file(
+    folder: Path,
+    expert: str = "r18",
+    architecture: str = "resnet18",
+    class_count: int = 5,
+    seed: int = 1,
+    input_size: int = 64,
+    dtype: str = "float32",
+    memory_format: str = "channels_last",
+    end_to_end: bool = False,
+    **fields,
+) -> ExpertSpec:
+    """A weights file in `folder` and its spec."""
+    known = ARCHITECTURES[architecture]
+    head = END_TO_END_HEAD if end_to_end else PLAIN_HEAD
+    name = layout_id(known, class_count, input_size, dtype, memory_format, head)
+    model = a_model(architecture, class_count, seed)
+    select_head(model, end_to_end=end_to_end)
+    blocks = pack(_layout(name), adapt(known, model, input_size))
+    metadata = {
+        "architecture": architecture,
+        "classes": json.dumps(list(labels(class_count))),
+        "input_size": str(input_size),
+        "dtype": dtype,
+        "memory_format": memory_format,
+        "head": head,
+        "layout": name,
+        "origin": "a test",
+    }
+    file = folder / f"{expert}.safetensors"
+    sha256 = write_weights(file, blocks, metadata)
+    mean, std = NORMALISATIONS[known.normalisation]
+    values = {
+        "expert": ExpertId(expert),
+        "architecture": known.name,
+        "task": known.task,
+        "file": file,
+        "classes": labels(class_count),
+        "input_size": input_size,
+        "mean": mean,
+        "std": std,
+        "sha256": sha256,
+        "layout": name,
+        "weights_bytes": read_header(file).region_bytes,
+    }
+    return ExpertSpec(**{**values, **fields})
+
+
+def a_picture(width: int = 90, height: int = 70, seed: int = 0) -> np.ndarray:
+    """(H, W, 3) uint8 RGB with edges and gradients."""
+    random = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    picture = np.stack([x * 255 // width, y * 255 // height, (x + y) % 256], axis=-1).astype(np.uint8)
+    for _ in range(5):
+        left, top = int(random.integers(0, width)), int(random.integers(0, height))
+        picture[top : top + height // 4, left : left + width // 4] = random.integers(0, 256, 3)
+    return picture
+
+
+def encoded(picture: np.ndarray | Image.Image, kind: str = "PNG", **options) -> bytes:
+    image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+    buffer = io.BytesIO()
+    image.copy().save(buffer, kind, **options)  # a copy: saving leaves an encoder's settings in the image
+    return buffer.getvalue()

@@ -1,0 +1,102 @@
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from experts.catalog import UNREADABLE, CatalogFile, add_to_catalog, resolve, write_catalog
+from experts.spec import ExpertSpec
+from tests.experts.samples import an_expert_file
+
+
+def an_entry(spec: ExpertSpec, **fields) -> dict:
+    entry = {
+        "architecture": spec.architecture,
+        "file": spec.file.name,
+        "classes": list(spec.classes),
+        "input_size": spec.input_size,
+        "normalisation": "imagenet",
+        "sha256": spec.sha256,
+    }
+    return {**entry, **fields}
+
+
+def resolved(folder: Path, **entries: dict):
+    return resolve(CatalogFile.model_validate({"experts": entries}), folder)
+
+
+def test_an_entry_becomes_the_spec_of_its_file(tmp_path: Path):
+    spec = an_expert_file(tmp_path)
+    catalog, problems = resolved(tmp_path, r18=an_entry(spec, temperature=1.5))
+    assert problems == []
+    assert catalog["r18"] == replace(spec, temperature=1.5)
+    assert catalog.headers["r18"].metadata["origin"] == "a test"
+
+
+def test_all_mistakes_are_found_at_once_with_their_places(tmp_path: Path):
+    spec = an_expert_file(tmp_path)
+    detector = an_expert_file(tmp_path, "yolo", "yolov8n", 2)
+    catalog, problems = resolved(
+        tmp_path,
+        typo=an_entry(spec, architecture="resnt18"),
+        deeper=an_entry(spec, architecture="resnet34"),
+        labels=an_entry(spec, classes=["a", "b"]),
+        twice=an_entry(spec, classes=["a", "a", "b", "c", "d"]),
+        size=an_entry(spec, input_size=96),
+        odd=an_entry(detector, input_size=100, normalisation="none"),
+    )
+    assert len(catalog) == 0
+    places = dict(problems)
+    assert "did you mean resnet18?" in places["experts", "typo", "architecture"]
+    assert "holds a resnet18" in places["experts", "deeper", "architecture"]
+    assert "made for the classes" in places["experts", "labels", "classes"]
+    assert "a appears more than once" in places["experts", "twice", "classes"]
+    assert "made for 64 pixels" in places["experts", "size", "input_size"]
+    assert "multiple of 32" in places["experts", "odd", "input_size"]
+
+
+def test_an_expert_whose_file_is_missing_keeps_its_place_and_fits_no_slot(tmp_path: Path):
+    spec = an_expert_file(tmp_path)
+    catalog, problems = resolved(tmp_path, gone=an_entry(spec, file="gone.safetensors"), r18=an_entry(spec))
+    assert [place for place, _ in problems] == [("experts", "gone", "file")]
+    assert catalog["gone"].layout == UNREADABLE
+    assert catalog["gone"].classes == spec.classes
+    assert "gone" not in catalog.headers
+    assert catalog["r18"] == spec
+
+
+def test_labels_that_yaml_could_mistake_come_back_as_they_were(tmp_path: Path):
+    spec = an_expert_file(tmp_path)
+    strange = ["NO", "on", "1e5", "0o17", "é ä", " padded ", "null", "~", "a: b", "12:30", "=", "2026-11-21"]
+    file = tmp_path / "catalog.yaml"
+    write_catalog(file, {"strange": an_entry(spec, classes=strange), "7": an_entry(spec)})
+    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    assert CatalogFile.model_validate(document).experts["strange"].classes == tuple(strange)
+    assert list(document["experts"]) == ["strange", "7"]
+    assert '"1e5"' in file.read_text(encoding="utf-8")
+
+
+def test_adding_an_expert_replaces_its_entry_and_keeps_the_others(tmp_path: Path):
+    spec = an_expert_file(tmp_path)
+    file = tmp_path / "deep" / "catalog.yaml"
+    add_to_catalog(file, "a", an_entry(spec))
+    add_to_catalog(file, "b", an_entry(spec, normalisation={"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]}))
+    add_to_catalog(file, "a", an_entry(spec, temperature=2.0))
+    catalog, _ = resolve(CatalogFile.model_validate(yaml.safe_load(file.read_text())), tmp_path)
+    assert (catalog["a"].temperature, catalog["b"].mean) == (2.0, (0.1, 0.2, 0.3))
+    assert [entry.name for entry in file.parent.iterdir()] == ["catalog.yaml"]
+
+
+def test_an_entry_that_could_not_be_read_back_is_not_written(tmp_path: Path):
+    file = tmp_path / "catalog.yaml"
+    with pytest.raises(ValidationError):
+        write_catalog(file, {"a": {"architecture": "resnet18"}})
+    assert not file.exists()
+
+
+def test_reading_a_catalog_needs_no_torch():
+    code = "import experts.catalog, experts.weights, sys; sys.exit('torch' in sys.modules or 'cv2' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,147 @@
+"""Our answers beside the frameworks' own: confidences within 1e-3, boxes within half a pixel."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from experts.slot import SlotPool
+from experts.spec import ExpertSpec
+from experts.vision.detections import select_detections
+from experts.vision.frameworks import ultralytics
+from experts.vision.infer import classify_answers, infer
+from experts.vision.networks import select_head
+from experts.vision.preprocess import prepare
+from tests.experts.samples import a_model, a_picture, an_expert_file, encoded, labels
+
+
+def a_busy_picture(width: int, height: int, seed: int) -> np.ndarray:
+    """Without flat parts, where many boxes would be equally good and their order a matter of rounding."""
+    noise = np.random.default_rng(seed).normal(0, 40, (height, width, 3))
+    return np.clip(a_picture(width, height, seed) + noise, 0, 255).astype(np.uint8)
+
+
+PICTURES = [a_busy_picture(90, 70, 1), a_busy_picture(50, 200, 2), a_busy_picture(128, 128, 3)]
+
+
+def our_answers(spec: ExpertSpec):
+    pool = SlotPool("cpu", spec.weights_bytes)
+    pool.load(spec)
+    return infer(pool.slot(spec.expert), [prepare(encoded(picture), "image", None, spec) for picture in PICTURES])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "memory_format"),
+    [("resnet18", "channels_last"), ("resnet18", "contiguous"), ("resnet50", "channels_last")],
+)
+def test_a_classifier_answers_as_torchvision_does(tmp_path: Path, architecture: str, memory_format: str):
+    import cv2
+
+    size, temperature = 96, 1.7
+    spec = an_expert_file(
+        tmp_path, "c", architecture, 5, input_size=size, memory_format=memory_format, temperature=temperature
+    )
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (spec.mean, spec.std))
+    for picture, answer in zip(PICTURES, our_answers(spec), strict=True):
+        shrinks = min(picture.shape[:2]) >= size
+        square = cv2.resize(picture, (size, size), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+        images = (torch.from_numpy(square).permute(2, 0, 1)[None].float() / 255 - mean) / std
+        with torch.inference_mode():
+            shares = (a_model(architecture)(images) / temperature).softmax(1)[0]
+        assert 0.2 < float(shares.max()) < 0.95, "the sample says too little about equality"
+        assert answer.label == labels(5)[int(shares.argmax())]
+        assert answer.confidence == pytest.approx(float(shares.max()), abs=1e-3)
+        assert answer.detections == ()
+
+
+def framework_detections(model: nn.Module, spec: ExpertSpec, picture: np.ndarray) -> np.ndarray:
+    """Rows of x1 y1 x2 y2 confidence class, in stored pixels, by ultralytics alone."""
+    ultralytics()
+    from ultralytics.data.augment import LetterBox
+    from ultralytics.utils.nms import non_max_suppression
+    from ultralytics.utils.ops import scale_boxes
+
+    box = LetterBox(spec.input_size, auto=False, scaleup=True, center=True)
+    square = np.ascontiguousarray(box(image=picture))
+    images = torch.from_numpy(square).permute(2, 0, 1)[None].float() / 255
+    with torch.inference_mode():
+        output = model(images)[0]
+        rows = non_max_suppression(
+            output, spec.confidence_floor, spec.nms_iou, max_det=spec.max_detections, end2end=model.end2end
+        )[0]
+    rows = rows.clone()
+    rows[:, :4] = scale_boxes(square.shape[:2], rows[:, :4], picture.shape[:2])
+    return rows.numpy()
+
+
+@pytest.mark.parametrize("architecture", ["yolov5n", "yolov8n", "yolo11n", "yolo26n", "yolo26n end to end"])
+@pytest.mark.parametrize("class_count", [2, 6])
+def test_a_detector_answers_as_ultralytics_does(tmp_path: Path, architecture: str, class_count: int):
+    architecture, _, end_to_end = architecture.partition(" ")
+    model = a_model(architecture, class_count)
+    select_head(model, end_to_end=bool(end_to_end))
+    spec = an_expert_file(
+        tmp_path, "d", architecture, class_count, input_size=160, max_detections=60, end_to_end=bool(end_to_end)
+    )
+    for picture, answer in zip(PICTURES, our_answers(spec), strict=True):
+        expected = framework_detections(model, spec, picture)
+        assert len(expected) > 1, "the sample finds too little to compare"
+        assert [found.label for found in answer.detections] == [labels(class_count)[int(row[5])] for row in expected]
+        np.testing.assert_allclose([found.confidence for found in answer.detections], expected[:, 4], atol=1e-3)
+        np.testing.assert_allclose([found.box for found in answer.detections], expected[:, :4], atol=0.5)
+        assert (answer.label, answer.confidence) == (answer.detections[0].label, answer.detections[0].confidence)
+
+
+def test_a_detector_that_finds_nothing_answers_without_a_label(tmp_path: Path):
+    spec = an_expert_file(tmp_path, "d", "yolov8n", 2, confidence_floor=1.0)
+    assert all((answer.label, answer.confidence, answer.detections) == (None, None, ()) for answer in our_answers(spec))
+
+
+def test_a_batch_answers_as_its_images_alone(tmp_path: Path):
+    spec = an_expert_file(tmp_path, "d", "yolo11n", 3, input_size=96)
+    pool = SlotPool("cpu", spec.weights_bytes)
+    pool.load(spec)
+    prepared = [prepare(encoded(picture), "image", None, spec) for picture in PICTURES]
+    together = infer(pool.slot(spec.expert), prepared)
+    for image, expected in zip(prepared, together, strict=True):
+        (alone,) = infer(pool.slot(spec.expert), [image])
+        assert [found.label for found in alone.detections] == [found.label for found in expected.detections]
+        assert alone.confidence == pytest.approx(expected.confidence, abs=1e-5)
+
+
+def test_padding_rows_of_the_head_never_win(tmp_path: Path):
+    spec = an_expert_file(tmp_path, class_count=3)
+    logits = torch.full((1, 16), -50.0)
+    logits[0, 3:] = 90.0
+    (answer,) = classify_answers(logits, spec)
+    assert answer.label in spec.classes
+    assert answer.confidence == pytest.approx(1 / 3, abs=1e-3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**20),
+    classes=st.integers(1, 4),
+    floor=st.floats(0, 0.99),
+    iou=st.floats(0.05, 0.95),
+    most=st.integers(1, 30),
+)
+def test_suppression_is_that_of_ultralytics(seed: int, classes: int, floor: float, iou: float, most: int):
+    ultralytics()
+    from ultralytics.utils.nms import non_max_suppression
+
+    random = torch.Generator().manual_seed(seed)
+    centres, sizes = torch.rand(1, 2, 80, generator=random) * 100, torch.rand(1, 2, 80, generator=random) * 60 + 1
+    scores = torch.rand(1, classes, 80, generator=random)
+    expected = non_max_suppression(torch.cat((centres, sizes, scores), 1), floor, iou, max_det=most)[0]
+    spec = ExpertSpec(
+        "e", "yolov8n", "detect", Path(), labels(classes), 64, (0, 0, 0), (1, 1, 1), "", "", 0,
+        confidence_floor=floor, nms_iou=iou, max_detections=most,
+    )  # fmt: skip
+    corners = torch.cat((centres - sizes / 2, centres + sizes / 2, scores), 1)
+    (found,) = select_detections(corners, spec, end_to_end=False)
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)

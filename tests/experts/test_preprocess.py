@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from experts.vision.frameworks import ultralytics
+from experts.vision.preprocess import fit, place, to_square
+from tests.experts.samples import a_picture
+
+SIDES = st.integers(1, 300)
+
+
+@settings(max_examples=60, deadline=None)
+@given(width=SIDES, height=SIDES, size=st.sampled_from([32, 96, 160]))
+@example(width=3000, height=1, size=64)
+@example(width=160, height=160, size=160)
+def test_a_letterbox_is_that_of_ultralytics_to_the_last_pixel(width: int, height: int, size: int):
+    ultralytics()
+    from ultralytics.data.augment import LetterBox
+
+    picture = a_picture(width, height)
+    expected = LetterBox(size, auto=False, scaleup=True, center=True)(image=picture)
+    np.testing.assert_array_equal(to_square(picture, "detect", size), expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(width=SIDES, height=SIDES, size=st.sampled_from([32, 96, 160]), seed=st.integers(0, 1000))
+def test_boxes_go_back_to_stored_pixels_as_ultralytics_does(width: int, height: int, size: int, seed: int):
+    ultralytics()
+    from ultralytics.utils.ops import scale_boxes
+
+    box = torch.rand(1, 4, generator=torch.Generator().manual_seed(seed)) * size
+    expected = scale_boxes((size, size), box.clone(), (height, width))[0].numpy()
+    found = place(width, height, "detect", size).to_stored(tuple(box[0].tolist()))
+    np.testing.assert_allclose(found, expected, atol=0.01, rtol=1e-4)
+
+
+def test_a_classifier_image_fills_the_square_and_shrinks_by_averaging():
+    stripes = np.zeros((100, 100, 3), dtype=np.uint8)
+    stripes[:, ::2] = 200
+    square = to_square(stripes, "classify", 50)
+    assert square.shape == (50, 50, 3)
+    assert np.ptp(square) <= 1
+    assert to_square(a_picture(20, 200), "classify", 64).shape == (64, 64, 3)
+
+
+def test_an_image_of_the_right_size_is_not_changed():
+    picture = a_picture(64, 64)
+    np.testing.assert_array_equal(to_square(picture, "classify", 64), picture)
+    np.testing.assert_array_equal(to_square(picture, "detect", 64), picture)
+
+
+@pytest.mark.parametrize("task", ["classify", "detect"])
+def test_boxes_are_cut_at_the_edges_of_the_stored_image(task: str):
+    prepared = fit(a_picture(120, 40), task, 64)
+    assert prepared.pixels.shape == (64, 64, 3)
+    assert prepared.placement.to_stored((-10, -10, 500, 500)) == (0, 0, 120, 40)

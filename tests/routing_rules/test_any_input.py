@@ -1,0 +1,198 @@
+"""Whatever a file holds, the answer is routes or problems, never an exception; and coverage of patterns is exact."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from routing_rules.compile import ExpertLabels, RulesError, check_file, compile_rules
+from routing_rules.globs import Glob, covering
+from routing_rules.load import read_yaml_text
+from routing_rules.routes import Routes, judge
+
+EXAMPLES = [
+    path.read_text(encoding="utf-8")
+    for path in sorted((Path(__file__).parents[2] / "routing_rules/examples").glob("*.yaml"))
+]
+CATALOG = {
+    "a": ExpertLabels("classify", ("ok", "bad")),
+    "b": ExpertLabels("detect", ("x",)),
+    "R1": ExpertLabels("classify", ("ok",)),
+}
+QUIET = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+
+
+def compiled(text: str, experts: dict[str, ExpertLabels] | None = None) -> Routes | None:
+    """The routes, or None after having seen that every problem has its place in the text."""
+    try:
+        return compile_rules(text, "f", experts)
+    except RulesError as error:
+        assert error.problems
+        lines = len(text.splitlines())
+        for problem in error.problems:
+            assert problem.file == "f"
+            assert 1 <= problem.line <= lines + 1
+            assert problem.column >= 1
+            assert problem.message
+    return None
+
+
+def reads_well(routes: Routes) -> None:
+    """Every promise of compiled rules that needs no knowledge of what they say."""
+    assert set(routes.usage()) == set(routes.experts()) == set(routes.successors())
+    assert all(0.0 <= usage <= 1.0 for usage in routes.usage().values())
+    assert all(0.0 <= share <= 1.0 for following in routes.successors().values() for _, share in following)
+    for board_type, recipe in routes.recipes.items():
+        assert recipe.expected >= 1
+        for component in recipe.positions:
+            step = routes.first_step(board_type, component)
+            assert step is not None
+            length = 0
+            judgement = judge(step, "ok", 0.99, (), None)
+            while judgement.next is not None:
+                judgement = judge(judgement.next, "ok", 0.99, (), judgement)
+                length += 1
+            assert length < 16
+
+
+names = st.sampled_from(
+    ["a", "b", "R1", "R2", "*", "R*", "?", "ok", "x", "{component}", "d", "s", "t", "", "2", "null"]
+)
+keys = st.sampled_from(
+    "boards classifiers detectors steps defects components time_limit extras share expert pass review_below then "
+    "on_clear pass_rate fail_on review_on require min max confidence region position at tolerance <<".split()
+)
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 70), st.floats(), names, st.sampled_from(["20s", "allow", "pass", "-1s"])
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(names | keys, inner, max_size=5)),
+    max_leaves=20,
+)
+
+
+def often(right: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Mostly the right kind of value, so that what is checked behind it is reached too."""
+    return st.integers(0, 9).flatmap(lambda draw: anything if draw == 0 else right)
+
+
+def a_mapping(required: dict[str, Any], optional: dict[str, Any]) -> st.SearchStrategy[Any]:
+    return often(
+        st.fixed_dictionaries(
+            {key: often(value) for key, value in required.items()},
+            optional={key: often(value) for key, value in optional.items()},
+        )
+    )
+
+
+fractions = st.sampled_from([0, 0.5, 1, 1.0, 0.25, 2])
+then = names | st.dictionaries(names, names | st.none(), max_size=3)
+requirement = a_mapping(
+    {},
+    {
+        "min": st.integers(-1, 4),
+        "max": st.integers(-1, 4),
+        "confidence": fractions,
+        "region": st.lists(fractions, min_size=4, max_size=4),
+        "position": a_mapping({"at": st.lists(fractions, min_size=2, max_size=2), "tolerance": fractions}, {}),
+    },
+)
+classifier = a_mapping(
+    {"expert": names, "pass": st.lists(names, max_size=3)},
+    {"review_below": fractions, "then": then, "on_clear": st.just("pass"), "pass_rate": fractions},
+)
+detector = a_mapping(
+    {"expert": names, "fail_on": st.dictionaries(names, fractions, max_size=2)},
+    {
+        "review_on": st.dictionaries(names, fractions, max_size=2),
+        "require": st.dictionaries(names, requirement | st.lists(requirement, max_size=2), max_size=2),
+        "review_below": fractions,
+        "then": then,
+    },
+)
+board = a_mapping(
+    {"components": st.dictionaries(names, st.integers(0, 5) | st.lists(names, max_size=3), max_size=3)},
+    {"time_limit": st.just("2m"), "extras": st.just("allow"), "share": st.integers(0, 4)},
+)
+rules = a_mapping(
+    {
+        "boards": st.dictionaries(names, board, max_size=2),
+        "classifiers": st.dictionaries(names, classifier, min_size=1, max_size=3),
+    },
+    {
+        "detectors": st.dictionaries(names, detector, max_size=2),
+        "steps": st.dictionaries(names, classifier, max_size=2),
+        "defects": st.dictionaries(names, names, max_size=2),
+    },
+)
+
+
+@QUIET
+@given(st.text(max_size=300))
+def test_any_text_is_routes_or_problems(text: str) -> None:
+    compiled(text)
+
+
+@QUIET
+@given(st.text("ab:{}[],&*!?|>-#'\"%@` \n\t~<", max_size=120))
+def test_any_text_of_yaml_signs_is_routes_or_problems(text: str) -> None:
+    read_yaml_text(text, "f")
+    compiled(text)
+
+
+@QUIET
+@given(raw=st.binary(max_size=300))
+def test_any_bytes_in_a_file_are_problems(tmp_path_factory: Any, raw: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_bytes(raw)
+    assert isinstance(check_file(path), list)
+
+
+@QUIET
+@given(anything)
+def test_any_structure_is_routes_or_problems(structure: Any) -> None:
+    compiled(yaml.safe_dump(structure))
+
+
+@settings(QUIET, max_examples=400)
+@given(structure=rules, with_catalog=st.booleans())
+def test_anything_like_rules_is_routes_or_problems(structure: Any, with_catalog: bool) -> None:
+    routes = compiled(yaml.safe_dump(structure, sort_keys=False), CATALOG if with_catalog else None)
+    if routes is not None:
+        reads_well(routes)
+
+
+@QUIET
+@given(
+    text=st.sampled_from(EXAMPLES),
+    cut=st.tuples(st.integers(0, 4000), st.integers(0, 30)),
+    put=st.text(":{}[],*0.- \nabc", max_size=5),
+)
+def test_a_damaged_example_is_routes_or_problems(text: str, cut: tuple[int, int], put: str) -> None:
+    start = cut[0] % len(text)
+    routes = compiled(text[:start] + put + text[start + cut[1] :])
+    if routes is not None:
+        reads_well(routes)
+
+
+globs = st.text("ab*?", min_size=1, max_size=5).map(Glob.of)
+
+
+@settings(QUIET, max_examples=400)
+@given(glob=globs, earlier=st.lists(globs, max_size=3))
+def test_a_pattern_is_covered_exactly_when_no_name_is_left_over(glob: Glob, earlier: list[Glob]) -> None:
+    covers = covering(glob, earlier)
+    assert all(cover in earlier for cover in covers)
+    # Three letters, of which the patterns name two, and names as long as two patterns: enough to tell them apart.
+    left_over = [name for name in SHORT_NAMES if glob.matches(name) and not any(one.matches(name) for one in earlier)]
+    assert bool(left_over) != bool(covers)
+
+
+def _names(length: int) -> list[str]:
+    return [""] if length == 0 else [name + sign for name in _names(length - 1) for sign in "abc"]
+
+
+SHORT_NAMES = [name for length in range(1, 8) for name in _names(length)]

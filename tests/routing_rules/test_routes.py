@@ -1,0 +1,257 @@
+"""Compiled rules: recipes, first steps, usage probabilities, versions; all of it immutable."""
+
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from routing_rules.compile import ExpertLabels, RulesError, check_file, compile_rules
+from routing_rules.load import read_yaml, read_yaml_text
+from routing_rules.routes import ClassifierStep, DetectorStep, Position, Routes, chain
+
+RULES = """
+boards:
+  a:
+    time_limit: 20s
+    components: {R0402: 180, C0603: 10, QFP64: [U1, U2, U7]}
+  b: {extras: allow, components: {QFP64: 1}}
+classifiers:
+  QFP*: {expert: "{component}", pass: [ok], then: solder}
+  "*": {expert: "{component}", pass: [ok], then: {odd: "look"}}
+detectors:
+  solder: {expert: "yolo", fail_on: {bridge: 0.4}, then: look}
+steps:
+  look: {expert: "look-{component}", pass: [ok]}
+"""
+
+
+def the_routes(text: str = RULES, experts: dict[str, ExpertLabels] | None = None) -> Routes:
+    return compile_rules(text, "rules.yaml", experts)
+
+
+def a_recipe(components: str, board: str = "", rest: str = "pass: [ok]") -> Routes:
+    return the_routes(
+        f"boards: {{x: {{components: {components}{board}}}}}\nclassifiers: {{'*': {{expert: e, {rest}}}}}\n"
+    )
+
+
+def test_a_recipe_says_what_a_board_brings() -> None:
+    recipe = the_routes().recipes["a"]
+    assert recipe.board_type == "a"
+    assert recipe.positions == {
+        "R0402": Position(180),
+        "C0603": Position(10),
+        "QFP64": Position(3, ("U1", "U2", "U7")),
+    }
+    assert (recipe.expected, recipe.time_limit_s, recipe.extras_allowed) == (193, 20.0, False)
+    other = the_routes().recipes["b"]
+    assert (other.expected, other.time_limit_s, other.extras_allowed) == (1, None, True)
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"), [("500ms", 0.5), ("20s", 20), ("1.5 s", 1.5), ("2m", 120), ("1h", 3600), ("168h", 604800)]
+)
+def test_time_limits_have_their_unit(limit: str, seconds: float) -> None:
+    assert a_recipe("{R: 1}", f", time_limit: {limit}").recipes["x"].time_limit_s == seconds
+
+
+def test_a_component_takes_the_first_pattern_that_matches_and_its_name_fills_the_template() -> None:
+    routes = the_routes()
+    qfp, resistor = routes.first_step("a", "QFP64"), routes.first_step("a", "R0402")
+    assert isinstance(qfp, ClassifierStep)
+    assert isinstance(resistor, ClassifierStep)
+    assert (qfp.name, qfp.expert, qfp.task) == ("QFP*", "QFP64", "classify")
+    assert (resistor.name, resistor.expert) == ("*", "R0402")
+    assert [step.expert for step in chain(qfp)] == ["QFP64", "yolo", "look-QFP64"]
+    assert [step.expert for step in chain(resistor)] == ["R0402", "look-R0402"]
+
+
+def test_later_steps_keep_their_task_and_name() -> None:
+    first = the_routes().first_step("a", "QFP64")
+    assert isinstance(first, ClassifierStep)
+    solder = first.goes_to("ok")
+    assert isinstance(solder, DetectorStep)
+    assert (solder.name, solder.task) == ("solder", "detect")
+
+
+def test_case_counts_and_brackets_are_ordinary_in_component_types() -> None:
+    text = "boards: {x: {components: {'A[1]': 1, a: 1}}}\nclassifiers:\n"
+    routes = the_routes(text + "  A?1?: {expert: upper, pass: [ok]}\n  '*': {expert: lower, pass: [ok]}\n")
+    assert [routes.first_step("x", name).expert for name in ("A[1]", "a")] == ["upper", "lower"]  # type: ignore[union-attr]
+
+
+def test_unknown_boards_and_components_have_no_step() -> None:
+    routes = the_routes()
+    assert routes.first_step("zzz", "R0402") is None
+    assert routes.first_step("a", "LED") is None
+
+
+def test_extras_take_their_pattern_where_the_recipe_allows_them() -> None:
+    step = the_routes().first_step("b", "LED")
+    assert step is not None
+    assert [part.expert for part in chain(step)] == ["LED", "look-LED"]
+
+
+def test_extras_without_an_expert_in_the_catalog_are_unknown_components() -> None:
+    classifier = ExpertLabels("classify", ("ok", "odd"))
+    names = ["R0402", "C0603", "QFP64", "look-R0402", "look-C0603", "look-QFP64", "LED", "look-LED", "XTAL"]
+    catalog = dict.fromkeys(names, classifier) | {"yolo": ExpertLabels("detect", ("bridge",))}
+    routes = the_routes(experts=catalog)
+    assert routes.first_step("b", "LED") is not None
+    assert routes.first_step("b", "XTAL") is None  # its chain needs look-XTAL
+    assert routes.first_step("b", "yolo") is None  # not a classifier
+
+
+def test_the_rules_read_twice_are_equal_and_have_one_version() -> None:
+    one, two = the_routes(), the_routes()
+    assert one == two
+    assert hash(one) == hash(two)
+    assert one.version == two.version == one.sha256[:12]
+    assert one.text == RULES
+    assert the_routes(RULES + "# a comment\n").version != one.version
+
+
+def test_the_version_of_a_file_is_that_of_its_kept_text(tmp_path: Path) -> None:
+    path = tmp_path / "rules.yaml"
+    path.write_bytes(RULES.replace("\n", "\r\n").encode())
+    from_file = compile_rules(read_yaml(path))
+    assert compile_rules(read_yaml_text(from_file.text, "kept")).version == from_file.version
+
+
+def test_usage_of_one_board_is_quantities_times_pass_rates_along_the_chain() -> None:
+    text = """
+boards: {x: {components: {A: 3, B: 1}}}
+classifiers:
+  A: {expert: a, pass: [ok], then: d, pass_rate: 0.9}
+  B: {expert: b, pass: [ok], then: d, pass_rate: 0.5}
+detectors:
+  d: {expert: d, fail_on: {x: 0.5}, then: e, pass_rate: 0.8}
+steps:
+  e: {expert: e, pass: [ok]}
+"""
+    routes = the_routes(text)
+    assert routes.experts() == ("a", "d", "e", "b")
+    assert routes.usage() == pytest.approx({"a": 0.75, "b": 0.25, "d": 0.8, "e": 0.64})
+    assert dict(routes.successors()["a"]) == pytest.approx({"d": 0.9})
+    assert dict(routes.successors()["d"]) == pytest.approx({"e": 0.8})
+    assert routes.successors()["e"] == ()
+
+
+def test_the_usage_of_first_experts_sums_to_one() -> None:
+    usage = the_routes().usage()
+    assert usage["R0402"] + usage["C0603"] + usage["QFP64"] == pytest.approx(1.0)
+
+
+def test_boards_weigh_by_how_often_they_are_built_and_how_many_images_they_bring() -> None:
+    text = "boards: {x: {share: 3, components: {A: 1}}, y: {components: {B: 2}}}\n"
+    usage = the_routes(text + "classifiers: {'*': {expert: '{component}', pass: [ok]}}").usage()
+    assert usage == pytest.approx({"A": 0.6, "B": 0.4})
+
+
+def test_pass_labels_share_the_pass_rate_and_other_branches_the_rest() -> None:
+    text = """
+boards: {x: {components: {A: 1}}}
+classifiers:
+  A: {expert: a, pass: [p, q], pass_rate: 0.8, then: {p: s1, bad: s2, worse: null, "*": s3}}
+steps: {s1: {expert: e1, pass: [ok]}, s2: {expert: e2, pass: [ok]}, s3: {expert: e3, pass: [ok]}}
+"""
+    third = 0.2 / 3
+    expected = {"e1": 0.4, "e2": third, "e3": 0.4 + third}
+    routes = the_routes(text)
+    assert dict(routes.successors()["a"]) == pytest.approx(expected)
+    assert {name: routes.usage()[name] for name in expected} == pytest.approx(expected)
+
+
+def test_an_expert_behind_two_branches_is_used_by_both() -> None:
+    text = """
+boards: {x: {components: {A: 1}}}
+classifiers: {A: {expert: a, pass: [ok], pass_rate: 0.6, then: {ok: s1, bad: s2}}}
+steps:
+  s1: {expert: e1, pass: [ok], pass_rate: 1, then: last}
+  s2: {expert: e2, pass: [ok], pass_rate: 0.5, then: last}
+  last: {expert: e3, pass: [ok]}
+"""
+    assert the_routes(text).usage() == pytest.approx({"a": 1.0, "e1": 0.6, "e2": 0.4, "e3": 0.8})
+
+
+def test_a_detectors_branches_share_what_its_pass_rate_leaves() -> None:
+    text = """
+boards: {x: {components: {A: 1}}}
+classifiers: {A: {expert: a, pass: [ok], pass_rate: 1, then: d}}
+detectors: {d: {expert: d, pass_rate: 0.9, then: {p: s, q: t, "*": u}}}
+steps: {s: {expert: s, pass: [ok]}, t: {expert: t, pass: [ok]}, u: {expert: u, pass: [ok]}}
+"""
+    assert dict(the_routes(text).successors()["d"]) == pytest.approx({"s": 0.05, "t": 0.05, "u": 0.9})
+
+
+def test_usage_is_a_probability_even_where_a_chain_comes_back_to_an_expert() -> None:
+    text = "boards: {x: {components: {A: 1}}}\nclassifiers: {A: {expert: a, pass: [ok], pass_rate: 1, then: s}}\n"
+    usage = the_routes(text + "steps: {s: {expert: a, pass: [ok]}}").usage()
+    assert usage == {"a": 1.0}
+
+
+def test_a_pass_rate_of_zero_leaves_later_experts_unused() -> None:
+    text = "boards: {x: {components: {A: 1}}}\nclassifiers: {A: {expert: a, pass: [ok], pass_rate: 0, then: s}}\n"
+    routes = the_routes(text + "steps: {s: {expert: b, pass: [ok], then: t}, t: {expert: c, pass: [ok]}}")
+    assert routes.usage() == {"a": 1.0, "b": 0.0, "c": 0.0}
+    assert routes.successors()["b"] == (("c", 0.0),)
+
+
+def test_experts_that_only_extras_can_need_are_listed() -> None:
+    text = "boards: {x: {extras: allow, components: {A: 1}}}\nclassifiers:\n  A: {expert: a, pass: [ok]}\n"
+    routes = the_routes(text + "  '*': {expert: general, pass: [ok]}\n")
+    assert routes.experts() == ("a", "general")
+    assert routes.usage() == {"a": 1.0, "general": 0.0}
+
+
+def test_compiled_rules_cannot_be_changed() -> None:
+    routes = the_routes()
+    step = routes.first_step("a", "QFP64")
+    for target, name in [(routes, "text"), (routes.recipes["a"], "positions"), (step, "expert")]:
+        with pytest.raises(FrozenInstanceError):
+            setattr(target, name, "x")
+    for mapping in (
+        routes.recipes,
+        routes.recipes["a"].positions,
+        routes.first_steps["a"],
+        routes.usage(),
+        routes.successors(),
+        step.codes,  # type: ignore[union-attr]
+    ):
+        with pytest.raises(TypeError):
+            mapping["x"] = 1  # type: ignore[index]
+
+
+def test_many_branches_through_shared_steps_stay_small() -> None:
+    steps = "".join(
+        f"  s{n}: {{expert: e{n}, pass: [a, b], then: {{a: s{n + 1}, b: s{n + 1}, '*': s{n + 1}}}}}\n"
+        for n in range(14)
+    )
+    text = "boards: {x: {components: {A: 1}}}\nclassifiers: {A: {expert: '{component}', pass: [ok], then: s0}}\n"
+    routes = the_routes(f"{text}steps:\n{steps}  s14: {{expert: 'last-{{component}}', pass: [ok]}}\n")
+    assert routes.usage()["last-A"] == pytest.approx(0.95)
+
+
+def test_hundreds_of_component_types_compile() -> None:
+    components = ", ".join(f"T{n}: {n + 1}" for n in range(352))
+    patterns = "".join(f"  T{n}: {{expert: '{{component}}', pass: [ok], then: d}}\n" for n in range(352))
+    rest = "detectors: {d: {expert: yolo, fail_on: {x: 0.5}}}\n"
+    catalog = {f"T{n}": ExpertLabels("classify", ("ok", "bad")) for n in range(352)}
+    text = f"boards: {{x: {{components: {{{components}}}}}}}\nclassifiers:\n{patterns}{rest}"
+    routes = the_routes(text, catalog | {"yolo": ExpertLabels("detect", ("x",))})
+    assert len(routes.experts()) == 353
+    assert routes.usage()["yolo"] == pytest.approx(0.95)
+
+
+def test_compiling_accepts_a_document_and_refuses_with_every_problem(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("boards: {x: {components: {A: 0, B: 0}}}\nclassifiers: {'*': {expert: e, pass: [ok]}}\n")
+    problems = check_file(path)
+    assert [str(problem)[len(str(path)) :] for problem in problems] == [
+        ":1:30: expected a quantity: a whole number from 1 to 1000000, found `0`",
+        ":1:36: expected a quantity: a whole number from 1 to 1000000, found `0`",
+    ]
+    with pytest.raises(RulesError) as raised:
+        compile_rules(read_yaml(path))
+    assert raised.value.problems == problems
+    assert str(raised.value) == "\n".join(map(str, problems))

@@ -1,0 +1,205 @@
+"""The Python publisher against a real intake: exactly-once accounts through busy, silence, loss and restarts."""
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from tools.camera.publisher import Account, Image, Publisher, PublishError, publish_images
+
+BOARD = {"type": "b", "serial": "S1"}
+Answer = dict[str, Any]
+
+
+class Daemon:
+    """The daemon's side of the wire, scripted: `answers(header, times_seen)` says what to answer, None for silence."""
+
+    def __init__(self, answers: Callable[[Answer, int], Answer | None], credit: int = 8) -> None:
+        self.seen: dict[str, int] = {}
+        self.most_outstanding = 0
+        self._answers = answers
+        self._credit = credit
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.linger = 0
+        self._router.bind("tcp://127.0.0.1:*")
+        self.endpoint = self._router.last_endpoint.decode()
+        self._stop: queue.Queue[None] = queue.Queue()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.put(None)
+        self._thread.join()
+        self._context.destroy(linger=0)
+
+    def _run(self) -> None:
+        while self._stop.empty():
+            if not self._router.poll(10):
+                continue
+            batch = []
+            while self._router.poll(0):
+                batch.append(self._router.recv_multipart())
+            self.most_outstanding = max(self.most_outstanding, len(batch))
+            for identity, magic, raw, *_ in batch:
+                header = json.loads(raw)
+                if header["type"] == "hello":
+                    answer: Answer | None = {"type": "welcome", "max_payload_bytes": 1000}
+                else:
+                    self.seen[header["id"]] = self.seen.get(header["id"], 0) + 1
+                    answer = self._answers(header, self.seen[header["id"]])
+                if answer is not None:
+                    body = {"id": header.get("id"), "credit": self._credit, **answer}
+                    self._router.send_multipart([identity, magic, json.dumps(body).encode()])
+
+
+@contextmanager
+def a_daemon(answers: Callable[[Answer, int], Answer | None], credit: int = 8) -> Iterator[Daemon]:
+    daemon = Daemon(answers, credit)
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+def accept(_header: Answer, _times: int) -> Answer:
+    return {"type": "accepted"}
+
+
+def some_images(count: int) -> list[Image]:
+    return [Image(f"i{n}", b"bytes", BOARD, "R0402", {"designator": f"R{n}"}) for n in range(count)]
+
+
+def test_images_are_pipelined_within_the_credit_and_all_accounted() -> None:
+    with a_daemon(accept) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
+        account = publish_images(publisher, some_images(200))
+        assert account.as_dict() == {
+            "sent": 200,
+            "accepted": 200,
+            "duplicate": 0,
+            "unanswered": 0,
+            "busy": 0,
+            "resent": 0,
+        }
+        assert account.complete
+        assert 1 < daemon.most_outstanding <= 8
+
+
+def test_busy_is_sent_again_after_its_time_and_ends_once() -> None:
+    def busy_twice(_header: Answer, times: int) -> Answer:
+        return {"type": "busy", "retry_after_ms": 20} if times < 3 else {"type": "accepted"}
+
+    with a_daemon(busy_twice) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
+        account = publish_images(publisher, some_images(20))
+        assert (account.accepted, account.busy, account.resent) == (20, 40, 40)
+        assert set(daemon.seen.values()) == {3}
+
+
+def test_silence_is_answered_by_sending_again_and_a_late_pair_of_answers_counts_once() -> None:
+    def deaf_once(header: Answer, times: int) -> Answer | None:
+        if header["id"] == "i3" and times == 1:
+            return None
+        return {"type": "accepted"} if times == 1 else {"type": "duplicate", "differs": False}
+
+    with a_daemon(deaf_once) as daemon, Publisher(daemon.endpoint, "cam", silence_s=0.1) as publisher:
+        account = publish_images(publisher, some_images(10))
+        assert (account.accepted, account.duplicate, account.resent) == (9, 1, 1)
+
+
+def test_rejections_are_counted_by_code_and_not_sent_again() -> None:
+    def fussy(header: Answer, _times: int) -> Answer:
+        if header["designator"] in ("R1", "R2"):
+            return {"type": "rejected", "code": "bad_image", "reason": "cut off"}
+        return {"type": "accepted"}
+
+    with a_daemon(fussy) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
+        account = publish_images(publisher, some_images(5))
+        assert account.as_dict()["rejected bad_image"] == 2
+        assert not account.complete
+        assert list(account.refusals) == ["i1: bad_image: cut off", "i2: bad_image: cut off"]
+        assert set(daemon.seen.values()) == {1}
+
+
+def test_a_payload_that_the_daemon_would_cut_off_is_not_sent() -> None:
+    with a_daemon(accept) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
+        publisher.send("large", bytes(1001), board=BOARD, component="R0402")
+        assert publisher.finish().rejected == {"too_large": 1}
+        assert daemon.seen == {}
+
+
+def test_a_daemon_that_comes_later_gets_everything() -> None:
+    with a_daemon(accept) as probe:
+        endpoint = probe.endpoint
+    with Publisher(endpoint, "cam", silence_s=0.1) as publisher:
+        daemons: list[Daemon] = []
+
+        def come_later() -> None:
+            time.sleep(0.3)
+            daemon = Daemon.__new__(Daemon)
+            daemons.append(daemon)
+            _bind_again(daemon, endpoint)
+
+        coming = threading.Thread(target=come_later)
+        coming.start()
+        account = publish_images(publisher, some_images(20))
+        coming.join()
+        daemons[0].stop()
+        assert account.complete
+
+
+def _bind_again(daemon: Daemon, endpoint: str) -> None:
+    Daemon.__init__(daemon, accept)
+    daemon._router.bind(endpoint)  # noqa: SLF001 - the same daemon, reached where the first one was
+
+
+def test_nobody_answering_is_said_with_the_endpoint() -> None:
+    with a_daemon(accept) as probe:
+        endpoint = probe.endpoint
+    with (
+        Publisher(endpoint, "cam", silence_s=0.05, patience_s=0.3) as publisher,
+        pytest.raises(PublishError, match=endpoint),
+    ):
+        publisher.send("i", b"x", board=BOARD, component="R0402")
+
+
+def test_a_pause_longer_than_the_patience_is_no_silence() -> None:
+    with a_daemon(accept) as daemon, Publisher(daemon.endpoint, "cam", silence_s=0.05, patience_s=0.2) as publisher:
+        publish_images(publisher, some_images(3))
+        time.sleep(0.4)
+        publisher.send("later", b"x", board=BOARD, component="R0402")
+        assert publisher.finish().accepted == 4
+
+
+def test_finish_gives_up_after_its_time_and_says_what_is_open() -> None:
+    with a_daemon(lambda _header, _times: None) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
+        publisher.send("i", b"x", board=BOARD, component="R0402")
+        assert publisher.finish(0.1).as_dict()["unanswered"] == 1
+        assert publisher.outstanding == 1
+
+
+def test_what_could_never_be_accounted_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="source"):
+        Publisher("tcp://127.0.0.1:1", "a camera")
+    with a_daemon(accept) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
+        with pytest.raises(ValueError, match="id"):
+            publisher.send("a b", b"x", board=BOARD, component="R0402")
+        with pytest.raises(ValueError, match="header"):
+            publisher.send("i", b"x", board=BOARD, component="R0402", note="x" * 70_000)
+        assert publisher.account == Account()
+
+
+def test_a_rate_is_kept_and_progress_is_told() -> None:
+    told: list[int] = []
+    with a_daemon(accept) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
+        began_s = time.monotonic()
+        publish_images(publisher, some_images(21), rate=100, progress=lambda account: told.append(account.answered))
+        assert time.monotonic() - began_s >= 0.2
+    assert told == sorted(told)
+    assert told[-1] == 21
