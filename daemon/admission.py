@@ -8,7 +8,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import structlog
 
@@ -28,8 +28,9 @@ _FAILED_RETRY_MS = 500
 Key = tuple[str, str]  # (source, id)
 
 
+@runtime_checkable
 class Known(Protocol):
-    """An image that is already accepted."""
+    """An image that was accepted before."""
 
     @property
     def payload_sha256(self) -> str: ...
@@ -43,7 +44,7 @@ class Reader(Protocol):
 
 
 class ArrivalWriter(Protocol):
-    """Makes arrivals durable; `reply` comes from another thread, with Accepted or with what went wrong."""
+    """Makes arrivals durable; `reply` comes from another thread, with Accepted, a Known, or with what went wrong."""
 
     def submit(self, arrival: Arrival, reply: Callable[[Any], None]) -> None: ...
 
@@ -75,12 +76,12 @@ class Settled:
 
 @dataclass(slots=True)
 class _InFlight:
-    """An arrival at the writer, and the repetitions of it that came meanwhile: each with whether it differs."""
+    """An arrival at the writer, and the repetitions of it that came meanwhile, each with its payload's sha256."""
 
     peer: Peer
     sha256: str
     payload_bytes: int
-    repeated: list[tuple[Peer, bool]] = field(default_factory=list)
+    repeated: list[tuple[Peer, str]] = field(default_factory=list)
 
 
 class Admission:
@@ -157,21 +158,26 @@ class Admission:
         if flight is None:
             self._log.error("reply_without_message", source=source, id=image_id)
             return []
-        for peer in (flight.peer, *(peer for peer, _ in flight.repeated)):
+        everyone = [(flight.peer, flight.sha256), *flight.repeated]
+        for peer, _ in everyone:
             self._outstanding[peer.identity] -= 1
             if not self._outstanding[peer.identity]:
                 del self._outstanding[peer.identity]
         credit = self._credit(source)
+
+        def duplicate(peer: Peer, differs: bool) -> tuple[Peer, Answer]:
+            return peer, answer("duplicate", image_id, source, credit, differs=differs)
+
         if isinstance(settled.result, Accepted):
-            answers = [(flight.peer, answer("accepted", image_id, source, credit))]
-            repeated = [(p, answer("duplicate", image_id, source, credit, differs=d)) for p, d in flight.repeated]
-            return answers + repeated
+            accepted = answer("accepted", image_id, source, credit)
+            return [(flight.peer, accepted), *(duplicate(p, sha != flight.sha256) for p, sha in flight.repeated)]
         self._backlog.leave(source, flight.payload_bytes)
-        self._log.warning("image_not_stored", source=source, id=image_id, error=str(settled.result))
-        again = answer(
-            "busy", image_id, source, credit, retry_after_ms=_FAILED_RETRY_MS, reason="the image could not be stored"
-        )
-        return [(peer, again) for peer in (flight.peer, *(peer for peer, _ in flight.repeated))]
+        if isinstance(settled.result, Known):
+            stored_sha256 = settled.result.payload_sha256
+            return [duplicate(peer, sha256 != stored_sha256) for peer, sha256 in everyone]
+        reason = f"the image could not be stored: {getattr(settled.result, 'reason', settled.result)}"
+        again = answer("busy", image_id, source, credit, retry_after_ms=_FAILED_RETRY_MS, reason=reason)
+        return [(peer, again) for peer, _ in everyone]
 
     def busy(self, message: Message, reason: str, retry_after_ms: int) -> Answer:
         """The answer that asks to send `message` again later."""
@@ -231,7 +237,7 @@ class Admission:
         """A second copy of an image on its way to the disk: answered with it, since it may not reach the disk."""
         if self._outstanding[peer.identity] >= self.limits.credit:
             return self._over_credit(message)
-        flight.repeated.append((peer, hashlib.sha256(payload).hexdigest() != flight.sha256))
+        flight.repeated.append((peer, hashlib.sha256(payload).hexdigest()))
         self._outstanding[peer.identity] += 1
         return None
 

@@ -12,8 +12,6 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 
 from daemon.errors import ConfigError
 from routing_rules.load import Document, Problem, nearest, read_yaml, validate
@@ -228,20 +226,16 @@ def _resolve(
     if not endpoints.control.startswith("ipc://"):
         problems.append(Problem(*at("endpoints", "control"), "control is reached over ipc only: ipc://PATH"))
     database = config.database
-    try:
-        url = make_url(database)
-        if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
-            database = url.set(database=str(folder / str(url.database))).render_as_string(hide_password=False)
-        elif url.get_backend_name() == "sqlite":
-            problems.append(
-                Problem(
-                    *at("database"), "expected a file, for example sqlite:///inspection.db: results in memory are lost"
-                )
-            )
-    except ArgumentError:
-        problems.append(
-            Problem(*at("database"), f"expected a SQLAlchemy URL such as sqlite:///inspection.db, not {database!r}")
-        )
+    scheme, separator, rest = database.partition("://")
+    if not separator or not re.fullmatch(r"[a-z0-9]+(\+[a-z0-9_]+)?", scheme):
+        message = f"expected a SQLAlchemy URL such as sqlite:///inspection.db, not {database!r}"
+        problems.append(Problem(*at("database"), message))
+    elif scheme.split("+")[0] == "sqlite":
+        file = rest.removeprefix("/")
+        if file in ("", ":memory:"):
+            message = "expected a file, for example sqlite:///inspection.db: results in memory are lost"
+            problems.append(Problem(*at("database"), message))
+        database = f"{scheme}:///{folder / file}"
     security = config.security
     if (security.server_key is None) != (security.allowed_clients is None):
         problems.append(Problem(*at("security"), "CURVE needs both server_key and allowed_clients"))

@@ -73,7 +73,8 @@ class Drive:
 
     `rulebook.get(version)` gives the routes of an image's board attempt; `catalog` is read whole at each reload.
     `pools` and each executor's and loader's own facts name the same devices. `on_outcome` and `on_switch` are called
-    on the drive thread and must not block. `record` is a file for a trace (trace.py). `clock` is monotonic seconds,
+    on the drive thread and must not block. `record` is a file for a trace (trace.py). Batches are numbered above
+    `last_batch_id`, for the results' views tell them apart by number. `clock` is monotonic seconds,
     `wall` seconds since the epoch.
     """
 
@@ -90,6 +91,7 @@ class Drive:
         on_switch: Callable[[ExpertSwitch], None],
         tuning: Tuning | None = None,
         record: Path | None = None,
+        last_batch_id: int = 0,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -115,7 +117,7 @@ class Drive:
         self._busy = {name: BusyGauge(clock()) for name in self._executors}
         self._fresh_load_ms: dict[tuple[PoolId, ExpertId], float] = {}
         self._refusals: dict[ExpertId, str] = {}
-        self._last_batch_id = 0
+        self._last_batch_id = last_batch_id
         self._switches = 0
         self._completed = 0
         self._last_error: str | None = None
@@ -148,7 +150,10 @@ class Drive:
         return answer
 
     def reload(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> None:
-        """Other experts and usage from now on; returns when they are in force."""
+        """Other experts and usage from now on; returns when they are in force.
+
+        Call it before `Rulebook.replace`: an image under new rules must not meet a catalog without their experts.
+        """
         self._await(self.reload_later(catalog, routes))
 
     def reload_later(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> Future[None]:

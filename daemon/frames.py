@@ -54,17 +54,16 @@ class Header:
 
 
 def split_envelope(frames: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """Part what routing put before a message (a REQ's empty delimiter, a proxy's identities) from its frames.
+    """Part what routing put before a message (a REQ's delimiter, its request number, a proxy's ids) from its frames.
 
-    The answer goes back behind the same envelope. Frames that begin with the magic have no envelope.
+    The answer goes back behind the same envelope.
     """
-    if frames and not frames[0]:
-        return list(frames[:1]), list(frames[1:])
-    if not frames or frames[0].startswith(b"CS"):
-        return [], list(frames)
-    for at, frame in enumerate(frames[1 : _MAX_ENVELOPE_FRAMES + 1], start=1):
-        if not frame and at + 1 < len(frames) and frames[at + 1].startswith(b"CS"):
-            return list(frames[: at + 1]), list(frames[at + 1 :])
+    for at, frame in enumerate(frames[: _MAX_ENVELOPE_FRAMES + 1]):
+        if not frame:
+            is_whole = at == 0 or (at + 1 < len(frames) and frames[at + 1].startswith(b"CS"))
+            return (list(frames[: at + 1]), list(frames[at + 1 :])) if is_whole else ([], list(frames))
+        if frame.startswith(b"CS") or not (len(frame) == 4 or (len(frame) == 5 and frame[0] == 0)):
+            break  # neither a request's number (4 bytes) nor an identity that ROUTER made up (0 and 4 bytes)
     return [], list(frames)
 
 

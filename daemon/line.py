@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.config import Config, load_config
+from daemon.config import Config, Security, load_config
+from daemon.endpoints import CurveKeys, check_endpoints
 from daemon.errors import ConfigError
 from experts.catalog import Catalog, CatalogFile, resolve
+from experts.errors import WeightsError
 from experts.weights import verify_sha256
 from routing_rules.compile import ExpertLabels, RulesError, compile_rules
 from routing_rules.load import Problem, read_yaml, read_yaml_text, validate
@@ -35,10 +37,8 @@ def load_line(path: Path, environ: Mapping[str, str] | None = None) -> Line:
 
 
 def load_rules_and_catalog(config: Config) -> tuple[Routes, Catalog]:
-    """What `reload` reads again. A missing or damaged weight file is no mistake here: that expert alone fails."""
-    problems: list[Problem] = []
-    catalog, found = load_catalog(config.catalog)
-    problems += found
+    """What `reload` reads again. A missing or damaged weights file is no mistake here: that expert alone fails."""
+    catalog, problems, _ = load_catalog(config.catalog)
     try:
         routes = load_routes(config.rules, catalog)
     except RulesError as error:
@@ -61,15 +61,17 @@ def compile_kept_rules(text: str, catalog: Catalog) -> Routes | None:
         return None
 
 
-def load_catalog(path: Path) -> tuple[Catalog | None, list[Problem]]:
-    """The catalog of `path`, or None and what is wrong with it."""
+def load_catalog(path: Path) -> tuple[Catalog | None, list[Problem], list[Problem]]:
+    """The catalog of `path`, its mistakes, and apart from them the weights files that cannot be used."""
     document = read_yaml(path)
     file, problems = validate(CatalogFile, document)
-    if file is None or problems:
-        return None, problems
+    if file is None:
+        return None, problems, []
     catalog, mistakes = resolve(file, path.parent)
-    found = [Problem(document.name, *document.where(where), message) for where, message in mistakes]
-    return catalog, found
+    found: dict[bool, list[Problem]] = {True: [], False: []}
+    for where, message in mistakes:
+        found[where[-1] == "file"].append(document.problem(where, message))
+    return catalog, found[False], found[True]
 
 
 def labels_of(catalog: Catalog | None) -> Mapping[str, ExpertLabels] | None:
@@ -81,7 +83,7 @@ def labels_of(catalog: Catalog | None) -> Mapping[str, ExpertLabels] | None:
 
 def check_rules(rules: Path, catalog_path: Path | None) -> list[Problem]:
     """Every mistake in a rules file, and in the catalog it is checked against."""
-    catalog, problems = load_catalog(catalog_path) if catalog_path else (None, [])
+    catalog, problems, _ = load_catalog(catalog_path) if catalog_path else (None, [], [])
     try:
         load_routes(rules, catalog)
     except RulesError as error:
@@ -89,22 +91,50 @@ def check_rules(rules: Path, catalog_path: Path | None) -> list[Problem]:
     return problems
 
 
-def check_line(path: Path) -> tuple[list[Problem | str], dict[str, Any]]:
-    """Every mistake in a whole line, weight files included (each is read and its sha256 compared)."""
+def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
+    """Every mistake in a whole line, weights files included (each is read and its sha256 compared), and its facts."""
     try:
-        line = load_line(path)
+        config = load_config(path)
     except ConfigError as error:
         return list(error.problems), {}
-    problems: list[Problem | str] = []
-    document = read_yaml(line.config.catalog)
-    for spec in line.catalog.values():
-        message = verify_sha256(spec)
-        if message:
-            problems.append(Problem(document.name, *document.where(("experts", spec.expert, "file")), message))
+    problems = [str(problem) for problem in _endpoint_problems(config)]
+    catalog, mistakes, unusable = load_catalog(config.catalog)
+    problems += [str(problem) for problem in (*mistakes, *unusable)]
+    try:
+        routes = load_routes(config.rules, catalog)
+    except RulesError as error:
+        return [*problems, *map(str, error.problems)], {}
+    if catalog is None:
+        return problems, {}
+    problems += _weights_problems(config.catalog, catalog)
     facts = {
-        "boards": len(line.routes.recipes),
-        "experts": len(line.catalog),
-        "weights_bytes": sum(spec.weights_bytes for spec in line.catalog.values()),
-        "rules_version": line.routes.version,
+        "boards": len(routes.recipes),
+        "experts": len(catalog),
+        "weights_bytes": sum(spec.weights_bytes for spec in catalog.values()),
+        "rules_version": routes.version,
     }
     return problems, facts
+
+
+def _endpoint_problems(config: Config) -> list[str]:
+    return check_endpoints(
+        config.endpoints.intake, config.endpoints.results, config.endpoints.control, curve_keys(config.security)
+    )
+
+
+def curve_keys(security: Security) -> CurveKeys | None:
+    """The keys that endpoints beyond loopback need, None where the configuration names none."""
+    if security.server_key is None or security.allowed_clients is None:
+        return None
+    return CurveKeys(security.server_key, security.allowed_clients)
+
+
+def _weights_problems(path: Path, catalog: Catalog) -> list[str]:
+    document = read_yaml(path)
+    problems: list[str] = []
+    for expert in catalog.headers:
+        try:
+            verify_sha256(catalog[expert])
+        except WeightsError as error:
+            problems.append(str(document.problem(("experts", expert, "sha256"), str(error))))
+    return problems

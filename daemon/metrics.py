@@ -17,6 +17,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.accepted_count = 0
         self._accepted = Counter("coserve_images_accepted", "Images made durable", registry=self.registry)
         self._answers = Counter("coserve_intake_answers", "Answers to publishers", ["type"], registry=self.registry)
         self._verdicts = Counter("coserve_verdicts", "Images finished", ["verdict", "reason"], registry=self.registry)
@@ -46,6 +47,7 @@ class Metrics:
         self._backlog = Gauge("coserve_backlog_images", "Accepted images without a verdict", registry=self.registry)
 
     def accepted(self, images: Sequence[Accepted]) -> None:
+        self.accepted_count += len(images)
         self._accepted.inc(len(images))
 
     def answered(self, kind: str) -> None:

@@ -169,9 +169,15 @@ def _syntax(error: yaml.YAMLError, text: str) -> tuple[int, int, str]:
         if "token" in what and text.splitlines()[line - 1 : line] and "\t" in text.splitlines()[line - 1]:
             what += " (a tab: indent with spaces)"
         return line, column, f"not YAML: {what}"
-    offset = getattr(error, "position", 0)
-    before = text.encode("utf-8", "replace")[: offset if isinstance(offset, int) else 0]
-    return *_position(before.decode("utf-8", "ignore")), f"not YAML: {getattr(error, 'reason', None) or error}"
+    if isinstance(error, yaml.reader.ReaderError):
+        return *_position(_before(error, text)), f"not YAML: {error.reason}"
+    return 1, 1, f"not YAML: {error}"
+
+
+def _before(error: yaml.reader.ReaderError, text: str) -> str:
+    """The text in front of a forbidden character: libyaml counts bytes, PyYAML's own reader characters."""
+    offset = int(error.position)
+    return text[:offset] if error.encoding == "unicode" else text.encode()[:offset].decode("utf-8", "ignore")
 
 
 class _UnreadableError(Exception):

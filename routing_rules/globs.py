@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 #: Past these bounds a question of coverage is answered "not covered": nothing is refused by mistake.
 MAX_STATES = 5_000
-MAX_TOGETHER = 64
+MAX_TOGETHER = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,19 @@ def covering(glob: Glob, earlier: Sequence[Glob]) -> tuple[Glob, ...]:
     if not glob.is_wild:
         return next(((one,) for one in earlier if one.matches(glob.text)), ())
     head = glob.head
-    near = [one for one in earlier if one.is_wild and (one.head.startswith(head) or head.startswith(one.head))]
-    near = near[:MAX_TOGETHER]
-    if not near or not _Inclusion(near, glob).holds():
+    near = [one for one in earlier if one.head.startswith(head) or head.startswith(one.head)]
+    # Without a wildcard among them they match finitely many names, and `glob` matches more.
+    near = sorted(near, key=lambda one: not one.is_wild)[:MAX_TOGETHER]
+    if not any(one.is_wild for one in near) or not _Inclusion(near, glob).holds():
         return ()
-    return next(((one,) for one in near if _Inclusion([one], glob).holds()), tuple(near))
+    for one in near:
+        if _Inclusion([one], glob).holds():
+            return (one,)
+    for one in tuple(near):
+        fewer = [other for other in near if other is not one]
+        if _Inclusion(fewer, glob).holds():
+            near = fewer
+    return tuple(one for one in earlier if one in near)
 
 
 class _Inclusion:

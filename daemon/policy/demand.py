@@ -185,30 +185,32 @@ class DemandTable:
                     raise AssertionError(f"{expert}: its place on the shelf of {pool} is wrong")
 
     def _choose(self, pool: PoolId, now: float) -> ExpertId | None:
+        """The fullest group, or one that is due, at its bounded share of the turns.
+
+        The fullest group is never the one that is due: in an overload its oldest request is older than anybody's.
+        """
         shelf, share = self._shelves[pool], self._batch_share[pool]
         fullest = self._first_steady(pool, shelf.fullest)
         if fullest is None:
             return None
-        oldest = self._first_steady(pool, shelf.turn)
-        turn = None if oldest is None else shelf.turn.rank(oldest)
-        if (
-            oldest is not None
-            and turn is not None
-            and oldest != fullest
-            and float(turn[0]) <= now
-            and share.can_spend()
-        ):
-            share.spend()
-            return oldest
+        if share.can_spend():
+            due = self._first_steady(pool, shelf.turn, fullest)
+            turn = None if due is None else shelf.turn.rank(due)
+            if turn is not None and float(turn[0]) <= now:
+                share.spend()
+                return due
         share.earn()
         return fullest
 
-    def _first_steady(self, pool: PoolId, ranking: Ranking[ExpertId]) -> ExpertId | None:
+    def _first_steady(
+        self, pool: PoolId, ranking: Ranking[ExpertId], besides: ExpertId | None = None
+    ) -> ExpertId | None:
+        """The first of `ranking` that need not become idle, other than `besides`."""
         draining = self._floor.draining[pool]
         first = ranking.first()
-        if first is None or first[0] not in draining:
+        if first is None or (first[0] not in draining and first[0] != besides):
             return None if first is None else first[0]
-        return next((expert for expert in ranking.ordered() if expert not in draining), None)
+        return next((expert for expert in ranking.ordered() if expert not in draining and expert != besides), None)
 
     def _aged(self, pool: PoolId, now: float) -> Iterator[Want]:
         for expert in self._wanted.by_turn():

@@ -162,7 +162,7 @@ class Operator:
 
 
 def _unknown_device(floor: Floor, pool: PoolId) -> str:
-    return f"{pool} is not a device of this line: expected one of {', '.join(floor.pools)}"
+    return f"{pool} is not a device that the policy uses: expected one of {', '.join(floor.pools)}"
 
 
 def _where(pool: PoolId | None) -> str:

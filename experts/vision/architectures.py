@@ -14,7 +14,7 @@ HEAD_ROWS_MULTIPLE = 16
 #: A YOLO input must be a multiple of its coarsest stride.
 YOLO_STRIDE_PIXELS = 32
 
-#: YOLO26 has two heads with the same shapes; ultralytics chooses per model. Only the end-to-end one picks its own boxes.
+#: YOLO26 has two heads of the same shapes; ultralytics chooses per model. The end-to-end one picks its own boxes.
 PLAIN_HEAD, END_TO_END_HEAD = "plain", "end_to_end"
 
 DType = Literal["float32", "float16", "bfloat16"]

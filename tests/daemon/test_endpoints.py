@@ -12,6 +12,7 @@ import zmq.auth
 from daemon.endpoints import CurveKeys, Gate, check_endpoints
 from daemon.errors import StartError
 from daemon.sockets import bind, is_open
+from tools.camera.publisher import CurveClient, Publisher
 
 
 def keys_in(folder: Path, *clients: str) -> CurveKeys:
@@ -145,6 +146,16 @@ def test_only_allowed_clients_pass_the_open_endpoint_and_local_ones_need_no_keys
         assert gets_through(router, open_one, tmp_path, "stranger")
 
 
+def test_the_python_publisher_speaks_curve(tmp_path: Path) -> None:
+    curve = keys_in(tmp_path, "camera")
+    client = CurveClient(tmp_path / "server.key", tmp_path / "camera.key_secret")
+    with a_guarded_echo(tmp_path, curve) as (_, (open_one, *_others), router):
+        endpoint = open_one.replace("0.0.0.0", "127.0.0.1")  # noqa: S104 - that is where it is bound
+        with Publisher(endpoint, "camera", curve=client):
+            assert router.poll(5000)
+            assert b"hello" in router.recv_multipart()[2]
+
+
 def test_an_empty_allow_list_lets_nobody_in(tmp_path: Path) -> None:
     curve = keys_in(tmp_path)
     zmq.auth.create_certificates(tmp_path, "camera")
@@ -165,6 +176,6 @@ def test_a_gate_without_a_secret_key_is_refused(tmp_path: Path) -> None:
     curve = keys_in(tmp_path)
     context: zmq.Context[Any] = zmq.Context()
     for wrong in (tmp_path / "server.key", tmp_path / "missing"):
-        with pytest.raises(StartError, match="security.server_key"):
+        with pytest.raises(StartError, match=r"security\.server_key"):
             Gate(context, CurveKeys(wrong, curve.allowed_clients))
     context.term()

@@ -8,6 +8,7 @@ import stat
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from wire_parts import Peer, a_line, a_png, an_inspect
 
 from daemon.backlog import BacklogLimits
 from daemon.errors import StartError
+from tools.camera.publisher import Image, Publisher, publish_images
 
 PNG = a_png()
 
@@ -185,6 +187,21 @@ def test_a_failed_write_is_busy_for_all_and_the_backlog_is_empty_again(tmp_path:
         assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
 
 
+@dataclass
+class StoredBefore:
+    """What the writer replies where the database knew the image already."""
+
+    payload_sha256: str
+
+
+def test_an_image_that_the_writer_knew_already_is_a_duplicate(tmp_path: Path) -> None:
+    with a_line(tmp_path) as line, Peer(line.tcp) as peer:
+        line.writer.fail_with = StoredBefore(hashlib.sha256(PNG).hexdigest())
+        assert peer.ask(an_inspect(), PNG)["differs"] is False
+        assert peer.ask(an_inspect(), PNG + b"tail")["differs"] is True
+        assert line.backlog.images == 0
+
+
 def test_a_database_that_cannot_be_read_is_busy_and_passes(tmp_path: Path) -> None:
     with a_line(tmp_path) as line, Peer(line.tcp) as peer:
         find = line.reader.find
@@ -337,6 +354,20 @@ def test_a_flooding_source_does_not_hold_up_a_quiet_one(tmp_path: Path) -> None:
         finally:
             stop.set()
             pouring.join()
+
+
+def test_the_python_publisher_loses_nothing_while_writes_fail_and_the_backlog_is_full(tmp_path: Path) -> None:
+    limits = BacklogLimits(10, 10**6, 10, 10**6)
+    with a_line(tmp_path, credit=8, backlog=limits) as line, Publisher(line.ipc, "cam", silence_s=1.0) as publisher:
+        line.writer.fail_with = OSError("no space left on device")
+        recovering = threading.Timer(0.3, lambda: setattr(line.writer, "fail_with", None))
+        recovering.start()
+        board = {"type": "mainboard-a", "serial": "S1"}
+        account = publish_images(publisher, [Image(f"i{n}", PNG, board, "R0402") for n in range(300)])
+        recovering.join()
+        assert account.complete
+        assert account.busy > 0
+        assert sorted(arrival.image_id for arrival in line.writer.arrivals) == sorted(f"i{n}" for n in range(300))
 
 
 def test_stopping_waits_for_the_answers_to_what_was_taken(tmp_path: Path) -> None:

@@ -298,7 +298,11 @@ def test_the_envelope_of_req_and_of_proxies_is_parted_from_the_message() -> None
     assert split_envelope(message) == ([], message)
     assert split_envelope([b"", *message]) == ([b""], message)
     assert split_envelope([b"\0abcd", b"", *message]) == ([b"\0abcd", b""], message)
+    assert split_envelope([b"1234", b"", *message]) == ([b"1234", b""], message)
     assert split_envelope([b"XX1", b""]) == ([], [b"XX1", b""])
+    assert split_envelope([b"1234", b""]) == ([], [b"1234", b""])
+    assert split_envelope([b"12345", b"", *message]) == ([], [b"12345", b"", *message])
+    assert split_envelope([]) == ([], [])
     assert split_envelope([b"CS1", b"", b"CS1"]) == ([], [b"CS1", b"", b"CS1"])
 
 

@@ -15,6 +15,7 @@ from experts.spec import ExpertId, ExpertSpec
 from experts.vision.architectures import ARCHITECTURES, END_TO_END_HEAD, NORMALISATIONS, PLAIN_HEAD, layout_id
 from experts.vision.layouts import Layout, build_layout, pack
 from experts.vision.networks import adapt, build_original, select_head
+from experts.vision.preprocess import to_square
 from experts.weights import read_header, write_weights
 
 torch.set_num_threads(1)
@@ -25,38 +26,86 @@ def labels(count: int) -> tuple[str, ...]:
 
 
 @functools.cache
+def _layout(name: str) -> Layout:
+    return build_layout(name)
+
+
+def a_picture(width: int = 90, height: int = 70, seed: int = 0) -> np.ndarray:
+    """(H, W, 3) uint8 RGB with edges and gradients."""
+    random = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    picture = np.stack([x * 255 // width, y * 255 // height, (x + y) % 256], axis=-1).astype(np.uint8)
+    for _ in range(5):
+        left, top = int(random.integers(0, width)), int(random.integers(0, height))
+        picture[top : top + height // 4, left : left + width // 4] = random.integers(0, 256, 3)
+    return picture
+
+
+def a_busy_picture(width: int, height: int, seed: int) -> np.ndarray:
+    """Without flat parts, where many boxes would be equally good and their order a matter of rounding."""
+    noise = np.random.default_rng(seed).normal(0, 40, (height, width, 3))
+    return np.clip(a_picture(width, height, seed) + noise, 0, 255).astype(np.uint8)
+
+
+def encoded(picture: np.ndarray | Image.Image, kind: str = "PNG", **options) -> bytes:
+    image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+    buffer = io.BytesIO()
+    image.copy().save(buffer, kind, **options)  # a copy: saving leaves an encoder's settings in the image
+    return buffer.getvalue()
+
+
+#: The input size at which samples answer sensibly.
+CALIBRATED_SIZE = {"classify": 96, "detect": 160}
+PICTURES = [a_busy_picture(90, 70, 1), a_busy_picture(50, 200, 2), a_busy_picture(128, 128, 3)]
+
+
+@functools.cache
 def _base_model(architecture: str, class_count: int) -> nn.Module:
     torch.manual_seed(0)
     return build_original(ARCHITECTURES[architecture], class_count)
 
 
 @functools.cache
-def _layout(name: str) -> Layout:
-    return build_layout(name)
-
-
-def a_model(architecture: str = "resnet18", class_count: int = 5, seed: int = 1) -> nn.Module:
-    """The framework's own model with batch-norm statistics and biases that matter."""
+def _made_model(architecture: str, class_count: int, seed: int) -> nn.Module:
     model = copy.deepcopy(_base_model(architecture, class_count))
     random = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_(0, 0.05, generator=random)
-            module.running_var.uniform_(0.7, 1.4, generator=random)
+            module.momentum = None
             module.weight.data.uniform_(0.8, 1.2, generator=random)
             module.bias.data.normal_(0, 0.1, generator=random)
+    # Statistics of some images: the signal then reaches the head, and answers vary by place.
+    known = ARCHITECTURES[architecture]
+    mean, std = (torch.tensor(values) for values in NORMALISATIONS[known.normalisation])
+    size = CALIBRATED_SIZE[known.task]
+    images = torch.from_numpy(np.stack([to_square(picture, known.task, size) for picture in PICTURES]))
+    with torch.no_grad():
+        model.train()(((images / 255 - mean) / std).permute(0, 3, 1, 2))
+    _make_head_unsure(model, random)
+    return model.eval()
+
+
+def _make_head_unsure(model: nn.Module, random: torch.Generator) -> None:
     if isinstance(getattr(model, "fc", None), nn.Linear):
-        model.fc.weight.data.normal_(0, 0.002, generator=random)
-    else:
-        head = model.model[-1]
-        for name in ("cv3", "one2one_cv3"):
-            for branch in getattr(head, name, None) or ():
-                branch[-1].weight.data.normal_(0, 0.4, generator=random)
-                branch[-1].bias.data.fill_(-1.0)
-    return model
+        model.fc.weight.data.normal_(0, 0.4 * model.fc.in_features**-0.5, generator=random)
+        return
+    for name, spread, bias in (
+        ("cv3", 0.2, -1.0),
+        ("one2one_cv3", 0.2, -1.0),
+        ("cv2", 0.1, 2),
+        ("one2one_cv2", 0.1, 2),
+    ):
+        for branch in getattr(model.model[-1], name, None) or ():
+            branch[-1].weight.data.normal_(0, spread, generator=random)
+            branch[-1].bias.data.fill_(bias)
 
 
-def an_expert_file(
+def a_model(architecture: str = "resnet18", class_count: int = 5, seed: int = 1) -> nn.Module:
+    """The framework's own model with batch norms that matter and answers that are neither sure nor all the same."""
+    return copy.deepcopy(_made_model(architecture, class_count, seed))
+
+
+def an_expert_file(  # noqa: PLR0917  # what tests vary
     folder: Path,
     expert: str = "r18",
     architecture: str = "resnet18",
@@ -102,21 +151,3 @@ def an_expert_file(
         "weights_bytes": read_header(file).region_bytes,
     }
     return ExpertSpec(**{**values, **fields})
-
-
-def a_picture(width: int = 90, height: int = 70, seed: int = 0) -> np.ndarray:
-    """(H, W, 3) uint8 RGB with edges and gradients."""
-    random = np.random.default_rng(seed)
-    y, x = np.mgrid[0:height, 0:width]
-    picture = np.stack([x * 255 // width, y * 255 // height, (x + y) % 256], axis=-1).astype(np.uint8)
-    for _ in range(5):
-        left, top = int(random.integers(0, width)), int(random.integers(0, height))
-        picture[top : top + height // 4, left : left + width // 4] = random.integers(0, 256, 3)
-    return picture
-
-
-def encoded(picture: np.ndarray | Image.Image, kind: str = "PNG", **options) -> bytes:
-    image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
-    buffer = io.BytesIO()
-    image.copy().save(buffer, kind, **options)  # a copy: saving leaves an encoder's settings in the image
-    return buffer.getvalue()

@@ -16,16 +16,7 @@ from experts.vision.frameworks import ultralytics
 from experts.vision.infer import classify_answers, infer
 from experts.vision.networks import select_head
 from experts.vision.preprocess import prepare
-from tests.experts.samples import a_model, a_picture, an_expert_file, encoded, labels
-
-
-def a_busy_picture(width: int, height: int, seed: int) -> np.ndarray:
-    """Without flat parts, where many boxes would be equally good and their order a matter of rounding."""
-    noise = np.random.default_rng(seed).normal(0, 40, (height, width, 3))
-    return np.clip(a_picture(width, height, seed) + noise, 0, 255).astype(np.uint8)
-
-
-PICTURES = [a_busy_picture(90, 70, 1), a_busy_picture(50, 200, 2), a_busy_picture(128, 128, 3)]
+from tests.experts.samples import PICTURES, a_model, an_expert_file, encoded, labels
 
 
 def our_answers(spec: ExpertSpec):

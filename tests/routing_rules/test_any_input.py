@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from routing_rules.compile import ExpertLabels, RulesError, check_file, compile_rules
 from routing_rules.globs import Glob, covering
-from routing_rules.load import read_yaml_text
+from routing_rules.load import Problem, read_yaml_text
 from routing_rules.routes import Routes, judge
+from routing_rules.schema import BoardEntry, DetectorEntry, RulesFile
 
 EXAMPLES = [
     path.read_text(encoding="utf-8")
@@ -19,23 +20,26 @@ EXAMPLES = [
 CATALOG = {
     "a": ExpertLabels("classify", ("ok", "bad")),
     "b": ExpertLabels("detect", ("x",)),
-    "R1": ExpertLabels("classify", ("ok",)),
+    "R1": ExpertLabels("classify", ("ok", "bad")),
+    "R2": ExpertLabels("classify", ("ok", "bad")),
 }
 QUIET = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 
 def compiled(text: str, experts: dict[str, ExpertLabels] | None = None) -> Routes | None:
     """The routes, or None after having seen that every problem has its place in the text."""
+    problems: list[Problem] = []
     try:
         return compile_rules(text, "f", experts)
     except RulesError as error:
-        assert error.problems
-        lines = len(text.splitlines())
-        for problem in error.problems:
-            assert problem.file == "f"
-            assert 1 <= problem.line <= lines + 1
-            assert problem.column >= 1
-            assert problem.message
+        problems = error.problems
+    assert problems
+    lines = len(text.splitlines())
+    for problem in problems:
+        assert problem.file == "f"
+        assert 1 <= problem.line <= lines + 1
+        assert problem.column >= 1
+        assert problem.message
     return None
 
 
@@ -57,13 +61,13 @@ def reads_well(routes: Routes) -> None:
             assert length < 16
 
 
-names = st.sampled_from(
-    ["a", "b", "R1", "R2", "*", "R*", "?", "ok", "x", "{component}", "d", "s", "t", "", "2", "null"]
-)
-keys = st.sampled_from(
-    "boards classifiers detectors steps defects components time_limit extras share expert pass review_below then "
-    "on_clear pass_rate fail_on review_on require min max confidence region position at tolerance <<".split()
-)
+components = st.sampled_from(["R1", "R2", "a"])
+patterns = st.sampled_from(["R*", "R?", "R1", "a", "*"])
+labels = st.sampled_from(["ok", "bad"])
+boxes = st.sampled_from(["x", "*"])
+laters = st.sampled_from(["d", "s", "t"])
+names = components | patterns | labels | boxes | laters | st.sampled_from(["{component}", "", "2", "null", "<<"])
+keys = st.sampled_from([*RulesFile.model_fields, *BoardEntry.model_fields, *DetectorEntry.model_fields, "pass", "min"])
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 70), st.floats(), names, st.sampled_from(["20s", "allow", "pass", "-1s"])
 )
@@ -76,7 +80,7 @@ anything = st.recursive(
 
 def often(right: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Mostly the right kind of value, so that what is checked behind it is reached too."""
-    return st.integers(0, 9).flatmap(lambda draw: anything if draw == 0 else right)
+    return st.integers(0, 59).flatmap(lambda draw: anything if draw == 59 else right)
 
 
 def a_mapping(required: dict[str, Any], optional: dict[str, Any]) -> st.SearchStrategy[Any]:
@@ -88,45 +92,50 @@ def a_mapping(required: dict[str, Any], optional: dict[str, Any]) -> st.SearchSt
     )
 
 
-fractions = st.sampled_from([0, 0.5, 1, 1.0, 0.25, 2])
-then = names | st.dictionaries(names, names | st.none(), max_size=3)
+def entries_of(names: st.SearchStrategy[str], entry: st.SearchStrategy[Any], most: int = 3) -> st.SearchStrategy[Any]:
+    return st.dictionaries(names, entry, min_size=1, max_size=most)
+
+
+fractions = st.sampled_from([0, 0.5, 1, 1.0, 0.25])
+then = laters | entries_of(labels | st.just("*"), laters | st.none())
 requirement = a_mapping(
-    {},
+    {"min": st.integers(1, 4)},
     {
-        "min": st.integers(-1, 4),
-        "max": st.integers(-1, 4),
+        "max": st.integers(3, 9),
         "confidence": fractions,
-        "region": st.lists(fractions, min_size=4, max_size=4),
-        "position": a_mapping({"at": st.lists(fractions, min_size=2, max_size=2), "tolerance": fractions}, {}),
+        "region": st.just([0, 0, 0.5, 1]),
+        "position": a_mapping({"at": st.just([0.5, 0.25]), "tolerance": st.just(0.5)}, {}),
     },
 )
 classifier = a_mapping(
-    {"expert": names, "pass": st.lists(names, max_size=3)},
+    {"expert": st.sampled_from(["a", "{component}"]), "pass": st.just(["ok"])},
     {"review_below": fractions, "then": then, "on_clear": st.just("pass"), "pass_rate": fractions},
 )
 detector = a_mapping(
-    {"expert": names, "fail_on": st.dictionaries(names, fractions, max_size=2)},
+    {"expert": st.just("b"), "fail_on": entries_of(boxes, fractions)},
     {
-        "review_on": st.dictionaries(names, fractions, max_size=2),
-        "require": st.dictionaries(names, requirement | st.lists(requirement, max_size=2), max_size=2),
+        "review_on": entries_of(boxes, st.just(0.1)),
+        "require": entries_of(st.just("x"), requirement | st.lists(requirement, min_size=1, max_size=2)),
         "review_below": fractions,
-        "then": then,
+        "then": st.just("t"),
     },
 )
+designators = st.lists(st.text("UR12", min_size=2), min_size=1, max_size=3)
 board = a_mapping(
-    {"components": st.dictionaries(names, st.integers(0, 5) | st.lists(names, max_size=3), max_size=3)},
-    {"time_limit": st.just("2m"), "extras": st.just("allow"), "share": st.integers(0, 4)},
+    {"components": entries_of(components, st.integers(1, 5) | designators)},
+    {"time_limit": st.just("2m"), "extras": st.just("allow"), "share": st.integers(1, 4)},
 )
+last = a_mapping({"expert": st.just("a"), "pass": st.just(["ok"])}, {})
 rules = a_mapping(
     {
-        "boards": st.dictionaries(names, board, max_size=2),
-        "classifiers": st.dictionaries(names, classifier, min_size=1, max_size=3),
+        "boards": entries_of(components, board, 2),
+        "classifiers": entries_of(patterns, classifier).map(
+            lambda found: {**found, "*": {"expert": "a", "pass": ["ok"]}}
+        ),
+        "detectors": st.fixed_dictionaries({"d": detector}),
+        "steps": st.fixed_dictionaries({"s": last, "t": last}),
     },
-    {
-        "detectors": st.dictionaries(names, detector, max_size=2),
-        "steps": st.dictionaries(names, classifier, max_size=2),
-        "defects": st.dictionaries(names, names, max_size=2),
-    },
+    {"defects": entries_of(labels | st.just("x"), st.just("D1"))},
 )
 
 

@@ -32,14 +32,21 @@ def imported(tree: ast.AST) -> list[str]:
 
 
 def set_iterations(tree: ast.AST) -> list[int]:
-    """Lines that walk a set: a literal, a comprehension, or a call of set() or frozenset()."""
+    """Lines that walk a set: a literal, a comprehension, a call of set() or frozenset(), or a name given to one."""
     walked: list[ast.expr] = []
     for node in ast.walk(tree):
         if isinstance(node, (ast.For, ast.comprehension)):
             walked.append(node.iter)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in WALKERS:
             walked += node.args
-    return [expression.lineno for expression in walked if is_set(expression)]
+    named = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and is_set(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    return [one.lineno for one in walked if is_set(one) or (isinstance(one, ast.Name) and one.id in named)]
 
 
 def is_set(node: ast.expr) -> bool:
@@ -60,9 +67,11 @@ def test_a_policy_imports_no_clock_no_thread_no_device_and_walks_no_set(file: Pa
 
 
 def test_the_purity_test_sees_what_it_forbids():
-    tree = ast.parse("import time\nfrom os import path\nfor x in {1, 2}:\n    pass\ny = list(set([1]))")
+    tree = ast.parse(
+        "import time\nfrom os import path\nfor x in {1, 2}:\n    pass\ny = list(set([1]))\nz = {1}\n[n for n in z]"
+    )
     assert imported(tree) == ["time", "os"]
-    assert set_iterations(tree) == [3, 5]
+    assert sorted(set_iterations(tree)) == [3, 5, 7]
 
 
 def test_there_is_a_policy_to_look_at():

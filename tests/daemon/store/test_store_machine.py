@@ -80,6 +80,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.temporary = tempfile.TemporaryDirectory()
         self.line = a_line(Path(self.temporary.name))
+        self.reader = self.line.reader()
         self.tries: dict[tuple[str, int], Try] = {}
         self.published: list[Any] = []
         self.images = 0
@@ -190,9 +191,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def everything_published_is_kept_in_order_and_read_again_identically(self) -> None:
         assert [message.seq for message in self.published] == list(range(1, len(self.published) + 1))
-        reader = self.line.reader()
-        items = reader.results_since(0, 1000)["items"]
-        reader.close()
+        items = self.reader.results_since(0, 1000)["items"]
         assert items == [{"topic": message.topic, **message.body} for message in self.published]
 
     @invariant()
@@ -220,9 +219,10 @@ class StoreMachine(RuleBasedStateMachine):
         )
 
     def teardown(self) -> None:
+        self.reader.close()
         self.line.store.close()
         self.temporary.cleanup()
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestStoreMachine.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)

@@ -1,0 +1,234 @@
+"""`coserve-plus`: one demand table, late binding, a loader that runs ahead, age within bounds (DESIGN.md §7)."""
+
+import pytest
+
+from daemon.policy.actions import Load, Run, Wait
+from daemon.policy.presets import Tuning
+from daemon.policy.request import ExecutorId
+from experts.spec import ExpertId
+from tests.daemon.policy.line import CPU, Clockwork, a_pool, a_request, a_scheduler, an_expert, executors_on
+
+ABCD = [an_expert(name, usage=usage) for name, usage in zip("abcd", (0.4, 0.3, 0.2, 0.1), strict=True)]
+ONE = executors_on("cpu")
+
+
+def a_line(experts=ABCD, budget_bytes=30, pools=None, executors=ONE, tuning=None, **fields) -> Clockwork:
+    scheduler = a_scheduler(experts, pools or [a_pool(budget_bytes=budget_bytes)], executors, tuning=tuning)
+    return Clockwork(scheduler, executors, **fields)
+
+
+def filled(line: Clockwork) -> Clockwork:
+    line.turn()
+    line.run()
+    return line
+
+
+def resident(line: Clockwork, pool: str = "cpu") -> tuple[str, ...]:
+    return next(one.resident for one in line.scheduler.snapshot().pools if one.pool == pool)
+
+
+def test_the_pool_fills_by_usage_before_anybody_asks():
+    line = filled(a_line(budget_bytes=25))
+    assert [(load.expert, load.cause) for load in line.loads()] == [("a", "startup"), ("b", "startup")]
+
+
+def test_whoever_has_images_is_loaded_before_the_fill():
+    line = a_line(budget_bytes=20)
+    line.arrive(a_request(1, "d"))
+    line.run()
+    assert [(load.expert, load.cause) for load in line.loads()] == [("d", "demand"), ("a", "startup")]
+
+
+def test_the_fullest_batch_among_the_residents_goes_first_and_ties_go_by_arrival():
+    line = filled(a_line(budget_bytes=40))
+    line.arrive(*(a_request(n, expert, 100.0) for n, expert in enumerate("abbbccc")))
+    line.run()
+    assert [run.expert for run in line.runs()] == ["b", "c", "a"]
+
+
+def test_a_batch_is_never_larger_than_the_pool_allows():
+    line = filled(a_line())
+    line.arrive(*(a_request(n, "a", 100.0) for n in range(10)))
+    line.run()
+    assert [len(run.batch) for run in line.runs()] == [4, 4, 2]
+
+
+def test_the_loader_runs_ahead_with_the_most_wanted_first():
+    line = a_line(budget_bytes=30)
+    line.arrive(*(a_request(n, expert) for n, expert in enumerate("abbbccd")))
+    line.run(until_s=0.0)
+    assert [load.expert for load in line.loads()] == ["b", "c", "a"]
+
+
+def test_what_queued_preliminaries_will_send_counts_as_demand():
+    experts = [an_expert("a", then=[("d", 0.9)]), an_expert("b", then=[("d", 0.9)]), an_expert("c"), an_expert("d")]
+    line = a_line(experts, budget_bytes=20)
+    line.arrive(*(a_request(n, "aabbc"[n]) for n in range(5)))
+    line.run(until_s=0.0)
+    assert [(load.expert, load.cause) for load in line.loads()] == [("d", "prefetch"), ("a", "demand")]
+
+
+def test_an_expert_without_demand_goes_by_least_usage():
+    line = filled(a_line(budget_bytes=30))
+    line.arrive(a_request(1, "d", 100.0))
+    line.run()
+    assert line.loads("demand")[0].evict == ("c",)
+
+
+def test_an_expert_with_demand_stays_until_a_group_is_aged():
+    line = filled(a_line([an_expert("a", usage=0.5), an_expert("b")], budget_bytes=10, tuning=Tuning(max_wait_s=5.0)))
+    line.arrive(*(a_request(n, "a", 100.0 + n * 0.1) for n in range(200)), a_request(999, "b", 100.0))
+    line.run()
+    waited_s = line.started_s[999] - 100.0
+    assert 5.0 <= waited_s <= 7.0
+
+
+def test_a_small_chance_of_demand_evicts_nobody():
+    line = filled(a_line([an_expert("a", usage=0.5, then=[("d", 0.1)]), an_expert("d")], budget_bytes=10))
+    line.arrive(a_request(1, "a", 100.0))
+    line.run()
+    assert [load.expert for load in line.loads()] == ["a"]
+
+
+@pytest.mark.parametrize("executors", [1, 2, 3])
+def test_one_slot_serves_chains_of_two_steps(executors: int):
+    experts = [an_expert("a", then=[("d", 0.9)]), an_expert("b", then=[("d", 0.9)]), an_expert("d")]
+    line = a_line(
+        experts,
+        budget_bytes=10,
+        executors=executors_on(*["cpu"] * executors),
+        then=lambda request: "d" if request.step == 0 else None,
+    )
+    line.arrive(*(a_request(n, "ab"[n % 2], 0.01 * n) for n in range(100)))
+    line.run()
+    assert len(line.ran) == 200
+
+
+def test_executors_that_share_an_expert_let_go_of_it_for_an_aged_group():
+    """Two executors whose batches of one resident expert overlap would otherwise never leave it idle."""
+    line = filled(
+        a_line(
+            [an_expert("a", usage=0.5), an_expert("b")],
+            budget_bytes=10,
+            executors=executors_on("cpu", "cpu"),
+            tuning=Tuning(max_wait_s=2.0),
+        )
+    )
+    line.arrive(*(a_request(n, "a", 100.0 + n * 0.02) for n in range(1500)), a_request(9999, "b", 100.0))
+    line.run()
+    assert line.started_s[9999] - 100.0 < 5.0
+
+
+def test_under_steady_overload_the_longest_wait_of_a_cold_expert_is_bounded():
+    experts = [an_expert("hot", usage=0.9), *(an_expert(f"cold{n}", usage=0.01) for n in range(6))]
+    line = a_line(experts, budget_bytes=20, load_s=0.5, tuning=Tuning(max_wait_s=3.0))
+    hot = [a_request(n, "hot", n * 0.05) for n in range(2000)]
+    cold = [a_request(10_000 + n, f"cold{n % 6}", n * 2.0) for n in range(45)]
+    line.arrive(*hot, *cold)
+    line.run(until_s=100.0)
+    waits = [line.started_s[request.request_id] - request.arrived_s for request in cold if request.arrived_s < 80.0]
+    assert max(waits) < 15.0
+
+
+def test_aged_groups_take_a_bounded_share_of_the_batches():
+    """Oldest first would turn an overload into a queue: most turns stay with the fullest batch."""
+    tuning = Tuning(max_wait_s=0.1)
+    line = filled(a_line(budget_bytes=40, tuning=tuning))
+    line.arrive(*(a_request(n, "bcd"[n % 3], 100.0) for n in range(3)))
+    line.arrive(*(a_request(100 + n, "a", 100.0 + n * 0.02) for n in range(400)))
+    line.run(until_s=110.0)
+    first = [run.expert for run in line.runs()][:12]
+    assert first.count("a") >= 8
+    assert {"b", "c", "d"} <= set(first)
+
+
+def test_a_request_near_its_deadline_goes_to_the_front_of_its_group():
+    line = filled(a_line(tuning=Tuning(deadline_margin_s=1.0), k_s=0.2))
+    line.arrive(*(a_request(n, "a", 100.0) for n in range(12)), a_request(99, "a", 100.0, deadline_s=103.0))
+    line.run()
+    assert line.started_s[99] < line.started_s[11]
+    assert not line.expired
+
+
+def test_what_cannot_make_its_deadline_costs_no_compute():
+    line = filled(a_line(k_s=1.0))
+    line.arrive(*(a_request(n, "a", 100.0, deadline_s=103.0) for n in range(12)))
+    line.run()
+    assert {request.request_id for request in line.expired} == set(range(4, 12))
+    assert len(line.ran) == 4
+
+
+def test_two_pools_never_load_the_same_expert_for_the_same_images():
+    pools, executors = [a_pool("cuda:0", 20), a_pool("cuda:1", 20)], executors_on("cuda:0", "cuda:1")
+    line = a_line(pools=pools, executors=executors)
+    line.arrive(*(a_request(n, "abcd"[n % 4]) for n in range(16)))
+    line.run()
+    assert sorted(load.expert for load in line.loads()) == ["a", "b", "c", "d"]
+    assert {run.executor for run in line.runs()} == {"cuda:0/0", "cuda:1/1"}
+
+
+def test_beside_a_gpu_the_cpu_takes_the_least_wanted():
+    pools, executors = [a_pool("cuda:0", 10), a_pool("cpu", 10)], executors_on("cuda:0", "cpu")
+    line = a_line(pools=pools, executors=executors)
+    line.arrive(*(a_request(n, expert) for n, expert in enumerate("aaabbc")))
+    line.run(until_s=0.0)
+    assert [(load.pool, load.expert) for load in line.loads()] == [("cuda:0", "a"), ("cpu", "c")]
+
+
+def test_a_group_that_outgrows_the_cpu_comes_to_the_gpu():
+    pools, executors = [a_pool("cuda:0", 20), a_pool("cpu", 10, 2)], executors_on("cuda:0", "cpu")
+    line = a_line([an_expert("a")], pools=pools, executors=executors, k_s=5.0)
+    line.scheduler.pin(ExpertId("a"), CPU)
+    line.turn()
+    line.run()
+    line.arrive(*(a_request(n, "a", 100.0) for n in range(40)))
+    line.run()
+    assert {load.pool for load in line.loads()} == {"cuda:0", "cpu"} or resident(line, "cuda:0") == ("a",)
+    assert {run.executor for run in line.runs()} == {"cuda:0/0", "cpu/1"}
+
+
+def test_an_expert_whose_load_failed_is_refused_until_the_retry():
+    scheduler = a_scheduler(ABCD, tuning=Tuning(retry_s=30.0))
+    assert scheduler.arrive(a_request(1, "d"), 0.0) is None
+    load = scheduler.next_load(CPU, 0.0)
+    assert isinstance(load, Load)
+    assert [request.request_id for request in scheduler.load_failed(load, "damaged", 1.0)] == [1]
+    assert scheduler.arrive(a_request(2, "d"), 30.9) == "damaged"
+    assert scheduler.arrive(a_request(3, "d"), 31.0) is None
+    assert isinstance(scheduler.next_load(CPU, 31.0), Load)
+
+
+def test_an_expert_that_fits_no_pool_is_refused_with_the_numbers():
+    scheduler = a_scheduler(
+        [an_expert("a", 100)], [a_pool(budget_bytes=30), a_pool("cuda:0", 40)], executors_on("cpu", "cuda:0")
+    )
+    refused = scheduler.arrive(a_request(1, "a"), 0.0)
+    assert refused is not None
+    assert refused.startswith("expert a needs 100 bytes and the largest pool has room for 40: raise a device's")
+
+
+def test_a_batch_that_ran_out_of_memory_bounds_the_next_ones():
+    line = filled(a_line())
+    line.scheduler.limit_batch(ExecutorId("cpu/0"), ExpertId("a"), 2)
+    line.arrive(*(a_request(n, "b", 100.0) for n in range(4)))
+    line.run()
+    assert [len(run.batch) for run in line.runs()] == [2, 2]
+
+
+def test_an_idle_scheduler_says_when_to_ask_again():
+    scheduler = a_scheduler(ABCD)
+    executor = ExecutorId("cpu/0")
+    assert scheduler.next_action(executor, 0.0) == Wait(None)
+    scheduler.arrive(a_request(1, "a", 0.0, deadline_s=4.0), 0.0)
+    action = scheduler.next_action(executor, 0.0)
+    assert isinstance(action, Wait)
+    assert action.until_s == 3.0
+
+
+def test_an_executor_that_is_busy_gets_nothing_more():
+    line = filled(a_line())
+    for number in range(9):
+        line.scheduler.arrive(a_request(number, "a"), 0.0)
+    executor = ExecutorId("cpu/0")
+    assert isinstance(line.scheduler.next_action(executor, 0.0), Run)
+    assert isinstance(line.scheduler.next_action(executor, 0.0), Wait)

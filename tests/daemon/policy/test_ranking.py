@@ -1,0 +1,31 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.policy.ranking import Ranking
+
+STEPS = st.lists(st.tuples(st.integers(0, 20), st.none() | st.integers(-50, 50)), max_size=300)
+
+
+@given(STEPS)
+def test_a_ranking_orders_as_sorting_would(steps: list[tuple[int, int | None]]):
+    ranking: Ranking[int] = Ranking()
+    known: dict[int, tuple[int, int]] = {}
+    for item, rank in steps:
+        if rank is None:
+            ranking.discard(item)
+            known.pop(item, None)
+        else:
+            ranking.put(item, (rank, item))
+            known[item] = (rank, item)
+        expected = sorted(known, key=lambda one: known[one])
+        assert list(ranking.ordered()) == expected
+        first = ranking.first()
+        assert (None if first is None else first[0]) == (expected[0] if expected else None)
+        assert len(ranking) == len(known)
+
+
+def test_an_item_whose_rank_changes_often_does_not_fill_memory():
+    ranking: Ranking[str] = Ranking()
+    for step in range(10_000):
+        ranking.put("a", (step, "a"))
+    assert len(ranking._heap) < 200

@@ -1,0 +1,51 @@
+"""`samba`: first come, first served, least recently used, one executor, batches of one (data/scenarios/README.md)."""
+
+from tests.daemon.policy.line import Clockwork, a_pool, a_request, a_scheduler, an_expert, executors_on
+
+EXPERTS = [an_expert("a", then=[("d", 0.9)]), an_expert("b"), an_expert("c"), an_expert("d")]
+
+
+def a_samba(budget_bytes: int = 20, **fields) -> Clockwork:
+    executors = executors_on("cpu", "cpu")
+    scheduler = a_scheduler(EXPERTS, [a_pool(budget_bytes=budget_bytes)], executors, "samba")
+    return Clockwork(scheduler, executors, **fields)
+
+
+def test_requests_run_in_the_order_of_their_arrival_one_by_one():
+    line = a_samba()
+    line.arrive(*(a_request(n, "abcba"[n]) for n in range(5)))
+    line.run()
+    assert [request.request_id for request in line.ran] == [0, 1, 2, 3, 4]
+    assert {len(run.batch) for run in line.runs()} == {1}
+    assert {run.executor for run in line.runs()} == {"cpu/0"}
+
+
+def test_a_detector_runs_right_after_its_classifier():
+    line = a_samba(then=lambda request: "d" if request.expert == "a" else None)
+    line.arrive(a_request(1, "a"), a_request(2, "b"), a_request(3, "a"))
+    line.run()
+    assert [request.expert for request in line.ran] == ["a", "d", "b", "a", "d"]
+
+
+def test_nothing_is_loaded_before_the_head_of_the_queue_needs_it():
+    line = a_samba(budget_bytes=40)
+    line.turn()
+    assert line.loads() == []
+    line.arrive(a_request(1, "a"), a_request(2, "b"))
+    line.run()
+    assert [(load.expert, load.cause) for load in line.loads()] == [("a", "demand"), ("b", "demand")]
+    assert line.started_s == {1: 1.0, 2: 2.2}
+
+
+def test_the_least_recently_used_expert_is_evicted():
+    line = a_samba(budget_bytes=20)
+    line.arrive(*(a_request(n, "abac"[n]) for n in range(4)))
+    line.run()
+    assert [(load.expert, load.evict) for load in line.loads()] == [("a", ()), ("b", ()), ("c", ("b",))]
+
+
+def test_one_slot_serves_every_chain():
+    line = a_samba(budget_bytes=10, then=lambda request: "d" if request.step == 0 else None)
+    line.arrive(*(a_request(n, "abc"[n % 3]) for n in range(9)))
+    line.run()
+    assert len(line.ran) == 18

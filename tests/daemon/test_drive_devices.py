@@ -1,0 +1,130 @@
+"""The drive with real threads, a real slot pool, a real journal and experts with random weights."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from daemon.drive import Drive
+from daemon.executors import ExecutorThread
+from daemon.journal import Journal
+from daemon.loader import LoaderThread
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
+from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels
+from daemon.rulebook import Rulebook
+from daemon.trace import replay
+from experts.slot import SlotPool
+from experts.spec import ExpertId, ExpertSpec
+from routing_rules.compile import compile_rules
+from tests.experts.samples import a_picture, an_expert_file, encoded
+
+CPU = PoolId("cpu")
+RULES = """
+boards:
+  main: {components: {A: 10, B: 10, C: 10}}
+classifiers:
+  "*": {expert: "{component}", pass: [label0, label1, label2, label3, label4], then: solder}
+detectors:
+  solder: {expert: yolo, review_on: {label0: 0.99}}
+"""
+
+
+@dataclass
+class Bench:
+    drive: Drive
+    pool: SlotPool
+    journal: Journal
+    outcomes: "queue.SimpleQueue[Outcome]"
+    switches: list[ExpertSwitch]
+    version: str
+    payloads: list[bytes]
+    last: int = 0
+
+    def accept(self, *components: str, payload: bytes | None = None) -> None:
+        data = [payload or self.payloads[n % len(self.payloads)] for n in range(len(components))]
+        images: list[Accepted] = []
+        for key, component in zip(self.journal.append(data), components, strict=True):
+            self.last += 1
+            images.append(
+                Accepted(self.last, "cam", str(self.last), "main", component, 0.0, None, self.version, key, Pixels())
+            )
+        self.drive.accept(images)
+
+    def wait(self, count: int) -> dict[int, Outcome]:
+        found = [self.outcomes.get(timeout=60.0) for _ in range(count)]
+        assert self.outcomes.empty()
+        return {outcome.inspection_id: outcome for outcome in found}
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[ExpertId, ExpertSpec]:
+    folder = tmp_path_factory.mktemp("weights")
+    known = [an_expert_file(folder, name, "resnet18", 5, seed) for seed, name in enumerate("ABC")]
+    known.append(an_expert_file(folder, "yolo", "yolov8n", 2))
+    return {spec.expert: spec for spec in known}
+
+
+@pytest.fixture(params=["samba", "coserve-plus"])
+def bench(request: pytest.FixtureRequest, specs: dict[ExpertId, ExpertSpec], tmp_path: Path) -> Iterator[Bench]:
+    """Memory for one classifier, or the detector and nothing else: every chain needs at least two switches."""
+    budget_bytes = specs[ExpertId("A")].weights_bytes
+    pool, journal = SlotPool("cpu", budget_bytes), Journal(tmp_path / "journal")
+    routes = compile_rules(RULES)
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    switches: list[ExpertSwitch] = []
+    drive = Drive(
+        rulebook=Rulebook(routes),
+        catalog=specs,
+        pools=[PoolFacts(CPU, "cpu", budget_bytes, 4)],
+        executors=[
+            ExecutorThread(ExecutorFacts(ExecutorId(f"cpu/{n}"), CPU), pool.slot, journal.read) for n in range(2)
+        ],
+        loaders=[LoaderThread(CPU, pool)],
+        policy=request.param,
+        on_outcome=outcomes.put,
+        on_switch=switches.append,
+        record=tmp_path / "trace.jsonl",
+    )
+    payloads = [encoded(a_picture(seed=seed)) for seed in range(4)]
+    drive.start()
+    yield Bench(drive, pool, journal, outcomes, switches, routes.version, payloads)
+    assert drive.stop(20.0)
+    journal.close()
+    pool.check()
+    assert list(replay(tmp_path / "trace.jsonl")) == []
+
+
+def test_chains_run_with_memory_for_one_expert_and_the_run_replays(bench: Bench):
+    bench.accept(*"ABCABCABCABC")
+    outcomes = bench.wait(12)
+    assert len(outcomes) == 12
+    assert all(outcome.verdict in ("pass", "review") for outcome in outcomes.values())
+    assert all([stage.expert for stage in outcome.stages][1:] == ["yolo"] for outcome in outcomes.values())
+    assert bench.pool.used_bytes <= bench.pool.budget_bytes
+    status = bench.drive.ask("status", {})
+    assert status["completed"] == 12
+    assert status["expert_switches"] == sum(switch.cause != "startup" for switch in bench.switches)
+
+
+def test_a_missing_file_and_a_bad_image_fail_alone(bench: Bench, specs: dict[ExpertId, ExpertSpec]):
+    file = specs[ExpertId("B")].file
+    aside = file.rename(file.with_suffix(".aside"))
+    try:
+        bench.accept(*"BA")
+        bench.accept("A", payload=b"not an image at all")
+        outcomes = bench.wait(3)
+    finally:
+        aside.rename(file)
+    assert [outcomes[n].reason for n in (1, 2, 3)] == ["expert_failed", None, "bad_image"]
+
+
+def test_stop_reports_what_runs_and_leaves_the_rest(bench: Bench):
+    bench.accept(*"ABC" * 40)
+    first = bench.outcomes.get(timeout=60.0)
+    assert first.verdict in ("pass", "review")
+    assert bench.drive.stop(20.0)
+    assert 1 + bench.outcomes.qsize() < 120
+    assert not any(thread.name.startswith(("executor", "loader", "drive")) for thread in threading.enumerate())

@@ -1,0 +1,83 @@
+"""Small real lines for tests that start daemons: real networks with random weights (the tests ask nothing of verdicts)."""
+
+import io
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from PIL import Image
+
+from experts.catalog import write_catalog
+from experts.vision import frameworks
+from tools.importer import import_classifier, import_detector
+
+CLASSIFIERS = ("R0402", "C0603", "QFP64")
+RULES = """\
+boards:
+  mainboard-a:
+    time_limit: 60s
+    components: {R0402: 2, C0603: [C1, C2], QFP64: [U1]}
+  open-board:
+    extras: allow
+    components: {R0402: 1}
+classifiers:
+  "*": {expert: "{component}", pass: [ok, odd, bad], review_below: 0.0, then: solder}
+detectors:
+  solder: {expert: yolo-solder, fail_on: {bridge: 0.99}}
+defects: {bridge: D207}
+"""
+
+
+def make_experts(folder: Path) -> None:
+    """Three ResNet-18 classifiers and a YOLO11n detector at 64 pixels, random weights, with their catalog."""
+    torch.manual_seed(7)
+    entries: dict[str, Any] = {}
+    for name in CLASSIFIERS:
+        network = frameworks.torchvision().models.resnet18(num_classes=3)
+        report = import_classifier(network.state_dict(), "resnet18", ["ok", "odd", "bad"], 64, folder, expert=name)
+        entries[name] = report.entry
+    detector = frameworks.ultralytics().YOLO("yolo11n.yaml").model
+    report = import_detector(detector, "yolo11n", 64, folder, expert="yolo-solder", classes=_eighty("bridge", "void"))
+    entries["yolo-solder"] = report.entry
+    write_catalog(folder / "catalog.yaml", entries)
+
+
+def _eighty(*first: str) -> tuple[str, ...]:
+    return (*first, *(f"label{number}" for number in range(80 - len(first))))
+
+
+def a_line(folder: Path, experts: Path, *, memory: str = "150MB", **settings: Any) -> Path:
+    """A folder that `coserve run` takes; sockets and ports of its own. Weights are linked, not copied."""
+    (folder / "experts").mkdir(parents=True)
+    for file in experts.iterdir():
+        if file.suffix == ".safetensors":
+            os.link(file, folder / "experts" / file.name)
+        else:
+            shutil.copy(file, folder / "experts" / file.name)
+    (folder / "rules.yaml").write_text(RULES, encoding="utf-8")
+    config: dict[str, Any] = {
+        "endpoints": {
+            "intake": ["ipc://run/intake.sock"],
+            "results": "ipc://run/results.sock",
+            "control": "ipc://run/control.sock",
+        },
+        "rules": "rules.yaml",
+        "catalog": "experts/catalog.yaml",
+        "devices": {"cpu": {"expert_memory": memory, "executors": 1}},
+        **settings,
+    }
+    path = folder / "coserve.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+def a_jpeg(seed: int = 0, width: int = 80, height: int = 60) -> bytes:
+    """A small textured JPEG; another seed, other bytes."""
+    pixels = np.random.default_rng(seed).integers(0, 255, (height // 4, width // 4, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).resize((width, height)).save(buffer, "JPEG", quality=85)
+    return buffer.getvalue()
