@@ -160,7 +160,10 @@ class App:
             loaders.append(LoaderThread(pool_id, pool))
             executors += [
                 ExecutorThread(
-                    ExecutorFacts(ExecutorId(f"{name}/{number}"), pool_id), pool.slot, self._journal.read, device.threads
+                    ExecutorFacts(ExecutorId(f"{name}/{number}"), pool_id),
+                    pool.slot,
+                    self._journal.read,
+                    device.threads,
                 )
                 for number in range(device.executors)
             ]

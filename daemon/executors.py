@@ -13,7 +13,7 @@ from daemon.orders import Answered, BatchOrder, BatchReport, ImageOrder, Unanswe
 from daemon.policy.request import ExecutorFacts
 from daemon.records import JournalKey
 from daemon.worker import Worker
-from experts.errors import ImageError
+from experts.errors import ExpertError, ImageError
 from experts.slot import Slot
 from experts.spec import Answer, ExpertId
 from experts.vision.infer import infer
@@ -82,6 +82,8 @@ class ExecutorThread:
     def _answer(self, order: BatchOrder, started_s: float) -> BatchReport:
         prepared, faults = self._prepare(order)
         slot = self._slot(order.spec.expert)
+        if slot.spec != order.spec:
+            raise ExpertError(order.spec.expert, "other weights are resident than the catalog names; reload it again")
         inference = _Inference({})
         begin_s = self._clock()
         self._infer(slot, prepared, tuple(prepared), inference)

@@ -186,8 +186,8 @@ class FakeExecutor:
         results: list[Answered | Unanswered] = []
         for image in order.images:
             try:
-                self._pool.slot(order.spec.expert)
-                answer = self._answer(order.spec, image)
+                is_current = self._pool.slot(order.spec.expert) == order.spec
+                answer = self._answer(order.spec, image) if is_current else Unanswered("expert_failed", "old weights")
             except ExpertError as error:
                 answer = Unanswered("expert_failed", str(error))
             results.append(answer if isinstance(answer, Unanswered) else Answered(answer, (100, 100)))

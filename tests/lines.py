@@ -34,6 +34,7 @@ defects: {bridge: D207}
 
 def make_experts(folder: Path) -> None:
     """Three ResNet-18 classifiers and a YOLO11n detector at 64 pixels, random weights, with their catalog."""
+    torch.set_num_threads(1)
     torch.manual_seed(7)
     entries: dict[str, Any] = {}
     for name in CLASSIFIERS:

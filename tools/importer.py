@@ -100,6 +100,7 @@ def import_file(file: Path, target: Target, *, images: Path | None = None, trust
     expert = target.expert or file.stem
     form = target.form or Form(origin=f"imported from {file.name}")
     known = _architecture(target.architecture)
+    _check_request(known, target.input_size, expert)
     pictures = image_folder(images) if images is not None else pattern_images()
     if not pictures:
         raise ImportRefusedError(f"{images}: holds no image that can be decoded; name another folder, or none")
@@ -187,6 +188,7 @@ def import_model(
 ) -> ImportReport:
     """A framework's own model of this process, with batch norms, as an expert proved against it."""
     known = _architecture(architecture)
+    _check_request(known, input_size, expert)
     pictures = images if images is not None else pattern_images()
     form = form or Form()
     model = copy.deepcopy(original).float().eval()
@@ -209,10 +211,6 @@ class _Job:
 
 def _make(job: _Job, original: nn.Module, pictures: Sequence[Image], reference: Reference) -> ImportReport:
     """Fold, pack, write under another name, prove, and only then put the file in its place."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", job.expert):
-        raise ImportRefusedError(f"{job.expert!r} is no expert id; use letters, digits and . _ : -")
-    if job.architecture.task == "detect" and job.input_size % YOLO_STRIDE_PIXELS:
-        raise ImportRefusedError(f"--input-size {job.input_size} is not a multiple of {YOLO_STRIDE_PIXELS}")
     file = job.out / f"{job.expert}.safetensors"
     candidate = job.out / f".{job.expert}.{os.getpid()}.candidate"
     head = END_TO_END_HEAD if is_end_to_end(original) else PLAIN_HEAD
@@ -253,6 +251,16 @@ def _make(job: _Job, original: nn.Module, pictures: Sequence[Image], reference: 
         "sha256": sha256,
     }
     return ImportReport(job.expert, file, entry, spec.weights_bytes, layout_name, agreement)
+
+
+def _check_request(known: Architecture, input_size: int, expert: str) -> None:
+    """Before any model is run."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", expert):
+        raise ImportRefusedError(f"{expert!r} is no expert id; use letters, digits and . _ : -")
+    if not 32 <= input_size <= 4096:
+        raise ImportRefusedError(f"--input-size {input_size} is not between 32 and 4096 pixels")
+    if known.task == "detect" and input_size % YOLO_STRIDE_PIXELS:
+        raise ImportRefusedError(f"--input-size {input_size} is not a multiple of {YOLO_STRIDE_PIXELS}")
 
 
 def _refuse_disagreement(job: _Job, agreement: Agreement) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config import load_config
 from daemon.errors import ConfigError
-from daemon.store.engine import read_engine
+from daemon.store.database import StoreError, open_for_reading
 from tools.console import fail
 
 _INSPECTIONS = """
@@ -47,7 +47,10 @@ def _rows(config: Path, sql: str, **parameters: Any) -> list[dict[str, Any]]:
         settings = load_config(config)
     except ConfigError as error:
         fail(str(error), status=2)
-    engine = read_engine(settings.database)
+    try:
+        engine = open_for_reading(settings.database)
+    except StoreError as error:
+        fail(str(error), status=1)
     try:
         with engine.connect() as connection:
             return [dict(row) for row in connection.execute(text(sql), parameters).mappings()]

@@ -62,7 +62,9 @@ def import_expert(
         fail(str(error), status=1)
     agreement = report.agreement
     if as_json:
-        print_json({"expert": report.expert, "file": str(report.file), "entry": report.entry, "agreement": asdict(agreement)})
+        print_json(
+            {"expert": report.expert, "file": str(report.file), "entry": report.entry, "agreement": asdict(agreement)}
+        )
         return
     console.print(
         f"{report.expert}: {report.weights_bytes / 1e6:,.1f} MB in {report.file}; on {agreement.images} images it differs from"

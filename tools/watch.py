@@ -59,6 +59,7 @@ def camera(
     source: Annotated[str, typer.Option(help="The camera's name.")] = "camera",
     seed: Annotated[int, typer.Option(help="Which boards --render draws.")] = 7,
     lot: Annotated[str | None, typer.Option(help="The lot that the boards belong to.")] = None,
+    serials: Annotated[str | None, typer.Option(metavar="PREFIX", help="Serials of rendered boards begin so.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish images to the daemon, with a progress bar, and an account of its answers at the end.
@@ -74,7 +75,7 @@ def camera(
     if folder is not None:
         account = publish_folder(config, folder, rate=rate, source=source, lot=lot)
     else:
-        account = publish_rendered(config, render or 1, rate=rate, source=source, seed=seed, lot=lot)
+        account = publish_rendered(config, render or 1, rate=rate, source=source, seed=seed, lot=lot, prefix=serials)
     if as_json:
         print_json(account.as_dict())
     else:

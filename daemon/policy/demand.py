@@ -183,6 +183,9 @@ class DemandTable:
             for pool, shelf in self._shelves.items():
                 if (expert in shelf.fullest) != (bool(group.requests) and self._floor.can_run(pool, expert)):
                     raise AssertionError(f"{expert}: its place on the shelf of {pool} is wrong")
+                turn = shelf.turn.rank(expert)
+                if turn is not None and turn[0] != self._turn_s(expert, group.head):
+                    raise AssertionError(f"{expert}: its turn on {pool} is out of date")
 
     def _choose(self, pool: PoolId, now: float) -> ExpertId | None:
         """The fullest group, or one that is due, at its bounded share of the turns.

@@ -97,7 +97,7 @@ class Attempt:
     @property
     def is_complete(self) -> bool:
         """Every expected position has a verdict and nothing that was accepted is pending."""
-        return not self.closed and self.inspected == self.plan.expected
+        return not self.closed and self.pending == 0 and self.inspected == self.plan.expected
 
     def closing(self, reason: Reason) -> Closing:
         """What closing now says; what is missing or still pending was not judged, so the verdict is no pass."""

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from experts.errors import ExpertError
 from experts.slot import Slot
 from experts.spec import Answer, Detection, ExpertSpec
 from experts.vision.detections import select_detections
@@ -13,14 +14,20 @@ from experts.vision.preprocess import Prepared
 
 
 def infer(slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
-    """One answer per image, in order. All images were prepared for the expert in the slot."""
+    """One answer per image, in order. All images were prepared for the expert in the slot. Raises ExpertError."""
     spec = slot.spec
     with torch.inference_mode(), slot.transfer.computing():
         pixels = slot.transfer.upload(np.stack([image.pixels for image in prepared]))
         output = slot.module(normalise(pixels, spec, slot.layout.dtype, channels_last=slot.layout.channels_last))
+        output = output.cpu()
+        if not bool(output.isfinite().all()):
+            # Every comparison with such a number is false, so an image could pass that nobody judged.
+            raise ExpertError(
+                spec.expert, "answers with numbers that are not finite; train or import it again", spec.file
+            )
         if spec.task == "classify":
             return classify_answers(output, spec)
-        return detect_answers(output.cpu(), prepared, spec, end_to_end=slot.layout.end_to_end)
+        return detect_answers(output, prepared, spec, end_to_end=slot.layout.end_to_end)
 
 
 def normalise(pixels: torch.Tensor, spec: ExpertSpec, dtype: torch.dtype, *, channels_last: bool) -> torch.Tensor:
@@ -37,7 +44,7 @@ def normalise(pixels: torch.Tensor, spec: ExpertSpec, dtype: torch.dtype, *, cha
 
 def probabilities(logits: torch.Tensor, spec: ExpertSpec) -> NDArray[np.float32]:
     """(B, head rows) logits to (B, classes): padding rows cut off, softmax of logits / temperature."""
-    return (logits[:, : len(spec.classes)].float() / spec.temperature).softmax(1).cpu().numpy()
+    return (logits[:, : len(spec.classes)].float() / spec.temperature).softmax(1).numpy()
 
 
 def classify_answers(logits: torch.Tensor, spec: ExpertSpec) -> list[Answer]:

@@ -210,6 +210,18 @@ def test_reload_brings_new_weights_of_a_resident_expert():
     assert [line.outcomes[n].stages[0].expert_version for n in (1, 2)] == ["0" * 12, "f" * 12]
 
 
+def test_no_batch_starts_on_old_weights_after_a_reload():
+    line = a_line(budgets={"cpu": 100}, executors=("cpu", "cpu"), load_s=0.0)
+    line.accept(*(an_image(n, "B") for n in range(40)))
+    line.run(until_s=0.12)
+    line.drive.reload_later({**a_catalog(), ExpertId("B"): a_spec("B", sha256="f" * 64)}, routes())
+    line.run()
+    assert {outcome.verdict for outcome in line.outcomes.values()} == {"pass"}
+    versions = [line.outcomes[n].stages[0].expert_version[0] for n in range(40)]
+    assert versions == sorted(versions)
+    assert {"0", "f"} == set(versions)
+
+
 def test_the_pools_fill_at_the_start_by_usage_and_that_counts_as_no_switch():
     line = a_line(budgets={"cpu": 30})
     line.run()

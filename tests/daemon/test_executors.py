@@ -106,6 +106,13 @@ def test_an_expert_that_is_not_resident_fails_the_batch_and_the_executor_goes_on
     assert all(isinstance(result, Answered) for result in report.results)
 
 
+def test_other_weights_than_were_asked_for_give_no_answer(bench: Bench, spec: ExpertSpec):
+    other = ExpertSpec(**{**{name: getattr(spec, name) for name in spec.__slots__}, "sha256": "f" * 64})
+    report = bench.run(an_order(other, 0))
+    assert isinstance(report.results[0], Unanswered)
+    assert report.results[0].fault == "expert_failed"
+
+
 def a_thread(
     run: Callable[[Slot, Sequence[Prepared]], Sequence[Answer]], pool: SlotPool, payloads: Payloads | None = None
 ) -> Bench:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from experts.errors import ExpertError
 from experts.slot import SlotPool
 from experts.spec import ExpertSpec
 from experts.vision.detections import select_detections
@@ -102,6 +103,17 @@ def test_a_batch_answers_as_its_images_alone(tmp_path: Path):
         (alone,) = infer(pool.slot(spec.expert), [image])
         assert [found.label for found in alone.detections] == [found.label for found in expected.detections]
         assert alone.confidence == pytest.approx(expected.confidence, abs=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["resnet18", "yolov8n"])
+def test_an_expert_that_computes_nonsense_fails_instead_of_answering(tmp_path: Path, architecture: str):
+    spec = an_expert_file(tmp_path, "e", architecture, 3)
+    pool = SlotPool("cpu", spec.weights_bytes)
+    pool.load(spec)
+    slot = pool.slot(spec.expert)
+    next(slot.module.parameters()).fill_(float("nan"))
+    with pytest.raises(ExpertError, match="not finite"):
+        infer(slot, [prepare(encoded(PICTURES[0]), "image", None, spec)])
 
 
 def test_padding_rows_of_the_head_never_win(tmp_path: Path):

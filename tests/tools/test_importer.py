@@ -39,6 +39,15 @@ def a_checkpoint(folder: Path, architecture: str = "yolo11n", *, end_to_end: boo
     return file
 
 
+def an_image_folder(folder: Path) -> Path:
+    images = folder / "images" / "deep"
+    images.mkdir(parents=True)
+    for number, picture in enumerate(PICTURES):
+        (images / f"{number}.png").write_bytes(encoded(picture))
+    (images / "notes.txt").write_text("no image")
+    return images.parent
+
+
 def the_catalog(folder: Path):
     document = yaml.safe_load((folder / "experts" / "catalog.yaml").read_text(encoding="utf-8"))
     return resolve(CatalogFile.model_validate(document), folder / "experts")
@@ -60,12 +69,7 @@ def test_a_state_dict_becomes_an_expert_of_the_catalog_that_answers_as_it(tmp_pa
 
 
 def test_the_agreement_is_proved_on_the_images_of_a_folder(tmp_path: Path):
-    folder = tmp_path / "images" / "deep"
-    folder.mkdir(parents=True)
-    for number, picture in enumerate(PICTURES):
-        (folder / f"{number}.png").write_bytes(encoded(picture))
-    (folder / "notes.txt").write_text("no image")
-    report = import_file(a_state_dict(tmp_path), a_target(tmp_path), images=tmp_path / "images")
+    report = import_file(a_state_dict(tmp_path), a_target(tmp_path), images=an_image_folder(tmp_path))
     assert report.agreement.images == len(PICTURES)
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -95,7 +99,8 @@ def test_a_detector_of_this_process_is_imported_and_left_as_it_was(tmp_path: Pat
 @pytest.mark.parametrize("end_to_end", [False, True])
 def test_a_pickled_checkpoint_is_opened_elsewhere_and_proved_there(tmp_path: Path, end_to_end: bool):
     file = a_checkpoint(tmp_path, "yolo26n", end_to_end=end_to_end)
-    report = import_file(file, a_target(tmp_path, "yolo26n", 160, classes=None), trust=True)
+    target, images = a_target(tmp_path, "yolo26n", 160, classes=None), an_image_folder(tmp_path)
+    report = import_file(file, target, images=images, trust=True)
     assert report.entry["classes"] == [f"defect {index}" for index in range(5)]
     assert report.agreement.confidence < 1e-3
     assert report.agreement.box_pixels < 0.5

@@ -1,5 +1,7 @@
 """`samba`: first come, first served, least recently used, one executor, batches of one (data/scenarios/README.md)."""
 
+import pytest
+
 from tests.daemon.policy.line import Clockwork, a_pool, a_request, a_scheduler, an_expert, executors_on
 
 EXPERTS = [an_expert("a", then=[("d", 0.9)]), an_expert("b"), an_expert("c"), an_expert("d")]
@@ -35,6 +37,13 @@ def test_nothing_is_loaded_before_the_head_of_the_queue_needs_it():
     line.run()
     assert [(load.expert, load.cause) for load in line.loads()] == [("a", "demand"), ("b", "demand")]
     assert line.started_s == {1: 1.0, 2: 2.2}
+
+
+def test_an_arrival_while_a_classifier_runs_loads_nothing_yet():
+    line = a_samba(budget_bytes=40)
+    line.arrive(a_request(1, "a"), a_request(2, "b"), a_request(3, "c", 1.1))
+    line.run()
+    assert line.started_s == pytest.approx({1: 1.0, 2: 2.2, 3: 3.4})
 
 
 def test_the_least_recently_used_expert_is_evicted():

@@ -1,5 +1,6 @@
 """A store against a simple model: whatever comes, restarts and failures included, results are right and exactly once."""
 
+import itertools
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from store_parts import a_line, an_arrival, an_outcome
 EXPECTED: dict[str, Any] = {"R0402": 2, "QFP64": ["U1", "U2"]}
 TIME_LIMIT_S = 20.0
 WORST = ["fail", "unknown", "review", "pass"]
+WHOLE = [("R0402", "R1"), ("R0402", "R2"), ("QFP64", "U1"), ("QFP64", "U2")]
+IMAGES = [*WHOLE, ("R0402", "R3"), ("QFP64", "U3"), ("LED", "D1")]
 
 
 @dataclass
@@ -113,13 +116,9 @@ class StoreMachine(RuleBasedStateMachine):
         return new, False
 
     @rule(
-        serial=st.sampled_from(["S1", "S2"]),
-        named=st.sampled_from([None, None, None, 1, 2, 4]),
-        images=st.lists(
-            st.tuples(st.sampled_from(["R0402", "QFP64", "LED"]), st.sampled_from(["U1", "U2", "U3"])),
-            min_size=1,
-            max_size=4,
-        ),
+        serial=st.sampled_from(["S1", "S1", "S2"]),
+        named=st.sampled_from([None, None, None, None, 1, 2, 4]),
+        images=st.lists(st.sampled_from(IMAGES), min_size=1, max_size=6),
     )
     def accept(self, serial: str, named: int | None, images: list[tuple[str, str]]) -> None:
         self.write()  # the writer closes what is due before it takes arrivals
@@ -133,16 +132,29 @@ class StoreMachine(RuleBasedStateMachine):
             image = Image(accepted.inspection_id, arrival.component, arrival.designator, late)
             self.tries[serial, number].images.append(image)
 
+    @rule(without=st.sampled_from([None, None, *WHOLE]), verdict=st.sampled_from(WORST))
+    def inspect_a_board(self, without: tuple[str, str] | None, verdict: str) -> None:
+        """All images of a board, or all but one, in one go."""
+        self.accept("S1", None, [image for image in WHOLE if image != without])
+        self.judge_images(self.pending(), [verdict, "pass"])
+
     @precondition(lambda self: self.pending())
     @rule(data=st.data())
-    def judge(self, data: st.DataObject) -> None:
-        chosen = data.draw(st.lists(st.sampled_from(range(len(self.pending()))), min_size=1, max_size=5, unique=True))
+    def judge_some(self, data: st.DataObject) -> None:
         waiting = self.pending()
+        chosen = data.draw(st.lists(st.sampled_from(range(len(waiting))), min_size=1, max_size=5, unique=True))
+        self.judge_images([waiting[index] for index in chosen], data.draw(st.lists(st.sampled_from(WORST), min_size=1)))
+
+    @precondition(lambda self: self.pending())
+    @rule(verdict=st.sampled_from(WORST))
+    def judge_all(self, verdict: str) -> None:
+        self.judge_images(self.pending(), ["pass", "pass", verdict])
+
+    def judge_images(self, images: list[tuple[tuple[str, int], Image]], verdicts: list[str]) -> None:
         outcomes = []
-        for index in chosen:
-            key, image = waiting[index]
-            image.verdict = data.draw(st.sampled_from(WORST))
-            outcomes.append(an_outcome(image.inspection_id, image.verdict))
+        for (key, image), verdict in zip(images, itertools.cycle(verdicts), strict=False):
+            image.verdict = verdict
+            outcomes.append(an_outcome(image.inspection_id, verdict))
             image.late = image.late or self.tries[key].message is not None
             if self.tries[key].message is None and self.is_complete(self.tries[key]):
                 self.tries[key].close(self.line.clock.now_s)
@@ -225,4 +237,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestStoreMachine.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)

@@ -187,5 +187,7 @@ def _cut(
 
 def describe(board: Board) -> dict[str, Any]:
     """The truth about a board as plain data."""
-    rows = [{"designator": p.designator, "component": p.component, "truth": p.truth, "box": p.box} for p in board.placements]
+    rows = [
+        {"designator": p.designator, "component": p.component, "truth": p.truth, "box": p.box} for p in board.placements
+    ]
     return {"board_type": board.board_type, "placements": rows}

@@ -114,7 +114,14 @@ def _can(layer: Layer, part: PartType, condition: Condition, scene: Scene) -> No
     half, cut = base / 2, base * 0.2
     legs = layer.fill([rectangle(s * (half + 1), 0, 9, part.lead_px, 1) for s in (-1, 1)])
     layer.paint(legs, metal(legs, _TIN, scene.light, 1.5 * scale))
-    outline = [(-half, -half), (half - cut, -half), (half, cut - half), (half, half - cut), (half - cut, half), (-half, half)]
+    outline = [
+        (-half, -half),
+        (half - cut, -half),
+        (half, cut - half),
+        (half, half - cut),
+        (half - cut, half),
+        (-half, half),
+    ]
     foot = layer.fill([outline])
     layer.paint(foot, plastic(foot, (0.12, 0.12, 0.13), scene.light, 2.5 * scale, scene.texture()))
     radius = base * 0.475

@@ -138,8 +138,10 @@ def _outlines(part: PartType) -> list[tuple[list[tuple[float, float]], bool]]:
         case "qfp":
             corner = part.length / 2 + 2
             arms = [(sx * corner, sy * corner, sx, sy) for sx in (-1, 1) for sy in (-1, 1)]
-            lines = [([(x + 5 * sx - 9 * sx, y + 5 * sy), (x + 5 * sx, y + 5 * sy), (x + 5 * sx, y - 4 * sy)], False)
-                     for x, y, sx, sy in arms]
+            lines = [
+                ([(x + 5 * sx - 9 * sx, y + 5 * sy), (x + 5 * sx, y + 5 * sy), (x + 5 * sx, y - 4 * sy)], False)
+                for x, y, sx, sy in arms
+            ]
             dot = (-corner - 9, corner + 9)
             return [*lines, ([(dot[0] - 1, dot[1]), (dot[0] + 1, dot[1])], True)]
         case _:

@@ -107,7 +107,9 @@ class Layer:
 def rectangle(x: float, y: float, w: float, h: float, corner: float = 0) -> Floats:
     """A rectangle around (x, y), its corners rounded by a radius."""
     if corner <= 0:
-        return np.array([(x - w / 2, y - h / 2), (x + w / 2, y - h / 2), (x + w / 2, y + h / 2), (x - w / 2, y + h / 2)], "f4")
+        return np.array(
+            [(x - w / 2, y - h / 2), (x + w / 2, y - h / 2), (x + w / 2, y + h / 2), (x - w / 2, y + h / 2)], "f4"
+        )
     corner = min(corner, w / 2, h / 2)
     arc = np.linspace(0, np.pi / 2, 5)
     pieces = []

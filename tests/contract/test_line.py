@@ -1,0 +1,227 @@
+"""The whole line as a process: real sockets, a real database, real networks, real signals."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from daemon.control import ControlError, ask
+from tests.lines import a_jpeg, a_line
+from tools.camera.publisher import Image, Publisher, publish_images
+from tools.service import Service
+
+
+def rows(folder: Path, sql: str) -> list[Any]:
+    with closing(sqlite3.connect(f"file:{folder}/inspection.db?mode=ro", uri=True)) as database:
+        return database.execute(sql).fetchall()
+
+
+def intake(folder: Path) -> str:
+    return f"ipc://{folder}/run/intake.sock"
+
+
+def control(folder: Path) -> str:
+    return f"ipc://{folder}/run/control.sock"
+
+
+def an_image(number: int, *, serial: str = "S1", component: str = "R0402", **more: Any) -> Image:
+    board = {"type": "open-board", "serial": serial}
+    return Image(f"{serial}/{number}", a_jpeg(number), board, component, {"designator": f"X{number}", **more})
+
+
+def wait_until_idle(folder: Path, timeout_s: float = 120.0) -> dict[str, Any]:
+    until_s = time.monotonic() + timeout_s
+    while (status := ask(control(folder), "status"))["backlog"] > 0:
+        assert time.monotonic() < until_s, status
+        time.sleep(0.05)
+    return status
+
+
+@pytest.fixture
+def folder(tmp_path: Path, experts_folder: Path) -> Path:
+    a_line(tmp_path, experts_folder)
+    return tmp_path
+
+
+@pytest.fixture
+def service(folder: Path) -> Iterator[Service]:
+    with Service(folder / "coserve.yaml", folder / "daemon.log") as running:
+        yield running
+
+
+def test_every_accepted_image_gets_one_result_although_the_daemon_is_killed_amid_them(folder: Path) -> None:
+    config, log = folder / "coserve.yaml", folder / "daemon.log"
+    components = ("R0402", "C0603", "QFP64")
+    images = [an_image(n, serial=f"S{n % 7}", component=components[n % 3]) for n in range(200)]
+    first = Service(config, log)
+    first.start()
+    with Publisher(intake(folder), "camera") as publisher:
+        account = publish_images(publisher, images)
+    assert account.accepted == 200
+    first.kill()
+    done_before = rows(folder, "SELECT count(*) FROM inspections WHERE status = 'done'")[0][0]
+    assert done_before < 200
+    with Service(config, log):
+        wait_until_idle(folder)
+    assert rows(folder, "SELECT count(*), count(DISTINCT image_id), count(verdict) FROM inspections") == [
+        (200, 200, 200)
+    ]
+    assert rows(folder, "SELECT count(*) FROM inspections WHERE verdict = 'unknown'") == [(0,)]
+    seqs = [seq for (seq,) in rows(folder, "SELECT seq FROM stream ORDER BY seq")]
+    assert seqs == list(range(1, len(seqs) + 1))
+    steps = rows(folder, "SELECT inspection_id, count(*) FROM stages GROUP BY inspection_id HAVING count(*) <> 2")
+    assert steps == []
+    assert rows(folder, "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_a_board_closes_with_its_verdict_on_the_stream_and_in_the_database(folder: Path, service: Service) -> None:
+    parts = [("R1", "R0402"), ("R2", "R0402"), ("C1", "C0603"), ("C2", "C0603"), ("U1", "QFP64")]
+    board = {"type": "mainboard-a", "serial": "A 1", "lot": "L7"}
+    with zmq.Context() as context, context.socket(zmq.SUB) as heard:
+        heard.connect(f"ipc://{folder}/run/results.sock")
+        heard.subscribe(b"board/mainboard-a/A%201/")
+        heard.subscribe(b"inspection/mainboard-a/A%201/")
+        heard.rcvtimeo = 30_000
+        time.sleep(0.5)
+        images = [Image(f"A1/{d}", a_jpeg(n), board, c, {"designator": d}) for n, (d, c) in enumerate(parts)]
+        with Publisher(intake(folder), "camera") as publisher:
+            assert publish_images(publisher, images).accepted == 5
+        messages = [json.loads(heard.recv_multipart()[1]) for _ in range(6)]
+    closed = messages[-1]
+    assert (closed["expected"], closed["inspected"], closed["reason"]) == (5, 5, "complete")
+    assert closed["board"] == {**board, "attempt": 1}
+    assert [message["seq"] for message in messages] == list(range(1, 7))
+    assert rows(folder, "SELECT verdict, seq FROM boards") == [(closed["verdict"], 6)]
+    assert closed["verdict"] == rows(folder, "SELECT verdict FROM boards")[0][0]
+    with Publisher(intake(folder), "camera") as publisher:
+        assert publish_images(publisher, images).duplicate == 5
+
+
+def test_experts_that_do_not_fit_together_share_the_budget(tmp_path: Path, experts_folder: Path) -> None:
+    a_line(tmp_path, experts_folder, memory="60MB", record="trace.jsonl")
+    images = [an_image(n, component=("R0402", "C0603", "QFP64")[n % 3]) for n in range(24)]
+    with Service(tmp_path / "coserve.yaml", tmp_path / "daemon.log"):
+        with Publisher(intake(tmp_path), "camera") as publisher:
+            assert publish_images(publisher, images).accepted == 24
+        status = wait_until_idle(tmp_path)
+        for executor in status["executors"]:
+            assert executor["used_bytes"] <= executor["budget_bytes"] == 60_000_000
+    assert rows(tmp_path, "SELECT count(*) FROM inspections WHERE verdict <> 'unknown'") == [(24,)]
+    switches = rows(tmp_path, "SELECT count(*) FROM expert_switches WHERE cause <> 'startup'")[0][0]
+    assert switches == status["expert_switches"] >= 2
+    from daemon.trace import replay
+
+    assert list(replay(tmp_path / "trace.jsonl")) == []
+
+
+def test_missing_and_corrupt_weights_cost_only_their_own_images(folder: Path) -> None:
+    (folder / "experts" / "C0603.safetensors").unlink()
+    damaged = (folder / "experts" / "QFP64.safetensors").read_bytes()
+    (folder / "experts" / "QFP64.safetensors").unlink()
+    (folder / "experts" / "QFP64.safetensors").write_bytes(damaged[:-1000] + bytes(1000))
+    images = [an_image(n, component=("R0402", "C0603", "QFP64")[n % 3]) for n in range(9)]
+    with Service(folder / "coserve.yaml", folder / "daemon.log"):
+        with Publisher(intake(folder), "camera") as publisher:
+            assert publish_images(publisher, images).accepted == 9
+        status = wait_until_idle(folder)
+        assert status["state"] == "degraded"
+        assert "safetensors" in status["last_error"]
+    found = dict(
+        rows(
+            folder,
+            "SELECT component, group_concat(DISTINCT verdict || coalesce('/' || reason, '')) FROM inspections GROUP BY 1",
+        )
+    )
+    assert found["C0603"] == found["QFP64"] == "unknown/expert_failed"
+    assert "unknown" not in found["R0402"]
+
+
+def test_rules_reloaded_with_mistakes_leave_the_old_ones_in_force(folder: Path, service: Service) -> None:
+    rules = folder / "rules.yaml"
+    before = ask(control(folder), "status")["rules_version"]
+    text = rules.read_text(encoding="utf-8")
+    rules.write_text(text.replace("fail_on", "fail_onn"), encoding="utf-8")
+    with pytest.raises(ControlError, match=r"rules\.yaml:\d+:\d+.*fail_on"):
+        ask(control(folder), "reload", timeout_s=30.0)
+    assert ask(control(folder), "status")["rules_version"] == before
+    rules.write_text(text.replace("0.99", "0.98"), encoding="utf-8")
+    assert ask(control(folder), "reload", timeout_s=30.0)["rules_version"] != before
+    rules.write_text(text, encoding="utf-8")
+    assert service.process is not None
+    service.process.send_signal(signal.SIGHUP)
+    until_s = time.monotonic() + 20
+    while ask(control(folder), "status")["rules_version"] != before:
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
+
+
+def test_draining_answers_busy_until_it_is_lifted(folder: Path, service: Service) -> None:
+    assert ask(control(folder), "drain")["state"] == "draining"
+    with Publisher(intake(folder), "camera") as publisher:
+        publisher.send("a", a_jpeg(1), board={"type": "open-board", "serial": "S"}, component="R0402")
+        publisher.pump(1.0)
+        assert publisher.account.busy >= 1
+        assert publisher.outstanding == 1
+        ask(control(folder), "drain", off=True)
+        assert publisher.finish(30.0).accepted == 1
+
+
+def test_control_changes_pins_and_budgets_while_running(folder: Path, service: Service) -> None:
+    where = control(folder)
+    assert ask(where, "pin", expert="R0402")["device"] == "cpu"
+    with pytest.raises(ControlError, match="R0403"):
+        ask(where, "pin", expert="R0403")
+    assert ask(where, "unpin", expert="R0402")
+    limits = ask(where, "limits", expert_memory={"cpu": 120_000_000}, backlog_images=5)
+    assert limits["expert_memory"] == {"cpu": 120_000_000}
+    assert limits["backlog_images"] == 5
+    with pytest.raises(ControlError, match="backlog_pictures"):
+        ask(where, "limits", backlog_pictures=5)
+    assert "coserve_backlog_images" in ask(where, "metrics")["text"]
+
+
+def test_sigterm_ends_the_daemon_with_status_0_and_what_waits_stays(folder: Path) -> None:
+    service = Service(folder / "coserve.yaml", folder / "daemon.log")
+    service.start()
+    with Publisher(intake(folder), "camera") as publisher:
+        publish_images(publisher, [an_image(n) for n in range(80)])
+    began_s = time.monotonic()
+    assert service.stop() == 0
+    assert time.monotonic() - began_s < 20
+    counted = rows(folder, "SELECT count(*) FROM inspections")
+    assert counted == [(80,)]
+    with Service(folder / "coserve.yaml", folder / "daemon.log"):
+        wait_until_idle(folder)
+    assert rows(folder, "SELECT count(verdict) FROM inspections") == [(80,)]
+
+
+def test_a_second_daemon_exits_with_status_2_and_names_the_first(folder: Path, service: Service) -> None:
+    assert service.process is not None
+    second = subprocess.run(
+        [sys.executable, "-m", "tools", "run", str(folder / "coserve.yaml")],
+        capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ),
+    )  # fmt: skip
+    assert second.returncode == 2
+    said = second.stderr.strip().splitlines()
+    assert len(said) == 1
+    assert str(service.process.pid) in said[0]
+
+
+def test_a_deadline_that_has_passed_gives_unknown_never_a_pass(folder: Path) -> None:
+    service = Service(folder / "coserve.yaml", folder / "daemon.log")
+    service.start()
+    with Publisher(intake(folder), "camera") as publisher:
+        publish_images(publisher, [an_image(n, deadline_ms=1) for n in range(3)])
+    wait_until_idle(folder)
+    service.stop()
+    assert rows(folder, "SELECT DISTINCT verdict, reason FROM inspections") == [("unknown", "deadline")]

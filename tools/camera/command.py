@@ -1,0 +1,119 @@
+"""`coserve camera`: a folder of images, or rendered boards, published to a line with a progress bar."""
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from daemon.config import Config, load_config
+from daemon.errors import ConfigError
+from tools.camera.publisher import Account, CurveClient, Image, PublishError, Publisher, publish_images
+from tools.camera.render import Board, board_types, render_board
+from tools.console import errors, fail
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"}
+#: Share of parts with a defect on rendered boards; real lines have fewer, a demo has something to show.
+DEFECT_RATE = 0.08
+#: Seeds of published boards lie above those that training and its held-out boards draw from.
+FIRST_SEED = 1_000_000
+
+
+def publish_folder(
+    config: Path, folder: Path, *, rate: float | None, source: str, lot: str | None, curve: CurveClient | None = None
+) -> Account:
+    """Publish `folder/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png`; leaves with status 2 where nothing fits that."""
+    if not folder.is_dir():
+        fail(f"no folder {folder}", status=2)
+    files = sorted(path for path in folder.glob("*/*/*.*") if path.suffix.lower() in SUFFIXES and "." in path.stem)
+    if not files:
+        fail(
+            f"{folder} holds no image named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png (or .jpg, .bmp, .tif)", status=2
+        )
+    return _publish(config, _from_files(files, lot), len(files), rate=rate, source=source, curve=curve)
+
+
+def publish_rendered(
+    config: Path, boards: int, *, rate: float | None, source: str, seed: int, lot: str | None, prefix: str | None = None
+) -> Account:
+    """Render boards of the demo's types and publish their parts in placement order, board by board."""
+    prefix = prefix or f"R{int(time.time()):x}"
+    total = sum(len(board_types()[kind].places) for _, kind, _ in board_plan(boards, seed, prefix))
+    return _publish(config, rendered_images(boards, seed, prefix, lot), total, rate=rate, source=source)
+
+
+def board_plan(boards: int, seed: int, prefix: str) -> list[tuple[str, str, int]]:
+    """(serial, board type, seed) of each board: the types in turn, every board another seed."""
+    kinds = sorted(board_types())
+    return [
+        (f"{prefix}-{number + 1:03d}", kinds[number % len(kinds)], FIRST_SEED + seed * 10_000 + number)
+        for number in range(boards)
+    ]
+
+
+def rendered_images(boards: int, seed: int, prefix: str, lot: str | None) -> Iterator[Image]:
+    """The parts of each board as PNG images to publish."""
+    for serial, kind, board_seed in board_plan(boards, seed, prefix):
+        yield from images_of(render_board(kind, board_seed, DEFECT_RATE), serial, lot)
+
+
+def images_of(board: Board, serial: str, lot: str | None) -> Iterator[Image]:
+    """One board's parts, in placement order."""
+    for placement in board.placements:
+        _, payload = cv2.imencode(".png", cv2.cvtColor(placement.crop(), cv2.COLOR_RGB2BGR))
+        yield Image(
+            f"{serial}/{placement.designator}",
+            payload.tobytes(),
+            _board(board.board_type, serial, lot),
+            placement.component,
+            {"designator": placement.designator},
+        )
+
+
+def _from_files(files: list[Path], lot: str | None) -> Iterator[Image]:
+    for path in files:
+        designator, component = path.stem.split(".", 1)
+        serial, kind = path.parent.name, path.parent.parent.name
+        board = _board(kind, serial, lot)
+        yield Image(f"{serial}/{designator}", path.read_bytes(), board, component, {"designator": designator})
+
+
+def _board(kind: str, serial: str, lot: str | None) -> dict[str, Any]:
+    return {"type": kind, "serial": serial} | ({"lot": lot} if lot else {})
+
+
+def _publish(
+    config: Path,
+    images: Iterable[Image],
+    total: int,
+    *,
+    rate: float | None,
+    source: str,
+    curve: CurveClient | None = None,
+) -> Account:
+    endpoint = _endpoint(config)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors) as bar, Publisher(endpoint, source, curve=curve) as publisher:
+        task = bar.add_task(f"publishing to {endpoint}", total=total)
+        try:
+            account = publish_images(
+                publisher, images, rate=rate, progress=lambda account: bar.update(task, completed=account.answered)
+            )
+        except (PublishError, ValueError) as error:
+            bar.stop()
+            fail(str(error), status=1)
+    for refusal in account.refusals:
+        errors.print(refusal, markup=False)
+    return account
+
+
+def _endpoint(config: Path) -> str:
+    if not config.is_file():
+        fail(f"no file {config}: name the line's coserve.yaml", status=2)
+    try:
+        settings: Config = load_config(config)
+    except ConfigError as error:
+        fail(str(error), status=2)
+    return settings.endpoints.intake[0]

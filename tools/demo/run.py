@@ -1,0 +1,149 @@
+"""`coserve demo`: make the line, run its daemon and a camera as processes of their own, show verdicts against the truth."""
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from daemon.config import load_config
+from daemon.control import ControlError, ask
+from tools.camera.command import DEFECT_RATE, board_plan
+from tools.camera.render import Board, board_types, render_board
+from tools.console import console, fail, print_table, quiet_start
+from tools.demo.draw import draw_board
+from tools.demo.verdicts import PartVerdict, part_verdicts
+from tools.service import Service, ServiceError
+
+SOURCE = "demo-camera"
+
+QUESTIONS = (
+    ("first-pass yield of each board type", "SELECT board_type, boards, passed, first_pass_yield FROM board_yield"),
+    ("which defects, and where", "SELECT component, defect, count, share FROM defect_pareto ORDER BY count DESC LIMIT 8"),
+    ("how long an image waits for its verdict", "SELECT hour, inspections, p50_ms, p95_ms, max_ms FROM latency_by_hour"),
+    ("what loading experts costs", "SELECT expert, images, mean_batch, loads, load_share FROM expert_usage ORDER BY loads DESC LIMIT 8"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One published board with what the line said of its parts."""
+
+    serial: str
+    board: Board
+    verdicts: dict[str, PartVerdict]
+
+
+def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int:
+    """Exit status 0 when every image got a verdict, 1 otherwise."""
+    from tools.demo.prepare import prepare
+
+    report = prepare(folder)
+    console.print(report.summary())
+    config = folder / "coserve.yaml"
+    if prepare_only:
+        console.print(f"The line is ready: coserve run {config}")
+        return 0
+    prefix = _free_prefix(config)
+    plan = board_plan(boards, seed, prefix)
+    began_s = time.monotonic()
+    try:
+        with Service(config, folder / "daemon.log") as service:
+            console.print(
+                f"The daemon runs (process {service.process.pid if service.process else '?'}, log {service.log})."
+            )
+            _publish_and_wait(config, boards, seed, prefix)
+    except ServiceError as error:
+        fail(str(error), status=1)
+    took_s = time.monotonic() - began_s
+    shown = [
+        Shown(serial, render_board(kind, board_seed, DEFECT_RATE), part_verdicts(config, serial))
+        for serial, kind, board_seed in plan
+    ]
+    _draw(folder / "boards", shown)
+    judged = _show_against_truth(shown)
+    images = sum(len(one.board.placements) for one in shown)
+    console.print(f"{judged} of {images} images judged in {took_s:.1f} s, start and stop of the daemon included.")
+    _show_questions(config, folder)
+    return 0 if judged == images else 1
+
+
+def _publish_and_wait(config: Path, boards: int, seed: int, prefix: str) -> None:
+    """Let a camera process publish, and follow the verdicts until the backlog is empty."""
+    total = sum(len(board_types()[kind].places) for _, kind, _ in board_plan(boards, seed, prefix))
+    command = [sys.executable, "-m", "tools", "camera", str(config), "--render", str(boards), "--seed", str(seed)]
+    command += ["--source", SOURCE, "--lot", prefix, "--serials", prefix, "--json"]
+    camera = subprocess.Popen(  # noqa: S603 - our own command, no shell
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=quiet_start()
+    )
+    endpoint = load_config(config).endpoints.control
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(f"{boards} boards through the line", total=total)
+        while True:
+            try:
+                status = ask(endpoint, "status")
+            except ControlError as error:
+                camera.kill()
+                fail(f"the daemon stopped answering: {error}", status=1)
+            bar.update(task, completed=status["completed"])
+            if camera.poll() is not None and status["backlog"] == 0:
+                break
+            time.sleep(0.1)
+        rate = status["images_per_s"]
+    said, complaint = camera.communicate()
+    if camera.returncode not in (0, 1) or not said:
+        fail(f"the camera process failed:\n{complaint.strip()}", status=1)
+    account: dict[str, Any] = json.loads(said)
+    console.print(
+        f"camera: {account['accepted']} of {account['sent']} images accepted;"
+        f" line: {rate:.0f} images/s lately, {status['expert_switches']} expert switches"
+    )
+
+
+def _free_prefix(config: Path) -> str:
+    """A lot name that no earlier run used: an image's id names it once and for all."""
+    number = 1
+    while part_verdicts(config, f"D{number}-001"):
+        number += 1
+    return f"D{number}"
+
+
+def _draw(folder: Path, shown: list[Shown]) -> None:
+    folder.mkdir(exist_ok=True)
+    for one in shown:
+        draw_board(one.board, one.serial, one.verdicts, folder / f"{one.serial}.png")
+    console.print(f"Boards with boxes and verdicts: {folder}/{shown[0].serial}.png … {shown[-1].serial}.png")
+
+
+def _show_against_truth(shown: list[Shown]) -> int:
+    """The table of verdicts against the truth; how many images were judged."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for one in shown:
+        for placement in one.board.placements:
+            found = one.verdicts.get(placement.designator)
+            counts[placement.truth, found.verdict if found else "none"] += 1
+    truths = sorted({truth for truth, _ in counts}, key=lambda truth: (truth == "ok", truth))
+    verdicts = ("fail", "review", "pass", "unknown", "none")
+    rows = [(truth, *(counts[truth, verdict] or "" for verdict in verdicts)) for truth in truths]
+    print_table("Verdicts against the truth (parts)", ("truth", *verdicts), rows)
+    defects = sum(count for (truth, _), count in counts.items() if truth != "ok")
+    caught = sum(counts[truth, verdict] for truth in truths if truth != "ok" for verdict in ("fail", "review"))
+    good = sum(count for (truth, _), count in counts.items() if truth == "ok")
+    false_calls = counts["ok", "fail"] + counts["ok", "review"]
+    console.print(
+        f"defects caught {caught} of {defects} ({caught / max(defects, 1):.3f}),"
+        f" false calls {false_calls} of {good} good parts ({false_calls / max(good, 1):.3f})"
+    )
+    return sum(count for (_, verdict), count in counts.items() if verdict not in ("unknown", "none"))
+
+
+def _show_questions(config: Path, folder: Path) -> None:
+    console.print(f"\nAsk the database next (any SQLite client), or run the line yourself: coserve run {config}")
+    for question, sql in QUESTIONS:
+        console.print(f'  # {question}\n  sqlite3 -box {folder}/inspection.db "{sql}"', markup=False)
