@@ -36,13 +36,12 @@ from daemon.policy.presets import PRESETS, Tuning
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.publish import ResultsStream
 from daemon.quarantine import Quarantine
-from daemon.records import Accepted, ExpertSwitch, ExpertVersion, Outcome
+from daemon.records import Accepted, ExpertSwitch, ExpertVersion, Outcome, Published
 from daemon.rulebook import Rulebook
 from daemon.store.database import StoreError, sqlite_path
 from daemon.store.reader import Reader
 from daemon.store.store import open_store
 from daemon.writer import Writer
-from experts.catalog import Catalog
 from experts.slot import LayoutShelf, SlotPool
 from experts.spec import ExpertId
 
@@ -111,7 +110,7 @@ class App:
             self._rulebook,
             config.images,
             on_accepted=self._accepted,
-            on_published=lambda messages: self._results.publish(messages),
+            on_published=self._published,
             on_done=self._done,
         )
         self._recovery = self._writer.recover()
@@ -241,6 +240,9 @@ class App:
             self._metrics.accepted(images)
         self._drive.accept(images)
 
+    def _published(self, messages: list[Published]) -> None:
+        self._results.publish(messages)
+
     def _finished(self, outcome: Outcome) -> None:
         self._metrics.finished(outcome)
         self._writer.finish(outcome)
@@ -276,7 +278,7 @@ class App:
 
     @property
     def state(self) -> str:
-        """`starting`, `ready`, `degraded` (an expert cannot be loaded, or something keeps results from disk), `draining`."""
+        """`ready`, `degraded` (an expert cannot be loaded, or results cannot be written), `draining`."""
         if self._draining:
             return "draining"
         return "degraded" if self._degraded else "ready"

@@ -115,9 +115,9 @@ class Backlog:
         """Assert that the sources add up to the whole and nothing is negative."""
         with self._lock:
             loads = list(self._sources.values())
-            assert self._all.images == sum(load.images for load in loads), "images of sources and of all differ"  # noqa: S101
-            assert self._all.bytes == sum(load.bytes for load in loads), "bytes of sources and of all differ"  # noqa: S101
-            assert all(load.images > 0 and load.bytes >= 0 for load in loads), "a source holds less than nothing"  # noqa: S101
+            assert self._all.images == sum(load.images for load in loads), "images of sources and of all differ"
+            assert self._all.bytes == sum(load.bytes for load in loads), "bytes of sources and of all differ"
+            assert all(load.images > 0 and load.bytes >= 0 for load in loads), "a source holds less than nothing"
 
     def _full(self, source: str, mine: _Load, size_bytes: int) -> Full | None:
         limits = self._limits

@@ -9,7 +9,7 @@ DISTRIBUTION = "coserve"
 
 
 def foreign_owners() -> dict[str, list[str]]:
-    """Our package names that another distribution, or another folder, provides: name to owners. Empty when all is well."""
+    """Our package names that another distribution or folder provides, with its owners. Empty when all is well."""
     owners = packages_distributions()
     found = {name: sorted({o for o in owners.get(name, []) if o != DISTRIBUTION}) for name in PACKAGES}
     home = Path(__file__).resolve().parent.parent

@@ -4,6 +4,7 @@ Arrivals are taken in groups: bytes into the journal with one `fdatasync`, then 
 replies. Verdicts are written in batches of their own, and published once they are durable.
 """
 
+import errno
 import queue
 import threading
 import time
@@ -126,6 +127,8 @@ class Writer:
 
     def stop(self) -> None:
         """Write everything that was handed over before this call, and end. The store and the journal stay open."""
+        if self._thread.ident is None:
+            return  # a start that failed elsewhere stops what it had not started yet
         self._queue.put(_Stop())
         self._thread.join()
         self._keeper.stop()
@@ -152,7 +155,6 @@ class Writer:
             except Exception as error:  # noqa: BLE001 - the thread lives on
                 self._log.exception("writer_failed")
                 self._note(error)
-                self._answer_all(WriteFailed(str(error)))
                 time.sleep(_RETRY_FIRST_S)
         self._write_results(last=True)
 
@@ -162,7 +164,9 @@ class Writer:
         """Take what is there; wait for the first item, and for a group of arrivals to fill up."""
         group_until_s: float | None = None
         wait_s = self._idle_s()
-        while len(self._arrivals) < _GROUP_IMAGES and len(self._outcomes) < _BATCH_RESULTS:
+        for _ in range(_BATCH_RESULTS):
+            if len(self._arrivals) >= _GROUP_IMAGES:
+                return
             try:
                 item = self._queue.get_nowait() if wait_s == 0.0 else self._queue.get(timeout=wait_s)
             except queue.Empty:
@@ -271,68 +275,49 @@ class Writer:
 
     def _write_arrivals(self) -> None:
         """Make the group durable and answer each; a failed group is answered as failed, and the line goes on."""
-        if not self._arrivals:
+        group, self._arrivals = self._arrivals, []
+        if not group:
             return
         try:
-            self._write_group()
+            self._write_group(group)
         except Exception as error:  # noqa: BLE001 - each publisher keeps its image and sends it again
             self._note(error)
-            self._log.warning("arrivals_failed", images=len(self._arrivals), error=str(error))
-            self._answer_all(WriteFailed(_reason(error)))
+            self._log.warning("arrivals_failed", images=len(group), error=_reason(error))
+            if len(group) == 1 or _may_pass(error):
+                for submitted in group:
+                    self._call(submitted.reply, WriteFailed(_reason(error)))
+                return
+            # One image made the whole group fail: the others do not pay for it.
+            for submitted in group:
+                self._arrivals = [submitted]
+                self._write_arrivals()
 
-    def _write_group(self) -> None:
-        known = self._store.known([submitted.arrival for submitted in self._arrivals])
+    def _write_group(self, group: list[_Submitted]) -> None:
+        known = self._store.known([submitted.arrival for submitted in group])
         first: dict[tuple[str, str], _Submitted] = {}
         repeats: list[tuple[_Submitted, str]] = []
-        for submitted in self._arrivals:
+        for submitted in group:
             if submitted.key in known:
                 repeats.append((submitted, known[submitted.key].payload_sha256))
             elif submitted.key in first:
                 repeats.append((submitted, first[submitted.key].arrival.payload_sha256))
             else:
                 first[submitted.key] = submitted
-        group = list(first.values())
-        stored = self._store_group(group) if group else []
-        self._arrivals = []
-        accepted = [image for image in stored if isinstance(image, Accepted)]
-        if accepted:
+        if first:
+            accepted = self._store_arrivals([submitted.arrival for submitted in first.values()])
             self._call(self._on_accepted, accepted)
-        for submitted, answer in zip(group, stored, strict=True):
-            self._call(submitted.reply, answer)
-        failed = {
-            submitted.key: answer
-            for submitted, answer in zip(group, stored, strict=True)
-            if isinstance(answer, WriteFailed)
-        }
+            for submitted, image in zip(first.values(), accepted, strict=True):
+                self._call(submitted.reply, image)
         for submitted, sha256 in repeats:
-            self._call(submitted.reply, failed.get(submitted.key) or Duplicate(sha256))
+            self._call(submitted.reply, Duplicate(sha256))
 
-    def _store_group(self, group: list[_Submitted]) -> list[Accepted | WriteFailed]:
-        """Bytes, then rows. Where rows are refused for one image's sake, the others do not pay for it."""
-        payloads = [submitted.arrival.payload for submitted in group]
+    def _store_arrivals(self, arrivals: list[Arrival]) -> list[Accepted]:
+        """Bytes, then rows: what a failure between them leaves in the journal belongs to nobody."""
+        payloads = [arrival.payload for arrival in arrivals]
         if self._journal.free_bytes() - sum(map(len, payloads)) < self._free_floor_bytes:
-            return [WriteFailed("the disk is nearly full")] * len(group)
-        routes = self._rulebook.current
+            raise OSError(errno.ENOSPC, "the disk is nearly full")
         keys = self._journal.append(payloads)
-        pairs = list(zip((submitted.arrival for submitted in group), keys, strict=True))
-        try:
-            return list(self._store.accept(pairs, routes))
-        except Exception as error:
-            if _may_pass(error) or len(pairs) == 1:
-                raise
-            self._note(error)
-        stored: list[Accepted | WriteFailed] = []
-        for pair in pairs:
-            try:
-                stored += self._store.accept([pair], routes)
-            except Exception as error:  # noqa: BLE001 - this image's fault, or by now the disk's
-                stored.append(WriteFailed(_reason(error)))
-        return stored
-
-    def _answer_all(self, answer: WriteFailed) -> None:
-        arrivals, self._arrivals = self._arrivals, []
-        for submitted in arrivals:
-            self._call(submitted.reply, answer)
+        return self._store.accept(list(zip(arrivals, keys, strict=True)), self._rulebook.current)
 
     def _call(self, callback: Callable[[Any], None], value: Any) -> None:
         """A callback's failure is its own: what was written stays written, and others are called."""
@@ -353,4 +338,6 @@ def _may_pass(error: Exception) -> bool:
 
 def _reason(error: Exception) -> str:
     """The cause without SQLAlchemy's statement and parameters."""
-    return str(error.orig) if isinstance(error, DatabaseError) else str(error)
+    if isinstance(error, DatabaseError):
+        return str(error.orig)
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -1,4 +1,4 @@
-"""Small real lines for tests that start daemons: real networks with random weights (the tests ask nothing of verdicts)."""
+"""Small real lines for tests that start daemons: real networks, random weights (nothing is asked of verdicts)."""
 
 import io
 import os

@@ -21,7 +21,9 @@ from experts.catalog import add_to_catalog
 from experts.spec import ExpertId, ExpertSpec, LayoutId
 from experts.vision.architectures import (
     ARCHITECTURES,
+    DTYPES,
     END_TO_END_HEAD,
+    MEMORY_FORMATS,
     NORMALISATIONS,
     PLAIN_HEAD,
     YOLO_STRIDE_PIXELS,
@@ -100,7 +102,7 @@ def import_file(file: Path, target: Target, *, images: Path | None = None, trust
     expert = target.expert or file.stem
     form = target.form or Form(origin=f"imported from {file.name}")
     known = _architecture(target.architecture)
-    _check_request(known, target.input_size, expert)
+    _check_request(known, target.input_size, expert, form)
     pictures = image_folder(images) if images is not None else pattern_images()
     if not pictures:
         raise ImportRefusedError(f"{images}: holds no image that can be decoded; name another folder, or none")
@@ -188,9 +190,9 @@ def import_model(
 ) -> ImportReport:
     """A framework's own model of this process, with batch norms, as an expert proved against it."""
     known = _architecture(architecture)
-    _check_request(known, input_size, expert)
-    pictures = images if images is not None else pattern_images()
     form = form or Form()
+    _check_request(known, input_size, expert, form)
+    pictures = images if images is not None else pattern_images()
     model = copy.deepcopy(original).float().eval()
     normalisation = NORMALISATIONS[form.normalisation or known.normalisation]
     reference = original_outputs(model, squares(pictures, known.task, input_size), normalisation)
@@ -253,8 +255,13 @@ def _make(job: _Job, original: nn.Module, pictures: Sequence[Image], reference: 
     return ImportReport(job.expert, file, entry, spec.weights_bytes, layout_name, agreement)
 
 
-def _check_request(known: Architecture, input_size: int, expert: str) -> None:
+def _check_request(known: Architecture, input_size: int, expert: str, form: Form) -> None:
     """Before any model is run."""
+    if form.dtype not in DTYPES or form.memory_format not in MEMORY_FORMATS:
+        known_forms = f"dtypes {', '.join(DTYPES)}; memory formats {', '.join(MEMORY_FORMATS)}"
+        raise ImportRefusedError(
+            f"{form.dtype} {form.memory_format} is no way to store weights; known are {known_forms}"
+        )
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", expert):
         raise ImportRefusedError(f"{expert!r} is no expert id; use letters, digits and . _ : -")
     if not 32 <= input_size <= 4096:

@@ -56,8 +56,7 @@ def _rows(config: Path, sql: str, **parameters: Any) -> list[dict[str, Any]]:
             return [dict(row) for row in connection.execute(text(sql), parameters).mappings()]
     except SQLAlchemyError as error:
         fail(
-            f"cannot read {settings.database}: {error.__class__.__name__}; has this line run yet? (coserve run {config})",
-            1,
+            f"cannot read {settings.database} ({error.__class__.__name__}): has this line run? coserve run {config}", 1
         )
     finally:
         engine.dispose()

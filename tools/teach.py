@@ -1,13 +1,15 @@
 """Commands that bring experts in: train them on your images, or import networks that you already have."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from tools.console import AsJson, console, fail, print_json
+from tools.console import AsJson, console, errors, fail, print_json, print_table
 
 train_app = typer.Typer(no_args_is_help=True, help="Train an expert on your own images.")
 
@@ -47,7 +49,7 @@ def import_expert(
 
     Exit status 1 where the file cannot become an expert; then nothing was changed.
 
-    Example: coserve import r0402.pth --architecture resnet18 --classes ok,missing,tombstone --input-size 96 --out experts
+    Example: coserve import r0402.pth --architecture resnet18 --classes ok,missing --input-size 96 --out experts
     """
     if not file.is_file():
         fail(f"no file {file}", status=2)
@@ -62,11 +64,104 @@ def import_expert(
         fail(str(error), status=1)
     agreement = report.agreement
     if as_json:
-        print_json(
-            {"expert": report.expert, "file": str(report.file), "entry": report.entry, "agreement": asdict(agreement)}
-        )
+        made = {"expert": report.expert, "file": str(report.file), "entry": report.entry}
+        print_json(made | {"agreement": asdict(agreement)})
         return
     console.print(
-        f"{report.expert}: {report.weights_bytes / 1e6:,.1f} MB in {report.file}; on {agreement.images} images it differs from"
-        f" the original by at most {agreement.confidence:.1e} in confidence and {agreement.box_pixels:.1e} pixels in boxes"
+        f"{report.expert}: {report.weights_bytes / 1e6:,.1f} MB, {report.file}; on {agreement.images} images it differs"
+        f" from the original by at most {agreement.confidence:.1e} in confidence and {agreement.box_pixels:.1e} pixels"
     )
+
+
+@train_app.command("classifier")
+def train_classifier(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="One subfolder of images for each label.")],
+    architecture: Annotated[str, typer.Option(help="resnet18, 34, 50, 101 or 152.")] = "resnet18",
+    input_size: Annotated[int, typer.Option(min=32, help="Side of the square input, pixels.")] = 96,
+    epochs: Annotated[int, typer.Option(min=1, help="How often each image is seen.")] = 12,
+    out: Out = Path("experts"),
+    expert: ExpertName = None,
+    seed: Annotated[int, typer.Option(help="Another seed, another start.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Train a classifier on a folder of labelled images, and add it to the catalog.
+
+    Example: coserve train classifier images/R0402 --id R0402 --out experts
+    """
+    from tools.train.classifier import TrainingError, train_classifier
+    from tools.train.fit import Schedule
+
+    schedule = Schedule(epochs, seed=seed)
+    with _bar("training") as (bar, task):
+        try:
+            report = train_classifier(
+                folder,
+                architecture,
+                input_size,
+                out,
+                expert=expert or folder.name,
+                schedule=schedule,
+                threads=threads,
+                on_progress=lambda share: bar.update(task, completed=share),
+            )
+        except TrainingError as error:
+            bar.stop()
+            fail(str(error), status=1)
+    if as_json:
+        print_json(asdict(report) | {"file": str(report.file), "accuracy": report.accuracy})
+        return
+    rows = [(label.label, label.held_out, label.right) for label in report.labels]
+    print_table(f"{report.expert} on images held out", ("label", "images", "right"), rows)
+    console.print(f"{report.accuracy:.3f} right; trained on {report.trained} images; {report.file}")
+
+
+@train_app.command("detector")
+def train_detector(
+    data: Annotated[Path, typer.Argument(metavar="DATA.YAML", help="A YOLO data set: path, train, val, names.")],
+    architecture: Annotated[str, typer.Option(help="yolov5n … yolo26l.")] = "yolo11n",
+    input_size: Annotated[int, typer.Option(min=32, help="Side of the square input, pixels.")] = 320,
+    minutes: Annotated[float, typer.Option(min=0.01, help="How long to train.")] = 20.0,
+    out: Out = Path("experts"),
+    expert: ExpertName = None,
+    seed: Annotated[int, typer.Option(help="Another seed, another start.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Train a detector on a YOLO data set for so many minutes, and add it to the catalog.
+
+    Example: coserve train detector solder/data.yaml --id yolo-solder --minutes 30 --out experts
+    """
+    from tools.train.detector import Effort, TrainingError, train_detector
+
+    with _bar("training") as (bar, task):
+        try:
+            report = train_detector(
+                data,
+                architecture,
+                input_size,
+                out,
+                expert=expert or data.stem,
+                effort=Effort(minutes=minutes, seed=seed, threads=threads),
+                on_progress=lambda progress: bar.update(task, completed=progress.share),
+            )
+        except TrainingError as error:
+            bar.stop()
+            fail(str(error), status=1)
+    if as_json:
+        print_json(asdict(report) | {"file": str(report.file), "catalog": str(report.catalog)})
+        return
+    console.print(
+        f"{report.expert}: on {report.held_out_images} images held out F {report.f_score:.3f} (precision"
+        f" {report.precision:.3f}, recall {report.recall:.3f} at confidence {report.threshold:.2f}), mAP50"
+        f" {report.map50:.3f}; {report.steps} steps in {report.minutes:.1f} minutes; {report.file}"
+    )
+
+
+@contextmanager
+def _bar(title: str) -> Iterator[tuple[Any, Any]]:
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors) as bar:
+        yield bar, bar.add_task(title, total=1.0)

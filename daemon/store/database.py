@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from urllib.parse import quote
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
@@ -38,7 +39,8 @@ def open_for_writing(url: str, busy_timeout_ms: int) -> Engine:
         connection.isolation_level = None  # type: ignore[attr-defined]  # BEGIN is ours, below
         cursor = connection.cursor()  # type: ignore[attr-defined]
         cursor.execute(f"PRAGMA busy_timeout = {busy_timeout_ms:d}")
-        cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")  # has effect only before the first table
+        if cursor.execute("PRAGMA page_count").fetchone() == (0,):
+            cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")  # has effect only before the first table
         cursor.execute("PRAGMA journal_mode = WAL")
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA foreign_keys = ON")
@@ -59,7 +61,7 @@ def open_for_reading(url: str) -> Engine:
         return create_engine(url, execution_options={"postgresql_readonly": True, "isolation_level": "REPEATABLE READ"})
     if not path.exists():
         raise StoreError(f"there is no database at {path}: start the daemon once, or check `database` in coserve.yaml")
-    read_only = make_url(url).set(database=f"file:{path}", query={"mode": "ro", "uri": "true"})
+    read_only = make_url(url).set(database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"})
     engine = create_engine(read_only)
 
     @event.listens_for(engine, "connect")

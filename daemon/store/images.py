@@ -45,7 +45,7 @@ class ImageFolder:
                 kept.append(Kept(image.inspection_id, None))
                 continue
             kept.append(Kept(image.inspection_id, self._write(image, payload)))
-        if kept:
+        if any(image.image_path for image in kept):
             _sync_filesystem(self._folder)
         return kept
 

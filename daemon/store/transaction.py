@@ -42,6 +42,7 @@ class Transaction:
     due_taken: list[tuple[float, str, str, int]] = field(default_factory=list[tuple[float, str, str, int]])
     segments: Counter[int] = field(default_factory=Counter[int])
     finished: list[int] = field(default_factory=list[int])
+    asked_once: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
     written_once: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
 
     def board(self, board_type: str, serial: str) -> Board:
@@ -68,8 +69,9 @@ class Transaction:
     def add_once(self, table: Table, key: Row, row: Callable[[], Row | None]) -> None:
         """Add `row()` unless `table` has `key` already: rules and experts are written at their first use."""
         token = (table.name, *map(str, key.values()))
-        if token in self.memory.written_once or token in self.written_once:
+        if token in self.memory.written_once or token in self.asked_once:
             return
+        self.asked_once.add(token)
         where = and_(*(table.c[name] == value for name, value in key.items()))
         if self.connection.execute(select(func.count()).select_from(table).where(where)).scalar() == 0:
             new = row()

@@ -1,6 +1,6 @@
 """The architectures an expert can have, and the name of the slot layout it needs. No torch here.
 
-ResNets come from torchvision, YOLOs from ultralytics; `network.py` builds them.
+ResNets come from torchvision, YOLOs from ultralytics; `networks.py` builds them.
 """
 
 from collections.abc import Mapping
@@ -17,8 +17,10 @@ YOLO_STRIDE_PIXELS = 32
 #: YOLO26 has two heads of the same shapes; ultralytics chooses per model. The end-to-end one picks its own boxes.
 PLAIN_HEAD, END_TO_END_HEAD = "plain", "end_to_end"
 
-DType = Literal["float32", "float16", "bfloat16"]
-MemoryFormat = Literal["channels_last", "contiguous"]
+#: How weights may be stored and computed.
+DTYPES = ("float32", "float16", "bfloat16")
+MEMORY_FORMATS = ("channels_last", "contiguous")
+
 Triple = tuple[float, float, float]
 
 #: Means and standard deviations per RGB channel, of values in 0..1.

@@ -136,12 +136,8 @@ def test_missing_and_corrupt_weights_cost_only_their_own_images(folder: Path) ->
         status = wait_until_idle(folder)
         assert status["state"] == "degraded"
         assert "safetensors" in status["last_error"]
-    found = dict(
-        rows(
-            folder,
-            "SELECT component, group_concat(DISTINCT verdict || coalesce('/' || reason, '')) FROM inspections GROUP BY 1",
-        )
-    )
+    verdicts = "group_concat(DISTINCT verdict || coalesce('/' || reason, ''))"
+    found = dict(rows(folder, f"SELECT component, {verdicts} FROM inspections GROUP BY 1"))  # noqa: S608
     assert found["C0603"] == found["QFP64"] == "unknown/expert_failed"
     assert "unknown" not in found["R0402"]
 

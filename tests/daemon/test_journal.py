@@ -29,7 +29,7 @@ def test_appended_payloads_come_back_byte_for_byte(tmp_path):
     journal.close()
 
 
-def test_a_record_of_64_MiB_and_2000_small_ones_fit_one_group(tmp_path):
+def test_a_record_of_64_mebibytes_and_2000_small_ones_fit_one_group(tmp_path):
     journal = Journal(tmp_path)
     payloads = [os.urandom(64 * 2**20), *(f"image {n}".encode() for n in range(2000))]
     keys = journal.append(payloads)
@@ -186,9 +186,7 @@ def test_a_full_disk_leaves_no_empty_segments_and_writing_goes_on_when_there_is_
 
 def test_a_write_that_stops_short_is_continued(tmp_path, monkeypatch):
     real = os.pwritev
-    monkeypatch.setattr(
-        "os.pwritev", lambda fd, buffers, offset: real(fd, [b"".join(map(bytes, buffers))[:7]], offset)
-    )
+    monkeypatch.setattr("os.pwritev", lambda fd, buffers, offset: real(fd, [b"".join(map(bytes, buffers))[:7]], offset))
     journal = Journal(tmp_path)
     keys = journal.append(PAYLOADS)
     assert [journal.read(key) for key in keys] == PAYLOADS

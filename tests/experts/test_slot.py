@@ -179,6 +179,24 @@ def test_loads_and_answers_go_on_in_threads_at_once(tmp_path: Path):
     pool.check()
 
 
+def test_two_threads_may_compute_in_one_slot(tmp_path: Path):
+    spec = an_expert_file(tmp_path, "e", "yolo11n", 2)
+    pool = a_pool()
+    pool.load(spec)
+    expected, wrong = answers(pool, spec), []
+
+    def work() -> None:
+        torch.set_num_threads(1)
+        wrong.extend(1 for _ in range(8) if answers(pool, spec) != expected)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
 def test_reduced_precision_experts_run_and_nearly_agree(tmp_path: Path):
     full, half = (an_expert_file(tmp_path, dtype, dtype=dtype) for dtype in ("float32", "bfloat16"))
     assert half.weights_bytes < 0.51 * full.weights_bytes

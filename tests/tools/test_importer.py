@@ -154,6 +154,7 @@ def test_every_refusal_says_what_is_wrong_and_what_to_do(tmp_path: Path):
     assert "no expert id" in refusal(classifier, a_target(tmp_path, expert="../up"))
     assert "has 5 classes" in refusal(checkpoint, a_target(tmp_path, "yolo11n", classes=CLASSES[:2]), trust=True)
     assert "not those of a yolov8n" in refusal(checkpoint, a_target(tmp_path, "yolov8n", classes=None), trust=True)
+    assert "no way to store" in refusal(classifier, a_target(tmp_path, form=Form(dtype="int8")))
     assert "multiple of 32" in refusal(a_state_dict(tmp_path, "yolov8n"), a_target(tmp_path, "yolov8n", 100))
     assert "save its state_dict" in refusal(checkpoint, a_target(tmp_path), trust=True)
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from daemon.config import Config, load_config
 from daemon.errors import ConfigError
-from tools.camera.publisher import Account, CurveClient, Image, PublishError, Publisher, publish_images
+from tools.camera.publisher import Account, CurveClient, Image, Publisher, PublishError, publish_images
 from tools.camera.render import Board, board_types, render_board
 from tools.console import errors, fail
 

@@ -1,4 +1,4 @@
-"""`coserve demo`: make the line, run its daemon and a camera as processes of their own, show verdicts against the truth."""
+"""`coserve demo`: make the line, run its daemon and a camera as processes, show verdicts against the truth."""
 
 import json
 import subprocess
@@ -22,12 +22,16 @@ from tools.service import Service, ServiceError
 
 SOURCE = "demo-camera"
 
-QUESTIONS = (
-    ("first-pass yield of each board type", "SELECT board_type, boards, passed, first_pass_yield FROM board_yield"),
-    ("which defects, and where", "SELECT component, defect, count, share FROM defect_pareto ORDER BY count DESC LIMIT 8"),
-    ("how long an image waits for its verdict", "SELECT hour, inspections, p50_ms, p95_ms, max_ms FROM latency_by_hour"),
-    ("what loading experts costs", "SELECT expert, images, mean_batch, loads, load_share FROM expert_usage ORDER BY loads DESC LIMIT 8"),
-)  # fmt: skip
+QUESTIONS = {
+    "first-pass yield of each board type": "SELECT board_type, boards, passed, first_pass_yield FROM board_yield",
+    "which defects, and where": (
+        "SELECT component, defect, count, share FROM defect_pareto ORDER BY count DESC LIMIT 8"
+    ),
+    "how long an image waits for its verdict": "SELECT hour, inspections, p50_ms, p95_ms, max_ms FROM latency_by_hour",
+    "what loading experts costs": (
+        "SELECT expert, images, mean_batch, loads, load_share FROM expert_usage ORDER BY loads DESC LIMIT 8"
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,5 +149,5 @@ def _show_against_truth(shown: list[Shown]) -> int:
 
 def _show_questions(config: Path, folder: Path) -> None:
     console.print(f"\nAsk the database next (any SQLite client), or run the line yourself: coserve run {config}")
-    for question, sql in QUESTIONS:
+    for question, sql in QUESTIONS.items():
         console.print(f'  # {question}\n  sqlite3 -box {folder}/inspection.db "{sql}"', markup=False)

@@ -87,7 +87,7 @@ def test_generations_share_the_stream(tmp_path):
         "status": "done",
         "seq": 26,
     }
-    with line.store._engine.begin() as connection:  # noqa: SLF001
+    with line.store._engine.begin() as connection:
         connection.execute(insert(generations), [values])
     reader = line.reader()
     assert reader.results_since(25)["items"] == [

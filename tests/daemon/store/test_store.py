@@ -35,7 +35,13 @@ def test_an_accepted_image_has_its_row_before_anybody_judges_it(tmp_path):
     assert accepted.accepted_wall_s == pytest.approx(line.clock.clock.wall_s(), abs=0.001)
     assert accepted.rules_version == row["rules_version"] == line.rulebook.current.version
     (board,) = rows(line, "SELECT * FROM boards")
-    assert (board["attempt"], board["expected"], board["inspected"], board["verdict"], board["seq"]) == (1, 4, 0, None, None)
+    assert (board["attempt"], board["expected"], board["inspected"], board["verdict"], board["seq"]) == (
+        1,
+        4,
+        0,
+        None,
+        None,
+    )
     assert (board["lot"], board["station"]) == ("L1", "AOI2")
     line.store.close()
 
@@ -70,7 +76,9 @@ def test_a_second_outcome_of_an_image_changes_nothing(tmp_path):
 
 def test_the_boards_message_follows_its_last_inspection(tmp_path):
     line = a_line(tmp_path)
-    images = line.accept(an_arrival("a"), an_arrival("b"), an_arrival("c", "QFP64", "U1"), an_arrival("d", "QFP64", "U2"))
+    images = line.accept(
+        an_arrival("a"), an_arrival("b"), an_arrival("c", "QFP64", "U1"), an_arrival("d", "QFP64", "U2")
+    )
     messages = line.judge(*(an_outcome(image.inspection_id) for image in images))
     assert [(message.seq, message.topic.split("/")[0]) for message in messages] == [
         *((n, "inspection") for n in (1, 2, 3, 4)),
@@ -125,7 +133,9 @@ def test_an_attempt_keeps_the_rules_it_opened_with(tmp_path):
     line = a_line(tmp_path)
     old = line.rulebook.current
     line.inspect("R0402", "R1", serial="OLD")
-    new = some_rules("boards:\n  mainboard-a:\n    components: {R0402: 1}\nclassifiers:\n  '*': {expert: e, pass: [ok]}\n")
+    new = some_rules(
+        "boards:\n  mainboard-a:\n    components: {R0402: 1}\nclassifiers:\n  '*': {expert: e, pass: [ok]}\n"
+    )
     line.rulebook.replace(new)
     images = line.accept(an_arrival("x", "R0402", "R2", serial="OLD"), an_arrival("y", serial="NEW"))
     assert [image.rules_version for image in images] == [old.version, new.version]
@@ -191,7 +201,9 @@ def test_images_that_stay_hold_their_segment_until_they_are_copied(tmp_path):
 
 
 def test_experts_are_noted_at_their_first_verdict_and_loads_as_they_come(tmp_path):
-    version = ExpertVersion("r50", "0123456789ab", "0123456789ab" + 52 * "0", "resnet50", ("ok", "nok"), 94, "f32", "x.pt")
+    version = ExpertVersion(
+        "r50", "0123456789ab", "0123456789ab" + 52 * "0", "resnet50", ("ok", "nok"), 94, "f32", "x.pt"
+    )
     line = a_line(tmp_path, expert_version=lambda expert, _version: version if expert == "r50" else None)
     for n in range(2):
         line.inspect("R0402", f"R{n}")
@@ -218,7 +230,7 @@ def test_a_failed_transaction_leaves_memory_as_the_disk_is(tmp_path):
     line.inspect("R0402", "R1")
     line.inspect("R0402", "R2")
     broken = Outcome(images[1].inspection_id, "maybe", None, None, ())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="maybe"):
+    with pytest.raises(ValueError, match="not in tuple"):
         line.judge(an_outcome(images[0].inspection_id), broken)
     messages = line.judge(*(an_outcome(image.inspection_id) for image in images))
     assert [message.seq for message in messages] == [3, 4, 5]
@@ -235,7 +247,7 @@ def test_the_database_is_for_the_group_to_read_and_is_made_for_incremental_vacuu
     assert stat.S_IMODE((tmp_path / "line").stat().st_mode) == 0o750
     for path in (tmp_path / "line").iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o640, path.name
-    with line.store._engine.connect() as connection:  # noqa: SLF001
+    with line.store._engine.connect() as connection:
         pragmas = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("auto_vacuum", "journal_mode", "synchronous", "foreign_keys")
@@ -249,7 +261,7 @@ def test_a_reader_cannot_write_and_works_beside_the_writer_and_after_it(tmp_path
     line.inspect("R0402", "R1")
     reader = line.reader()
     assert reader.last_seq() == 1
-    with pytest.raises(Exception, match="readonly"), reader._engine.begin() as connection:  # noqa: SLF001
+    with pytest.raises(Exception, match="readonly"), reader._engine.begin() as connection:
         connection.execute(update(boards).values(lot="x"))
     line.inspect("R0402", "R2")
     assert reader.last_seq() == 2
@@ -261,7 +273,7 @@ def test_a_reader_cannot_write_and_works_beside_the_writer_and_after_it(tmp_path
 
 
 def test_a_reader_of_no_database_says_what_to_do(tmp_path):
-    with pytest.raises(StoreError, match="there is no database at .*check `database`"):
+    with pytest.raises(StoreError, match=r"there is no database at .*check `database`"):
         Reader(f"sqlite:///{tmp_path}/none.db")
 
 
@@ -277,7 +289,8 @@ def test_a_file_that_is_no_database_is_named(tmp_path):
 
 
 def test_a_path_with_url_characters_is_opened_for_reading(tmp_path):
-    line = a_line(tmp_path / "line 1? #%20")
+    line = a_line(tmp_path / "line 1 #é")
+    assert [path.name for path in tmp_path.iterdir()] == ["line 1 #é"]
     reader = line.reader()
     assert reader.last_seq() == 0
     reader.close()

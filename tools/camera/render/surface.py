@@ -138,6 +138,7 @@ def blob(x: float, y: float, w: float, h: float, rng: np.random.Generator, rough
 
 def slopes(solid: NDArray[np.uint8], edge: float) -> tuple[Floats, Floats, Floats]:
     """Unit normals of a surface that rises roundly from its outline over `edge` pixels and is flat inside."""
+    edge = float(edge)  # numpy scalars would widen the arrays, which OpenCV refuses
     distance = cv2.distanceTransform(solid, cv2.DIST_L2, 3)
     rise = np.clip(distance / max(edge, 1), 0, 1)
     height = cv2.GaussianBlur(max(edge, 1) * np.sqrt(1 - (1 - rise) ** 2), (0, 0), 1)

@@ -1,0 +1,312 @@
+"""RESULTS.md, held by hand-computed values: tables, columns, views, on a stock sqlite3 without extensions."""
+
+import json
+import math
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.store.store import open_store
+
+TABLES = {
+    "boards": "board_id board_type serial attempt lot station first_seen_at completed_at expected inspected verdict "
+    "reason rules_version seq",
+    "inspections": "inspection_id source image_id board_id component designator captured_at accepted_at completed_at "
+    "deadline_ms image_bytes status verdict defect reason late rules_version image_sha256 image_path latency_ms seq",
+    "stages": "inspection_id step expert expert_version label confidence device executor batch_id batch_size queued_ms "
+    "load_ms infer_ms",
+    "detections": "detection_id inspection_id step label confidence x1 y1 x2 y2",
+    "expert_switches": "switch_id at executor device loaded evicted bytes load_ms tier cause",
+    "reviews": "review_id inspection_id at reviewer verdict defect note",
+    "generations": "generation_id source request_id board_id model mode task prompt text prompt_tokens new_tokens "
+    "ttft_ms tpot_ms total_ms expert_fetches predictor_hit_rate brownout_threshold accepted_at completed_at "
+    "status reason seq",
+    "rules_versions": "rules_version sha256 loaded_at text",
+    "expert_versions": "expert expert_version sha256 architecture classes bytes dtype origin first_used_at",
+}
+VIEWS = {
+    "stream": "seq kind key",
+    "board_yield": "board_type lot day boards passed failed review unknown first_pass_yield",
+    "defect_pareto": "board_type component defect count share cumulative_share",
+    "component_health": "component inspected fail_rate review_rate unknown_rate mean_confidence overridden",
+    "latency_by_hour": "hour inspections p50_ms p95_ms max_ms",
+    "expert_usage": "expert images batches mean_batch loads load_ms load_share",
+    "false_calls": "component false_calls escapes reviewed",
+    "final_verdicts": "inspection_id verdict defect decided_by",
+}
+
+
+class Database:
+    """A results database that a test fills row by row, as RESULTS.md names the columns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.connection = sqlite3.connect(path)
+        self.connection.execute("PRAGMA foreign_keys = ON")
+        self.seq = 0
+
+    def add(self, table: str, **values: Any) -> int:
+        names = ", ".join(values)
+        marks = ", ".join("?" * len(values))
+        cursor = self.connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))  # noqa: S608
+        self.connection.commit()
+        return cursor.lastrowid or 0
+
+    def next_seq(self) -> int:
+        self.seq += 1
+        return self.seq
+
+    def board(self, serial: str, verdict: str | None = "pass", **values: Any) -> int:
+        closed = verdict is not None
+        defaults = {
+            "board_type": "a",
+            "serial": serial,
+            "attempt": 1,
+            "first_seen_at": "2026-11-21T09:00:00.000Z",
+            "completed_at": "2026-11-21T09:28:11.123Z" if closed else None,
+            "expected": 1,
+            "inspected": 1,
+            "verdict": verdict,
+            "reason": "complete" if closed else None,
+            "rules_version": "0123456789ab",
+            "seq": self.next_seq() if closed else None,
+        }
+        return self.add("boards", **(defaults | values))
+
+    def image(self, board: int, verdict: str | None = "pass", component: str = "R", **values: Any) -> int:
+        done = verdict is not None
+        number = self.ask("SELECT count(*) FROM inspections")[0][0]
+        defaults = {
+            "source": "cam1",
+            "image_id": f"i{number}",
+            "board_id": board,
+            "component": component,
+            "designator": f"{component}{number}",
+            "accepted_at": "2026-11-21T09:28:11.000Z",
+            "completed_at": "2026-11-21T09:28:11.123Z" if done else None,
+            "image_bytes": 100,
+            "status": "done" if done else "accepted",
+            "verdict": verdict,
+            "late": 0,
+            "rules_version": "0123456789ab",
+            "image_sha256": "0" * 64,
+            "latency_ms": 100.0 if done else None,
+            "seq": self.next_seq() if done else None,
+        }
+        return self.add("inspections", **(defaults | values))
+
+    def stage(self, image: int, step: int = 0, **values: Any) -> None:
+        defaults = {
+            "inspection_id": image,
+            "step": step,
+            "expert": "e",
+            "expert_version": "0123456789ab",
+            "device": "cpu",
+            "executor": "cpu/0",
+            "batch_id": 1,
+            "batch_size": 1,
+            "queued_ms": 0.0,
+            "load_ms": 0.0,
+            "infer_ms": 1.0,
+        }
+        self.add("stages", **(defaults | values))
+
+    def review(self, image: int, verdict: str, defect: str | None = None, reviewer: str = "anna") -> None:
+        values = {"inspection_id": image, "at": "2026-11-21T10:00:00.000Z", "reviewer": reviewer, "verdict": verdict}
+        self.add("reviews", **values, defect=defect)
+
+    def ask(self, query: str) -> list[tuple[Any, ...]]:
+        return self.connection.execute(query).fetchall()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    open_store(f"sqlite:///{tmp_path}/inspection.db").close()
+    found = Database(tmp_path / "inspection.db")
+    with closing(found.connection):
+        yield found
+
+
+@pytest.mark.parametrize(("name", "columns"), [*TABLES.items(), *VIEWS.items()])
+def test_every_column_of_the_contract_is_there(database, name, columns):
+    there = [row[1] for row in database.ask(f"PRAGMA table_info({name})")]
+    assert [column for column in columns.split() if column not in there] == []
+    if name in VIEWS:
+        assert there == columns.split()
+
+
+def test_durations_and_boxes_are_real_and_times_are_text(database):
+    kinds = {(table, row[1]): row[2] for table in TABLES for row in database.ask(f"PRAGMA table_info({table})")}
+    for (table, column), kind in kinds.items():
+        if (column.endswith("_ms") and column != "deadline_ms") or column in ("x1", "y1", "x2", "y2", "confidence"):
+            assert kind == "REAL", (table, column)
+        if column == "at" or column.endswith("_at"):
+            assert kind == "TEXT", (table, column)
+
+
+def test_keys_of_the_contract_are_enforced(database):
+    board = database.board("S1")
+    image = database.image(board, source="cam1", image_id="x")
+    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
+        database.board("S1")
+    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
+        database.image(board, source="cam1", image_id="x")
+    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
+        database.board("S2", seq=1)
+    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
+        database.image(board + 1)
+    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
+        database.stage(image + 1)
+    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
+        database.review(image + 1, "pass")
+    database.stage(image)
+    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
+        database.add("detections", inspection_id=image, step=1, label="x", confidence=0.5, x1=0, y1=0, x2=1, y2=1)
+    with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
+        database.image(board, verdict="maybe")
+
+
+def test_stream_lists_what_has_a_seq(database):
+    board = database.board("S1")
+    database.image(board)
+    database.image(board, verdict=None)
+    database.board("S2", verdict=None)
+    generation = {"source": "mes", "request_id": "g", "model": "m", "prompt": "?", "accepted_at": "", "status": "done"}
+    database.add("generations", **generation, seq=database.next_seq())
+    assert database.ask("SELECT * FROM stream ORDER BY seq") == [
+        (1, "board", 1),
+        (2, "inspection", 1),
+        (3, "generation", 1),
+    ]
+
+
+def test_board_yield_counts_closed_first_attempts_by_type_lot_and_day(database):
+    for serial, verdict in enumerate(("pass", "pass", "fail", "review", "unknown", None)):
+        database.board(f"L{serial}", verdict, lot="L1")
+    database.board("L0", "pass", attempt=2, lot="L1")
+    database.board("N1", "pass")
+    database.board("N2", "fail")
+    database.board("late", "pass", lot="L1", completed_at="2026-11-22T00:00:00.000Z")
+    database.board("other", "pass", board_type="b", lot="L1")
+    assert database.ask("SELECT * FROM board_yield ORDER BY board_type, lot, day") == [
+        ("a", None, "2026-11-21", 2, 1, 1, 0, 0, 0.5),
+        ("a", "L1", "2026-11-21", 5, 2, 1, 1, 1, 0.4),
+        ("a", "L1", "2026-11-22", 1, 1, 0, 0, 0, 1.0),
+        ("b", "L1", "2026-11-21", 1, 1, 0, 0, 0, 1.0),
+    ]
+
+
+def test_defect_pareto_shares_sum_up_within_the_board_type(database):
+    a, b = database.board("A"), database.board("B", board_type="b")
+    for component, defect, count in (("R", "D101", 5), ("Q", "D207", 3), ("Q", "D101", 1), ("R", None, 1)):
+        for _ in range(count):
+            database.image(a, "fail", component, defect=defect)
+    database.image(b, "fail", "R", defect="D9")
+    database.image(a, "review", "R", defect="D101")
+    database.image(a, "pass", "R")
+    found = database.ask("SELECT * FROM defect_pareto ORDER BY board_type, cumulative_share")
+    assert found == [
+        ("a", "R", "D101", 5, 0.5, 0.5),
+        ("a", "Q", "D207", 3, 0.3, 0.8),
+        ("a", "Q", "D101", 1, 0.1, 0.9),
+        ("a", "R", None, 1, 0.1, 1.0),
+        ("b", "R", "D9", 1, 1.0, 1.0),
+    ]
+
+
+def test_component_health_counts_every_finished_image(database):
+    board = database.board("S")
+    images = [
+        database.image(board, verdict, "R")
+        for verdict in ("pass", "pass", "pass", "fail", "fail", "review", "unknown", "pass")
+    ]
+    database.image(board, None, "R")
+    database.image(board, "unknown", "Q")
+    for image, confidence in zip(images, (0.9, 0.8, 0.7, 0.6), strict=False):
+        database.stage(image, 0, confidence=confidence)
+    database.stage(images[3], 1, confidence=0.1)  # the detector behind: not the component's own expert
+    database.review(images[3], "pass")
+    database.review(images[4], "pass")
+    database.review(images[4], "fail")  # the newest agrees
+    database.review(images[0], "pass")
+    assert database.ask("SELECT * FROM component_health ORDER BY component") == [
+        ("Q", 1, 0.0, 0.0, 1.0, None, 0),
+        ("R", 8, 0.25, 0.125, 0.125, pytest.approx(0.75), 1),
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 19, 20, 21, 40, 100])
+def test_latency_percentiles_are_nearest_rank(database, count):
+    board = database.board("S")
+    for n in range(count, 0, -1):
+        database.image(board, latency_ms=float(n))
+    database.image(board, None)
+    database.image(board, completed_at="2026-11-21T10:00:00.000Z", latency_ms=7.0)
+    assert database.ask("SELECT * FROM latency_by_hour ORDER BY hour") == [
+        ("2026-11-21T09", count, math.ceil(count * 50 / 100), math.ceil(count * 95 / 100), float(count)),
+        ("2026-11-21T10", 1, 7.0, 7.0, 7.0),
+    ]
+
+
+def test_expert_usage_counts_each_batch_once(database):
+    board = database.board("S")
+    batches = [(1, 4, 12.0, 20.0), (2, 2, 0.0, 8.0)]
+    for batch_id, size, load_ms, infer_ms in batches:
+        for _ in range(size):
+            image = database.image(board)
+            values = {"batch_id": batch_id, "batch_size": size, "load_ms": load_ms, "infer_ms": infer_ms}
+            database.stage(image, 0, expert="r50", **values)
+    database.stage(1, 1, expert="yolo", batch_id=3, batch_size=1, load_ms=0.0, infer_ms=5.0)
+    for loaded, load_ms in (("r50", 12.0), ("r50", 30.0), ("idle", 9.0)):
+        switch = {"at": "", "executor": "e", "device": "cpu", "evicted": json.dumps([]), "bytes": 1, "tier": "disk"}
+        database.add("expert_switches", **switch, loaded=loaded, load_ms=load_ms, cause="demand")
+    assert database.ask("SELECT * FROM expert_usage ORDER BY expert") == [
+        ("idle", 0, 0, None, 1, 9.0, None),
+        ("r50", 6, 2, 3.0, 2, 42.0, 0.3),
+        ("yolo", 1, 1, 1.0, 0, 0.0, 0.0),
+    ]
+
+
+def test_false_calls_and_escapes_follow_the_newest_review(database):
+    board = database.board("S")
+    fail = [database.image(board, "fail", "R") for _ in range(3)]
+    good = [database.image(board, "pass", "R") for _ in range(2)]
+    database.image(board, "fail", "Q")
+    database.review(fail[0], "pass")
+    database.review(fail[1], "pass")
+    database.review(fail[1], "fail")
+    database.review(good[0], "fail")
+    database.review(good[1], "fail")
+    database.review(good[1], "pass")
+    database.review(database.image(board, "review", "Q"), "pass")
+    assert database.ask("SELECT * FROM false_calls ORDER BY component") == [("Q", 0, 0, 1), ("R", 1, 1, 4)]
+
+
+def test_final_verdicts_are_the_newest_reviewers_or_the_daemons(database):
+    board = database.board("S")
+    plain = database.image(board, "fail", defect="D1")
+    turned = database.image(board, "fail", defect="D1")
+    database.image(board, None)
+    database.review(turned, "fail", "D2", "anna")
+    database.review(turned, "pass", None, "bert")
+    assert database.ask("SELECT * FROM final_verdicts ORDER BY inspection_id") == [
+        (plain, "fail", "D1", "daemon"),
+        (turned, "pass", None, "bert"),
+    ]
+
+
+@pytest.mark.skipif(shutil.which("sqlite3") is None, reason="needs the sqlite3 command")
+def test_views_run_in_the_stock_sqlite3_shell(database):
+    board = database.board("S")
+    database.stage(database.image(board, "fail", defect="D1"))
+    queries = "".join(f"SELECT count(*) FROM {view};" for view in VIEWS)  # noqa: S608
+    shell = subprocess.run(
+        ["sqlite3", "-bail", "-readonly", database.path, queries], capture_output=True, text=True, check=True
+    )
+    assert shell.stdout.split() == ["2", "1", "1", "1", "1", "1", "0", "1"]

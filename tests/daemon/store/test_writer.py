@@ -1,0 +1,371 @@
+"""The writer thread with a real journal and a real database: exactly once, in groups, and alive whatever happens."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_parts import a_journal, a_stage, an_arrival, an_outcome, some_rules
+
+from daemon.journal import Journal
+from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels, Published
+from daemon.rulebook import Rulebook
+from daemon.store.store import Store, open_store
+from daemon.writer import Duplicate, WriteFailed, Writer
+
+JPEG = b"\xff\xd8\xff jpeg"
+PNG = b"\x89PNG\r\n\x1a\n png"
+
+
+@dataclass
+class Running:
+    """A writer with what it called back; `restart` is what a new process does after a kill."""
+
+    folder: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    store_options: dict[str, Any] = field(default_factory=dict)
+    accepted: list[Accepted] = field(default_factory=list)
+    published: list[Published] = field(default_factory=list)
+    done: list[tuple[str, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.store: Store = open_store(f"sqlite:///{self.folder}/inspection.db", **self.store_options)
+        self.journal: Journal = a_journal(self.folder)
+        self.rulebook = Rulebook(some_rules())
+        self.writer = Writer(
+            self.store,
+            self.journal,
+            self.rulebook,
+            self.folder / "images",
+            on_accepted=self.accepted.extend,
+            on_published=self.published.extend,
+            on_done=self.done.extend,
+            **self.options,
+        )
+        self.recovery = self.writer.recover()
+        self.writer.start()
+
+    def send(self, *arrivals) -> list[Any]:
+        """Submit all at once and wait for every answer."""
+        answers: list[Any] = [None] * len(arrivals)
+        left = threading.Semaphore(0)
+        for n, arrival in enumerate(arrivals):
+            self.writer.submit(arrival, lambda answer, n=n: (answers.__setitem__(n, answer), left.release()))
+        for _ in arrivals:
+            assert left.acquire(timeout=20)
+        return answers
+
+    def stop(self) -> None:
+        self.writer.stop()
+        self.store.close()
+        self.journal.close()
+
+    def restart(self) -> None:
+        self.stop()
+        self.__post_init__()
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.folder / "inspection.db")) as connection:
+            return connection.execute(query).fetchall()
+
+    def wait_for(self, condition) -> None:
+        until_s = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < until_s, "it did not come"
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts writers in `tmp_path`; a failed test leaves no thread behind."""
+    started: list[Running] = []
+
+    def begin(**fields: Any) -> Running:
+        started.append(Running(tmp_path, **fields))
+        return started[-1]
+
+    yield begin
+    for line in started:
+        if line.writer.is_alive:
+            line.stop()
+
+
+@pytest.fixture
+def running(start):
+    return start()
+
+
+def test_an_accepted_image_is_in_the_journal_and_in_its_row_when_the_reply_comes(running):
+    seen: list[Any] = []
+
+    def reply(answer):
+        seen.append((running.journal.read(answer.key), running.rows("SELECT image_id, status FROM inspections")))
+
+    running.writer.submit(an_arrival("a", payload=JPEG), reply)
+    running.wait_for(lambda: seen)
+    assert seen == [(JPEG, [("a", "accepted")])]
+    assert [image.image_id for image in running.accepted] == ["a"]
+
+
+def test_a_flood_is_written_in_groups_and_each_image_is_answered_once(running, monkeypatch):
+    syncs = Counter()
+    real = os.fdatasync
+    monkeypatch.setattr("os.fdatasync", lambda fd: (syncs.update(n=1), real(fd))[1])
+    answers = running.send(*(an_arrival(f"i{n}", serial=f"S{n % 7}") for n in range(500)))
+    assert len({answer.inspection_id for answer in answers}) == 500
+    assert running.rows("SELECT count(*) FROM inspections") == [(500,)]
+    assert len(running.accepted) == 500
+    assert 500 / 32 <= syncs["n"] < 200
+
+
+def test_the_same_image_many_times_in_flight_becomes_one_row(running):
+    copies = [an_arrival("a", payload=JPEG if n % 2 else PNG) for n in range(50)]
+    answers = running.send(*copies)
+    assert [type(answer) for answer in answers] == [Accepted, *[Duplicate] * 49]
+    assert {answer.payload_sha256 for answer in answers[1:]} == {copies[0].payload_sha256}
+    assert running.rows("SELECT image_id, image_sha256 FROM inspections") == [("a", copies[0].payload_sha256)]
+    assert running.send(an_arrival("a")) == [Duplicate(copies[0].payload_sha256)]
+    running.restart()
+    assert running.send(an_arrival("a")) == [Duplicate(copies[0].payload_sha256)]
+
+
+def test_threads_that_submit_and_finish_at_once_end_with_one_result_for_each(running):
+    def publish(source: str) -> None:
+        for n in range(0, 60, 5):
+            images = [an_arrival(f"i{m}", source=source, serial=f"S{m}") for m in range(n, n + 5)]
+            for answer in running.send(*images, images[0]):
+                if isinstance(answer, Accepted):
+                    running.writer.finish(an_outcome(answer.inspection_id))
+
+    threads = [threading.Thread(target=publish, args=(f"cam{n}",)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    running.stop()
+    inspections = [message for message in running.published if message.topic.startswith("inspection")]
+    assert Counter((m.body["source"], m.body["id"]) for m in inspections) == {
+        (f"cam{c}", f"i{n}"): 1 for c in range(4) for n in range(60)
+    }
+    assert [message.seq for message in running.published] == list(range(1, len(running.published) + 1))
+    assert Counter(source for source, _ in running.done) == {f"cam{c}": 60 for c in range(4)}
+    assert running.rows("SELECT count(*), count(DISTINCT seq) FROM stream") == [(len(running.published),) * 2]
+
+
+def test_after_a_restart_unfinished_images_are_given_back_with_their_bytes(running):
+    images = running.send(an_arrival("a", payload=JPEG), an_arrival("b", payload=PNG))
+    running.writer.finish(an_outcome(images[0].inspection_id))
+    running.restart()
+    assert running.recovery.pending == [images[1]]
+    assert running.journal.read(running.recovery.pending[0].key) == PNG
+    assert running.recovery.last_seq == 1
+
+
+def test_a_killed_process_loses_nothing_that_was_accepted(tmp_path, start):
+    """A real SIGKILL amid arrivals: what the child said was accepted is there, with its bytes."""
+    child = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("accept_for_ever.py")), str(tmp_path)], stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    told = b""
+    while told.count(b"\n") < 300:
+        chunk = os.read(child.stdout.fileno(), 65536)
+        assert chunk, "the child ended by itself"
+        told += chunk
+    child.kill()
+    told += child.communicate()[0]
+    accepted = set(told.decode().split("\n")[:-1])
+    line = start()
+    stored = {row[0] for row in line.rows("SELECT image_id FROM inspections")}
+    assert accepted <= stored
+    for image in line.recovery.pending:
+        assert b"i" + line.journal.read(image.key) == image.image_id.encode()
+        line.writer.finish(an_outcome(image.inspection_id))
+    line.stop()
+    assert line.rows("SELECT count(*) FROM inspections WHERE status <> 'done'") == [(0,)]
+    seqs = [row[0] for row in line.rows("SELECT seq FROM stream ORDER BY seq")]
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert line.rows("PRAGMA integrity_check") == [("ok",)]
+
+
+def test_a_lock_by_another_program_fails_the_group_and_delays_results_but_loses_none(tmp_path, start):
+    line = start(store_options={"busy_timeout_ms": 50})
+    (image,) = line.send(an_arrival("a"))
+    with closing(sqlite3.connect(tmp_path / "inspection.db")) as shell:
+        shell.execute("BEGIN IMMEDIATE")
+        line.writer.finish(an_outcome(image.inspection_id, "fail", "D1"))
+        assert line.send(an_arrival("b")) == [WriteFailed("database is locked")]
+        assert line.published == []
+        assert line.writer.last_error == "database is locked"
+        shell.rollback()
+    line.wait_for(lambda: line.published)
+    assert line.published[0].body["verdict"] == "fail"
+    assert isinstance(line.send(an_arrival("b"))[0], Accepted)
+    line.stop()
+
+
+def test_results_that_wait_for_a_lock_are_written_at_the_stop_once_it_is_gone(tmp_path, start):
+    line = start(store_options={"busy_timeout_ms": 20})
+    images = line.send(*(an_arrival(f"i{n}") for n in range(300)))
+    with closing(sqlite3.connect(tmp_path / "inspection.db")) as shell:
+        shell.execute("BEGIN IMMEDIATE")
+        for image in images:
+            line.writer.finish(an_outcome(image.inspection_id))
+        line.wait_for(lambda: line.writer.last_error)
+        shell.rollback()
+    line.stop()
+    assert line.rows("SELECT count(*) FROM inspections WHERE status = 'done'") == [(300,)]
+
+
+def test_a_journal_that_cannot_sync_answers_failed_and_goes_on_with_a_new_segment(running, monkeypatch):
+    running.send(an_arrival("before"))
+    real = os.fdatasync
+
+    def failing(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("os.fdatasync", failing)
+    (answer,) = running.send(an_arrival("a"))
+    assert isinstance(answer, WriteFailed)
+    assert "Input/output error" in answer.reason
+    monkeypatch.setattr("os.fdatasync", real)
+    (answer,) = running.send(an_arrival("a"))
+    assert answer.key.segment == 2
+    assert running.rows("SELECT image_id FROM inspections ORDER BY 1") == [("a",), ("before",)]
+
+
+def test_below_the_free_floor_nothing_is_taken(start):
+    line = start(options={"free_floor_bytes": 2**62})
+    assert line.send(an_arrival("a"), an_arrival("a")) == [WriteFailed("the disk is nearly full")] * 2
+    assert line.rows("SELECT count(*) FROM inspections") == [(0,)]
+    line.stop()
+
+
+def test_an_arrival_that_no_row_can_hold_costs_nobody_else(running):
+    poison = an_arrival("\ud800")
+    good, bad, other = running.send(an_arrival("a"), poison, an_arrival("b"))
+    assert isinstance(good, Accepted)
+    assert isinstance(bad, WriteFailed)
+    assert isinstance(other, Accepted)
+
+
+def test_an_outcome_that_no_row_can_hold_becomes_unknown_and_costs_nobody_else(running):
+    images = running.send(*(an_arrival(f"i{n}") for n in range(3)))
+    poison = Outcome(images[1].inspection_id, "pass", None, None, (a_stage(label={"not": "text"}),))
+    for outcome in (an_outcome(images[0].inspection_id), poison, an_outcome(images[2].inspection_id)):
+        running.writer.finish(outcome)
+    running.wait_for(lambda: len(running.published) == 3)
+    told = {message.body["id"]: (message.body["verdict"], message.body["reason"]) for message in running.published}
+    assert told == {"i0": ("pass", None), "i1": ("unknown", "internal_error"), "i2": ("pass", None)}
+    assert [message.seq for message in running.published] == [1, 2, 3]
+
+
+def test_a_callback_that_fails_stops_nothing(start):
+    line = start()
+
+    def explode(_answer):
+        raise RuntimeError("the peer is gone")
+
+    line.writer.submit(an_arrival("a"), explode)
+    assert isinstance(line.send(an_arrival("b"))[0], Accepted)
+    assert line.writer.last_error == "the peer is gone"
+    line.stop()
+
+
+def test_a_board_closes_by_itself_when_its_time_is_up(start):
+    line = start()
+    line.rulebook.replace(
+        some_rules(
+            "boards: {quick: {time_limit: 150ms, components: {R0402: 2}}}\n"
+            "classifiers: {'*': {expert: e, pass: [ok]}}\n"
+        )
+    )
+    (image,) = line.send(an_arrival("a", type="quick"))
+    line.wait_for(lambda: line.published)
+    assert line.published[0].body["reason"] == "time_limit"
+    assert line.published[0].body["missing"] == [{"component": "R0402", "count": 2}]
+    line.writer.finish(an_outcome(image.inspection_id))
+    line.wait_for(lambda: len(line.published) == 2)
+    assert line.published[1].body["late"] is True
+    line.stop()
+
+
+def test_a_writer_that_was_never_started_can_be_stopped(tmp_path):
+    store, journal = open_store(f"sqlite:///{tmp_path}/inspection.db"), a_journal(tmp_path)
+    callbacks: dict[str, Any] = dict.fromkeys(("on_accepted", "on_published", "on_done"), list.clear)
+    Writer(store, journal, Rulebook(some_rules()), tmp_path / "images", **callbacks).stop()
+    store.close()
+    journal.close()
+
+
+def test_switches_are_written(running):
+    switch = ExpertSwitch(time.time(), "cpu", "cpu", "r50", (), 1, 2.0, "disk", "startup")
+    running.writer.switch(switch)
+    running.writer.switch(replace(switch, cause="nonsense"))  # type: ignore[arg-type]
+    running.writer.switch(replace(switch, cause="demand"))
+    running.wait_for(lambda: len(running.rows("SELECT * FROM expert_switches")) == 2)
+    assert running.rows("SELECT cause FROM expert_switches ORDER BY switch_id") == [("startup",), ("demand",)]
+
+
+def test_images_that_stay_are_copied_and_their_segments_go(tmp_path, start):
+    line = start(store_options={"keep": ("fail", "unknown")})
+    raw = an_arrival("raw", payload=b"123456", pixels=Pixels("raw", (2, 1, 3)))
+    images = line.send(an_arrival("f", payload=JPEG), an_arrival("p", payload=PNG), an_arrival("u", payload=PNG), raw)
+    for image, verdict in zip(images, ("fail", "pass", "unknown", "fail"), strict=True):
+        line.writer.finish(an_outcome(image.inspection_id, verdict))
+    line.wait_for(lambda: line.rows("SELECT count(image_path) FROM inspections") == [(3,)])
+    paths = dict(line.rows("SELECT image_id, image_path FROM inspections"))
+    assert paths["p"] is None
+    assert (tmp_path / paths["f"]).read_bytes() == JPEG
+    assert (tmp_path / paths["u"]).read_bytes() == PNG
+    assert (tmp_path / paths["raw"]).read_bytes() == b"P6\n1 2\n255\n123456"
+    assert [Path(paths[name]).suffix for name in ("f", "u", "raw")] == [".jpg", ".png", ".ppm"]
+    assert paths["f"].startswith("images/2")
+    assert (tmp_path / paths["f"]).stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / paths["f"]).parent.stat().st_mode & 0o777 == 0o750
+    line.restart()
+    assert line.journal.segments == ()
+    line.stop()
+
+
+def test_copies_that_a_restart_interrupted_are_made_after_it(start):
+    line = start()
+    (image,) = line.send(an_arrival("f", payload=JPEG))
+    line.writer.finish(an_outcome(image.inspection_id, "fail"))
+    line.restart()  # sooner than the keeper's next round
+    assert line.rows("SELECT image_path FROM inspections") == [(None,)]
+    line.wait_for(lambda: line.rows("SELECT count(image_path) FROM inspections") == [(1,)])
+    line.stop()
+
+
+def test_segments_go_while_the_line_runs_and_never_one_that_is_needed(start):
+    line = start(store_options={"keep": ()})
+    payload = b"x" * 300_000  # four to a segment
+    images = line.send(*(an_arrival(f"i{n}", payload=payload) for n in range(40)))
+    assert len(line.journal.segments) > 1
+    line.send(an_arrival("newest", payload=payload))
+    stays = images[0]
+    for image in images[1:]:
+        line.writer.finish(an_outcome(image.inspection_id))
+    line.wait_for(lambda: len(line.journal.segments) <= 2)
+    assert line.journal.read(stays.key) == payload
+    line.stop()
+
+
+def test_an_image_whose_bytes_are_damaged_keeps_its_verdict_and_lets_the_segment_go(tmp_path, start):
+    line = start()
+    (image,) = line.send(an_arrival("f", payload=JPEG))
+    segment = tmp_path / "journal" / "segment-00000001.journal"
+    segment.write_bytes(segment.read_bytes()[:-1] + b"?")
+    line.writer.finish(an_outcome(image.inspection_id, "fail"))
+    line.wait_for(lambda: line.rows("SELECT count(*) FROM pending") == [(0,)])
+    assert line.rows("SELECT verdict, image_path FROM inspections") == [("fail", None)]
+    line.stop()

@@ -1,0 +1,143 @@
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from daemon.control import ask
+from tests.lines import a_jpeg, a_line
+from tools.service import Service
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = (
+    "demo", "run", "check", "rules check", "status", "experts", "queues", "reload", "drain", "pin", "unpin", "unload",
+    "limits", "camera", "results", "train classifier", "train detector", "train deeppcb", "import", "bench live",
+)  # fmt: skip
+LIGHT = ("check", "rules check", "status", "experts", "queues", "reload", "drain", "results", "camera")
+
+
+def coserve(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tools", *arguments], capture_output=True, text=True, timeout=120, check=False, cwd=cwd
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    done = coserve(*command.split(), "--help")
+    assert done.returncode == 0
+    assert "Example: coserve" in done.stdout
+
+
+@pytest.mark.parametrize("command", LIGHT)
+def test_commands_that_need_no_torch_do_not_import_it(command: str) -> None:
+    code = (
+        "import sys; from tools.cli import app\n"
+        f"try: app({[*command.split(), *_arguments(command)]!r})\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, f"torch was imported by coserve {command}\n{done.stderr}"
+
+
+def _arguments(command: str) -> list[str]:
+    example = "routing_rules/examples/minimal.yaml"
+    return {"check": [example], "rules check": [example], "camera": [example, "no-folder"]}.get(
+        command, ["--config", example]
+    )
+
+
+def test_wrong_use_is_status_2() -> None:
+    assert coserve("status", "--config", "nowhere.yaml").returncode == 2
+    assert coserve("run", "nowhere.yaml").returncode == 2
+    assert coserve("camera", "nowhere.yaml").returncode == 2
+    assert coserve("nonsense").returncode == 2
+
+
+def test_a_daemon_that_does_not_run_is_status_1_with_what_to_do(tmp_path: Path) -> None:
+    config = tmp_path / "coserve.yaml"
+    config.write_text("rules: r.yaml\ncatalog: c.yaml\ndevices: {cpu: {expert_memory: 1MB}}\n", encoding="utf-8")
+    done = coserve("status", "--config", str(config))
+    assert done.returncode == 1
+    assert "coserve run" in done.stderr
+
+
+def test_check_names_every_mistake_of_every_file(tmp_path: Path, experts_folder: Path) -> None:
+    config = a_line(tmp_path, experts_folder)
+    assert coserve("check", str(config)).returncode == 0
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(
+        rules.read_text(encoding="utf-8")
+        .replace("bridge: 0.99", "brigde: 0.99")
+        .replace("review_below: 0.0", "review_below: 1.5"),
+        encoding="utf-8",
+    )
+    done = coserve("check", str(config), "--json")
+    assert done.returncode == 1
+    said = json.loads(done.stdout)
+    text = "\n".join(said["problems"])
+    assert "rules.yaml:9:" in text
+    assert "`bridge`" in text
+
+
+def test_check_reads_every_weights_file(tmp_path: Path, experts_folder: Path) -> None:
+    config = a_line(tmp_path, experts_folder)
+    (tmp_path / "experts" / "C0603.safetensors").unlink()
+    weights = tmp_path / "experts" / "R0402.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.unlink()
+    weights.write_bytes(data)
+    done = coserve("check", str(config))
+    assert done.returncode == 1
+    assert "C0603.safetensors" in done.stdout
+    assert "sha256" in done.stdout
+    assert "catalog.yaml:" in done.stdout
+
+
+def test_rules_check_exits_with_1_for_mistakes_and_0_without(tmp_path: Path) -> None:
+    assert coserve("rules", "check", str(ROOT / "routing_rules/examples/mainboard.yaml")).returncode == 0
+    wrong = tmp_path / "rules.yaml"
+    wrong.write_text("boards: {}\nclassifier: {}\n", encoding="utf-8")
+    done = coserve("rules", "check", str(wrong))
+    assert done.returncode == 1
+    assert f"{wrong}:2:1" in done.stdout
+    assert "classifiers" in done.stdout
+
+
+def test_results_are_printed_as_json(tmp_path: Path, experts_folder: Path) -> None:
+    config = a_line(tmp_path, experts_folder)
+    folder = tmp_path / "pictures" / "open-board" / "S1"
+    folder.mkdir(parents=True)
+    for number in range(3):
+        (folder / f"R{number}.R0402.jpg").write_bytes(a_jpeg(number))
+    (folder / "R9.R0402.png").write_bytes(b"no image")
+    with Service(config, tmp_path / "daemon.log"):
+        done = coserve("camera", str(config), str(tmp_path / "pictures"), "--json")
+        assert done.returncode == 1, done.stderr
+        account = json.loads(done.stdout)
+        assert (account["accepted"], account["rejected bad_image"]) == (3, 1)
+        while ask(f"ipc://{tmp_path}/run/control.sock", "status")["backlog"]:
+            time.sleep(0.05)
+    rows = json.loads(coserve("results", "--config", str(config), "--json").stdout)
+    assert [row["serial"] for row in rows] == ["S1"] * 3
+    assert {row["verdict"] for row in rows} <= {"pass", "fail", "review"}
+
+
+def test_a_line_that_cannot_start_says_so_in_one_line(tmp_path: Path, experts_folder: Path) -> None:
+    config = a_line(tmp_path, experts_folder, policy="lru")
+    done = coserve("run", str(config))
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "samba" in done.stderr
+    settings = yaml.safe_load(config.read_text(encoding="utf-8")) | {"policy": "samba", "rules": "elsewhere.yaml"}
+    config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    done = coserve("run", str(config))
+    assert done.returncode == 2
+    assert "elsewhere.yaml" in done.stderr

@@ -1,0 +1,78 @@
+"""The files of the demo's line: coserve.yaml and rules.yaml, written for a person to read."""
+
+from pathlib import Path
+
+from tools.camera.render import board_types
+from tools.demo.teach import DETECTORS
+
+CONFIGURATION = """\
+# The demo's line. Run it with:  coserve run {folder}/coserve.yaml
+endpoints:
+  intake: ["ipc://run/intake.sock", "tcp://127.0.0.1:5570"]
+  results: tcp://127.0.0.1:5571
+  control: ipc://run/control.sock
+database: sqlite:///inspection.db
+journal: journal
+images: images
+rules: rules.yaml
+catalog: experts/catalog.yaml
+devices:
+  cpu:
+    expert_memory: 250MB   # holds 6 of the 18 experts: five ResNet-18 and a YOLO nano
+    executors: 2           # two executors of one thread beat one of two
+    threads: 1
+    max_batch: 8
+policy: coserve-plus
+retention:
+  keep: [fail, review, unknown]
+"""
+
+#: Which component types go on to which detector, as patterns; together they cover the library.
+_PATTERNS = {"solder-chip": ("R*", "C*", "LED*"), "solder-leaded": ("SOT*", "SOIC*", "QFP*", "HDR*")}
+REVIEW_BELOW = 0.6
+_CODES = {
+    "missing": "D101",
+    "shifted": "D102",
+    "rotated": "D103",
+    "reversed": "D104",
+    "tombstone": "D105",
+    "wrong_part": "D106",
+    "bridge": "D201",
+    "insufficient": "D202",
+    "lifted_lead": "D203",
+}
+
+
+def write_configuration(folder: Path) -> Path:
+    """`folder/coserve.yaml`, kept where it is there already: it is the user's to change."""
+    path = folder / "coserve.yaml"
+    if not path.exists():
+        path.write_text(CONFIGURATION.format(folder=folder), encoding="utf-8")
+    return path
+
+
+def write_rules(folder: Path, fail_on: dict[str, dict[str, float]]) -> Path:
+    """`folder/rules.yaml` for the four board types; `fail_on` is detector to label to confidence."""
+    lines = [
+        "# Which expert looks at which component, and what passes. Check:  coserve rules check rules.yaml",
+        "boards:",
+    ]
+    for board in board_types().values():
+        lines += [f"  {board.name}:", "    time_limit: 60s", "    components:"]
+        lines += [f"      {part}: [{', '.join(names)}]" for part, names in board.designators().items()]
+    lines += ["", "classifiers:   # the first pattern that matches; what passes goes on to the shared solder detector"]
+    for detector, patterns in _PATTERNS.items():
+        lines += [
+            f'  "{pattern}": {{expert: "{{component}}", pass: [ok], review_below: {REVIEW_BELOW}, then: {detector},'
+            " pass_rate: 0.95}"
+            for pattern in patterns
+        ]
+    lines += ["", "detectors:"]
+    for detector in DETECTORS:
+        limits = ", ".join(f"{label}: {limit:.2f}" for label, limit in fail_on[detector.expert].items())
+        lines.append(f"  {detector.expert}: {{expert: {detector.expert}, fail_on: {{{limits}}}}}")
+    lines += ["", "defects:"]
+    lines += [f"  {label}: {code}   # {label.replace('_', ' ')}" for label, code in _CODES.items()]
+    path = folder / "rules.yaml"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path

@@ -1,0 +1,175 @@
+"""Making the demo's line: render, train, calibrate, write its files, judge it on boards that it was not trained on.
+
+What was made is used again as long as the code that makes it is the same (`prepared.json` names it).
+"""
+
+import hashlib
+import json
+import multiprocessing
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+import tools.camera.render
+import tools.train
+from experts.catalog import Catalog, CatalogFile, resolve, write_catalog
+from tools.console import console
+from tools.demo import files, judge, samples, teach, thresholds
+from tools.demo.judge import Quality
+from tools.demo.samples import Sample
+
+PANELS = 110
+_PANELS_PER_TASK = 5
+#: Boards of the final judgement: four types for each seed, none of which training or the demo's camera renders.
+JUDGED_SEEDS = tuple(range(500_000, 500_006))
+JUDGED_DEFECT_RATE = 0.2
+PREPARED = "prepared.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareReport:
+    """`minutes` that training took when it was done; `cached` when an earlier run had done it."""
+
+    key: str
+    minutes: float
+    quality: Quality
+    cached: bool = False
+
+    def summary(self) -> str:
+        """What a person wants to know before trusting the line."""
+        quality = self.quality
+        how = "from an earlier run" if self.cached else "just now"
+        missed = ", ".join(f"{count} {kind}" for kind, count in quality.missed.items()) or "none"
+        return (
+            f"18 experts, trained {how} in {self.minutes:.1f} min, judged on {quality.boards} boards not trained on:\n"
+            f"  defects caught {quality.caught} of {quality.defects} ({quality.catch_rate:.3f}; missed: {missed})\n"
+            f"  false calls {quality.false_calls} of {quality.good} good parts ({quality.false_call_rate:.3f})"
+        )
+
+
+def prepare(folder: Path) -> PrepareReport:
+    """Make the line in `folder`, or find it made. Shows progress bars; minutes the first time, at once afterwards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = files.write_configuration(folder)
+    key = code_key()
+    known = _known(folder, key)
+    if known is not None:
+        return known
+    began_s = time.monotonic()
+    with _bars() as bars:
+        rendered = _render(bars)
+        catalog = _teach(rendered, folder / "experts", bars)
+        task = bars.add_task("calibrating on parts held out", total=1.0)
+        held_out = teach.split(rendered)[1]
+        files.write_rules(folder, thresholds.choose_all(catalog, held_out))
+        bars.update(task, completed=1.0)
+        minutes = (time.monotonic() - began_s) / 60
+        task = bars.add_task("judging boards not trained on", total=1.0)
+        quality = judge.judge_line(
+            config, JUDGED_SEEDS, JUDGED_DEFECT_RATE, lambda share: bars.update(task, completed=share)
+        )
+    report = PrepareReport(key, minutes, quality)
+    (folder / PREPARED).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+    return report
+
+
+def code_key() -> str:
+    """Names everything that the experts depend on: the renderer, the training, the numbers above."""
+    digest = hashlib.sha256()
+    folders = [Path(next(iter(package.__path__))) for package in (tools.camera.render, tools.train)]
+    sources = [path for folder in folders for path in sorted(folder.glob("*.py"))]
+    sources += [Path(str(module.__file__)) for module in (files, samples, teach, thresholds)]
+    for path in sources:
+        digest.update(path.read_bytes())
+    digest.update(repr((PANELS, JUDGED_SEEDS, JUDGED_DEFECT_RATE)).encode())
+    return digest.hexdigest()[:12]
+
+
+def _known(folder: Path, key: str) -> PrepareReport | None:
+    try:
+        found: dict[str, Any] = json.loads((folder / PREPARED).read_text(encoding="utf-8"))
+        quality = Quality(**found["quality"])
+        present = (folder / "rules.yaml").is_file() and (folder / "experts" / "catalog.yaml").is_file()
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if found["key"] != key or not present:
+        return None
+    return PrepareReport(key, found["minutes"], quality, cached=True)
+
+
+def _render(bars: Progress) -> list[Sample]:
+    task = bars.add_task("rendering parts", total=1.0)
+    chunks = [range(start, min(start + _PANELS_PER_TASK, PANELS)) for start in range(0, PANELS, _PANELS_PER_TASK)]
+    found: dict[int, list[Sample]] = {}
+    with _two_processes() as pool:
+        running = {pool.submit(samples.render_panels, chunk): number for number, chunk in enumerate(chunks)}
+        for done in as_completed(running):
+            found[running[done]] = done.result()
+            bars.update(task, completed=len(found) / len(chunks))
+    return [sample for number in range(len(chunks)) for sample in found[number]]
+
+
+def _teach(rendered: list[Sample], out: Path, bars: Progress) -> Catalog:
+    """Both trainings side by side, each on its own core; the catalog of what came out."""
+    out.mkdir(exist_ok=True)
+    names = {
+        "classifiers": (f"training 16 classifiers ({teach.CLASSIFIER})", teach.teach_classifiers),
+        "detectors": (f"training 2 shared detectors ({teach.DETECTOR})", teach.teach_detectors),
+    }
+    tasks = {name: bars.add_task(title, total=1.0) for name, (title, _) in names.items()}
+    with multiprocessing.get_context("spawn").Manager() as manager, _two_processes() as pool:
+        shares: Queue[tuple[str, float] | None] = manager.Queue()
+        listener = threading.Thread(target=_follow, args=(shares, bars, tasks), daemon=True)
+        listener.start()
+        running: list[Future[dict[str, dict[str, Any]]]] = [
+            pool.submit(_in_process, name, rendered, out, shares) for name in names
+        ]
+        entries = {expert: entry for done in running for expert, entry in done.result().items()}
+        shares.put(None)
+        listener.join()
+    write_catalog(out / "catalog.yaml", entries)
+    catalog, problems = resolve(CatalogFile.model_validate({"experts": entries}), out)
+    assert not problems, problems
+    return catalog
+
+
+def _in_process(name: str, rendered: Sequence[Sample], out: Path, shares: "Queue[tuple[str, float] | None]") -> Any:
+    import cv2
+
+    cv2.setNumThreads(1)
+    train = {"classifiers": teach.teach_classifiers, "detectors": teach.teach_detectors}[name]
+    last = 0.0
+
+    def on_share(share: float) -> None:
+        nonlocal last
+        if share - last >= 0.005 or share >= 1.0:
+            last = share
+            shares.put((name, share))
+
+    return train(list(rendered), out, on_share)
+
+
+def _follow(shares: "Queue[tuple[str, float] | None]", bars: Progress, tasks: dict[str, Any]) -> None:
+    while (heard := shares.get()) is not None:
+        name, share = heard
+        bars.update(tasks[name], completed=share)
+
+
+@contextmanager
+def _two_processes() -> Iterator[ProcessPoolExecutor]:
+    """Fresh interpreters, since torch's threads do not survive a fork."""
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+def _bars() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console)

@@ -1,0 +1,182 @@
+"""Training the demo's 18 experts on rendered parts: 16 ResNet-18 from one backbone, two shared YOLO nanos.
+
+Classifiers and detectors train side by side, each in a process with one thread: two executors of one thread beat one
+of two, in training as in serving. Steps and epochs are fixed, so that a seed gives the same experts on any machine.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experts.vision.preprocess import to_square
+from tools.camera.render import PartType, part_types
+from tools.demo.samples import Sample
+
+CLASSIFIER = "resnet18"
+DETECTOR = "yolo11n"
+CLASSIFIER_SIZE = 64
+#: First small pictures, then full ones: the same accuracy for half the time.
+_BACKBONE = ((40, 6, 2.5e-3), (CLASSIFIER_SIZE, 4, 1e-3))
+_EXPERT_EPOCHS, _EXPERT_LEARNING_RATE = 3, 5e-4
+#: Share of the samples that train; the rest calibrates confidences and thresholds.
+TRAINING_SHARE = 0.88
+SOLDER_LABELS = ("joint", "insufficient", "lifted_lead", "bridge")
+
+OnShare = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedDetector:
+    """One detector that many component types share; `steps` of 16 pictures of `input_size` pixels."""
+
+    expert: str
+    families: tuple[str, ...]
+    labels: tuple[str, ...]
+    input_size: int
+    steps: int
+
+    def covers(self, part: PartType) -> bool:
+        return part.family in self.families
+
+
+DETECTORS = (
+    SharedDetector("solder-chip", ("chip", "led", "electrolytic"), ("joint", "insufficient", "bridge"), 96, 800),
+    SharedDetector("solder-leaded", ("sot23", "soic", "qfp", "connector"), SOLDER_LABELS, 192, 700),
+)
+
+
+def split(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+    """Samples to train on, and samples to calibrate on."""
+    cut = round(len(samples) * TRAINING_SHARE)
+    return list(samples[:cut]), list(samples[cut:])
+
+
+def teach_classifiers(samples: list[Sample], out: Path, on_share: OnShare) -> dict[str, dict[str, Any]]:
+    """Train and import one classifier for each component type; catalog entries by expert id."""
+    import torch
+
+    from tools.importer import Form, import_classifier
+    from tools.train import fit
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    library = part_types()
+    classes = [(name, label) for name, part in library.items() for label in part.labels]
+    index = {pair: number for number, pair in enumerate(classes)}
+    training, calibration = split(samples)
+    network = fit.new_network(CLASSIFIER, len(classes))
+    wanted = np.array([index[s.component, s.placement_label] for s in training])
+    for stage, (size, epochs, rate) in enumerate(_BACKBONE):
+        pictures = _pictures(training, size)
+        schedule = fit.Schedule(epochs, learning_rate=rate, seed=stage)
+        network = fit.fit_network(
+            network,
+            pictures,
+            wanted,
+            schedule,
+            lambda share, stage=stage: on_share((0.25, 0.4)[stage] * share + 0.25 * stage),
+        )
+    entries: dict[str, dict[str, Any]] = {}
+    for number, (name, part) in enumerate(library.items()):
+        mine = [s for s in training if s.component == name]
+        rows = [index[name, label] for label in part.labels]
+        schedule = fit.Schedule(_EXPERT_EPOCHS, learning_rate=_EXPERT_LEARNING_RATE, seed=number)
+        expert = fit.fit_expert(network, _pictures(mine, CLASSIFIER_SIZE), _targets(mine, part), rows, schedule)
+        held_out = [s for s in calibration if s.component == name]
+        logits = fit.logits_of(expert, _pictures(held_out, CLASSIFIER_SIZE))
+        form = Form(origin="trained on rendered parts")
+        images = [s.pixels for s in held_out[:8]]
+        report = import_classifier(
+            expert.state_dict(), CLASSIFIER, part.labels, CLASSIFIER_SIZE, out, expert=name, images=images, form=form
+        )
+        entries[name] = report.entry | {"temperature": fit.calibrate(logits, _targets(held_out, part))}
+        on_share(0.65 + 0.35 * (number + 1) / len(library))
+    return entries
+
+
+def teach_detectors(samples: list[Sample], out: Path, on_share: OnShare) -> dict[str, dict[str, Any]]:
+    """Train and import the shared detectors; catalog entries by expert id."""
+    import torch
+
+    from tools.importer import Form, import_detector
+    from tools.train.detector import Effort, fit_detector
+
+    torch.set_num_threads(1)
+    training, calibration = split(samples)
+    cost = [detector.steps * detector.input_size**2 for detector in DETECTORS]
+    entries: dict[str, dict[str, Any]] = {}
+    for number, detector in enumerate(DETECTORS):
+        sampler = SolderSampler(training, detector)
+        effort = Effort(steps=detector.steps, learning_rate=2e-3, seed=number, threads=1)
+        before, mine = sum(cost[:number]) / sum(cost), cost[number] / sum(cost)
+        model = fit_detector(
+            sampler,
+            detector.labels,
+            DETECTOR,
+            detector.input_size,
+            effort,
+            on_progress=lambda progress, before=before, mine=mine: on_share(before + mine * progress.share),
+        )
+        images = [s.pixels for s in calibration if detector.covers(part_types()[s.component])][:8]
+        form = Form(origin="trained on rendered parts")
+        report = import_detector(
+            model,
+            DETECTOR,
+            detector.input_size,
+            out,
+            expert=detector.expert,
+            classes=detector.labels,
+            images=images,
+            form=form,
+        )
+        entries[detector.expert] = report.entry
+    return entries
+
+
+class SolderSampler:
+    """Pictures for a solder detector: parts that lie where they should, defects more often than on a line.
+
+    Solder looks the same from every side, so pictures are mirrored and turned; exposure varies.
+    """
+
+    _DEFECT_SHARE = 0.65
+
+    def __init__(self, samples: Sequence[Sample], detector: SharedDetector) -> None:
+        library = part_types()
+        mine = [s for s in samples if detector.covers(library[s.component]) and s.marks]
+        self._size = detector.input_size
+        self._labels = detector.labels
+        self._good = [self._square(s) for s in mine if s.truth == "ok"]
+        self._bad = [self._square(s) for s in mine if s.truth != "ok"]
+
+    def __call__(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        kind = self._bad if rng.random() < self._DEFECT_SHARE else self._good
+        pixels, boxes = kind[int(rng.integers(len(kind)))]
+        boxes = boxes.copy()
+        for _ in range(int(rng.integers(4))):
+            pixels = np.rot90(pixels)
+            x1, y1, x2, y2 = (boxes[:, column].copy() for column in range(4))
+            boxes[:, 0], boxes[:, 1], boxes[:, 2], boxes[:, 3] = y1, self._size - x2, y2, self._size - x1
+        if rng.random() < 0.5:
+            pixels = pixels[:, ::-1]
+            boxes[:, [0, 2]] = self._size - boxes[:, [2, 0]]
+        lit = pixels.astype(np.float32) * rng.uniform(0.85, 1.15) + rng.uniform(-12, 12)
+        return np.clip(lit, 0, 255).astype(np.uint8), boxes
+
+    def _square(self, sample: Sample) -> tuple[np.ndarray, np.ndarray]:
+        gain = self._size / sample.pixels.shape[0]
+        rows = [(*(value * gain for value in m.box), self._labels.index(m.label)) for m in sample.marks]
+        boxes = np.array(rows, np.float32).reshape(-1, 5)
+        boxes[:, :4] = np.clip(boxes[:, :4], 0, self._size)
+        return to_square(sample.pixels, "detect", self._size), boxes
+
+
+def _pictures(samples: Sequence[Sample], size: int) -> np.ndarray:
+    return np.stack([to_square(sample.pixels, "classify", size) for sample in samples])
+
+
+def _targets(samples: Sequence[Sample], part: PartType) -> np.ndarray:
+    return np.array([part.labels.index(sample.placement_label) for sample in samples])
