@@ -17,8 +17,9 @@ from daemon.frames import Code, MessageError
 from daemon.image_header import ImageHeaderError, check_image
 from daemon.messages import VERSION, Answer, Generate, Hello, Inspect, Message, ResultsSince, answer, parse
 from daemon.quarantine import Quarantine
-from daemon.records import Accepted, Arrival
+from daemon.records import Accepted, Arrival, BoardRef
 from daemon.rulebook import Rulebook
+from routing_rules.routes import Routes
 
 #: While the daemon drains or the disk is full: somebody has to do something, so a second more costs nothing.
 _HELD_RETRY_MS = 1000
@@ -40,6 +41,7 @@ class Reader(Protocol):
     """What intake reads of the results; called in the intake thread."""
 
     def find(self, source: str, image_id: str) -> Known | None: ...
+    def open_rules(self, board_type: str, serial: str, attempt: int | None) -> str | None: ...
     def last_seq(self) -> int: ...
 
 
@@ -242,12 +244,20 @@ class Admission:
         return None
 
     def _check_rules(self, message: Inspect) -> None:
-        routes = self._rulebook.current
+        routes = self._rules_of(message.board)
         if message.board.type not in routes.recipes:
             raise _refusal(message, "unknown_board", f"the rules name no board type {message.board.type!a}")
         if routes.first_step(message.board.type, message.component) is None:
             reason = f"the recipe of board type {message.board.type!a} has no component {message.component!a}"
             raise _refusal(message, "unknown_component", reason)
+
+    def _rules_of(self, board: BoardRef) -> Routes:
+        """The rules that the attempt which takes this image opened with; those in force where it opens one."""
+        if self._rulebook.is_alone:
+            return self._rulebook.current
+        version = self._reader.open_rules(board.type, board.serial, board.attempt)
+        kept = None if version is None else self._rulebook.get(version)
+        return kept or self._rulebook.current
 
     def _check_payload(self, message: Inspect, payload: bytes) -> str:
         """The payload's sha256, once its structure is right; a bad image is kept in the quarantine."""

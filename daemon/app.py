@@ -35,7 +35,7 @@ from daemon.metrics import Metrics
 from daemon.policy.presets import PRESETS, Tuning
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.publish import ResultsStream
-from daemon.quarantine import Quarantine
+from daemon.quarantine import BadImages, Quarantine
 from daemon.records import Accepted, ExpertSwitch, ExpertVersion, Outcome, Published
 from daemon.rulebook import Rulebook
 from daemon.store.database import StoreError, sqlite_path
@@ -48,6 +48,7 @@ from experts.spec import ExpertId
 #: Stopping must end within 20 s of SIGTERM (PROTOCOL.md): what runs gets this long, the rest stays in the journal.
 _RUNNING_BATCHES_S = 12.0
 _RATE_WINDOW_S = 10.0
+_STARTING_POLL_S = 0.02
 
 
 def serve(config: Path) -> int:
@@ -67,6 +68,8 @@ def serve(config: Path) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     signal.signal(signal.SIGHUP, lambda *_: reload.set())
+    while app.state == "starting" and not stop.wait(_STARTING_POLL_S):
+        pass
     print(f"coserve ready: {app.describe()}", flush=True)
     while not stop.wait(0.2):
         if reload.is_set():
@@ -104,6 +107,7 @@ class App:
         self._reader = Reader(config.database)
         self._backlog = Backlog(_backlog_limits(config))
         self._quarantine = Quarantine(config.quarantine, config.retention.quarantine)
+        self._bad_images = BadImages(self._quarantine, self._journal.read)
         self._writer = Writer(
             self._store,
             self._journal,
@@ -175,6 +179,7 @@ class App:
             policy=config.policy,
             on_outcome=self._finished,
             on_switch=self._switched,
+            on_bad_image=self._bad_images.keep,
             tuning=Tuning(max_wait_s=config.limits.max_wait),
             record=config.record,
             last_batch_id=self._recovery.last_batch_id,
@@ -192,6 +197,8 @@ class App:
             self._results.start()
             self._control.start()
             self._writer.start()
+            self._writer.rules_in_force(self._rulebook.current)
+            self._bad_images.start()
             self._drive.start()
             self._accepted(self._recovery.pending, again=True)
             self._intake.start()
@@ -206,11 +213,12 @@ class App:
         """In this order, since each step feeds the next.
 
         1. intake takes nothing more, and answers what the writer still has of it;
-        2. running batches finish, waiting images stay in the journal;
+        2. running batches finish, waiting images stay in the journal, bad ones are copied out of it;
         3. the writer stores their verdicts; 4. the stream publishes these; 5. control answers to the last.
         """
         self._intake.stop()
         self._drive.stop(_RUNNING_BATCHES_S)
+        self._bad_images.stop()
         self._writer.stop()
         self._results.stop()
         self._control.stop()
@@ -278,12 +286,12 @@ class App:
 
     @property
     def state(self) -> str:
-        """`ready`, `degraded` (an expert cannot be loaded, or results cannot be written), `draining`."""
+        """`starting` is the pools' first fill; `degraded`: an expert cannot be loaded, or results not be written."""
         if self._draining:
             return "draining"
-        return "degraded" if self._degraded else "ready"
-
-    _degraded = False
+        if self._drive.is_filling:
+            return "starting"
+        return "degraded" if self._drive.is_failing or self._writer.last_error is not None else "ready"
 
     def _handlers(self) -> dict[str, Any]:
         asked = {
@@ -301,10 +309,8 @@ class App:
 
     def _status(self) -> dict[str, Any]:
         known = self._drive.ask("status", {})
-        failed = known.pop("failed")
-        known.pop("under_way")
-        writer_error = self._writer.last_error
-        self._degraded = bool(failed) or writer_error is not None
+        for inner in ("failed", "under_way"):
+            del known[inner]
         return {
             **known,
             "version": version("coserve"),
@@ -315,7 +321,7 @@ class App:
             "images_per_s": self._rate(known["completed"]),
             "rules_version": self._rulebook.current.version,
             "last_seq": self._reader.last_seq(),
-            "last_error": writer_error or known["last_error"],
+            "last_error": self._writer.last_error or known["last_error"],
         }
 
     def _rate(self, completed: int) -> float:
@@ -366,6 +372,7 @@ class App:
             self._drive.reload(catalog, routes)
             self._catalog = catalog
             self._rulebook.replace(routes)
+            self._writer.rules_in_force(routes)
             if self._gate:
                 self._gate.reload()
         self._log.info("reloaded", rules_version=routes.version, experts=len(catalog))

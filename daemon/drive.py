@@ -7,6 +7,7 @@ After each the scheduler is asked what to do next, its loads go to the loaders a
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -72,10 +73,10 @@ class Drive:
     """Wired from plain values and callables.
 
     `rulebook.get(version)` gives the routes of an image's board attempt; `catalog` is read whole at each reload.
-    `pools` and each executor's and loader's own facts name the same devices. `on_outcome` and `on_switch` are called
-    on the drive thread and must not block. `record` is a file for a trace (trace.py). Batches are numbered above
-    `last_batch_id`, for the results' views tell them apart by number. `clock` is monotonic seconds,
-    `wall` seconds since the epoch.
+    `pools` and each executor's and loader's own facts name the same devices. `on_outcome`, `on_switch` and
+    `on_bad_image` (an image that decoding found bad, and why) are called on the drive thread and must not block.
+    `record` is a file for a trace (trace.py). Batches are numbered above `last_batch_id`, for the results' views tell
+    them apart by number. `clock` is monotonic seconds, `wall` seconds since the epoch.
     """
 
     def __init__(  # noqa: PLR0913  app.py names each part it wires
@@ -89,6 +90,7 @@ class Drive:
         policy: str,
         on_outcome: Callable[[Outcome], None],
         on_switch: Callable[[ExpertSwitch], None],
+        on_bad_image: Callable[[Accepted, str], None] = lambda _image, _reason: None,
         tuning: Tuning | None = None,
         record: Path | None = None,
         last_batch_id: int = 0,
@@ -98,7 +100,7 @@ class Drive:
         self._catalog = dict(catalog)
         self._executors = {executor.facts.executor: executor for executor in executors}
         self._loaders = {loader.pool: loader for loader in loaders}
-        self._on_outcome, self._on_switch = on_outcome, on_switch
+        self._on_outcome, self._on_switch, self._on_bad_image = on_outcome, on_switch, on_bad_image
         self._clock, self._wall = clock, wall
         self._log: Any = structlog.get_logger("drive")
         self._makeup = Makeup(
@@ -122,6 +124,9 @@ class Drive:
         self._completed = 0
         self._last_error: str | None = None
         self._stopping = False
+        self._loading: Counter[PoolId] = Counter()
+        self._filling = set(self._loaders)
+        self._failing = False
 
     # From any thread
 
@@ -178,6 +183,16 @@ class Drive:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def is_filling(self) -> bool:
+        """Whether the pools' initial fill goes on; a line that has answered an image is not at its start any more."""
+        return bool(self._filling) and self._completed == 0
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether an expert could not be loaded when it was last tried."""
+        return self._failing
+
     # The drive thread
 
     def turn(self, timeout_s: float | None = 0.0) -> float | None:
@@ -233,6 +248,8 @@ class Drive:
             while not isinstance(change := self._scheduler.next_load(pool, now), Wait):
                 self._change(loader, change)
             wakes.append(change.until_s)
+            if not self._loading[pool]:
+                self._filling.discard(pool)  # the fill is what a loader does when nothing else is wanted
         for name, executor in self._executors.items():
             if name in self._running:
                 continue
@@ -244,7 +261,11 @@ class Drive:
         return min((until_s for until_s in wakes if until_s is not None), default=None)
 
     def _change(self, loader: Loader, change: Load | Unload | Resize) -> None:
-        loader.submit(LoadOrder(change, self._catalog[change.expert]) if isinstance(change, Load) else change)
+        if not isinstance(change, Load):
+            loader.submit(change)
+            return
+        self._loading[change.pool] += 1
+        loader.submit(LoadOrder(change, self._catalog[change.expert]))
 
     def _run(self, executor: Executor, run: Run, now: float) -> None:
         self._last_batch_id += 1
@@ -259,12 +280,16 @@ class Drive:
 
     def _load_ended(self, end: LoadEnd) -> None:
         load = end.load
+        self._loading[load.pool] -= 1
         if end.error is not None:
             self._last_error = end.error
             for request in self._scheduler.load_failed(load, end.error, self._clock()):
                 self._end(request, "expert_failed")
+            self._note_failures()
             return
         self._scheduler.load_done(load, end.load_ms / 1000.0)
+        if self._failing:
+            self._note_failures()
         self._fresh_load_ms[load.pool, load.expert] = end.load_ms
         self._switches += load.cause != "startup"
         self._on_switch(
@@ -299,6 +324,8 @@ class Drive:
             else:
                 if result.fault == "expert_failed":
                     self._last_error = f"expert {running.run.expert}: {result.detail}"
+                else:
+                    self._on_bad_image(self._chains.accepted(request.request_id), result.detail)
                 self._end(request, result.fault)
 
     def _stage(self, request: Request, result: Answered, running: _Running, report: BatchReport) -> Stage:
@@ -345,7 +372,11 @@ class Drive:
         self._refusals.clear()
         for request in self._scheduler.replace_facts(facts, changed):
             self._end(request, "expert_failed" if request.expert in self._catalog else "rules_changed")
+        self._note_failures()
         reload.done.set_result(None)
+
+    def _note_failures(self) -> None:
+        self._failing = bool(self._scheduler.snapshot().failed)
 
     def _answer(self, ask: _Ask) -> None:
         try:
@@ -358,6 +389,7 @@ class Drive:
     def _status(self) -> dict[str, Any]:
         """This thread's part of control's `status`; `under_way` counts images between acceptance and verdict."""
         now = self._scheduler.snapshot()
+        self._failing = bool(now.failed)
         pools = {pool.pool: pool for pool in now.pools}
         executors: list[dict[str, Any]] = []
         for name, executor in self._executors.items():

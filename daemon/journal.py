@@ -15,9 +15,9 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+from daemon.folders import make_folder
 from daemon.records import JournalKey
 
-FOLDER_MODE = 0o750
 FILE_MODE = 0o640
 
 _HEADER = struct.Struct("<4sQI")
@@ -66,8 +66,7 @@ class Journal:
         self._writing: int | None = None
         self._end = 0
         if not folder.is_dir():
-            folder.mkdir(mode=FOLDER_MODE, parents=True)
-            folder.chmod(FOLDER_MODE)
+            make_folder(folder)
             _sync_folder(folder.parent)
         self._sizes = {number: self._path(number).stat().st_size for number in self._numbers()}
         self._active = max(self._sizes, default=0)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import IO
 
 from daemon.errors import StartError
+from daemon.folders import make_folder
 
 
 class Lock:
@@ -13,7 +14,7 @@ class Lock:
 
     def __init__(self, path: Path, guards: str) -> None:
         """Take the lock or raise StartError naming the process that has it; `guards` says what it protects."""
-        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        make_folder(path.parent)
         self._file: IO[str] = path.open("a+", encoding="ascii")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -16,7 +16,7 @@ import zmq
 from daemon.frames import encode
 from daemon.mailbox import Mailbox
 from daemon.records import Published
-from daemon.sockets import ServerKeys, bind, keep_alive
+from daemon.sockets import ServerKeys, bind, keep_alive, remove_files
 from daemon.store.times import to_text
 
 HEARTBEAT_TOPIC = b"heartbeat/"
@@ -91,6 +91,7 @@ class ResultsStream:
             self._serve(pub)
         finally:
             self._mailbox.close()
+            remove_files([self._endpoint])
             pub.close(linger=_LINGER_MS)
 
     def _open(self) -> "zmq.Socket[bytes]":

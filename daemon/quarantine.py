@@ -5,11 +5,17 @@ Bounded: the oldest go first.
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
 import structlog
+
+from daemon.folders import make_folder
+from daemon.journal import JournalError
+from daemon.records import Accepted, JournalKey
+from daemon.worker import Worker
 
 _MAX_FILES = 1000
 #: A source and an id may be 128 characters each, a file's name 255 bytes.
@@ -50,8 +56,7 @@ class Quarantine:
         return path
 
     def _write(self, source: str, image_id: str, payload: bytes) -> Path:
-        if not self._folder.is_dir():
-            self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        make_folder(self._folder)
         self._last_ns = max(time.time_ns(), self._last_ns + 1)  # names sort by time even if the clock steps back
         at = datetime.fromtimestamp(self._last_ns // 10**9, UTC)
         name = f"{at:%Y%m%dT%H%M%S}{self._last_ns % 10**9:09}-{_safe(source)}-{_safe(image_id)}"
@@ -72,6 +77,39 @@ class Quarantine:
             oldest = next(iter(self._sizes))
             total -= self._sizes.pop(oldest)
             oldest.unlink(missing_ok=True)
+
+
+class BadImages:
+    """Images that were accepted and that decoding found bad: their bytes go from the journal to the quarantine.
+
+    In a thread of its own, so that the line never waits for the copy. What cannot be copied is logged.
+    """
+
+    def __init__(self, quarantine: Quarantine, read: Callable[[JournalKey], bytes]) -> None:
+        self._quarantine = quarantine
+        self._read = read
+        self._log = structlog.get_logger("quarantine")
+        self._worker: Worker[tuple[Accepted, str]] = Worker("quarantine", self._carry_out)
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def stop(self, timeout_s: float = 5.0) -> bool:
+        """Finish the copies that were asked for; False where that took longer."""
+        return self._worker.stop(timeout_s)
+
+    def keep(self, image: Accepted, reason: str) -> None:
+        """Any thread."""
+        self._worker.submit((image, reason))
+
+    def _carry_out(self, asked: tuple[Accepted, str]) -> None:
+        image, reason = asked
+        try:
+            payload = self._read(image.key)
+        except (JournalError, OSError) as error:
+            self._log.warning("quarantine_failed", source=image.source, id=image.image_id, error=str(error))
+            return
+        self._quarantine.keep(image.source, image.image_id, payload, reason)
 
 
 def _safe(text: str) -> str:

@@ -18,6 +18,11 @@ class Rulebook:
     def current(self) -> Routes:
         return self._current
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other rules than the current are known."""
+        return len(self._by_version) == 1
+
     def get(self, version: str) -> Routes | None:
         """The routes of an attempt opened under `version`, or None where they cannot be compiled any more."""
         return self._by_version.get(version)

@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 
 from daemon.errors import StartError
+from daemon.folders import make_folder
 
 #: sun_path of a Unix socket, without its final zero byte.
 MAX_IPC_PATH_BYTES = 107
@@ -83,7 +84,7 @@ def _bind_ipc(sock: "zmq.Socket[Any]", endpoint: str) -> str:
     if problem:
         raise StartError(problem)
     try:
-        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        make_folder(path.parent)
         _remove_stale(path)
         sock.bind(endpoint)
         path.chmod(_IPC_MODE)

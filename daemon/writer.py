@@ -25,6 +25,7 @@ from daemon.store.images import ImageFolder
 from daemon.store.keeper import Keeper
 from daemon.store.store import Store
 from daemon.store.values import Kept, Recovery
+from routing_rules.routes import Routes
 
 _GROUP_IMAGES = 32
 _GROUP_S = 0.002
@@ -34,6 +35,8 @@ _RETRY_FIRST_S = 0.05
 _RETRY_MAX_S = 5.0
 #: Loads that wait for a database that cannot be written; older ones are forgotten first.
 _MAX_SWITCHES = 10_000
+#: The same for rules that came into force.
+_MAX_RULES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,9 @@ class _Stop:
     """What ends the thread, once everything before it in the queue is written."""
 
 
+_Item = _Submitted | Outcome | ExpertSwitch | Routes | list[Kept] | _Stop
+
+
 class Writer:
     """`submit`, `finish` and `switch` from any thread; callbacks come from the writer thread, after the commit."""
 
@@ -90,10 +96,11 @@ class Writer:
         self._on_published = on_published
         self._on_done = on_done
         self._free_floor_bytes = free_floor_bytes
-        self._queue: queue.SimpleQueue[_Submitted | Outcome | ExpertSwitch | list[Kept] | _Stop] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._arrivals: list[_Submitted] = []
         self._outcomes: deque[Outcome] = deque()
         self._switches: deque[ExpertSwitch] = deque(maxlen=_MAX_SWITCHES)
+        self._rules: deque[Routes] = deque(maxlen=_MAX_RULES)
         self._kept: deque[Kept] = deque()
         self._retry_s = 0.0
         self._retry_at_s = 0.0
@@ -145,6 +152,10 @@ class Writer:
         """Write a load into a pool."""
         self._queue.put(switch)
 
+    def rules_in_force(self, routes: Routes) -> None:
+        """Write the rules that boards open with from now on, unless they were in force before."""
+        self._queue.put(routes)
+
     def _run(self) -> None:
         while not (self._stopping and self._queue.empty()):
             try:
@@ -176,7 +187,7 @@ class Writer:
                 group_until_s = time.monotonic() + _GROUP_S
             wait_s = max(0.0, group_until_s - time.monotonic()) if group_until_s is not None else 0.0
 
-    def _sort(self, item: _Submitted | Outcome | ExpertSwitch | list[Kept] | _Stop) -> None:
+    def _sort(self, item: _Item) -> None:
         match item:
             case _Submitted():
                 self._arrivals.append(item)
@@ -184,6 +195,8 @@ class Writer:
                 self._outcomes.append(item)
             case ExpertSwitch():
                 self._switches.append(item)
+            case Routes():
+                self._rules.append(item)
             case _Stop():
                 self._stopping = True
             case _:
@@ -196,7 +209,7 @@ class Writer:
 
     @property
     def _has_results(self) -> bool:
-        return bool(self._outcomes or self._switches or self._kept)
+        return bool(self._outcomes or self._switches or self._kept or self._rules)
 
     # -- results
 
@@ -219,12 +232,23 @@ class Writer:
         outcomes = list(islice(self._outcomes, _BATCH_RESULTS))
         switches, kept = list(self._switches), list(self._kept)
         try:
+            self._write_rules()
             self._write(outcomes, switches, kept)
         except Exception as error:
             if _may_pass(error):
                 raise
             self._note(error)
             self._write_each(outcomes, switches, kept)
+
+    def _write_rules(self) -> None:
+        while self._rules:
+            try:
+                self._store.keep_rules(self._rules[0])
+            except Exception as error:
+                if _may_pass(error):
+                    raise
+                self._log.error("rules_not_written", version=self._rules[0].version, error=_reason(error))
+            self._rules.popleft()
 
     def _write(self, outcomes: list[Outcome], switches: list[ExpertSwitch], kept: list[Kept]) -> None:
         written = self._store.write(outcomes, switches, kept)

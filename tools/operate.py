@@ -210,12 +210,12 @@ def limits(
         except ValueError as error:
             fail(f"--memory {item}: {error}", status=2)
     if budgets:
-        fields["memory"] = budgets
+        fields["expert_memory"] = budgets
     answer = _ask(config, "limits", **fields)
     if as_json:
         print_json(answer)
     else:
-        _list("Limits", [{"limit": k, "value": v} for k, v in answer["limits"].items()], as_json=False)
+        _list("Limits", [{"limit": k, "value": v} for k, v in answer.items() if k != "type"], as_json=False)
 
 
 def _ask(config: Path, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def _place(tx: Transaction, arrival: Arrival, routes: "Routes", opened: list[Row
 
 def _open(tx: Transaction, board: Board, arrival: Arrival, routes: "Routes", number: int) -> Row:
     plan = _plan(routes, arrival.board.type)
-    _keep_rules(tx, routes, arrival.board.type, plan)
+    _keep_recipe(tx, routes, arrival.board.type, plan)
     row: Row = {
         "board_id": tx.next_board_id(),
         "board_type": arrival.board.type,
@@ -84,8 +84,8 @@ def _plan(routes: "Routes", board_type: str) -> Plan:
     return Plan(places, recipe.time_limit_s)
 
 
-def _keep_rules(tx: Transaction, routes: "Routes", board_type: str, plan: Plan) -> None:
-    """Keep the rules and this board's part of them: an attempt keeps the rules it opened with."""
+def keep_rules(tx: Transaction, routes: "Routes") -> None:
+    """The rules that are in force, once."""
     tx.add_once(
         rules_versions,
         {"rules_version": routes.version},
@@ -96,5 +96,10 @@ def _keep_rules(tx: Transaction, routes: "Routes", board_type: str, plan: Plan) 
             "text": routes.text,
         },
     )
+
+
+def _keep_recipe(tx: Transaction, routes: "Routes", board_type: str, plan: Plan) -> None:
+    """Keep the rules and this board's part of them: an attempt keeps the rules it opened with."""
+    keep_rules(tx, routes)
     key = {"rules_version": routes.version, "board_type": board_type}
     tx.add_once(recipes, key, lambda: {**key, "time_limit_s": plan.time_limit_s, "positions": plan_text(plan)})

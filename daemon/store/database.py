@@ -8,7 +8,8 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
-FOLDER_MODE = 0o750
+from daemon.folders import make_folder
+
 FILE_MODE = 0o640
 
 
@@ -78,9 +79,7 @@ def open_for_reading(url: str) -> Engine:
 
 def _make_file(path: Path) -> None:
     """An empty file with its mode, before SQLite makes one with the umask's; -wal and -shm take the mode after it."""
-    if not path.parent.is_dir():
-        path.parent.mkdir(mode=FOLDER_MODE, parents=True)
-        path.parent.chmod(FOLDER_MODE)
+    make_folder(path.parent)
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     except FileExistsError:

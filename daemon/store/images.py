@@ -7,11 +7,11 @@ from pathlib import Path
 
 import structlog
 
+from daemon.folders import make_folder
 from daemon.journal import JournalError
 from daemon.records import JournalKey, Pixels
 from daemon.store.values import Keep, Kept
 
-FOLDER_MODE = 0o750
 FILE_MODE = 0o640
 
 _SIGNATURES = (
@@ -51,12 +51,8 @@ class ImageFolder:
 
     def _write(self, image: Keep, payload: bytes) -> str:
         header, suffix = _format(payload, image.pixels)
-        day = self._folder / image.completed_at[:10]
-        part = day / f"{image.inspection_id // 1000:06d}"
-        for folder in (self._folder, day, part):
-            if not folder.is_dir():
-                folder.mkdir(mode=FOLDER_MODE, parents=folder is self._folder)
-                folder.chmod(FOLDER_MODE)
+        part = self._folder / image.completed_at[:10] / f"{image.inspection_id // 1000:06d}"
+        make_folder(part)
         path = part / f"{image.inspection_id}{suffix}"
         with path.open("wb") as file:
             os.fchmod(file.fileno(), FILE_MODE)

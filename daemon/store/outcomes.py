@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Select, Table, bindparam, delete, select, update
@@ -90,6 +91,10 @@ class Finishing:
         tx = self._tx
         board = tx.board(row["board_type"], row["serial"])
         attempt, board_row = board.attempts[row["attempt"]], board.rows[row["attempt"]]
+        latency_ms = self._latency_ms(row)
+        if outcome.reason is None and row["deadline_ms"] is not None and latency_ms > row["deadline_ms"]:
+            # Judged in time, but durable too late, so heard too late.
+            outcome = replace(outcome, verdict="unknown", defect=None, reason="deadline")
         attempt.judge(outcome.inspection_id, row["component"], row["designator"], outcome.verdict, outcome.defect)
         row |= {
             "status": "done",
@@ -99,7 +104,7 @@ class Finishing:
             "reason": outcome.reason,
             # Judged after its board's closing, even if accepted before: the board's verdict does not contain it.
             "late": int(bool(row["late"]) or attempt.closed),
-            "latency_ms": self._latency_ms(row),
+            "latency_ms": latency_ms,
             "seq": tx.next_seq(),
         }
         stage_rows, box_rows = rows.stage_rows(outcome), rows.detection_rows(outcome)

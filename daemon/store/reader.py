@@ -35,6 +35,16 @@ class Reader:
             found = connection.execute(self._find, {"of_source": source, "of_image": image_id}).one_or_none()
         return Known(*found) if found is not None else None
 
+    def open_rules(self, board_type: str, serial: str, attempt: int | None) -> str | None:
+        """The rules version of the board's newest (or named) attempt while that is open; None where none is."""
+        table = boards.c
+        query = select(table.rules_version, table.verdict).where(table.board_type == board_type, table.serial == serial)
+        if attempt is not None:
+            query = query.where(table.attempt == attempt)
+        with self._engine.connect() as connection:
+            found = connection.execute(query.order_by(table.attempt.desc()).limit(1)).one_or_none()
+        return None if found is None or found.verdict is not None else found.rules_version
+
     def last_seq(self) -> int:
         """The last `seq` given out; 0 before the first."""
         with self._engine.connect() as connection:

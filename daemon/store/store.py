@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.records import Accepted, Arrival, ExpertSwitch, ExpertVersion, JournalKey, Outcome
 from daemon.store import rows
-from daemon.store.arrivals import accept
+from daemon.store.arrivals import accept, keep_rules
 from daemon.store.boards import Boards
 from daemon.store.database import StoreError, open_for_writing
 from daemon.store.migrate import migrate
@@ -135,6 +135,11 @@ class Store:
         now_s = self._clock.monotonic_s()
         self._memory.accepted_s.update((image.inspection_id, now_s) for image in accepted)
         return accepted
+
+    def keep_rules(self, routes: "Routes") -> None:
+        """Note the rules that came into force, unless they were before."""
+        with self._transaction() as tx:
+            keep_rules(tx, routes)
 
     def write(
         self,

@@ -75,12 +75,16 @@ class MemoryReader:
     def __init__(self, writer: MemoryWriter, items: list[dict[str, Any]] | None = None) -> None:
         self._writer = writer
         self.items = items or []
+        self.open_rules_version: str | None = None
 
     def find(self, source: str, image_id: str) -> Arrival | None:
         for arrival in self._writer.arrivals:
             if (arrival.source, arrival.image_id) == (source, image_id):
                 return arrival
         return None
+
+    def open_rules(self, board_type: str, serial: str, attempt: int | None) -> str | None:
+        return self.open_rules_version
 
     def last_seq(self) -> int:
         return self.items[-1]["seq"] if self.items else 0

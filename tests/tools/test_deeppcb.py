@@ -29,6 +29,7 @@ from tools.deeppcb.measure import (
     mean_average_precision,
     overlaps,
 )
+from tools.deeppcb.report import print_report
 from tools.deeppcb.run import load_detector, run
 from tools.deeppcb.synthetic import draw_defect, mine_shapes
 from tools.deeppcb.tiles import LABELS, Boxes, DataError, Defect, Pair, Tile, is_copper, read_split
@@ -264,15 +265,20 @@ def test_a_bad_line_of_the_data_set_names_file_and_line(tmp_path: Path) -> None:
 
 def test_the_rules_example_is_what_the_run_writes_and_compiles() -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
-    patterns = re.findall(r"^  (group\d+):", text, re.MULTILINE)
+    patterns = re.findall(r"^  (group\d+): +\{expert", text, re.MULTILINE)
     threshold = re.search(r"fail_on: \{open: ([\d.]+)", text)
     assert len(patterns) == 7
     assert threshold is not None
     assert text == render_rules(patterns, float(threshold[1]))
     labels = {name: ExpertLabels("classify", ("clean", "suspect")) for name in (*patterns, ANY_PATTERN)}
     routes = compile_rules(read_yaml(EXAMPLE), str(EXAMPLE), {**labels, DETECTOR: ExpertLabels("detect", LABELS)})
-    assert routes.first_step("bare-board", "group00041").expert == "group00041"  # type: ignore[union-attr]
+    assert routes.first_step("group00041", "group00041").expert == "group00041"  # type: ignore[union-attr]
     assert routes.first_step("bare-board", "group12300").expert == ANY_PATTERN  # type: ignore[union-attr]
+
+
+def test_patterns_named_in_digits_stay_text_in_the_rules() -> None:
+    routes = compile_rules(render_rules(["00041"], 0.4))
+    assert routes.first_step("00041", "00041").expert == "00041"  # type: ignore[union-attr]
 
 
 def test_a_file_that_holds_no_detector_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -283,7 +289,9 @@ def test_a_file_that_holds_no_detector_is_refused_before_anything_is_written(tmp
     assert not (tmp_path / "line").exists()
 
 
-def test_a_run_makes_a_line_that_the_check_accepts_and_a_report(tmp_path: Path) -> None:
+def test_a_run_makes_a_line_that_the_check_accepts_and_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, out = a_data_folder(tmp_path / "data"), tmp_path / "line"
     seen: list[tuple[str, float]] = []
     trained = run(data, out, 0.03, threads=1, on_progress=lambda name, share: seen.append((name, share)))
@@ -296,6 +304,8 @@ def test_a_run_makes_a_line_that_the_check_accepts_and_a_report(tmp_path: Path) 
     assert report["detector"]["hits"] + report["detector"]["missed"] == 2
     assert set(report["classifiers"]) == {"group1", ANY_PATTERN}
     assert load_detector(out / "detector.training").state_dict()
+    print_report(trained.report)
+    assert "the authors of DeepPCB" in capsys.readouterr().out
 
 
 def test_the_command_says_what_is_wrong_with_the_folder(tmp_path: Path) -> None:

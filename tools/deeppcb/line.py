@@ -1,11 +1,13 @@
 """The folder of a line for bare boards: its rules and its configuration, ready for `coserve run`."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from tools.deeppcb.tiles import LABELS
 
-ANY_PATTERN = "any-pattern"
+#: The board type of tiles whose pattern has no classifier of its own, and that classifier.
+BOARD, ANY_PATTERN = "bare-board", "any-pattern"
 DETECTOR = "bare-board-defects"
 CLEAN, SUSPECT = "clean", "suspect"
 
@@ -13,14 +15,11 @@ _RULES = """\
 # Bare boards (DeepPCB by S. Tang and others, MIT licence): tiles of {count} known patterns, and of any other.
 # Written by `coserve train deeppcb`; check it with:  coserve rules check rules.yaml
 
-boards:
-  bare-board:
-    extras: allow                  # tiles of patterns that are not listed are judged too, by `any-pattern`
-    components: {components}
+boards:                            # one tile is a board here, and its component type is its pattern
+{boards}
 
-classifiers:                       # the component type of a tile is its board pattern
+classifiers:                       # `clean` ends here as a pass; `suspect` goes on, and the detector decides
 {classifiers}
-  "*": {{{every}, {judged}}}
 
 detectors:
   defects:                         # a suspect tile in which it finds nothing is a `review` (`on_clear`, docs/rules.md)
@@ -50,14 +49,15 @@ def render_rules(patterns: Sequence[str], threshold: float) -> str:
     `threshold` is the confidence from which a box is a failure; surer than half of it is looked at by an operator.
     """
     judged = f"pass: [{CLEAN}], then: {{{SUSPECT}: defects}}"
-    width = max([len(ANY_PATTERN), *map(len, patterns)])
-    rows = [f"  {name + ':':{width + 1}} {{expert: {name}, {judged}}}" for name in patterns]
+    width = max(len(name) + 1 for name in (BOARD, *patterns))
+    boards = [f"  {name + ':':{width}} {{components: {{{name}: 1}}}}" for name in patterns]
+    boards.append(f"  {BOARD + ':':{width}} {{extras: allow, components: {{{ANY_PATTERN}: 1}}}}   # any other pattern")
+    experts = [*((name, name) for name in patterns), ('"*"', ANY_PATTERN)]
+    rows = [f"  {name + ':':{width}} {{expert: {_text(expert)}, {judged}}}" for name, expert in experts]
     return _RULES.format(
         count=len(patterns),
-        components="{" + ", ".join(f"{name}: 1" for name in patterns or [ANY_PATTERN]) + "}",
+        boards="\n".join(boards),
         classifiers="\n".join(rows),
-        every=f"expert: {ANY_PATTERN}",
-        judged=judged,
         detector=DETECTOR,
         fail_on=_by_label(threshold),
         review_on=_by_label(threshold / 2),
@@ -76,3 +76,8 @@ def write_line(folder: Path, patterns: Sequence[str], threshold: float) -> Path:
 
 def _by_label(confidence: float) -> str:
     return "{" + ", ".join(f"{label}: {confidence:.2f}" for label in LABELS) + "}"
+
+
+def _text(name: str) -> str:
+    """A folder named 00041 would be read as a number."""
+    return name if re.match("[A-Za-z]", name) else f'"{name}"'

@@ -18,14 +18,13 @@ from experts.vision.infer import infer
 from experts.vision.preprocess import prepare
 from routing_rules.routes import Judgement, Routes, judge
 from tools.console import console, print_table
-from tools.deeppcb.line import ANY_PATTERN, CLEAN, DETECTOR, SUSPECT
+from tools.deeppcb.line import ANY_PATTERN, BOARD, CLEAN, DETECTOR, SUSPECT
 from tools.deeppcb.measure import Counts, Found, average_precisions, count, mean_average_precision, nothing_found
 from tools.deeppcb.tiles import LABELS, Boxes, Pair, patterns_of
 from tools.train.detector import find_boxes
 
 #: What the data set's authors report on their test split (README of DeepPCB).
 AUTHORS_MAP, AUTHORS_F_SCORE = 0.986, 0.982
-BOARD = "bare-board"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,8 @@ def measure_line(config_path: Path, pairs: Sequence[Pair], threshold: float) -> 
 
 def run_chain(routes: Routes, server: _Server, pattern: str, payload: bytes) -> tuple[Judgement, list[str]]:
     """One tile from its first expert to its verdict, and the experts that it went through."""
-    step = routes.first_step(BOARD, pattern)
+    board = pattern if pattern in routes.recipes else BOARD
+    step = routes.first_step(board, pattern)
     judgement: Judgement | None = None
     experts: list[str] = []
     while step is not None:
@@ -135,7 +135,7 @@ def run_chain(routes: Routes, server: _Server, pattern: str, payload: bytes) -> 
         judgement = judge(step, answer.label, answer.confidence, answer.detections, judgement)
         step = judgement.next
     if judgement is None:
-        raise ValueError(f"the rules have no step for tiles of {pattern} on {BOARD}")
+        raise ValueError(f"the rules have no step for tiles of {pattern} on {board}")
     return judgement, experts
 
 

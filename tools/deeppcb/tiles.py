@@ -5,6 +5,7 @@ folder of that form is `train.txt` and `val.txt` with a pair's name per line (`g
 `NAME_temp.jpg`, `NAME_test.jpg` and `NAME.txt` with lines `x1 y1 x2 y2 type`, the type from 1 to 6.
 """
 
+import re
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -78,8 +79,9 @@ def is_copper(tile: Tile) -> NDArray[np.bool_]:
 
 def _read_pair(data: Path, name: str, where: str) -> Pair:
     pattern = name.split("/", maxsplit=1)[0]
-    if pattern == name:
-        raise DataError(f"{where}: expected PATTERN/NAME, the pattern being a folder, not {name!r}")
+    if pattern == name or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", pattern):
+        expected = "expected PATTERN/NAME, the pattern being a folder named in letters, digits and . _ -"
+        raise DataError(f"{where}: {expected}, not {name!r}")
     template_file, test_file = data / f"{name}_temp.jpg", data / f"{name}_test.jpg"
     template, test = _read_tile(template_file, where), _read_tile(test_file, where)
     if template.shape != test.shape:

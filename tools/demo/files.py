@@ -29,7 +29,6 @@ retention:
 
 #: Which component types go on to which detector, as patterns; together they cover the library.
 _PATTERNS = {"solder-chip": ("R*", "C*", "LED*"), "solder-leaded": ("SOT*", "SOIC*", "QFP*", "HDR*")}
-REVIEW_BELOW = 0.6
 _CODES = {
     "missing": "D101",
     "shifted": "D102",
@@ -51,8 +50,10 @@ def write_configuration(folder: Path) -> Path:
     return path
 
 
-def write_rules(folder: Path, fail_on: dict[str, dict[str, float]]) -> Path:
-    """`folder/rules.yaml` for the four board types; `fail_on` is detector to label to confidence."""
+def write_rules(folder: Path, fail_on: dict[str, dict[str, float]], review_below: float) -> Path:
+    """`folder/rules.yaml` for the four board types; `fail_on` is detector to label to confidence, below
+    `review_below` a classifier's answer is a `review`.
+    """
     lines = [
         "# Which expert looks at which component, and what passes. Check:  coserve rules check rules.yaml",
         "boards:",
@@ -63,7 +64,7 @@ def write_rules(folder: Path, fail_on: dict[str, dict[str, float]]) -> Path:
     lines += ["", "classifiers:   # the first pattern that matches; what passes goes on to the shared solder detector"]
     for detector, patterns in _PATTERNS.items():
         lines += [
-            f'  "{pattern}": {{expert: "{{component}}", pass: [ok], review_below: {REVIEW_BELOW}, then: {detector},'
+            f'  "{pattern}": {{expert: "{{component}}", pass: [ok], review_below: {review_below}, then: {detector},'
             " pass_rate: 0.95}"
             for pattern in patterns
         ]

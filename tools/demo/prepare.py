@@ -69,7 +69,8 @@ def prepare(folder: Path) -> PrepareReport:
         catalog = _teach(rendered, folder / "experts", bars)
         task = bars.add_task("calibrating on parts held out", total=1.0)
         held_out = teach.split(rendered)[1]
-        files.write_rules(folder, thresholds.choose_all(catalog, held_out))
+        review_below = thresholds.review_below(catalog, held_out)
+        files.write_rules(folder, thresholds.choose_all(catalog, held_out), review_below)
         bars.update(task, completed=1.0)
         minutes = (time.monotonic() - began_s) / 60
         task = bars.add_task("judging boards not trained on", total=1.0)

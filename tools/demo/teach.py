@@ -18,8 +18,7 @@ from tools.demo.samples import Sample
 CLASSIFIER = "resnet18"
 DETECTOR = "yolo11n"
 CLASSIFIER_SIZE = 64
-#: First small pictures, then full ones: the same accuracy for half the time.
-_BACKBONE = ((40, 6, 2.5e-3), (CLASSIFIER_SIZE, 4, 1e-3))
+_BACKBONE_EPOCHS, _BACKBONE_LEARNING_RATE = 5, 2e-3
 _EXPERT_EPOCHS, _EXPERT_LEARNING_RATE = 3, 5e-4
 #: Share of the samples that train; the rest calibrates confidences and thresholds.
 TRAINING_SHARE = 0.88
@@ -44,7 +43,7 @@ class SharedDetector:
 
 DETECTORS = (
     SharedDetector("solder-chip", ("chip", "led", "electrolytic"), ("joint", "insufficient", "bridge"), 96, 800),
-    SharedDetector("solder-leaded", ("sot23", "soic", "qfp", "connector"), SOLDER_LABELS, 192, 700),
+    SharedDetector("solder-leaded", ("sot23", "soic", "qfp", "connector"), SOLDER_LABELS, 192, 600),
 )
 
 
@@ -69,16 +68,9 @@ def teach_classifiers(samples: list[Sample], out: Path, on_share: OnShare) -> di
     training, calibration = split(samples)
     network = fit.new_network(CLASSIFIER, len(classes))
     wanted = np.array([index[s.component, s.placement_label] for s in training])
-    for stage, (size, epochs, rate) in enumerate(_BACKBONE):
-        pictures = _pictures(training, size)
-        schedule = fit.Schedule(epochs, learning_rate=rate, seed=stage)
-        network = fit.fit_network(
-            network,
-            pictures,
-            wanted,
-            schedule,
-            lambda share, stage=stage: on_share((0.25, 0.4)[stage] * share + 0.25 * stage),
-        )
+    schedule = fit.Schedule(_BACKBONE_EPOCHS, learning_rate=_BACKBONE_LEARNING_RATE)
+    pictures = _pictures(training, CLASSIFIER_SIZE)
+    network = fit.fit_network(network, pictures, wanted, schedule, lambda share: on_share(0.7 * share))
     entries: dict[str, dict[str, Any]] = {}
     for number, (name, part) in enumerate(library.items()):
         mine = [s for s in training if s.component == name]
@@ -93,7 +85,7 @@ def teach_classifiers(samples: list[Sample], out: Path, on_share: OnShare) -> di
             expert.state_dict(), CLASSIFIER, part.labels, CLASSIFIER_SIZE, out, expert=name, images=images, form=form
         )
         entries[name] = report.entry | {"temperature": fit.calibrate(logits, _targets(held_out, part))}
-        on_share(0.65 + 0.35 * (number + 1) / len(library))
+        on_share(0.7 + 0.3 * (number + 1) / len(library))
     return entries
 
 

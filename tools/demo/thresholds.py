@@ -1,4 +1,4 @@
-"""From which confidence on a solder defect is a failure: chosen on parts held out from training."""
+"""Confidences that divide: which solder defect fails, which answer an operator should see. Chosen on parts held out."""
 
 from collections.abc import Sequence
 
@@ -14,6 +14,8 @@ from tools.demo.teach import DETECTORS, SharedDetector
 #: Share of good parts that one label may call bad by mistake, where the bad parts can be told from them.
 _FALSE_CALLS = 0.004
 _LOWEST, _HIGHEST = 0.28, 0.75
+#: Share of good parts that may become a review because their classifier is unsure, and where the limit may lie.
+_REVIEWS, _LEAST_REVIEW, _MOST_REVIEW = 0.01, 0.6, 0.95
 _BATCH = 16
 
 
@@ -22,16 +24,32 @@ def choose_all(catalog: Catalog, held_out: Sequence[Sample]) -> dict[str, dict[s
     return {detector.expert: _choose(catalog, detector, held_out) for detector in DETECTORS}
 
 
+def review_below(catalog: Catalog, held_out: Sequence[Sample]) -> float:
+    """The confidence that all but a few good parts reach at their classifiers."""
+    sure: list[float] = []
+    for name, part in part_types().items():
+        mine = [s for s in held_out if s.component == name and s.truth == "ok"]
+        answers = _answers(catalog, ExpertId(name), mine)
+        sure += [answer.confidence or 0.0 for answer in answers if answer.label == part.labels[0]]
+    sure.sort()
+    return round(min(max(sure[int(len(sure) * _REVIEWS)], _LEAST_REVIEW), _MOST_REVIEW), 2)
+
+
+def _answers(catalog: Catalog, expert: ExpertId, parts: Sequence[Sample]) -> list[Answer]:
+    spec = catalog[expert]
+    pool = SlotPool("cpu", spec.weights_bytes)
+    pool.load(spec)
+    found: list[Answer] = []
+    for start in range(0, len(parts), _BATCH):
+        batch = [fit(part.pixels, spec.task, spec.input_size) for part in parts[start : start + _BATCH]]
+        found += infer(pool.slot(expert), batch)
+    return found
+
+
 def _choose(catalog: Catalog, detector: SharedDetector, held_out: Sequence[Sample]) -> dict[str, float]:
     library = part_types()
     mine = [s for s in held_out if detector.covers(library[s.component]) and s.marks]
-    spec = catalog[ExpertId(detector.expert)]
-    pool = SlotPool("cpu", spec.weights_bytes)
-    pool.load(spec)
-    slot = pool.slot(spec.expert)
-    answers: list[Answer] = []
-    for start in range(0, len(mine), _BATCH):
-        answers += infer(slot, [fit(s.pixels, "detect", spec.input_size) for s in mine[start : start + _BATCH]])
+    answers = _answers(catalog, ExpertId(detector.expert), mine)
     chosen: dict[str, float] = {}
     for label in detector.labels:
         if label == "joint":

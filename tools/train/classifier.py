@@ -1,5 +1,6 @@
 """`coserve train classifier`: any folder of labelled images becomes an expert, measured on images held out."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from experts.errors import ImageError
 from experts.vision.architectures import ARCHITECTURES
 from experts.vision.decode import decode
 from experts.vision.preprocess import to_square
-from tools.importer import Form, import_classifier
+from tools.importer import Form, ImportRefusedError, import_classifier
 from tools.train import fit
 from tools.train.fit import Pictures, Targets
 
@@ -72,6 +73,8 @@ def train_classifier(
     known = ARCHITECTURES.get(architecture)
     if known is None or known.task != "classify":
         raise TrainingError(f"{architecture!r} is no classifier: expected resnet18, 34, 50, 101 or 152")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", expert):  # said before minutes of training, not after
+        raise TrainingError(f"{expert!r} is no expert id; give one of letters, digits and . _ : - with --id")
     torch.set_num_threads(threads)
     torch.manual_seed(schedule.seed)
     labels, everything = _read(folder, input_size)
@@ -83,9 +86,12 @@ def train_classifier(
     logits = fit.logits_of(network, held_out.pictures)
     form = Form(origin=f"trained on {folder.name}")
     images = list(held_out.pictures[:8])
-    report = import_classifier(
-        network.state_dict(), architecture, labels, input_size, out, expert=expert, images=images, form=form
-    )
+    try:
+        report = import_classifier(
+            network.state_dict(), architecture, labels, input_size, out, expert=expert, images=images, form=form
+        )
+    except ImportRefusedError as error:
+        raise TrainingError(str(error)) from error
     temperature = fit.calibrate(logits, held_out.targets)
     add_to_catalog(out / "catalog.yaml", expert, report.entry | {"temperature": temperature})
     found = logits.argmax(1).numpy()

@@ -78,8 +78,8 @@ def fit_expert(
         head.weight.copy_(old.weight[list(rows)])
         head.bias.copy_(old.bias[list(rows)])
     network.fc = head
-    features = early_features(network, pictures, np.random.default_rng(schedule.seed), copies=2)
-    labels = np.concatenate([targets, targets])
+    features = early_features(network, pictures, np.random.default_rng(schedule.seed))
+
     tail = nn.Sequential(network.layer4, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)  # type: ignore[arg-type]
     for module in tail.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -88,24 +88,23 @@ def fit_expert(
     rng = np.random.default_rng(schedule.seed)
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for chosen in _shuffled(len(labels), schedule.batch, rng):
-            yield features[torch.from_numpy(chosen)], torch.from_numpy(labels[chosen])
+        for chosen in _shuffled(len(targets), schedule.batch, rng):
+            yield features[torch.from_numpy(chosen)], torch.from_numpy(targets[chosen])
 
-    _run(tail, batches, len(labels), schedule, lambda _: None)
+    _run(tail, batches, len(targets), schedule, lambda _: None)
     return network.eval()
 
 
-def early_features(network: nn.Module, pictures: Pictures, rng: np.random.Generator, copies: int) -> torch.Tensor:
-    """What the layers before the last block make of `pictures`, each in `copies` augmented versions."""
+def early_features(network: nn.Module, pictures: Pictures, rng: np.random.Generator) -> torch.Tensor:
+    """What the layers before the last block make of augmented `pictures`."""
     mean, deviation = _normalisation()
     parts = [getattr(network, name) for name in ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3")]
     early = nn.Sequential(*parts).eval()
     found: list[torch.Tensor] = []
     with torch.no_grad():
-        for _ in range(copies):
-            for start in range(0, len(pictures), 64):
-                tensor = _augmented(pictures[start : start + 64], rng).sub_(mean).div_(deviation)
-                found.append(early(tensor.contiguous(memory_format=torch.channels_last)))
+        for start in range(0, len(pictures), 64):
+            tensor = _augmented(pictures[start : start + 64], rng).sub_(mean).div_(deviation)
+            found.append(early(tensor.contiguous(memory_format=torch.channels_last)))
     return torch.cat(found)
 
 

@@ -1,7 +1,6 @@
 """A populated board as a camera sees it, with the truth about every part."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import cv2
 import numpy as np
@@ -64,10 +63,6 @@ class Board:
     image: Image
     placements: tuple[Placement, ...]
 
-    def truth(self) -> dict[str, str]:
-        """Designator to `ok` or the defect kind."""
-        return {placement.designator: placement.truth for placement in self.placements}
-
 
 def render_board(board_type: str, seed: int, defect_rate: float) -> Board:
     """One unit of a product. The same arguments give the same pixels.
@@ -90,14 +85,14 @@ def render_unit(board: BoardType, kinds: list[str], rng: np.random.Generator) ->
     library = part_types()
     canvas = bare_board(board, rng)
     scene = _scene(board, rng)
-    found = []
+    found: list[tuple[PartType, Place, Condition, list[Box]]] = []
     for place, kind in zip(board.places, kinds, strict=True):
         part = library[place.component]
         condition = make_condition(part, kind, rng)
         found.append((part, place, condition, _place_part(canvas, part, place, condition, scene)))
     image = _photograph(canvas, rng)
     drift = (int(rng.integers(-2, 3)), int(rng.integers(-2, 3)))
-    placements = tuple(_cut(image, *entry, drift) for entry in found)
+    placements = tuple(_cut(image, part, place, condition, bridges, drift) for part, place, condition, bridges in found)
     return Board(board.name, image, placements)
 
 
@@ -172,8 +167,9 @@ def _cut(
     if condition.kind == "ok" or condition.kind in ("bridge", "insufficient", "lifted_lead"):
         for mark in marks_of(part, condition, bridges):
             x1, y1, x2, y2 = mark.box
-            box = (x1 + side / 2 - off.x, y1 + side / 2 - off.y, x2 + side / 2 - off.x, y2 + side / 2 - off.y)
-            marks.append(Mark(mark.label, box))
+            left, right = (min(max(x + side / 2 - off.x, 0.0), side) for x in (x1, x2))
+            top, bottom = (min(max(y + side / 2 - off.y, 0.0), side) for y in (y1, y2))
+            marks.append(Mark(mark.label, (left, top, right, bottom)))
     return Placement(
         designator=place.designator,
         component=part.name,
@@ -183,11 +179,3 @@ def _cut(
         marks=tuple(marks),
         pixels=np.ascontiguousarray(turned),
     )
-
-
-def describe(board: Board) -> dict[str, Any]:
-    """The truth about a board as plain data."""
-    rows = [
-        {"designator": p.designator, "component": p.component, "truth": p.truth, "box": p.box} for p in board.placements
-    ]
-    return {"board_type": board.board_type, "placements": rows}

@@ -5,7 +5,7 @@ import numpy as np
 from tools.camera.render.condition import Condition, Look
 from tools.camera.render.parts import PartType
 from tools.camera.render.solder import Scene
-from tools.camera.render.surface import Colour, Floats, Layer, disc, metal, plastic, rectangle
+from tools.camera.render.surface import Colour, Layer, disc, metal, plastic, rectangle, scaled
 
 _TIN: Colour = (0.8, 0.81, 0.84)
 _PRINT: Colour = (0.87, 0.88, 0.88)
@@ -52,7 +52,7 @@ def _led(layer: Layer, part: PartType, condition: Condition, scene: Scene) -> No
     lens = layer.fill([rectangle(1, 0, length - 21, width - 5, 5)])
     layer.paint(lens, plastic(lens, condition.look.colour, scene.light, 6 * scale, scene.texture(), gloss=0.9))
     die = layer.fill([rectangle(1, 0, 5, 5)])
-    layer.paint(die, tuple(0.72 * c for c in condition.look.colour), opacity=0.6)
+    layer.paint(die, scaled(condition.look.colour, 0.72), opacity=0.6)
     corner = (-length / 2 + 7.5, -width / 2 + 0.5)
     mark = layer.fill([[corner, (corner[0] + 8, corner[1]), (corner[0], corner[1] + width - 1)]])
     layer.paint(mark, (0.14, 0.48, 0.24), opacity=0.95)
@@ -97,10 +97,10 @@ def _ic(layer: Layer, part: PartType, condition: Condition, scene: Scene) -> Non
     if part.family != "sot23":
         inset = min(length, width) * 0.14
         dimple = layer.fill([disc(-length / 2 + inset, width / 2 - inset, min(length, width) * 0.06 + 1)])
-        layer.paint(dimple, metal(dimple, tuple(1.5 * c for c in look.colour), scene.light, 3 * scale, gloss=0.2))
+        layer.paint(dimple, metal(dimple, scaled(look.colour, 1.5), scene.light, 3 * scale, gloss=0.2))
         if part.family == "soic":
             stripe = layer.fill([rectangle(-length / 2 + 2.6, 0, 2.2, width - 3)])
-            layer.paint(stripe, tuple(1.7 * c for c in look.colour), opacity=0.7)
+            layer.paint(stripe, scaled(look.colour, 1.7), opacity=0.7)
     lines = look.marking.split("|")
     height = min(width * 0.5, 0.74 * (width - 8) / len(lines), 1.25 * length / max(map(len, lines)))
     for k, words in enumerate(lines):
@@ -128,8 +128,8 @@ def _can(layer: Layer, part: PartType, condition: Condition, scene: Scene) -> No
     can = layer.fill([disc(0, 0, radius)])
     layer.paint(can, metal(can, (0.78, 0.79, 0.81), scene.light, radius * 0.16 * scale, gloss=0.7))
     top = layer.fill([disc(0, 0, radius * 0.87)])
-    brushed = 0.68 + 0.05 * np.tanh(scene.texture()[: top.mask.shape[0], : top.mask.shape[1]])
-    layer.paint(top, _grey(brushed), opacity=0.85)
+    brushed = 0.68 + 0.05 * np.tanh(scene.texture()[: top.mask.shape[0], : top.mask.shape[1], None])
+    layer.paint(top, np.repeat(brushed, 3, axis=2).astype(np.float32), opacity=0.85)
     minus = layer.fill([disc(0, 0, radius * 0.87, np.pi * 0.68, np.pi * 1.32)])
     layer.paint(minus, look.colour, opacity=0.95)
     for k, words in enumerate(look.marking.split("|")):
@@ -143,9 +143,8 @@ def _header(layer: Layer, part: PartType, condition: Condition, scene: Scene) ->
     length, width, scale, colour = part.length, part.width, layer.scale, condition.look.colour
     box = layer.fill([rectangle(0, 0, length, width, 1.5)])
     layer.paint(box, plastic(box, colour, scene.light, 3 * scale, scene.texture()))
-    floor = tuple(0.45 * c for c in colour)
     cavity = layer.fill([rectangle(0, 0, length - 13, width - 13, 1), rectangle(0, width / 2 - 5, 17, 13)])
-    layer.paint(cavity, plastic(cavity, floor, scene.light, 1, scene.texture()))
+    layer.paint(cavity, plastic(cavity, scaled(colour, 0.45), scene.light, 1, scene.texture()))
     edge = layer.fill([rectangle(0, -(width / 2 - 8), length - 13, 4)], soften_px=1)
     layer.paint(edge, (0, 0, 0), opacity=0.4)
     pins = [rectangle(p.x * 0.93, p.out[1] * 9, 5, 5, 0.8) for p in part.pads]
@@ -153,7 +152,8 @@ def _header(layer: Layer, part: PartType, condition: Condition, scene: Scene) ->
     layer.paint(gold, metal(gold, (0.95, 0.8, 0.42), scene.light, 2 * scale))
     x, y = part.pads[0].x, width / 2 - 0.5
     arrow = layer.fill([[(x - 4, y), (x + 4, y), (x, y - 5.5)]])
-    layer.paint(arrow, tuple(min(1.0, c * 0.35 + 0.5) for c in colour), opacity=0.85)
+    red, green, blue = (min(1.0, c * 0.35 + 0.5) for c in colour)
+    layer.paint(arrow, (red, green, blue), opacity=0.85)
 
 
 def _standing(layer: Layer, part: PartType, look: Look, scene: Scene) -> None:
@@ -166,10 +166,6 @@ def _standing(layer: Layer, part: PartType, look: Look, scene: Scene) -> None:
     layer.paint(body, plastic(body, look.colour, scene.light, 1.5 * scale, scene.texture()))
     top = layer.fill([rectangle(x + side * cap / 2, 0, cap, width, 1.5)])
     layer.paint(top, metal(top, (0.9, 0.9, 0.92), scene.light, 2 * scale, gloss=1.2))
-
-
-def _grey(value: Floats) -> Floats:
-    return np.repeat(value[..., None], 3, axis=2).astype(np.float32)
 
 
 _BODIES = {

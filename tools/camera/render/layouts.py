@@ -33,13 +33,6 @@ class BoardType:
     design_seed: int
     places: tuple[Place, ...]
 
-    def quantities(self) -> dict[str, int]:
-        """How many of each component type the board carries, in order of first use."""
-        counts: dict[str, int] = {}
-        for place in self.places:
-            counts[place.component] = counts.get(place.component, 0) + 1
-        return counts
-
     def designators(self) -> dict[str, list[str]]:
         """The designators of each component type."""
         named: dict[str, list[str]] = {}

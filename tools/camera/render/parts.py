@@ -53,14 +53,6 @@ class PartType:
         """What this type's classifier can say, `ok` first."""
         return ("ok", *(kind for kind in PLACEMENT_DEFECTS if kind in self.defects))
 
-    @property
-    def leaded(self) -> bool:
-        return self.family in ("sot23", "soic", "qfp", "connector")
-
-    @property
-    def solder_defects(self) -> tuple[str, ...]:
-        return tuple(kind for kind in SOLDER_DEFECTS if kind in self.defects)
-
 
 def _chip(name: str, crop_px: int, length: float, width: float, *, marking: str) -> PartType:
     pad_w = 4 + length * 0.28

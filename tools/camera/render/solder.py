@@ -41,7 +41,7 @@ def draw_ground(layer: Layer, part: PartType, condition: Condition, scene: Scene
     rng, light, scale = scene.rng, scene.light, layer.scale
     pads = layer.fill([rectangle(p.x, p.y, p.w, p.h, 1.5) for p in part.pads])
     dull = 0.5 + 0.05 * scene.texture()[: pads.mask.shape[0], : pads.mask.shape[1], None]
-    layer.paint(pads, np.asarray(scene.finish, np.float32) * (0.3 + dull))
+    layer.paint(pads, (np.asarray(scene.finish, np.float32) * (0.3 + dull)).astype(np.float32))
     if condition.kind == "missing" and rng.random() < 0.35:
         return  # the paste was never printed: bare pads
     drops, flat = [], []

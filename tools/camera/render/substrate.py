@@ -27,9 +27,9 @@ def bare_board(board: BoardType, unit: np.random.Generator) -> Floats:
     edges = cv2.Laplacian(cv2.GaussianBlur(copper, (0, 0), 1), cv2.CV_32F)[..., None] / 255
     image += np.clip(-edges, 0, 1) * 0.25
     _lay(image, vias, np.asarray(board.finish, np.float32) * 0.75, 0.9)
-    shift = np.float32([[1, 0, unit.uniform(-1.2, 1.2)], [0, 1, unit.uniform(-1.2, 1.2)]])
-    silk = cv2.warpAffine(silk, shift, silk.shape[::-1])
-    _lay(image, silk, np.asarray(board.silk, np.float32), unit.uniform(0.75, 0.95))
+    shift = np.array([[1, 0, unit.uniform(-1.2, 1.2)], [0, 1, unit.uniform(-1.2, 1.2)]], np.float32)
+    printed = cv2.warpAffine(silk, shift, silk.shape[::-1]).astype(np.uint8)
+    _lay(image, printed, np.asarray(board.silk, np.float32), unit.uniform(0.75, 0.95))
     _features(board, image)
     return image
 
@@ -42,7 +42,6 @@ def _lay(image: Floats, mask: Mask, colour: Floats, opacity: float) -> None:
 
 def _route(board: BoardType, design: np.random.Generator, copper: Mask, vias: Mask) -> None:
     """A poured ground plane; every pad escapes to a via, and bundles of lines cross the board."""
-    copper[:] = 0
     cv2.rectangle(copper, (18, 18), (board.width - 19, board.height - 19), 90, -1)
     for _ in range(4 + board.width // 220):
         _bundle(board, design, copper)

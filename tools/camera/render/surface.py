@@ -81,7 +81,7 @@ class Layer:
         if angle_deg:
             turn = cv2.getRotationMatrix2D((float(x), float(y)), angle_deg, 1)
             mask = cv2.warpAffine(mask, turn, mask.shape[::-1])
-        return Patch(slice(None), slice(None), (mask.astype(np.float32) / 255))
+        return Patch(slice(None), slice(None), (mask.astype(np.float32) / 255).astype(np.float32))
 
     def paint(self, patch: Patch, colour: Floats | Colour, opacity: float = 1) -> None:
         """Lay a colour, uniform or per pixel of the patch, over what is there."""
@@ -102,6 +102,12 @@ class Layer:
         """The picture at board resolution, (side, side, 4)."""
         size = (self.side_px, self.side_px)
         return cv2.resize(self.pixels, size, interpolation=cv2.INTER_AREA).astype(np.float32)
+
+
+def scaled(colour: Colour, gain: float) -> Colour:
+    """A brighter or darker shade of a colour."""
+    red, green, blue = colour
+    return (gain * red, gain * green, gain * blue)
 
 
 def rectangle(x: float, y: float, w: float, h: float, corner: float = 0) -> Floats:

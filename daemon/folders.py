@@ -1,0 +1,13 @@
+"""Folders that the daemon makes: mode 0750, so that others read through the group (RESULTS.md)."""
+
+from pathlib import Path
+
+FOLDER_MODE = 0o750
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder` and what is missing above it, each with its mode whatever the umask is."""
+    missing = [path for path in (folder, *folder.parents) if not path.is_dir()]
+    for path in reversed(missing):
+        path.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        path.chmod(FOLDER_MODE)

@@ -1,0 +1,218 @@
+"""A client of PROTOCOL.md and RESULTS.md: stock pyzmq and sqlite3, nothing of ours but what starts a daemon."""
+
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+import zmq
+
+from tests.lines import a_jpeg, a_line
+from tools.service import Service
+
+ANY = "[ok, odd, bad]"
+#: Verdicts that need no trained weights: every label passes, nothing is sure enough, or what is required is not there.
+RULES = f"""\
+boards:
+  free: {{extras: allow, components: {{P: 1000}}}}
+  pair: {{components: {{P: 2}}}}
+  named: {{components: {{P: [P1, P2], F: [F1]}}}}
+  quick: {{time_limit: 1500ms, components: {{P: [P1, P2]}}}}
+  timed: {{time_limit: 2s, components: {{P: 2}}}}
+  "Ünï/~ x": {{components: {{P: 1}}}}
+classifiers:
+  P: {{expert: R0402, pass: {ANY}, review_below: 0.0}}
+  V: {{expert: C0603, pass: {ANY}, review_below: 1.0}}
+  F: {{expert: QFP64, pass: {ANY}, review_below: 0.0, then: solder}}
+detectors:
+  solder: {{expert: yolo-solder, require: {{void: {{min: 64}}}}}}
+defects: {{void: D301}}
+"""
+
+PROMPT_S = 20.0
+
+
+def sha256(payload: bytes) -> str:
+    return hashlib.sha256(payload).hexdigest()
+
+
+class Peer:
+    """A DEALER (or REQ) that speaks the wire by hand."""
+
+    def __init__(self, endpoint: str, kind: int = zmq.DEALER) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.socket = self.context.socket(kind)
+        self.socket.linger = 0
+        self.socket.rcvtimeo = int(PROMPT_S * 1000)
+        self.socket.connect(endpoint)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.context.destroy(linger=0)
+
+    def send(self, header: dict[str, Any] | bytes, *payload: bytes) -> None:
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
+        self.socket.send_multipart([b"CS1", text, *payload])
+
+    def take(self) -> dict[str, Any]:
+        magic, header = self.socket.recv_multipart()
+        assert magic == b"CS1"
+        assert len(header) <= 64 * 1024
+        return json.loads(header)
+
+    def ask(self, header: dict[str, Any] | bytes, *payload: bytes) -> dict[str, Any]:
+        self.send(header, *payload)
+        return self.take()
+
+    def frames(self, *frames: bytes) -> dict[str, Any]:
+        self.socket.send_multipart(list(frames))
+        return self.take()
+
+    def silent(self, wait_s: float = 0.2) -> bool:
+        """Whether nothing more comes."""
+        return not self.socket.poll(int(wait_s * 1000))
+
+
+class Listener:
+    """A SUB that collects what is published."""
+
+    def __init__(self, endpoint: str, *topics: str) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.socket = self.context.socket(zmq.SUB)
+        self.socket.rcvtimeo = int(PROMPT_S * 1000)
+        for topic in topics:
+            self.socket.subscribe(topic.encode())
+        self.socket.connect(endpoint)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.context.destroy(linger=0)
+
+    def take(self) -> tuple[str, dict[str, Any]]:
+        topic, body = self.socket.recv_multipart()
+        return topic.decode("ascii"), json.loads(body)
+
+    def until_heartbeat(self) -> None:
+        """A heartbeat that was heard proves that the subscription stands."""
+        while self.take()[0] != "heartbeat/":
+            pass
+
+
+class Line:
+    """A folder with a daemon's files, and the ways in."""
+
+    def __init__(self, folder: Path, experts: Path, rules: str = RULES, **settings: Any) -> None:
+        self.folder = folder
+        self.config = a_line(folder, experts, **settings)
+        self.endpoints = yaml.safe_load(self.config.read_text(encoding="utf-8"))["endpoints"]
+        self.write_rules(rules)
+        self.count = 0
+
+    def write_rules(self, text: str) -> None:
+        (self.folder / "rules.yaml").write_text(text, encoding="utf-8")
+
+    def service(self) -> Service:
+        return Service(self.config, self.folder / "daemon.log")
+
+    @property
+    def intake(self) -> str:
+        return f"ipc://{self.folder}/run/intake.sock"
+
+    @property
+    def results(self) -> str:
+        return f"ipc://{self.folder}/run/results.sock"
+
+    def peer(self) -> Peer:
+        return Peer(self.intake)
+
+    def listener(self, *topics: str) -> Listener:
+        return Listener(self.results, *topics)
+
+    def control(self, kind: str, **fields: Any) -> dict[str, Any]:
+        with Peer(f"ipc://{self.folder}/run/control.sock") as peer:
+            return peer.ask({"type": kind, **fields})
+
+    def status(self) -> dict[str, Any]:
+        return self.control("status")
+
+    def rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(f"file:{self.folder}/inspection.db?mode=ro", uri=True)) as database:
+            return database.execute(sql, values).fetchall()
+
+    def inspect(self, **fields: Any) -> dict[str, Any]:
+        """The header of an image that is judged, `pass`, on a board without limits; an `id` that nobody had."""
+        self.count += 1
+        header = {
+            "type": "inspect",
+            "id": f"image-{self.count}",
+            "source": "cam-1",
+            "board": {"type": "free", "serial": "S1"},
+            "component": "P",
+        }
+        return header | fields
+
+    def send(self, payload: bytes | None = None, **fields: Any) -> str:
+        """Send one image, which must be accepted; its id."""
+        header = self.inspect(**fields)
+        with self.peer() as peer:
+            answer = peer.ask(header, a_jpeg(self.count) if payload is None else payload)
+        assert answer["type"] == "accepted", answer
+        return header["id"]
+
+    def result(self, image_id: str) -> dict[str, Any]:
+        """The published message of an image, by `results_since`, once there is one."""
+        return self.wait(lambda: next((m for m in self.stream() if m.get("id") == image_id), None))
+
+    def stream(self, since: int = 0) -> list[dict[str, Any]]:
+        """Every message after `since`, page by page."""
+        items: list[dict[str, Any]] = []
+        with self.peer() as peer:
+            more = True
+            while more:
+                page = peer.ask({"type": "results_since", "seq": since, "limit": 1000})
+                items += page["items"]
+                since, more = page["last_seq"], page["more"]
+        return items
+
+    def boards(self, serial: str, count: int = 1) -> list[dict[str, Any]]:
+        """The `board` messages of one serial, once there are `count`."""
+
+        def closed() -> list[dict[str, Any]] | None:
+            found = [m for m in self.stream() if m["topic"].startswith("board/") and m["board"]["serial"] == serial]
+            return found if len(found) >= count else None
+
+        found = self.wait(closed)
+        assert len(found) == count
+        return found
+
+    def idle(self) -> None:
+        self.wait(lambda: self.status()["backlog"] == 0)
+
+    def wait(self, happened: Callable[[], Any], timeout_s: float = PROMPT_S) -> Any:
+        until_s = time.monotonic() + timeout_s
+        while not (found := happened()):
+            assert time.monotonic() < until_s, f"it did not happen within {timeout_s} s"
+            time.sleep(0.05)
+        return found
+
+
+@contextmanager
+def running(folder: Path, experts: Path, **settings: Any) -> Iterator[Line]:
+    """A line whose daemon runs."""
+    line = Line(folder, experts, **settings)
+    with line.service():
+        yield line

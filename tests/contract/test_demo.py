@@ -1,0 +1,104 @@
+"""`make demo`, as a user runs it: trained experts, a daemon, a camera, verdicts against the truth. Trains once."""
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import cv2
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.timeout(2400)
+
+
+def coserve(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tools", *arguments],
+        capture_output=True, text=True, timeout=2300, check=False, env={**os.environ, **environ},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Path:
+    """The line that `make demo` makes, trained here if it is not there yet."""
+    done = coserve("demo", "--dir", str(ROOT / "demo"), "--prepare-only")
+    assert done.returncode == 0, done.stderr
+    return ROOT / "demo"
+
+
+@pytest.fixture(scope="module")
+def folder(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of it, so that nobody's results are touched."""
+    folder = tmp_path_factory.mktemp("line") / "demo"
+    (folder / "experts").mkdir(parents=True)
+    for name in ("coserve.yaml", "rules.yaml", "prepared.json", "experts/catalog.yaml"):
+        shutil.copy(prepared / name, folder / name)
+    for weights in (prepared / "experts").glob("*.safetensors"):
+        (folder / "experts" / weights.name).symlink_to(weights)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shown(folder: Path) -> subprocess.CompletedProcess[str]:
+    """The demo's run over the copy, on sockets of its own."""
+    run = folder / "run"
+    return coserve(
+        "demo", "--dir", str(folder),
+        COSERVE_ENDPOINTS_INTAKE=f"[ipc://{run}/intake.sock]",
+        COSERVE_ENDPOINTS_RESULTS=f"ipc://{run}/results.sock",
+    )  # fmt: skip
+
+
+def test_the_experts_catch_defects_on_boards_that_they_were_not_trained_on(prepared: Path) -> None:
+    quality = json.loads((prepared / "prepared.json").read_text(encoding="utf-8"))["quality"]
+    assert quality["defects"] > 150
+    assert quality["caught"] / quality["defects"] >= 0.97
+    assert quality["false_calls"] / quality["good"] <= 0.03
+
+
+def test_what_was_made_passes_check(folder: Path) -> None:
+    done = coserve("check", str(folder / "coserve.yaml"))
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_demo_judges_every_image_and_shows_verdicts_truth_and_questions(
+    folder: Path, shown: subprocess.CompletedProcess[str]
+) -> None:
+    assert shown.returncode == 0, shown.stderr
+    assert "Verdicts against the truth" in shown.stdout
+    assert "sqlite3 -box" in shown.stdout
+    pictures = sorted((folder / "boards").glob("*.png"))
+    assert len(pictures) == 20
+    assert cv2.imread(str(pictures[0])).shape[0] > 600
+    with closing(sqlite3.connect(f"file:{folder}/inspection.db?mode=ro", uri=True)) as database:
+        boards = database.execute("SELECT count(*), count(verdict), min(reason), max(reason) FROM boards").fetchone()
+        assert boards == (20, 20, "complete", "complete")
+        unjudged = database.execute("SELECT count(*) FROM inspections WHERE verdict IS NULL OR verdict = 'unknown'")
+        assert unjudged.fetchone() == (0,)
+
+
+def test_more_experts_than_fit_are_switched_within_the_budget(
+    folder: Path, shown: subprocess.CompletedProcess[str]
+) -> None:
+    assert shown.returncode == 0, shown.stderr
+    with closing(sqlite3.connect(f"file:{folder}/inspection.db?mode=ro", uri=True)) as database:
+        switches, experts = database.execute(
+            "SELECT count(*), count(DISTINCT loaded) FROM expert_switches WHERE cause <> 'startup'"
+        ).fetchone()
+        assert switches > 0
+        assert experts > 6
+
+
+def test_the_questions_of_the_demo_are_sql_that_runs(folder: Path, shown: subprocess.CompletedProcess[str]) -> None:
+    from tools.demo.run import QUESTIONS
+
+    assert shown.returncode == 0, shown.stderr
+    with closing(sqlite3.connect(f"file:{folder}/inspection.db?mode=ro", uri=True)) as database:
+        for sql in QUESTIONS.values():
+            assert database.execute(sql).fetchall()

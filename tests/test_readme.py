@@ -1,0 +1,89 @@
+"""What the README shows, run: its camera, its questions, its configuration, its rules, its commands."""
+
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import yaml
+
+from daemon.config import load_config
+from daemon.control import ask
+from routing_rules.compile import compile_rules
+from tests.lines import a_jpeg, a_line
+from tools.service import Service
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+    return [text for name, text in fenced if name == language]
+
+
+def test_the_camera_of_the_readme_publishes_and_its_questions_have_answers(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    config = a_line(tmp_path, experts_folder)
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for number in range(1, 3):
+        (pictures / f"R{number}.R0402.png").write_bytes(a_jpeg(number))
+    (camera,) = blocks("python")
+    assert len([line for line in camera.splitlines() if line.strip()]) <= 15
+    camera = camera.replace("tcp://127.0.0.1:5570", f"ipc://{tmp_path}/run/intake.sock").replace(
+        "sensor-node", "open-board"
+    )
+    with Service(config, tmp_path / "daemon.log"):
+        done = subprocess.run(
+            [sys.executable, "-c", camera], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert "'accepted': 2" in done.stdout, done.stderr
+        while ask(f"ipc://{tmp_path}/run/control.sock", "status")["backlog"]:
+            time.sleep(0.05)
+    questions = blocks("sql")
+    assert len(questions) == 5
+    with closing(sqlite3.connect(f"file:{tmp_path}/inspection.db?mode=ro", uri=True)) as database:
+        for question in questions:
+            database.execute(question).fetchall()
+        assert database.execute(questions[3]).fetchall()[0][:2] == ("R0402", 2)
+
+
+def test_the_configuration_of_the_readme_is_accepted(tmp_path: Path) -> None:
+    text = next(block for block in blocks("yaml") if block.startswith("endpoints:"))
+    (tmp_path / "coserve.yaml").write_text(text, encoding="utf-8")
+    assert load_config(tmp_path / "coserve.yaml", {}).policy == "coserve-plus"
+
+
+def test_the_rules_of_the_readme_compile() -> None:
+    text = next(block for block in blocks("yaml") if block.startswith("boards:"))
+    assert list(compile_rules(text, "README.md").recipes) == list(yaml.safe_load(text)["boards"])
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    commands = {
+        tuple(line.removeprefix(".venv/bin/coserve ").split())
+        for block in blocks("")
+        for line in block.splitlines()
+        if line.startswith(".venv/bin/coserve ")
+    }
+    assert len(commands) > 8
+    names = {words[:2] if words[0] in ("train", "rules", "bench") else words[:1] for words in commands}
+    for name in sorted(names):
+        done = subprocess.run(
+            [sys.executable, "-m", "tools", *name, "--help"], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, name
+        for words in commands:
+            if words[: len(name)] == name:
+                options = [word for word in words if word.startswith("--")]
+                assert all(option in done.stdout for option in options), (words, done.stdout)
+
+
+def test_the_files_that_the_readme_points_to_exist() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / target).exists(), target
