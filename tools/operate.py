@@ -115,7 +115,22 @@ def experts(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> N
     Example: coserve experts --config demo/coserve.yaml
     """
     answer = _ask(config, "experts")
-    _list("Experts", answer["experts"], as_json)
+    if as_json:
+        print_json(answer["experts"])
+        return
+    rows = [
+        (
+            e["expert"],
+            e["architecture"],
+            f"{e['bytes'] / 1e6:,.1f}",
+            f"{e['usage']:.3f}",
+            _places(e),
+            e["queued"],
+            e["failed"],
+        )
+        for e in sorted(answer["experts"], key=lambda e: -e["usage"])
+    ]
+    print_table("Experts", ("expert", "architecture", "MB", "usage", "resident", "queued", "failed"), rows)
 
 
 def queues(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
@@ -216,6 +231,12 @@ def limits(
         print_json(answer)
     else:
         _list("Limits", [{"limit": k, "value": v} for k, v in answer.items() if k != "type"], as_json=False)
+
+
+def _places(expert: dict[str, Any]) -> str:
+    """The devices that hold an expert, with what is special about it there."""
+    pinned = [f"{device} (pinned)" if device in expert["pinned"] else device for device in expert["resident"]]
+    return ", ".join([*pinned, *(f"{device} (loading)" for device in expert["loading"])]) or "–"
 
 
 def _ask(config: Path, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:

@@ -1,0 +1,837 @@
+"""PROTOCOL.md, sentence by sentence, against a daemon that runs: real sockets, a client that speaks by hand."""
+
+import io
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+from PIL import Image
+
+from tests.contract.client import RULES, Line, Peer, running, sha256
+from tests.lines import a_jpeg
+
+MAX_PAYLOAD_BYTES = 300_000
+MAX_PIXELS = 1_000_000
+CREDIT = 16
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+INSPECTION = (
+    "topic seq at id source board component designator verdict defect reason late stages latency_ms rules_version"
+)
+STAGE = "expert version label confidence detections device batch queued_ms load_ms infer_ms"
+
+
+def a_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Iterator[Line]:
+    """One daemon for every test that leaves it as it was. Made under a umask that would shut the group out."""
+    tcp = f"tcp://127.0.0.1:{a_free_port()}"
+    endpoints = {
+        "intake": ["ipc://run/intake.sock", tcp],
+        "results": "ipc://run/results.sock",
+        "control": "ipc://run/control.sock",
+    }
+    limits = {"credit": CREDIT, "max_payload_bytes": MAX_PAYLOAD_BYTES, "max_pixels": MAX_PIXELS}
+    folder = tmp_path_factory.mktemp("wire") / "line"
+    before = os.umask(0o077)
+    try:
+        with running(folder, experts_folder, endpoints=endpoints, journal="data/journal", limits=limits) as found:
+            os.umask(before)
+            yield found
+    finally:
+        os.umask(before)
+
+
+@pytest.fixture(scope="module")
+def peer(line: Line) -> Iterator[Peer]:
+    with line.peer() as found:
+        yield found
+
+
+def keys(text: str) -> set[str]:
+    return set(text.split())
+
+
+# --- frames and header -------------------------------------------------------------------------------------------
+
+HELLO = b'{"type": "hello"}'
+
+
+@pytest.mark.parametrize(
+    ("frames", "code"),
+    [
+        ([b"CS1"], "bad_frames"),
+        ([b"CS1", b""], "bad_frames"),
+        ([b"CS1", b"", b"payload"], "bad_frames"),
+        ([b"CS1", HELLO, b"payload", b"more"], "bad_frames"),
+        ([b"XX1", HELLO], "bad_frames"),
+        ([b"cs1", HELLO], "bad_frames"),
+        ([HELLO], "bad_frames"),
+        ([b"CS2", HELLO], "unsupported_version"),
+        ([b"CS17", HELLO], "unsupported_version"),
+        ([b"CS1", b"{"], "bad_header"),
+        ([b"CS1", b"[1]"], "bad_header"),
+        ([b"CS1", b'"hello"'], "bad_header"),
+        ([b"CS1", b'{"type": "hello"} {}'], "bad_header"),
+        ([b"CS1", b'{"type": "hello", "type": "hello"}'], "bad_header"),
+        ([b"CS1", b'{"type": "hello", "more": {"a": 1, "a": 1}}'], "bad_header"),
+        ([b"CS1", b"\xef\xbb\xbf" + HELLO], "bad_header"),
+        ([b"CS1", b'{"type": "hello", "x": NaN}'], "bad_header"),
+        ([b"CS1", b'{"type": "hello", "x": [-Infinity]}'], "bad_header"),
+        ([b"CS1", b'{"type": "hello", "x": 1e999}'], "bad_header"),
+        ([b"CS1", b'{"type": "\xff"}'], "bad_header"),
+        ([b"CS1", HELLO.decode().encode("utf-16")], "bad_header"),
+        ([b"CS1", b"[" * 60_000], "bad_header"),
+        ([b"CS1", HELLO + b" " * (64 * 1024 - len(HELLO) + 1)], "bad_header"),
+        ([b"CS1", b"{}"], "bad_field"),
+        ([b"CS1", b'{"type": "greet"}'], "bad_field"),
+        ([b"CS1", b'{"type": 5}'], "bad_field"),
+        ([b"CS1", b'{"type": null}'], "bad_field"),
+    ],
+)
+def test_a_malformed_message_is_rejected_with_its_code(peer: Peer, frames: list[bytes], code: str) -> None:
+    answer = peer.frames(*frames)
+    assert (answer["type"], answer["code"], answer["id"], answer["source"]) == ("rejected", code, None, None)
+    assert answer["reason"]
+    assert 1 <= answer["credit"] <= CREDIT
+
+
+def test_a_rejected_message_carries_id_and_source_where_they_are_legal(peer: Peer) -> None:
+    header = {"type": "greet", "id": "a.b_c:d/e-1", "source": "cam 1"}
+    assert peer.ask(header) | {"reason": "", "credit": 1} == {
+        "type": "rejected", "id": "a.b_c:d/e-1", "source": None, "code": "bad_field", "reason": "", "credit": 1,
+    }  # fmt: skip
+    answer = peer.frames(b"CS2", b'{"id": "i", "source": "s"}')
+    assert (answer["code"], answer["id"], answer["source"]) == ("unsupported_version", "i", "s")
+
+
+def test_a_header_of_64_kib_and_fields_that_nobody_knows_are_taken(line: Line, peer: Peer) -> None:
+    padding = b" " * (64 * 1024 - len(HELLO))
+    assert peer.ask(HELLO + padding)["type"] == "welcome"
+    assert peer.ask({"type": "hello", "colour": {"deep": [1, None]}})["type"] == "welcome"
+    assert peer.ask(line.inspect(note="ü\u0000", deadline_ms=None, sha256=None), a_jpeg(1))["type"] == "accepted"
+
+
+def test_hello_says_what_a_publisher_needs(line: Line, peer: Peer) -> None:
+    welcome = peer.ask({"type": "hello", "id": "h", "source": "cam-9"})
+    assert set(welcome) == keys(
+        "type id source credit version server max_payload_bytes max_pixels rules_version last_seq"
+    )
+    status = line.status()
+    assert (welcome["type"], welcome["version"], welcome["id"], welcome["source"]) == ("welcome", 1, "h", "cam-9")
+    assert (welcome["credit"], welcome["max_payload_bytes"], welcome["max_pixels"]) == (
+        CREDIT, MAX_PAYLOAD_BYTES, MAX_PIXELS,
+    )  # fmt: skip
+    assert welcome["rules_version"] == status["rules_version"]
+    assert re.fullmatch(r"[0-9a-f]{12}", welcome["rules_version"])
+    assert isinstance(welcome["last_seq"], int)
+    assert isinstance(welcome["server"], str)
+
+
+def test_req_and_dealer_are_served_over_ipc_and_tcp(line: Line) -> None:
+    for endpoint in (line.intake, line.endpoints["intake"][1]):
+        for kind in (zmq.REQ, zmq.DEALER):
+            with Peer(endpoint, kind) as peer:
+                assert peer.ask({"type": "hello"})["type"] == "welcome"
+    with line.peer() as dealer:
+        dealer.socket.send_multipart([b"", b"CS1", HELLO])
+        assert dealer.socket.recv_multipart()[:2] == [b"", b"CS1"]
+
+
+# --- fields of inspect and generate ------------------------------------------------------------------------------
+
+BOARD = {"type": "free", "serial": "S1"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"id": None},
+        {"id": ""},
+        {"id": "x" * 129},
+        {"id": "a b"},
+        {"id": "ä"},
+        {"id": 7},
+        {"source": None},
+        {"source": "a\n"},
+        {"board": None},
+        {"board": "free"},
+        {"board": {"type": "free"}},
+        {"board": {"serial": "S"}},
+        {"board": {"type": "", "serial": "S"}},
+        {"board": {"type": "free", "serial": "x" * 129}},
+        {"board": {"type": "free", "serial": "a\tb"}},
+        {"board": {"type": "free", "serial": "\ud800"}},
+        {"board": {"type": "free", "serial": 5}},
+        {"board": BOARD | {"lot": 5}},
+        {"board": BOARD | {"station": "\x7f"}},
+        {"board": BOARD | {"attempt": 0}},
+        {"board": BOARD | {"attempt": 1.0}},
+        {"board": BOARD | {"attempt": True}},
+        {"board": BOARD | {"attempt": 2**63}},
+        {"board": BOARD | {"attempt": "1"}},
+        {"component": None},
+        {"component": 5},
+        {"designator": 5},
+        {"designator": "x" * 129},
+        {"captured_at": "yesterday"},
+        {"captured_at": "2026-11-21 09:28:11"},
+        {"captured_at": "2026-02-30T09:28:11Z"},
+        {"captured_at": 1795254491},
+        {"deadline_ms": 0},
+        {"deadline_ms": 86_400_001},
+        {"deadline_ms": 10.0},
+        {"deadline_ms": "10"},
+        {"deadline_ms": True},
+        {"sha256": "00"},
+        {"sha256": "g" * 64},
+        {"encoding": "jpeg"},
+        {"encoding": "raw"},
+        {"encoding": "raw", "shape": [10, 10], "dtype": "uint8"},
+        {"encoding": "raw", "shape": [10, 10, 4], "dtype": "uint8"},
+        {"encoding": "raw", "shape": [10, 10.0, 1], "dtype": "uint8"},
+        {"encoding": "raw", "shape": [10, 10, 1]},
+        {"encoding": "raw", "shape": [10, 10, 1], "dtype": "uint16"},
+    ],
+    ids=json.dumps,
+)
+def test_a_wrong_field_is_rejected_before_anything_else(line: Line, peer: Peer, wrong: dict[str, Any]) -> None:
+    # The board's type and the payload are wrong too: fields come first.
+    header = line.inspect(board={"type": "nobody", "serial": "S"}) | wrong
+    answer = peer.ask(header, b"no image")
+    assert (answer["type"], answer["code"]) == ("rejected", "bad_field")
+    assert answer["reason"]
+    assert answer["id"] == (None if "id" in wrong else header["id"])
+    assert answer["source"] == (None if "source" in wrong else header["source"])
+
+
+def test_the_widest_legal_fields_are_taken(line: Line) -> None:
+    wide = "\U0001f600" * 128
+    image_id = line.send(
+        id="A.z_9:/-" + "x" * 120, source="s" * 128, designator=wide, captured_at="2026-11-21T10:28:11.1234+01:00",
+        board={"type": "free", "serial": wide, "lot": wide, "station": wide, "attempt": 2**31}, deadline_ms=86_400_000,
+        sha256=sha256(a_jpeg(77)).upper(), payload=a_jpeg(77),
+    )  # fmt: skip
+    message = line.result(image_id)
+    assert message["board"] == {"type": "free", "serial": wide, "lot": wide, "station": wide, "attempt": 2**31}
+    assert message["designator"] == wide
+    assert message["topic"] == f"inspection/free/{'%F0%9F%98%80' * 128}/"
+    captured_at = line.rows("SELECT captured_at FROM inspections WHERE image_id = ?", image_id)
+    assert captured_at == [("2026-11-21T09:28:11.123Z",)]
+
+
+def test_generate_is_checked_and_then_no_model_is_known(peer: Peer) -> None:
+    good = {"type": "generate", "id": "g1", "source": "mes", "model": "qwen", "prompt": "Why?"}
+    answer = peer.ask(good | {"max_new_tokens": 5, "task": "report", "slo_ms": 900, "board": BOARD, "stream": True})
+    assert (answer["type"], answer["code"], answer["id"], answer["source"]) == (
+        "rejected", "unknown_model", "g1", "mes",
+    )  # fmt: skip
+    for wrong in (
+        {"id": None}, {"source": "a b"}, {"model": None}, {"model": 5}, {"prompt": None}, {"prompt": ["a"]},
+        {"max_new_tokens": 1.5}, {"slo_ms": "fast"}, {"stream": 1}, {"board": {"type": "free"}}, {"task": 5},
+    ):  # fmt: skip
+        assert peer.ask(good | wrong)["code"] == "bad_field", wrong
+
+
+# --- duplicates, boards, payloads: in this order -----------------------------------------------------------------
+
+
+def test_a_repeated_image_is_a_duplicate_before_its_board_and_payload_are_looked_at(line: Line, peer: Peer) -> None:
+    header = line.inspect()
+    assert set(peer.ask(header, a_jpeg(5))) == keys("type id source credit")
+    again = peer.ask(header, a_jpeg(5))
+    assert (again["type"], again.get("differs", False)) == ("duplicate", False)
+    other = peer.ask(header | {"board": {"type": "nobody", "serial": "S"}}, b"no image")
+    assert (other["type"], other["differs"], other["id"], other["source"]) == (
+        "duplicate", True, header["id"], header["source"],
+    )  # fmt: skip
+    assert peer.ask(header | {"source": "cam-2"}, a_jpeg(5))["type"] == "accepted"
+    assert line.rows("SELECT count(*) FROM inspections WHERE image_id = ?", header["id"]) == [(2,)]
+
+
+def test_the_board_is_checked_before_the_component_and_both_before_the_payload(line: Line, peer: Peer) -> None:
+    unknown = line.inspect(board={"type": "nobody", "serial": "S"}, component="Q")
+    assert peer.ask(unknown, b"no image")["code"] == "unknown_board"
+    assert peer.ask(line.inspect(board={"type": "pair", "serial": "S"}, component="V"), b"x")["code"] == (
+        "unknown_component"
+    )
+    assert peer.ask(line.inspect(component="no such classifier"), b"x")["code"] == "unknown_component"
+    assert peer.ask(line.inspect(), b"no image")["code"] == "bad_image"
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def pixels(*shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(3).integers(0, 255, shape, dtype=np.uint8)
+
+
+def picture(mode: str = "RGB") -> Image.Image:
+    return Image.fromarray(pixels(40, 60, 3)).convert(mode)
+
+
+def a_png(width: int, height: int) -> bytes:
+    """A PNG that declares a size, with pixels for one row of nothing."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(10))) + chunk(b"IEND", b"")
+    )
+
+
+def rotated() -> bytes:
+    exif = Image.Exif()
+    exif[274] = 6
+    return encoded(picture(), "JPEG", exif=exif)
+
+
+JUDGED: dict[str, Callable[[], bytes]] = {
+    "jpeg": lambda: encoded(picture(), "JPEG"),
+    "grey jpeg": lambda: encoded(picture("L"), "JPEG"),
+    "progressive jpeg": lambda: encoded(picture(), "JPEG", progressive=True),
+    "cmyk jpeg": lambda: encoded(picture("CMYK"), "JPEG"),
+    "rotated jpeg": rotated,
+    "jpeg and bytes behind it": lambda: encoded(picture(), "JPEG") + b"more" * 100,
+    "png": lambda: encoded(picture(), "PNG"),
+    "png with alpha": lambda: encoded(picture("RGBA"), "PNG"),
+    "grey png with alpha": lambda: encoded(picture("LA"), "PNG"),
+    "palette png": lambda: encoded(picture("P"), "PNG"),
+    "png of 1 bit": lambda: encoded(picture("1"), "PNG"),
+    "png of 16 bits": lambda: encoded(Image.fromarray(pixels(40, 60).astype(np.uint16) * 257), "PNG"),
+    "png and bytes behind it": lambda: encoded(picture(), "PNG") + b"\0" * 9,
+    "bmp": lambda: encoded(picture(), "BMP"),
+    "palette bmp": lambda: encoded(picture("P"), "BMP"),
+    "bmp of 1 bit": lambda: encoded(picture("1"), "BMP"),
+    "tiff": lambda: encoded(picture(), "TIFF"),
+    "grey tiff": lambda: encoded(picture("L"), "TIFF"),
+    "compressed tiff": lambda: encoded(picture(), "TIFF", compression="tiff_lzw"),
+    "tiff of 1 bit": lambda: encoded(picture("1"), "TIFF", compression="group4"),
+    "tiff of 16 bits": lambda: encoded(Image.fromarray(pixels(40, 60).astype(np.uint16) * 257), "TIFF"),
+    "cmyk tiff": lambda: encoded(picture("CMYK"), "TIFF"),
+    "tiff of two pages": lambda: encoded(picture(), "TIFF", save_all=True, append_images=[picture("L")]),
+    "one pixel": lambda: encoded(picture().crop((0, 0, 1, 1)), "PNG"),
+}
+
+
+def test_every_kind_of_image_is_judged(line: Line) -> None:
+    ids = {name: line.send(make()) for name, make in JUDGED.items()}
+    grey, colour = pixels(40, 60, 1), pixels(40, 60, 3)
+    raw = {"encoding": "raw", "dtype": "uint8"}
+    ids["raw grey"] = line.send(grey.tobytes(), **raw, shape=[40, 60, 1])
+    ids["raw rgb"] = line.send(colour.tobytes(), **raw, shape=[40, 60, 3])
+    line.idle()
+    verdicts = {m["id"]: (m["verdict"], m["reason"]) for m in line.stream() if "id" in m}
+    assert {name: verdicts[image_id] for name, image_id in ids.items()} == dict.fromkeys(ids, ("pass", None))
+
+
+def test_the_same_pixels_get_the_same_answer_however_they_are_encoded(line: Line) -> None:
+    colour = pixels(40, 60, 3)
+    image = Image.fromarray(colour)
+    opaque = Image.fromarray(np.dstack([colour, pixels(40, 60, 1)]))
+    ids = [line.send(encoded(image, kind)) for kind in ("PNG", "BMP", "TIFF")]
+    ids.append(line.send(encoded(opaque, "PNG")))
+    ids.append(line.send(encoded(image, "TIFF", save_all=True, append_images=[picture("L")])))
+    ids.append(line.send(colour.tobytes(), encoding="raw", dtype="uint8", shape=[40, 60, 3]))
+    answers = [line.result(image_id)["stages"][0] for image_id in ids]
+    assert len({answer["label"] for answer in answers}) == 1
+    assert [answer["confidence"] for answer in answers] == pytest.approx([answers[0]["confidence"]] * 6, abs=1e-3)
+
+
+REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
+    "nothing": (lambda: b"", "bad_image"),
+    "text": (lambda: b"GIF89a no picture at all", "bad_image"),
+    "a truncated jpeg": (lambda: a_jpeg(1)[:-200], "bad_image"),
+    "a jpeg without its end marker": (lambda: a_jpeg(1)[:-2], "bad_image"),
+    "a jpeg without pixels": (lambda: b"\xff\xd8\xff\xd9", "bad_image"),
+    "a truncated png": (lambda: encoded(picture(), "PNG")[:-100], "bad_image"),
+    "a png without its end": (lambda: encoded(picture(), "PNG")[:-12], "bad_image"),
+    "a truncated bmp": (lambda: encoded(picture(), "BMP")[:-500], "bad_image"),
+    "a truncated tiff": (lambda: encoded(picture(), "TIFF")[:500], "bad_image"),
+    "a png of no width": (lambda: a_png(0, 10), "bad_image"),
+    "a png of 60,000 x 60,000": (lambda: a_png(60_000, 60_000), "too_large"),
+    "a png just too large": (lambda: a_png(1000, 1001), "too_large"),
+    "too many bytes": (lambda: encoded(picture(), "PNG") + bytes(MAX_PAYLOAD_BYTES), "too_large"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_unusable_image_is_rejected_and_nothing_is_stored(line: Line, peer: Peer, name: str) -> None:
+    make, code = REFUSED[name]
+    header = line.inspect()
+    answer = peer.ask(header, make())
+    assert (answer["type"], answer["code"]) == ("rejected", code)
+    assert line.rows("SELECT count(*) FROM inspections WHERE image_id = ?", header["id"]) == [(0,)]
+
+
+def test_an_image_without_payload_or_with_raw_bytes_that_do_not_fit_is_bad(line: Line, peer: Peer) -> None:
+    assert peer.ask(line.inspect())["code"] == "bad_image"
+    raw = {"encoding": "raw", "dtype": "uint8"}
+    assert peer.ask(line.inspect(**raw, shape=[10, 10, 3]), bytes(299))["code"] == "bad_image"
+    assert peer.ask(line.inspect(**raw, shape=[0, 10, 3]), b"x")["code"] == "bad_image"
+    assert peer.ask(line.inspect(**raw, shape=[1000, 1001, 1]), bytes(5))["code"] == "too_large"
+
+
+def kept(line: Line, image_id: str) -> list[bytes]:
+    folder = line.folder / "data" / "quarantine"
+    return [path.read_bytes() for path in folder.glob(f"*{image_id}*")] if folder.is_dir() else []
+
+
+def test_the_bytes_of_a_bad_image_are_kept_in_the_quarantine(line: Line, peer: Peer) -> None:
+    truncated, wrong = line.inspect(), line.inspect(sha256="0" * 64)
+    assert peer.ask(truncated, a_jpeg(1)[:-100])["code"] == "bad_image"
+    assert peer.ask(wrong, a_jpeg(1))["code"] == "bad_image"
+    assert kept(line, truncated["id"]) == [a_jpeg(1)[:-100]]
+    assert kept(line, wrong["id"]) == [a_jpeg(1)]
+
+
+def test_damage_that_only_decoding_finds_is_unknown_and_kept(line: Line) -> None:
+    whole = encoded(picture(), "PNG")
+    damaged = whole[:-200] + bytes(100) + whole[-100:]
+    message = line.result(image_id := line.send(damaged))
+    assert (message["verdict"], message["reason"], message["defect"], message["stages"]) == (
+        "unknown", "bad_image", None, [],
+    )  # fmt: skip
+    line.wait(lambda: kept(line, image_id) == [damaged])
+    assert line.status()["state"] == "ready"
+
+
+# --- back-pressure -----------------------------------------------------------------------------------------------
+
+
+def test_draining_answers_busy_after_all_checks_and_duplicates_still(line: Line, peer: Peer) -> None:
+    known, fresh = line.inspect(), line.inspect()
+    assert peer.ask(known, a_jpeg(8))["type"] == "accepted"
+    answer = line.control("drain")
+    assert (answer["type"], line.status()["state"]) == ("ok", "draining")
+    try:
+        assert peer.ask(known, a_jpeg(8))["type"] == "duplicate"
+        assert peer.ask(fresh, b"no image")["code"] == "bad_image"
+        assert peer.ask(fresh | {"component": 5}, a_jpeg(9))["code"] == "bad_field"
+        busy = peer.ask(fresh, a_jpeg(9))
+        assert set(busy) >= keys("type id source credit retry_after_ms")
+        assert (busy["type"], busy["id"], busy["source"]) == ("busy", fresh["id"], "cam-1")
+        assert isinstance(busy["retry_after_ms"], int)
+        assert busy["retry_after_ms"] > 0
+        assert busy["credit"] >= 1
+        line.idle()
+    finally:
+        line.control("drain", off=True)
+    assert line.status()["state"] == "ready"
+    assert peer.ask(fresh, a_jpeg(9))["type"] == "accepted"
+
+
+def test_a_full_backlog_and_spent_credit_answer_busy_and_every_message_is_answered(line: Line) -> None:
+    before = line.control("limits")
+    assert line.control("limits", backlog_images=3, source_images=3)["type"] == "ok"
+    headers = [line.inspect() for _ in range(40)]
+    with line.peer() as flood:
+        for number, header in enumerate(headers):
+            flood.send(header, a_jpeg(number))
+        answers = [flood.take() for _ in headers]
+        assert flood.silent()
+    assert {answer["type"] for answer in answers} == {"accepted", "busy"}
+    assert sorted(answer["id"] for answer in answers) == sorted(header["id"] for header in headers)
+    assert all(answer["credit"] >= 1 for answer in answers)
+    assert all(answer["retry_after_ms"] > 0 for answer in answers if answer["type"] == "busy")
+    line.control("limits", **{name: before[name] for name in ("backlog_images", "source_images")})
+    accepted = [answer["id"] for answer in answers if answer["type"] == "accepted"]
+    line.idle()
+    assert line.rows("SELECT count(*) FROM inspections WHERE image_id = ?", accepted[0]) == [(1,)]
+
+
+# --- results -----------------------------------------------------------------------------------------------------
+
+
+def test_results_since_pages_through_everything_without_gaps(line: Line, peer: Peer) -> None:
+    for number in range(3):
+        line.send(board={"type": "pair", "serial": f"page-{number // 2}"})
+    line.idle()
+    last_seq = peer.ask({"type": "hello"})["last_seq"]
+    page = peer.ask({"type": "results_since", "seq": 0, "id": "r", "source": "mes"})
+    assert set(page) == keys("type id source credit items last_seq more oldest_seq")
+    assert (page["type"], page["id"], page["source"], page["oldest_seq"]) == ("results", "r", "mes", 1)
+    assert page["last_seq"] == page["items"][-1]["seq"]
+    assert len(page["items"]) <= 100
+    two = peer.ask({"type": "results_since", "seq": 1, "limit": 2})
+    assert [item["seq"] for item in two["items"]] == [2, 3]
+    assert (two["last_seq"], two["more"]) == (3, True)
+    assert [item["seq"] for item in line.stream()] == list(range(1, last_seq + 1))
+    end = peer.ask({"type": "results_since", "seq": last_seq})
+    assert (end["items"], end["last_seq"], end["more"]) == ([], last_seq, False)
+    beyond = peer.ask({"type": "results_since", "seq": 2**63 - 1})
+    assert (beyond["items"], beyond["last_seq"], beyond["more"]) == ([], 2**63 - 1, False)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {}, {"seq": None}, {"seq": -1}, {"seq": "0"}, {"seq": 0.0}, {"seq": True}, {"seq": 2**63},
+        {"seq": 0, "limit": 0}, {"seq": 0, "limit": 1001}, {"seq": 0, "limit": "9"}, {"seq": 0, "limit": 9.0},
+    ],
+    ids=json.dumps,
+)  # fmt: skip
+def test_results_since_refuses_bad_arguments(peer: Peer, wrong: dict[str, Any]) -> None:
+    answer = peer.ask({"type": "results_since", "id": "r", "source": "mes"} | wrong)
+    assert (answer["type"], answer["code"], answer["id"], answer["source"]) == ("rejected", "bad_field", "r", "mes")
+
+
+def test_messages_have_the_documented_fields_and_equal_what_results_since_repeats(line: Line) -> None:
+    board = {"type": "named", "serial": "Z/ä ~1", "lot": "L 1", "station": "ST"}
+    topic = "named/Z%2F%C3%A4%20%7E1/"
+    seen: list[tuple[str, dict[str, Any]]] = []
+    with line.listener("inspection/" + topic, "board/" + topic, "heartbeat/") as heard:
+        heard.until_heartbeat()
+        sent = [line.send(board=board, designator=d, component=c) for d, c in (("P1", "P"), ("F1", "F"), ("P2", "P"))]
+        while len(seen) < 4:
+            message = heard.take()
+            if message[0] != "heartbeat/":
+                seen.append(message)
+    repeated = [m for m in line.stream() if m["board"]["serial"] == board["serial"]]
+    assert [{"topic": name, **body} for name, body in seen] == repeated
+    images, closed = {m["id"]: m for m in repeated[:3]}, repeated[3]
+    assert set(images) == set(sent)
+    for message in images.values():
+        assert set(message) == keys(INSPECTION)
+        assert message["topic"] == "inspection/" + topic
+        assert TIME.fullmatch(message["at"])
+        assert message["board"] == board | {"attempt": 1}
+        assert message["late"] is False
+        assert message["latency_ms"] > 0
+        for stage in message["stages"]:
+            assert set(stage) == keys(STAGE)
+            assert re.fullmatch(r"[0-9a-f]{12}", stage["version"])
+            assert (stage["device"], type(stage["batch"])) == ("cpu", int)
+            assert all(isinstance(stage[name], float) for name in ("queued_ms", "load_ms", "infer_ms"))
+    passed, failed = images[sent[0]], images[sent[1]]
+    assert (passed["verdict"], passed["defect"], passed["reason"], len(passed["stages"])) == ("pass", None, None, 1)
+    assert (failed["verdict"], failed["reason"], len(failed["stages"])) == ("fail", None, 2)
+    assert isinstance(failed["defect"], str)
+    assert {key: value for key, value in closed.items() if key not in {"at", "seq"}} == {
+        "topic": "board/" + topic,
+        "board": board | {"attempt": 1},
+        "verdict": "fail",
+        "expected": 3,
+        "inspected": 3,
+        "failed": [{"designator": "F1", "component": "F", "defect": failed["defect"]}],
+        "missing": [],
+        "reason": "complete",
+    }
+
+
+def test_topics_of_board_types_are_percent_encoded_too(line: Line) -> None:
+    message = line.result(line.send(board={"type": "Ünï/~ x", "serial": "1"}))
+    assert message["topic"] == "inspection/%C3%9Cn%C3%AF%2F%7E%20x/1/"
+
+
+def test_a_heartbeat_comes_every_second_and_repeats_the_last_seq(line: Line, peer: Peer) -> None:
+    line.idle()
+    with line.listener("heartbeat/") as heard:
+        heard.take()
+        began_s = time.monotonic()
+        beats = [heard.take() for _ in range(2)]
+        passed_s = time.monotonic() - began_s
+    assert 1.5 < passed_s < 3.0
+    for topic, body in beats:
+        assert topic == "heartbeat/"
+        assert set(body) == keys("seq at state backlog uptime_s")
+        assert (body["seq"], body["state"], body["backlog"]) == (peer.ask({"type": "hello"})["last_seq"], "ready", 0)
+        assert TIME.fullmatch(body["at"])
+    assert 0.8 < beats[1][1]["uptime_s"] - beats[0][1]["uptime_s"] < 1.5
+
+
+def test_a_deadline_that_passes_gives_unknown_and_one_that_is_met_does_not(line: Line) -> None:
+    missed, met = line.send(deadline_ms=1), line.send(deadline_ms=60_000)
+    message = line.result(missed)
+    assert (message["verdict"], message["reason"], message["defect"]) == ("unknown", "deadline", None)
+    assert line.result(met)["verdict"] == "pass"
+
+
+def test_an_extra_component_is_judged_where_the_recipe_allows_it(line: Line) -> None:
+    message = line.result(line.send(component="V"))
+    assert (message["verdict"], message["component"]) == ("review", "V")
+
+
+# --- boards ------------------------------------------------------------------------------------------------------
+
+
+def test_attempts_follow_each_other_and_may_be_named(line: Line) -> None:
+    def send(designator: str, component: str = "P", attempt: int | None = None) -> int:
+        board = {"type": "named", "serial": "attempts", "attempt": attempt}
+        return line.result(line.send(board=board, designator=designator, component=component))["board"]["attempt"]
+
+    assert [send("P1"), send("P2"), send("F1", "F")] == [1, 1, 1]
+    assert send("P1") == 2
+    assert send("P1", attempt=5) == 5  # newer than all: it opens, although attempt 2 is not closed
+    assert send("P2", attempt=2) == 2
+    assert send("F1", "F", attempt=2) == 2
+    assert send("P2", attempt=2) == 5  # closed, and nothing is missing there: the newest takes it
+    assert [m["board"]["attempt"] for m in line.boards("attempts", 2)] == [1, 2]
+
+
+def test_a_repeated_designator_counts_once_and_its_worst_verdict_wins(line: Line) -> None:
+    board = {"type": "named", "serial": "repeats"}
+    for designator, component in (("P1", "P"), ("P1", "P"), ("F1", "F"), ("F1", "F"), ("P2", "P")):
+        line.result(line.send(board=board, designator=designator, component=component))
+    (closed,) = line.boards("repeats")
+    assert (closed["expected"], closed["inspected"], closed["verdict"]) == (3, 3, "fail")
+    assert [(entry["designator"], entry["component"]) for entry in closed["failed"]] == [("F1", "F")]
+
+
+def test_a_quantity_counts_designators_and_extra_images_count_toward_the_verdict(line: Line) -> None:
+    board = {"type": "pair", "serial": "quantities"}
+    line.send(board=board, designator="A")
+    line.result(line.send(board=board, designator="A"))
+    assert [m for m in line.stream() if m["topic"] == "board/pair/quantities/"] == []
+    line.send(board=board, designator="B")
+    (closed,) = line.boards("quantities")
+    assert (closed["expected"], closed["inspected"], closed["verdict"], closed["reason"]) == (2, 2, "pass", "complete")
+    # Three at once are three images of one attempt where the third comes before the second's verdict.
+    damaged = encoded(picture(), "PNG")
+    damaged = damaged[:-200] + bytes(100) + damaged[-100:]
+    board["serial"] = "extras"
+    with line.peer() as peer:
+        for designator, payload in (("A", a_jpeg(1)), ("B", damaged), ("C", a_jpeg(2))):
+            peer.send(line.inspect(board=board, designator=designator), payload)
+        assert [peer.take()["type"] for _ in range(3)] == ["accepted"] * 3
+    first = line.boards("extras")[0]
+    assert (first["verdict"], first["inspected"]) == ("unknown", 2)
+
+
+def test_a_time_limit_closes_and_late_images_fill_the_gap_of_that_attempt(line: Line) -> None:
+    quick, timed = {"type": "quick", "serial": "late"}, {"type": "timed", "serial": "late-too"}
+    line.send(board=quick, designator="P1")
+    line.send(board=timed, designator="A")
+    (closed,) = line.boards("late")
+    assert {key: closed[key] for key in ("verdict", "expected", "inspected", "failed", "missing", "reason")} == {
+        "verdict": "unknown",
+        "expected": 2,
+        "inspected": 1,
+        "failed": [],
+        "missing": [{"component": "P", "count": 1, "designators": ["P2"]}],
+        "reason": "time_limit",
+    }
+    late = line.result(line.send(board=quick, designator="P2"))
+    assert (late["late"], late["board"]["attempt"], late["verdict"]) == (True, 1, "pass")
+    again = line.result(line.send(board=quick, designator="P2"))
+    assert (again["late"], again["board"]["attempt"]) == (False, 2)
+    (closed,) = line.boards("late-too")
+    assert closed["missing"] == [{"component": "P", "count": 1}]
+    assert line.result(line.send(board=timed, designator="B"))["late"] is True
+    assert line.rows("SELECT verdict, inspected FROM boards WHERE serial = 'late' AND attempt = 1") == [("unknown", 1)]
+
+
+# --- control -----------------------------------------------------------------------------------------------------
+
+
+def test_status_has_the_documented_fields(line: Line) -> None:
+    status = line.status()
+    assert set(status) == {"type"} | keys(
+        "version uptime_s state accepted completed backlog images_per_s policy rules_version expert_switches last_seq"
+        " last_error executors"
+    )
+    assert (status["type"], status["state"], status["policy"]) == ("ok", "ready", "coserve-plus")
+    (executor,) = status["executors"]
+    assert set(executor) == keys("name device resident used_bytes budget_bytes queued busy_share")
+    assert (executor["device"], executor["budget_bytes"]) == ("cpu", 150_000_000)
+    assert 0 < executor["used_bytes"] <= 150_000_000
+    assert 0 <= executor["busy_share"] <= 1
+    assert "R0402" in executor["resident"]
+
+
+def test_experts_queues_pins_and_limits(line: Line) -> None:
+    experts = line.control("experts")
+    assert {entry["expert"] for entry in experts["experts"]} == {"R0402", "C0603", "QFP64", "yolo-solder"}
+    assert line.control("queues")["queues"] == []
+    assert line.control("pin", expert="R0402", device="cpu")["type"] == "ok"
+    for kind in ("pin", "unpin", "unload"):
+        for fields in ({"expert": "nobody"}, {"expert": "R0402", "device": "cuda:9"}, {}, {"expert": 5}):
+            answer = line.control(kind, **fields)
+            assert set(answer) == {"type", "code", "reason"}, (kind, fields)
+            assert answer["type"] == "error"
+    assert line.control("unload", expert="R0402")["type"] == "error"
+    assert line.control("unpin", expert="R0402")["type"] == "ok"
+    assert line.control("unload", expert="R0402")["type"] == "ok"
+    line.wait(lambda: "R0402" not in line.status()["executors"][0]["resident"])
+    assert line.result(line.send())["verdict"] == "pass"
+    assert line.control("limits", expert_memory={"cpu": 60_000_000})["type"] == "ok"
+    line.wait(lambda: line.status()["executors"][0]["budget_bytes"] == 60_000_000)
+    assert line.status()["executors"][0]["used_bytes"] <= 60_000_000
+    assert line.control("limits", expert_memory={"cpu": 1})["type"] == "error"
+    assert line.control("limits", expert_memory={"cpu": 150_000_000})["type"] == "ok"
+
+
+def test_control_answers_what_it_cannot_read_with_an_error(line: Line) -> None:
+    with Peer(f"ipc://{line.folder}/run/control.sock") as peer:
+        for frames in ([b"CS1", b"{"], [b"CS2", HELLO], [b"CS1"], [b"CS1", b'{"type": "no such"}'], [b"CS1", b"{}"]):
+            answer = peer.frames(*frames)
+            assert set(answer) == {"type", "code", "reason"}
+            assert answer["type"] == "error"
+    with Peer(f"ipc://{line.folder}/run/control.sock", zmq.REQ) as peer:
+        assert peer.ask({"type": "status"})["type"] == "ok"
+
+
+def test_reload_keeps_the_old_rules_on_error_and_sighup_reloads(line: Line, request: pytest.FixtureRequest) -> None:
+    before = line.status()["rules_version"]
+    line.write_rules(RULES.replace("review_below", "review_under"))
+    answer = line.control("reload")
+    assert answer["type"] == "error"
+    assert re.search(r"rules\.yaml:\d+:\d+", answer["reason"])
+    assert line.status()["rules_version"] == before
+    # An attempt keeps the rules it opened with, although the new ones know neither its board nor its component.
+    line.send(board={"type": "named", "serial": "older"}, designator="P1")
+    line.write_rules(RULES.replace("named:", "renamed:").replace("F: [F1]", "V: [F1]"))
+    assert line.control("reload")["type"] == "ok"
+    after = line.status()["rules_version"]
+    assert after != before
+    try:
+        with line.peer() as peer:
+            fresh = peer.ask(line.inspect(board={"type": "named", "serial": "newer"}), a_jpeg(1))
+            assert fresh["code"] == "unknown_board"
+            renamed = {"type": "renamed", "serial": "newer"}
+            assert peer.ask(line.inspect(board=renamed, component="F"), a_jpeg(1))["code"] == "unknown_component"
+        line.send(board={"type": "named", "serial": "older"}, designator="F1", component="F")
+        line.send(board={"type": "named", "serial": "older"}, designator="P2")
+        assert line.boards("older")[0]["verdict"] == "fail"
+        older = {m["rules_version"] for m in line.stream() if m["topic"] == "inspection/named/older/"}
+        assert older == {before}
+        assert {version for (version,) in line.rows("SELECT rules_version FROM rules_versions")} == {before, after}
+    finally:
+        line.write_rules(RULES)
+        service = next(pid for pid in owners(line))
+        os.kill(service, signal.SIGHUP)
+        line.wait(lambda: line.status()["rules_version"] == before)
+
+
+def owners(line: Line) -> list[int]:
+    """The process number that the locks name."""
+    return [int((line.folder / "data" / "journal" / "lock").read_text(encoding="ascii"))]
+
+
+def test_sockets_files_and_folders_have_their_modes(line: Line) -> None:
+    def mode(name: str) -> int:
+        return stat.S_IMODE((line.folder / name).stat().st_mode)
+
+    line.wait(lambda: (line.folder / "images").is_dir())
+    for name in ("run/intake.sock", "run/control.sock", "run/results.sock"):
+        assert mode(name) == 0o660, name
+    assert mode("inspection.db") == 0o640
+    for name in ("run", "data", "data/journal", "data/quarantine", "images"):
+        assert mode(name) == 0o750, name
+
+
+def test_a_peer_that_sends_rubbish_costs_no_other_anything(line: Line, peer: Peer) -> None:
+    with line.peer() as rude:
+        for number in range(200):
+            rude.socket.send_multipart([os.urandom(number % 40) for _ in range(number % 5 + 1)])
+        rude.socket.send_multipart([b"CS1", HELLO, bytes(5 * MAX_PAYLOAD_BYTES)])
+        assert peer.ask({"type": "hello"})["type"] == "welcome"
+        assert peer.ask(line.inspect(), a_jpeg(3))["type"] == "accepted"
+
+
+# --- the process -------------------------------------------------------------------------------------------------
+
+
+def start_and_fail(config: Path, **environ: str) -> str:
+    """The one line with which `coserve run` refuses to start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tools", "run", str(config)],
+        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environ},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, ""), done
+    (said,) = done.stderr.splitlines()
+    return said
+
+
+def test_a_second_daemon_exits_with_2_and_one_line_that_names_the_first(line: Line) -> None:
+    assert str(owners(line)[0]) in start_and_fail(line.config)
+    assert line.status()["type"] == "ok"
+
+
+def test_what_cannot_start_exits_with_2_and_one_line(tmp_path: Path, line: Line, experts_folder: Path) -> None:
+    config = Line(tmp_path / "line", experts_folder).config
+    assert "CURVE" in start_and_fail(config, COSERVE_ENDPOINTS_INTAKE="[tcp://0.0.0.0:5570]")
+    assert "CURVE" in start_and_fail(config, COSERVE_ENDPOINTS_RESULTS="tcp://*:5571")
+    assert "control" in start_and_fail(config, COSERVE_ENDPOINTS_CONTROL="tcp://127.0.0.1:5572")
+    assert "107" in start_and_fail(config, COSERVE_ENDPOINTS_CONTROL=f"ipc://{'x' * 108}")
+    taken = line.endpoints["intake"][1]
+    assert taken in start_and_fail(config, COSERVE_ENDPOINTS_INTAKE=f"[{taken}]")
+
+
+def test_a_restart_goes_on_where_the_line_stopped(tmp_path: Path, experts_folder: Path) -> None:
+    line = Line(tmp_path / "line", experts_folder, limits={"credit": 64})
+    service = line.service()
+    service.start()
+    line.send(board={"type": "timed", "serial": "down"}, designator="A")
+    line.idle()
+    before = line.stream()
+    # What waits when the power goes: more than one batch, so that some are not judged yet.
+    headers = [line.inspect(board={"type": "pair", "serial": f"w{n}"}, component="P") for n in range(20)]
+    headers += [line.inspect(deadline_ms=200) for _ in range(20)]
+    headers += [line.inspect(board={"type": "named", "serial": f"g{n}"}, designator="F1", component="F") for n in "ab"]
+    with line.peer() as peer:
+        for number, header in enumerate(headers):
+            peer.send(header, a_jpeg(number))
+        for _ in headers:
+            assert peer.take()["type"] == "accepted"
+    service.kill()
+    done = {image_id for (image_id,) in line.rows("SELECT image_id FROM inspections WHERE status = 'done'")}
+    pending = {header["id"] for header in headers} - done
+    assert pending
+    time.sleep(2.2)
+    with line.service():
+        line.idle()
+        stream = line.stream()
+        assert stream[: len(before)] == before
+        assert [message["seq"] for message in stream] == list(range(1, len(stream) + 1))
+        verdicts = {m["id"]: (m["verdict"], m["reason"]) for m in stream if "id" in m}
+        assert len(verdicts) == sum("id" in m for m in stream)
+        late = [h["id"] for h in headers if h.get("deadline_ms") and h["id"] in pending]
+        assert {verdicts[image_id] for image_id in late} == {("unknown", "deadline")}
+        assert {verdicts[h["id"]] for h in headers if "deadline_ms" not in h} == {("pass", None), ("fail", None)}
+        (closed,) = line.boards("down")
+        assert (closed["reason"], closed["verdict"], closed["inspected"]) == ("time_limit", "unknown", 1)
+        with line.peer() as peer:
+            assert peer.ask(headers[0], a_jpeg(0))["type"] == "duplicate"
+            assert peer.ask({"type": "hello"})["last_seq"] == len(stream)
+        status = line.status()
+        assert (status["accepted"], status["backlog"]) == (0, 0)
+
+
+def test_sigterm_finishes_what_runs_and_exits_with_0(tmp_path: Path, experts_folder: Path) -> None:
+    line = Line(tmp_path / "line", experts_folder)
+    service = line.service()
+    service.start()
+    with line.peer() as peer:
+        for number in range(60):
+            peer.send(line.inspect(component="PVF"[number % 3]), a_jpeg(number))
+        answers = [peer.take()["type"] for _ in range(60)]
+    assert set(answers) == {"accepted"}
+    began_s = time.monotonic()
+    assert service.stop() == 0
+    assert time.monotonic() - began_s < 20
+    assert line.rows("SELECT count(*) FROM inspections") == [(60,)]
+    assert list((line.folder / "run").iterdir()) == []
