@@ -47,6 +47,7 @@ from experts.spec import ExpertId
 
 #: Stopping must end within 20 s of SIGTERM (PROTOCOL.md): what runs gets this long, the rest stays in the journal.
 _RUNNING_BATCHES_S = 12.0
+_BAD_IMAGES_S = 1.0
 _RATE_WINDOW_S = 10.0
 _STARTING_POLL_S = 0.02
 
@@ -55,6 +56,9 @@ def serve(config: Path) -> int:
     """Run the daemon of `config` until SIGTERM or SIGINT; 0, or 2 and one line on stderr where it could not start."""
     _log_to_stderr()
     stop, reload = threading.Event(), threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    signal.signal(signal.SIGHUP, lambda *_: reload.set())
     try:
         _refuse_foreign_packages()
         app = App(load_line(config), config)
@@ -65,12 +69,10 @@ def serve(config: Path) -> int:
         first = error.problems[0].replace("\n", " ")
         print(f"coserve: cannot start: {first}{rest}", file=sys.stderr)
         return 2
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    signal.signal(signal.SIGHUP, lambda *_: reload.set())
     while app.state == "starting" and not stop.wait(_STARTING_POLL_S):
         pass
-    print(f"coserve ready: {app.describe()}", flush=True)
+    if not stop.is_set():
+        print(f"coserve ready: {app.describe()}", flush=True)
     while not stop.wait(0.2):
         if reload.is_set():
             reload.clear()
@@ -188,7 +190,10 @@ class App:
     # Life
 
     def start(self) -> None:
-        """Recover, then open the doors: results before intake, so that no verdict is given unheard."""
+        """Recover, bind, then run: results before intake, so that no verdict is given unheard.
+
+        Work begins last: a port that is in use ends the start before anything is loaded or said.
+        """
         for image in self._recovery.pending:
             self._backlog.restore(image.source, image.key.length)
         try:
@@ -199,14 +204,14 @@ class App:
             self._writer.start()
             self._writer.rules_in_force(self._rulebook.current)
             self._bad_images.start()
-            self._drive.start()
             self._accepted(self._recovery.pending, again=True)
+            if self._config.endpoints.http:
+                self._serve_metrics(self._config.endpoints.http)
             self._intake.start()
         except StartError as error:
-            self.stop()
+            self._close()
             raise StartError(f"{self._path}: {error}") from None
-        if self._config.endpoints.http:
-            self._serve_metrics(self._config.endpoints.http)
+        self._drive.start()
         self._log.info("started", pending=len(self._recovery.pending), policy=self._config.policy)
 
     def stop(self) -> None:
@@ -216,9 +221,13 @@ class App:
         2. running batches finish, waiting images stay in the journal, bad ones are copied out of it;
         3. the writer stores their verdicts; 4. the stream publishes these; 5. control answers to the last.
         """
+        self._close()
+        self._log.info("stopped")
+
+    def _close(self) -> None:
         self._intake.stop()
         self._drive.stop(_RUNNING_BATCHES_S)
-        self._bad_images.stop()
+        self._bad_images.stop(_BAD_IMAGES_S)
         self._writer.stop()
         self._results.stop()
         self._control.stop()
@@ -230,7 +239,6 @@ class App:
         self._context.destroy(linger=0)
         for lock in self._locks:
             lock.release()
-        self._log.info("stopped")
 
     def describe(self) -> str:
         """What the ready line says."""
@@ -262,7 +270,7 @@ class App:
     def _done(self, images: list[tuple[str, int]]) -> None:
         for source, size_bytes in images:
             self._backlog.leave(source, size_bytes)
-        self._metrics.backlog(self._backlog.images)
+        self._metrics.completed(len(images), self._backlog.images)
 
     def _expert_version(self, expert: str, expert_version: str) -> ExpertVersion | None:
         """Describe weights at their first verdict, for the table `expert_versions`."""
@@ -311,14 +319,16 @@ class App:
         known = self._drive.ask("status", {})
         for inner in ("failed", "under_way"):
             del known[inner]
+        completed = self._metrics.completed_count  # durable verdicts; the drive's count runs ahead of the disk
         return {
             **known,
             "version": version("coserve"),
             "uptime_s": round(time.monotonic() - self._started_s, 3),
             "state": self.state,
             "accepted": self._metrics.accepted_count,
+            "completed": completed,
             "backlog": self._backlog.images,
-            "images_per_s": self._rate(known["completed"]),
+            "images_per_s": self._rate(completed),
             "rules_version": self._rulebook.current.version,
             "last_seq": self._reader.last_seq(),
             "last_error": self._writer.last_error or known["last_error"],
@@ -399,8 +409,7 @@ class App:
         try:
             start_http_server(int(port), host.strip("[]"), self._metrics.registry)
         except OSError as error:
-            self.stop()
-            raise StartError(f"{self._path}: endpoints.http {endpoint}: {error.strerror}") from None
+            raise StartError(f"endpoints.http {endpoint}: {error.strerror}") from None
 
 
 def _claim(config: Config) -> list[Lock]:

@@ -222,6 +222,7 @@ def _resolve(
         intake=[endpoint(value, "endpoints", "intake") for value in config.endpoints.intake],
         results=endpoint(config.endpoints.results, "endpoints", "results"),
         control=endpoint(config.endpoints.control, "endpoints", "control"),
+        http=config.endpoints.http,
     )
     if not endpoints.control.startswith("ipc://"):
         problems.append(Problem(*at("endpoints", "control"), "control is reached over ipc only: ipc://PATH"))

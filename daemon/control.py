@@ -63,6 +63,8 @@ class ControlServer:
     def stop(self) -> None:
         """Finish the request in hand, and close."""
         self._stopping = True
+        if self._thread.ident is None:
+            return  # a start that failed elsewhere stops what it had not started yet
         self._mailbox.wake()
         self._thread.join()
 

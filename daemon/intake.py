@@ -78,6 +78,8 @@ class Intake:
     def stop(self, timeout_s: float = 5.0) -> None:
         """Take no more messages, wait at most `timeout_s` for the writer's replies to those taken, and close."""
         self._stop_by_s = time.monotonic() + timeout_s
+        if self._thread.ident is None:
+            return  # a start that failed elsewhere stops what it had not started yet
         self._mailbox.wake()
         self._thread.join()
 

@@ -18,6 +18,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.accepted_count = 0
+        self.completed_count = 0
         self._accepted = Counter("coserve_images_accepted", "Images made durable", registry=self.registry)
         self._answers = Counter("coserve_intake_answers", "Answers to publishers", ["type"], registry=self.registry)
         self._verdicts = Counter("coserve_verdicts", "Images finished", ["verdict", "reason"], registry=self.registry)
@@ -64,8 +65,10 @@ class Metrics:
         if switch.cause != "startup":
             self._switches.labels(switch.device, switch.tier, switch.cause).inc()
 
-    def backlog(self, images: int) -> None:
-        self._backlog.set(images)
+    def completed(self, images: int, backlog_images: int) -> None:
+        """`images` have a durable verdict, and leave so many behind."""
+        self.completed_count += images
+        self._backlog.set(backlog_images)
 
     def exposition(self) -> str:
         """All series in Prometheus' text format."""

@@ -68,6 +68,8 @@ class ResultsStream:
     def stop(self) -> None:
         """Send what was given so far, and close."""
         self._stopping = True
+        if self._thread.ident is None:
+            return  # a start that failed elsewhere stops what it had not started yet
         self._mailbox.wake()
         self._thread.join()
 

@@ -94,7 +94,7 @@ class BadImages:
     def start(self) -> None:
         self._worker.start()
 
-    def stop(self, timeout_s: float = 5.0) -> bool:
+    def stop(self, timeout_s: float) -> bool:
         """Finish the copies that were asked for; False where that took longer."""
         return self._worker.stop(timeout_s)
 

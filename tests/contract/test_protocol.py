@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 import zmq
 from PIL import Image
 
@@ -264,6 +265,13 @@ def test_a_repeated_image_is_a_duplicate_before_its_board_and_payload_are_looked
         "duplicate", True, header["id"], header["source"],
     )  # fmt: skip
     assert peer.ask(header | {"source": "cam-2"}, a_jpeg(5))["type"] == "accepted"
+    twice = line.inspect()
+    for payload in (a_jpeg(5), a_jpeg(5), a_jpeg(6)):
+        peer.send(twice, payload)
+    answers = [peer.take() for _ in range(3)]
+    assert [(answer["type"], answer.get("differs", False)) for answer in answers] == [
+        ("accepted", False), ("duplicate", False), ("duplicate", True),
+    ]  # fmt: skip
     assert line.rows("SELECT count(*) FROM inspections WHERE image_id = ?", header["id"]) == [(2,)]
 
 
@@ -681,6 +689,9 @@ def test_experts_queues_pins_and_limits(line: Line) -> None:
     line.wait(lambda: line.status()["executors"][0]["budget_bytes"] == 60_000_000)
     assert line.status()["executors"][0]["used_bytes"] <= 60_000_000
     assert line.control("limits", expert_memory={"cpu": 1})["type"] == "error"
+    assert line.control("pin", expert="R0402")["type"] == "ok"
+    assert line.control("pin", expert="C0603")["type"] == "error"  # both would fit, but no third beside them
+    assert line.control("unpin", expert="R0402")["type"] == "ok"
     assert line.control("limits", expert_memory={"cpu": 150_000_000})["type"] == "ok"
 
 
@@ -735,7 +746,7 @@ def test_sockets_files_and_folders_have_their_modes(line: Line) -> None:
     def mode(name: str) -> int:
         return stat.S_IMODE((line.folder / name).stat().st_mode)
 
-    line.wait(lambda: (line.folder / "images").is_dir())
+    line.wait((line.folder / "images").is_dir)
     for name in ("run/intake.sock", "run/control.sock", "run/results.sock"):
         assert mode(name) == 0o660, name
     assert mode("inspection.db") == 0o640
@@ -755,30 +766,41 @@ def test_a_peer_that_sends_rubbish_costs_no_other_anything(line: Line, peer: Pee
 # --- the process -------------------------------------------------------------------------------------------------
 
 
-def start_and_fail(config: Path, **environ: str) -> str:
-    """The one line with which `coserve run` refuses to start."""
-    done = subprocess.run(
+def a_start(config: Path, **environ: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
         [sys.executable, "-m", "tools", "run", str(config)],
-        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environ},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environ},
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (2, ""), done
-    (said,) = done.stderr.splitlines()
+
+
+def refusal(start: "subprocess.Popen[str]") -> str:
+    """The one line with which `coserve run` refuses to start."""
+    stdout, stderr = start.communicate(timeout=60)
+    assert (start.returncode, stdout) == (2, ""), stderr
+    (said,) = stderr.splitlines()
     return said
 
 
 def test_a_second_daemon_exits_with_2_and_one_line_that_names_the_first(line: Line) -> None:
-    assert str(owners(line)[0]) in start_and_fail(line.config)
+    assert str(owners(line)[0]) in refusal(a_start(line.config))
     assert line.status()["type"] == "ok"
 
 
 def test_what_cannot_start_exits_with_2_and_one_line(tmp_path: Path, line: Line, experts_folder: Path) -> None:
-    config = Line(tmp_path / "line", experts_folder).config
-    assert "CURVE" in start_and_fail(config, COSERVE_ENDPOINTS_INTAKE="[tcp://0.0.0.0:5570]")
-    assert "CURVE" in start_and_fail(config, COSERVE_ENDPOINTS_RESULTS="tcp://*:5571")
-    assert "control" in start_and_fail(config, COSERVE_ENDPOINTS_CONTROL="tcp://127.0.0.1:5572")
-    assert "107" in start_and_fail(config, COSERVE_ENDPOINTS_CONTROL=f"ipc://{'x' * 108}")
     taken = line.endpoints["intake"][1]
-    assert taken in start_and_fail(config, COSERVE_ENDPOINTS_INTAKE=f"[{taken}]")
+    refused = [
+        ("CURVE", {"COSERVE_ENDPOINTS_INTAKE": "[tcp://0.0.0.0:5570]"}),
+        ("control", {"COSERVE_ENDPOINTS_CONTROL": "tcp://127.0.0.1:5572"}),
+        ("107", {"COSERVE_ENDPOINTS_CONTROL": f"ipc://{'x' * 108}"}),
+        (taken, {"COSERVE_ENDPOINTS_INTAKE": f"[{taken}]"}),
+        (taken, {"COSERVE_ENDPOINTS_RESULTS": taken}),
+    ]
+    starts: list[tuple[str, subprocess.Popen[str]]] = []
+    for number, (why, environ) in enumerate(refused):
+        config = Line(tmp_path / str(number), experts_folder).config
+        starts.append((why, a_start(config, **environ)))
+    for why, start in starts:
+        assert why in refusal(start)
 
 
 def test_a_restart_goes_on_where_the_line_stopped(tmp_path: Path, experts_folder: Path) -> None:
@@ -819,6 +841,30 @@ def test_a_restart_goes_on_where_the_line_stopped(tmp_path: Path, experts_folder
             assert peer.ask({"type": "hello"})["last_seq"] == len(stream)
         status = line.status()
         assert (status["accepted"], status["backlog"]) == (0, 0)
+
+
+def test_what_the_kept_rules_can_no_longer_route_is_unknown(tmp_path: Path, experts_folder: Path) -> None:
+    line = Line(tmp_path / "line", experts_folder)
+    service = line.service()
+    service.start()
+    line.send(component="P")
+    line.idle()
+    with line.peer() as peer:
+        for number in range(40):
+            peer.send(line.inspect(component="F"), a_jpeg(number))
+        assert {peer.take()["type"] for _ in range(40)} == {"accepted"}
+    service.kill()
+    pending = line.rows("SELECT count(*) FROM inspections WHERE status = 'accepted'")[0][0]
+    assert pending > 0
+    line.write_rules("".join(row for row in RULES.splitlines(keepends=True) if "QFP64" not in row and "F:" not in row))
+    catalog = line.folder / "experts" / "catalog.yaml"
+    entries = yaml.safe_load(catalog.read_text(encoding="utf-8"))
+    del entries["experts"]["QFP64"]
+    catalog.write_text(yaml.safe_dump(entries), encoding="utf-8")
+    with line.service():
+        line.idle()
+        assert line.rows("SELECT count(*) FROM inspections WHERE reason = 'rules_changed'") == [(pending,)]
+        assert line.rows("SELECT DISTINCT verdict FROM inspections WHERE reason IS NOT NULL") == [("unknown",)]
 
 
 def test_sigterm_finishes_what_runs_and_exits_with_0(tmp_path: Path, experts_folder: Path) -> None:

@@ -100,6 +100,7 @@ class Line:
     pools: dict[PoolId, FakePool]
     reported: list[Outcome]
     switches: list[ExpertSwitch]
+    bad_images: list[tuple[Accepted, str]]
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     ended_s: dict[int, float] = field(default_factory=dict)
     until_s: float | None = None
@@ -145,6 +146,7 @@ def a_line(
     facts = [ExecutorFacts(ExecutorId(f"{pool}/{n}"), PoolId(pool)) for n, pool in enumerate(executors)]
     outcomes: list[Outcome] = []
     switches: list[ExpertSwitch] = []
+    bad_images: list[tuple[Accepted, str]] = []
     drive = Drive(
         rulebook=rulebook or Rulebook(routes()),
         catalog=a_catalog() if catalog is None else catalog,
@@ -157,10 +159,11 @@ def a_line(
         policy=policy,
         on_outcome=outcomes.append,
         on_switch=switches.append,
+        on_bad_image=lambda image, reason: bad_images.append((image, reason)),
         tuning=tuning,
         record=record,
         clock=timeline.now,
         wall=lambda: 1000.0 + timeline.now(),
     )
     drive.start_hands()
-    return Line(drive, timeline, pools, outcomes, switches)
+    return Line(drive, timeline, pools, outcomes, switches, bad_images)

@@ -33,6 +33,12 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert config.quarantine == tmp_path / "quarantine"
 
 
+def test_the_endpoint_of_the_metrics_is_kept(tmp_path: Path) -> None:
+    config = a_config(tmp_path, COSERVE_ENDPOINTS_HTTP="http://127.0.0.1:9470")
+    assert config.endpoints.http == "http://127.0.0.1:9470"
+    assert a_config(tmp_path).endpoints.http is None
+
+
 def test_the_runtime_directory_of_systemd_holds_the_sockets(tmp_path: Path) -> None:
     config = a_config(tmp_path, RUNTIME_DIRECTORY="/run/coserve")
     assert config.endpoints.intake == ["ipc:///run/coserve/intake.sock", "tcp://127.0.0.1:5570"]

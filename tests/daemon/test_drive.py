@@ -117,6 +117,44 @@ def test_an_expert_that_cannot_be_loaded_fails_its_images_and_no_others():
     assert list(status["failed"]) == ["B"]
 
 
+def test_an_image_that_decoding_finds_bad_is_reported_with_the_reason():
+    line = a_line(answer=says({1: "bad_image", 2: "expert_failed"}))
+    images = [an_image(n, "B") for n in range(3)]
+    line.accept(*images)
+    line.run()
+    assert line.bad_images == [(images[1], "as the test says")]
+    assert line.outcomes[1].reason == "bad_image"
+
+
+def test_the_line_is_filling_until_its_pools_are_or_it_has_answered_an_image():
+    line = a_line()
+    assert line.drive.is_filling
+    line.run()
+    assert not line.drive.is_filling
+    assert line.switches
+    assert {switch.cause for switch in line.switches} == {"startup"}
+    busy = a_line(load_s=5.0, budgets={"cpu": 20})
+    busy.accept(an_image(1, "B", deadline_ms=1000))
+    busy.run(until_s=2.0)
+    assert 1 in busy.outcomes
+    assert not busy.drive.is_filling
+
+
+def test_the_line_is_failing_while_an_expert_cannot_be_loaded():
+    line = a_line()
+    line.pools["cpu"].broken["B"] = "its weights file is missing"
+    line.accept(an_image(1, "B"))
+    line.run()
+    assert line.drive.is_failing
+    line.pools["cpu"].broken.clear()
+    line.accept(an_image(2, "B", accepted_wall_s=1031.0))
+    line.run(until_s=31.0)
+    line.accept(an_image(3, "B", accepted_wall_s=1031.0))
+    line.run(until_s=40.0)
+    assert line.outcomes[3].verdict == "pass"
+    assert not line.drive.is_failing
+
+
 def test_a_repaired_expert_is_tried_again_after_a_while():
     line = a_line()
     line.pools["cpu"].broken["B"] = "its weights file is missing"

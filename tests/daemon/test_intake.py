@@ -16,10 +16,11 @@ import pytest
 import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from wire_parts import Peer, a_line, a_png, an_inspect
+from wire_parts import RULES, Peer, a_line, a_png, a_rulebook, an_inspect
 
 from daemon.backlog import BacklogLimits
 from daemon.errors import StartError
+from daemon.intake import Intake
 from tools.camera.publisher import Image, Publisher, publish_images
 
 PNG = a_png()
@@ -422,3 +423,24 @@ def until(condition: Any, timeout_s: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < end_s, "it did not happen in time"
         time.sleep(0.002)
+
+
+def test_an_open_attempt_is_checked_against_the_rules_it_opened_with(tmp_path: Path) -> None:
+    board = {"type": "mainboard-b", "serial": "S1"}
+    with a_line(tmp_path) as line, Peer(line.ipc) as peer:
+        older = line.rulebook.current.version
+        assert peer.ask(an_inspect("i0", board=board), PNG)["code"] == "unknown_board"
+        line.rulebook.replace(a_rulebook(RULES.replace("mainboard-a", "mainboard-b")).current)
+        assert peer.ask(an_inspect("i1"), PNG)["code"] == "unknown_board"
+        line.reader.open_rules_version = older
+        assert peer.ask(an_inspect("i2"), PNG)["type"] == "accepted"
+        assert peer.ask(an_inspect("i3", board=board), PNG)["code"] == "unknown_board"
+        line.reader.open_rules_version = "0" * 12  # rules that nothing compiles any more: those in force judge
+        assert peer.ask(an_inspect("i4", board=board), PNG)["type"] == "accepted"
+
+
+def test_an_intake_that_never_started_stops_at_once(tmp_path: Path) -> None:
+    with a_line(tmp_path) as line:
+        context: zmq.Context[Any] = zmq.Context()
+        Intake(context, [line.ipc], line.admission, line.reader.results_since).stop()
+        context.term()

@@ -1,10 +1,14 @@
 """The quarantine: bytes of bad images for a person to look at, bounded, whatever names publishers choose."""
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
-from daemon.quarantine import Quarantine
+from daemon.journal import Journal, JournalError
+from daemon.quarantine import BadImages, Quarantine
+from daemon.records import Accepted, JournalKey, Pixels
 
 
 def test_bytes_are_kept_under_names_that_cannot_leave_the_folder(tmp_path: Path) -> None:
@@ -44,3 +48,33 @@ def test_a_disk_that_takes_nothing_stops_nobody(tmp_path: Path, capsys: pytest.C
     (tmp_path / "file").write_text("in the way")
     assert Quarantine(tmp_path / "file", 100).keep("s", "i", b"x", "") is None
     assert "quarantine_failed" in capsys.readouterr().out
+
+
+def an_image(key: JournalKey) -> Accepted:
+    return Accepted(1, "cam", "i1", "main", "R0402", 0.0, None, "0" * 12, key, Pixels())
+
+
+def test_bad_images_are_copied_out_of_the_journal_and_what_cannot_be_stops_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal(tmp_path / "journal")
+    first, second = journal.append([b"one", b"two"])
+    with pytest.raises(JournalError):
+        journal.read(JournalKey(9, 16, 3))
+    bad_images = BadImages(Quarantine(tmp_path / "q", 1000), journal.read)
+    bad_images.start()
+    for key in (first, JournalKey(9, 16, 3), second):
+        bad_images.keep(an_image(key), "the image is damaged")
+    assert bad_images.stop(5.0)
+    assert sorted(path.read_bytes() for path in (tmp_path / "q").iterdir()) == [b"one", b"two"]
+    assert "quarantine_failed" in capsys.readouterr().out
+    journal.close()
+
+
+def test_the_folder_is_open_to_the_group_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        Quarantine(tmp_path / "deep" / "q", 1000).keep("s", "i", b"x", "")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "deep", tmp_path / "deep" / "q")] == [0o750] * 2

@@ -157,6 +157,7 @@ class Line:
     quarantine: Path
     endpoints: list[str]
     counts: list[str]
+    rulebook: Rulebook
 
     @property
     def ipc(self) -> str:
@@ -182,9 +183,10 @@ def a_line(
     load = Backlog(backlog or BacklogLimits(1000, 10**8, 1000, 10**8))
     writer = MemoryWriter(on_stored=lambda arrival: load.leave(arrival.source, len(arrival.payload)))
     reader = MemoryReader(writer, items)
+    rulebook = a_rulebook()
     admission = Admission(
         IntakeLimits(credit=credit, max_payload_bytes=max_payload_bytes, max_pixels=64_000_000),
-        a_rulebook(),
+        rulebook,
         reader,
         writer,
         load,
@@ -194,7 +196,7 @@ def a_line(
     intake = Intake(context, endpoints, admission, reader.results_since, on_answer=counts.append)
     try:
         bound = intake.start()
-        yield Line(intake, admission, writer, reader, load, folder / "quarantine", bound, counts)
+        yield Line(intake, admission, writer, reader, load, folder / "quarantine", bound, counts, rulebook)
     finally:
         writer.going.set()
         intake.stop()

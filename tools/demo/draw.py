@@ -26,9 +26,7 @@ def _draw_part(canvas: np.ndarray, placement: Placement, found: PartVerdict) -> 
     colour = COLOURS[found.verdict]
     x1, y1, x2, y2 = placement.box
     cv2.rectangle(canvas, (x1, y1), (x2, y2), colour, 1 if found.verdict == "pass" else 2, cv2.LINE_AA)
-    for label, _, box in found.boxes:
-        if label == "joint":
-            continue
+    for _, _, box in found.boxes:
         left, top, right, bottom = (round(value) for value in placement.on_board(box))
         cv2.rectangle(canvas, (left, top), (right, bottom), COLOURS["review"], 1, cv2.LINE_AA)
     if found.verdict == "pass":

@@ -13,14 +13,14 @@ from tools.demo.teach import DETECTORS, SharedDetector
 
 #: Share of good parts that one label may call bad by mistake, where the bad parts can be told from them.
 _FALSE_CALLS = 0.004
-_LOWEST, _HIGHEST = 0.28, 0.75
+_LOWEST, _HIGHEST = 0.3, 0.75
 #: Share of good parts that may become a review because their classifier is unsure, and where the limit may lie.
 _REVIEWS, _LEAST_REVIEW, _MOST_REVIEW = 0.01, 0.6, 0.95
 _BATCH = 16
 
 
 def choose_all(catalog: Catalog, held_out: Sequence[Sample]) -> dict[str, dict[str, float]]:
-    """Confidence by label and detector; `joint` is what should be there, so it fails nothing."""
+    """Confidence by detector and label."""
     return {detector.expert: _choose(catalog, detector, held_out) for detector in DETECTORS}
 
 
@@ -31,6 +31,8 @@ def review_below(catalog: Catalog, held_out: Sequence[Sample]) -> float:
         mine = [s for s in held_out if s.component == name and s.truth == "ok"]
         answers = _answers(catalog, ExpertId(name), mine)
         sure += [answer.confidence or 0.0 for answer in answers if answer.label == part.labels[0]]
+    if not sure:
+        return _MOST_REVIEW
     sure.sort()
     return round(min(max(sure[int(len(sure) * _REVIEWS)], _LEAST_REVIEW), _MOST_REVIEW), 2)
 
@@ -52,8 +54,6 @@ def _choose(catalog: Catalog, detector: SharedDetector, held_out: Sequence[Sampl
     answers = _answers(catalog, ExpertId(detector.expert), mine)
     chosen: dict[str, float] = {}
     for label in detector.labels:
-        if label == "joint":
-            continue
         good = sorted(
             (_strongest(a, label) for s, a in zip(mine, answers, strict=True) if s.truth == "ok"), reverse=True
         )
@@ -65,12 +65,12 @@ def _choose(catalog: Catalog, detector: SharedDetector, held_out: Sequence[Sampl
 def choose(good: Sequence[float], bad: Sequence[float]) -> float:
     """Between the strongest mistakes on good parts (descending) and the weakest hits on bad ones (ascending).
 
-    Where the two are apart, nearer to the good parts: an escape costs more than a second look.
+    Halfway where the two are apart; just above the mistakes where they are not.
     """
     tolerated = int(len(good) * _FALSE_CALLS)
     ceiling = good[tolerated] if len(good) > tolerated else 0.0
     floor = bad[int(len(bad) * 0.01)] if bad else 1.0
-    middle = ceiling + 0.3 * (floor - ceiling) if floor > ceiling else ceiling + 0.02
+    middle = ceiling + 0.5 * (floor - ceiling) if floor > ceiling else ceiling + 0.02
     return round(min(max(middle, _LOWEST), _HIGHEST), 2)
 
 

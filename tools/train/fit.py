@@ -79,7 +79,6 @@ def fit_expert(
         head.bias.copy_(old.bias[list(rows)])
     network.fc = head
     features = early_features(network, pictures, np.random.default_rng(schedule.seed))
-
     tail = nn.Sequential(network.layer4, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)  # type: ignore[arg-type]
     for module in tail.modules():
         if isinstance(module, nn.BatchNorm2d):

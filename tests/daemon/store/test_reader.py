@@ -157,3 +157,16 @@ def test_readers_in_many_threads_see_only_whole_results_while_the_writer_writes(
     reader.close()
     line.store.close()
     assert not wrong
+
+
+def test_the_rules_of_a_boards_newest_attempt_are_known_while_it_is_open(tmp_path):
+    line = a_line(tmp_path)
+    reader = line.reader()
+    version = line.rulebook.current.version
+    assert reader.open_rules("tiny", "S", None) is None
+    (image,) = line.accept(an_arrival("a", type="tiny", serial="S"))
+    assert [reader.open_rules("tiny", "S", attempt) for attempt in (None, 1, 2)] == [version, version, None]
+    line.judge(an_outcome(image.inspection_id))
+    assert [reader.open_rules("tiny", "S", attempt) for attempt in (None, 1)] == [None, None]
+    reader.close()
+    line.store.close()

@@ -295,3 +295,28 @@ def test_a_path_with_url_characters_is_opened_for_reading(tmp_path):
     assert reader.last_seq() == 0
     reader.close()
     line.store.close()
+
+
+def test_a_verdict_that_becomes_durable_after_its_deadline_is_unknown(tmp_path):
+    line = a_line(tmp_path)
+    images = line.accept(an_arrival("a", deadline_ms=500), an_arrival("b", deadline_ms=501), an_arrival("c"))
+    line.clock.pass_s(0.5005)
+    line.judge(*(an_outcome(image.inspection_id, "fail", "D1") for image in images))
+    assert rows(line, "SELECT image_id, verdict, defect, reason FROM inspections ORDER BY 1") == [
+        {"image_id": "a", "verdict": "unknown", "defect": None, "reason": "deadline"},
+        {"image_id": "b", "verdict": "fail", "defect": "D1", "reason": None},
+        {"image_id": "c", "verdict": "fail", "defect": "D1", "reason": None},
+    ]
+    line.store.close()
+
+
+def test_rules_are_recorded_once_when_they_come_into_force(tmp_path):
+    line = a_line(tmp_path)
+    line.store.keep_rules(line.rulebook.current)
+    line.clock.pass_s(1.0)
+    line.store.keep_rules(line.rulebook.current)
+    line.accept(an_arrival("a"))
+    (row,) = rows(line, "SELECT rules_version, loaded_at, text FROM rules_versions")
+    assert row["loaded_at"] == "2026-11-21T09:08:11.123Z"
+    assert row["text"] == line.rulebook.current.text
+    line.store.close()

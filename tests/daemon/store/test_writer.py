@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_parts import a_journal, a_stage, an_arrival, an_outcome, some_rules
+from store_parts import RULES, a_journal, a_stage, an_arrival, an_outcome, some_rules
 
 from daemon.journal import Journal
 from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels, Published
@@ -369,3 +369,10 @@ def test_an_image_whose_bytes_are_damaged_keeps_its_verdict_and_lets_the_segment
     line.wait_for(lambda: line.rows("SELECT count(*) FROM pending") == [(0,)])
     assert line.rows("SELECT verdict, image_path FROM inspections") == [("fail", None)]
     line.stop()
+
+
+def test_rules_that_come_into_force_are_written_although_no_board_opens_under_them(running):
+    for text in (RULES, RULES + "# a remark\n", RULES):
+        running.writer.rules_in_force(some_rules(text))
+    running.wait_for(lambda: len(running.rows("SELECT rules_version FROM rules_versions")) == 2)
+    assert running.writer.last_error is None

@@ -1,0 +1,285 @@
+"""RESULTS.md against the database that a running daemon wrote, through a stock sqlite3 and nothing else.
+
+`test_results_sql.py` holds the schema and the views over rows made by hand; here the rows are the daemon's own.
+"""
+
+import hashlib
+import json
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.client import RULES, Line, sha256
+from tests.lines import a_jpeg
+
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+TIMES = {
+    "boards": ("first_seen_at", "completed_at"),
+    "inspections": ("captured_at", "accepted_at", "completed_at"),
+    "expert_switches": ("at",),
+    "rules_versions": ("loaded_at",),
+    "expert_versions": ("first_used_at",),
+}
+#: What is sent: board serial, component, designator, further fields. The rules give P pass, V review and F fail.
+SENT: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("A", "P", "P1", {}),
+    ("A", "P", "P2", {}),
+    ("A", "F", "F1", {}),
+    ("B", "P", "P1", {}),
+    ("B", "P", "P2", {"deadline_ms": 1}),
+    ("B", "F", "F1", {}),
+    ("A", "P", "P1", {}),
+]
+MORE_RULES = RULES.replace("boards:\n", "boards:\n  mixed: {extras: allow, components: {P: 1, V: 1}}\n")
+
+
+class Database:
+    """The line's file and its database, after everything was judged and the daemon has stopped."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.ids: list[str] = []
+        self.streamed: list[dict[str, Any]] = []
+        self.status: dict[str, Any] = {}
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        return self.line.rows(sql)
+
+    def one(self, sql: str) -> tuple[Any, ...]:
+        (row,) = self.rows(sql)
+        return row
+
+    def columns(self, name: str) -> list[str]:
+        return [row[1] for row in self.rows(f"PRAGMA table_info({name})")]
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Database:
+    """Two `named` boards, the first twice; one `mixed` board; reviews; memory for three of four experts."""
+    line = Line(tmp_path_factory.mktemp("sql") / "line", experts_folder, rules=MORE_RULES, memory="100MB")
+    found = Database(line)
+    with line.service():
+        for serial, component, designator, more in SENT:
+            board = {"type": "named", "serial": serial, "lot": "L1", "station": "ST"}
+            image_id = line.send(board=board, component=component, designator=designator, **more)
+            found.ids.append(image_id)
+            line.result(image_id)
+        for component in "PV":
+            image_id = line.send(board={"type": "mixed", "serial": "M"}, component=component)
+            found.ids.append(image_id)
+            line.result(image_id)
+        raw = {"encoding": "raw", "dtype": "uint8", "shape": [8, 8, 1]}
+        found.ids.append(line.send(bytes(64), component="V", captured_at="2026-11-21T10:00:00+02:00", **raw))
+        line.result(found.ids[-1])
+        line.write_rules(MORE_RULES + "# a remark\n")
+        assert line.control("reload")["type"] == "ok"
+        kept = "SELECT count(*) FROM inspections WHERE verdict <> 'pass' AND image_path IS NULL"
+        line.wait(lambda: line.rows(kept) == [(0,)])
+        found.status = line.status()
+        found.streamed = line.stream()
+    return found
+
+
+def test_every_image_has_one_row_with_what_was_sent(database: Database) -> None:
+    rows = database.rows(
+        "SELECT image_id, source, board_type, serial, attempt, component, designator, status, late, image_bytes,"
+        " image_sha256, deadline_ms FROM inspections JOIN boards USING (board_id) ORDER BY inspection_id"
+    )
+    assert [row[0] for row in rows] == database.ids
+    attempts = [1, 1, 1, 1, 1, 1, 2]
+    for number, (serial, component, designator, more) in enumerate(SENT):
+        payload = a_jpeg(number + 1)
+        assert rows[number][1:] == (
+            *("cam-1", "named", serial, attempts[number], component, designator, "done", 0),
+            *(len(payload), sha256(payload), more.get("deadline_ms")),
+        )
+    assert rows[-1][-3:] == (64, sha256(bytes(64)), None)
+    assert database.one("SELECT captured_at FROM inspections ORDER BY inspection_id DESC LIMIT 1") == (
+        "2026-11-21T08:00:00.000Z",
+    )
+
+
+def test_verdicts_and_boards_are_those_of_the_stream(database: Database) -> None:
+    images = [m for m in database.streamed if "id" in m]
+    stored = database.rows(
+        "SELECT seq, completed_at, image_id, verdict, defect, reason, latency_ms, rules_version FROM inspections"
+        " ORDER BY seq"
+    )
+    names = ("seq", "at", "id", "verdict", "defect", "reason", "latency_ms", "rules_version")
+    assert stored == [tuple(message[name] for name in names) for message in images]
+    boards = [m for m in database.streamed if "id" not in m]
+    stored = database.rows(
+        "SELECT seq, completed_at, serial, attempt, verdict, reason, expected, inspected FROM boards"
+        " WHERE seq IS NOT NULL ORDER BY seq"
+    )
+    assert stored == [
+        (m["seq"], m["at"], m["board"]["serial"], m["board"]["attempt"], m["verdict"], m["reason"], m["expected"],
+         m["inspected"])
+        for m in boards
+    ]  # fmt: skip
+    open_boards = "SELECT serial, attempt, completed_at, verdict, reason, lot FROM boards WHERE seq IS NULL"
+    assert database.rows(open_boards) == [("A", 2, None, None, None, "L1"), ("S1", 1, None, None, None, None)]
+
+
+def test_the_stream_view_lists_one_gapless_sequence(database: Database) -> None:
+    stream = database.rows("SELECT seq, kind, key FROM stream ORDER BY seq")
+    assert [seq for seq, _, _ in stream] == list(range(1, len(database.streamed) + 1))
+    assert database.status["last_seq"] == len(stream)
+    for (seq, kind, key), message in zip(stream, database.streamed, strict=True):
+        assert kind == message["topic"].split("/")[0]
+        table, column = {"inspection": ("inspections", "inspection_id"), "board": ("boards", "board_id")}[kind]
+        assert database.rows(f"SELECT seq FROM {table} WHERE {column} = {key}") == [(seq,)]  # noqa: S608
+
+
+def test_stages_say_who_answered(database: Database) -> None:
+    by_component = dict(
+        database.rows(
+            "SELECT component, group_concat(expert, '>') FROM (SELECT * FROM stages ORDER BY inspection_id, step)"
+            " JOIN inspections USING (inspection_id) GROUP BY component, inspection_id"
+        )
+    )
+    assert by_component == {"P": "R0402", "V": "C0603", "F": "QFP64>yolo-solder"}
+    assert database.rows(
+        "SELECT count(*) FROM stages WHERE device <> 'cpu' OR executor <> 'cpu/0' OR batch_size < 1 OR queued_ms < 0"
+        " OR load_ms < 0 OR infer_ms <= 0 OR step NOT IN (0, 1)"
+    ) == [(0,)]
+    unanswered = "SELECT i.reason FROM inspections i LEFT JOIN stages USING (inspection_id) WHERE step IS NULL"
+    assert database.rows(unanswered) == [("deadline",)]
+
+
+def test_experts_and_rules_are_recorded_with_their_versions(database: Database) -> None:
+    line = database.line
+    used = database.rows("SELECT DISTINCT expert, expert_version FROM stages ORDER BY expert")
+    recorded = database.rows("SELECT expert, expert_version, sha256, classes, bytes, dtype FROM expert_versions")
+    assert sorted(row[:2] for row in recorded) == used
+    for expert, version, digest, classes, size, dtype in recorded:
+        file = (line.folder / "experts" / f"{expert}.safetensors").read_bytes()
+        assert hashlib.sha256(file).hexdigest() == digest
+        assert digest[:12] == version
+        assert isinstance(json.loads(classes), list)
+        assert (dtype, size <= len(file)) == ("float32", True)
+    rules = database.rows("SELECT rules_version, sha256, text FROM rules_versions ORDER BY loaded_at")
+    assert [text for _, _, text in rules] == [MORE_RULES, MORE_RULES + "# a remark\n"]
+    for version, digest, text in rules:
+        assert hashlib.sha256(text.encode()).hexdigest() == digest
+        assert digest[:12] == version
+    assert rules[-1][0] == database.status["rules_version"]
+
+
+def test_switches_are_loads_that_the_status_counts_but_for_the_startup(database: Database) -> None:
+    switches = database.rows("SELECT loaded, evicted, bytes, load_ms, tier, cause, device FROM expert_switches")
+    assert sum(cause != "startup" for *_, cause, _ in switches) == database.status["expert_switches"] > 0
+    assert any(cause == "startup" for *_, cause, _ in switches)
+    resident: set[str] = set()
+    for loaded, evicted, size, load_ms, tier, _, device in switches:
+        gone = set(json.loads(evicted))
+        assert gone <= resident
+        resident = (resident - gone) | {loaded}
+        assert (size > 0, load_ms > 0, tier in {"ram", "disk"}, device) == (True, True, True, "cpu")
+
+
+def test_images_that_stay_are_files_with_the_bytes_that_were_sent(database: Database) -> None:
+    kept = database.rows("SELECT image_path, image_sha256, verdict FROM inspections WHERE image_path IS NOT NULL")
+    assert {verdict for _, _, verdict in kept} == {"fail", "review", "unknown"}
+    assert database.one("SELECT count(*) FROM inspections WHERE verdict = 'pass' AND image_path IS NOT NULL") == (0,)
+    for path, digest, _ in kept:
+        data = (database.line.folder / path).read_bytes()
+        assert sha256(data[-64:] if path.endswith(".pgm") else data) == digest
+        assert (database.line.folder / path).stat().st_mode & 0o777 == 0o640
+
+
+def test_times_are_utc_text_with_milliseconds_and_in_order(database: Database) -> None:
+    for table, columns in TIMES.items():
+        for column in columns:
+            values = database.rows(f"SELECT {column} FROM {table} WHERE {column} IS NOT NULL")  # noqa: S608
+            assert values, (table, column)
+            assert all(TIME.fullmatch(value) for (value,) in values), (table, column)
+    assert database.one("SELECT count(*) FROM inspections WHERE completed_at < accepted_at") == (0,)
+
+
+def test_the_views_say_what_a_hand_counts(database: Database) -> None:
+    day = database.one("SELECT substr(max(completed_at), 1, 10) FROM boards")[0]
+    # A failed, B has an image without verdict and a failed one, M has one that an expert was unsure of.
+    assert database.rows("SELECT * FROM board_yield ORDER BY board_type") == [
+        ("mixed", None, day, 1, 0, 0, 1, 0, 0.0),
+        ("named", "L1", day, 2, 0, 2, 0, 0, 0.0),
+    ]
+    (defect,) = database.one("SELECT DISTINCT defect FROM inspections WHERE verdict = 'fail'")
+    assert database.rows("SELECT * FROM defect_pareto") == [("named", "F", defect, 2, 1.0, 1.0)]
+    health = database.rows(
+        "SELECT component, inspected, fail_rate, review_rate, unknown_rate, overridden FROM component_health ORDER BY 1"
+    )
+    assert health == [("F", 2, 1.0, 0.0, 0.0, 0), ("P", 6, 0.0, 0.0, pytest.approx(1 / 6), 0), ("V", 2, 0, 1.0, 0, 0)]
+    confidence = "SELECT avg(confidence) FROM stages JOIN inspections USING (inspection_id) WHERE component = 'F'"
+    assert database.rows("SELECT mean_confidence FROM component_health WHERE component = 'F'") == [
+        (pytest.approx(database.one(confidence)[0]),)
+    ]
+    latencies = sorted(ms for (ms,) in database.rows("SELECT latency_ms FROM inspections"))
+    hours = database.rows("SELECT hour, inspections, p50_ms, p95_ms, max_ms FROM latency_by_hour")
+    assert sum(count for _, count, *_ in hours) == 10
+    if len(hours) == 1:  # not over the turn of an hour
+        assert hours[0][2:] == (latencies[4], latencies[9], latencies[9])
+    usage = {row[0]: row[1:] for row in database.rows("SELECT * FROM expert_usage")}
+    assert set(usage) == {"R0402", "C0603", "QFP64", "yolo-solder"}
+    assert [usage[name][:3] for name in ("R0402", "C0603", "QFP64")] == [(5, 5, 1.0), (2, 2, 1.0), (2, 2, 1.0)]
+    for name, (_, _, _, loads, load_ms, share) in usage.items():
+        where = f"FROM expert_switches WHERE loaded = '{name}'"
+        assert (loads, load_ms) == (
+            database.one(f"SELECT count(*) {where}")[0],
+            pytest.approx(database.one(f"SELECT sum(load_ms) {where}")[0]),
+        )
+        assert 0 <= share < 1
+    assert database.rows("SELECT verdict, decided_by, count(*) FROM final_verdicts GROUP BY 1, 2 ORDER BY 1") == [
+        ("fail", "daemon", 2), ("pass", "daemon", 5), ("review", "daemon", 2), ("unknown", "daemon", 1),
+    ]  # fmt: skip
+    assert database.rows("SELECT * FROM false_calls") == []
+
+
+def test_reviews_change_the_views_and_foreign_keys_hold(database: Database) -> None:
+    copy = database.line.folder / "copy.db"
+    with (
+        closing(sqlite3.connect(database.line.folder / "inspection.db")) as original,
+        closing(sqlite3.connect(copy)) as writable,
+    ):
+        original.backup(writable)
+        writable.execute("PRAGMA foreign_keys = ON")
+        assert writable.execute("PRAGMA foreign_key_check").fetchall() == []
+        assert writable.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        review = "INSERT INTO reviews (inspection_id, at, reviewer, verdict, defect) VALUES (?, ?, ?, ?, ?)"
+        at = "2026-11-21T10:00:00.000Z"
+        failed, other = (
+            row[0] for row in writable.execute("SELECT inspection_id FROM inspections WHERE component='F'")
+        )
+        passed = writable.execute("SELECT inspection_id FROM inspections WHERE verdict = 'pass'").fetchone()[0]
+        for row in (
+            (failed, at, "anna", "fail", "D1"), (failed, at, "bert", "pass", None), (other, at, "anna", "fail", "D2"),
+            (passed, at, "anna", "fail", "D9"),
+        ):  # fmt: skip
+            writable.execute(review, row)
+        assert writable.execute("SELECT * FROM false_calls ORDER BY component").fetchall() == [
+            ("F", 1, 0, 2), ("P", 0, 1, 1),
+        ]  # fmt: skip
+        final = writable.execute("SELECT inspection_id, verdict, defect, decided_by FROM final_verdicts").fetchall()
+        assert {(failed, "pass", None, "bert"), (other, "fail", "D2", "anna"), (passed, "fail", "D9", "anna")} <= set(
+            final
+        )
+        assert writable.execute("SELECT overridden FROM component_health WHERE component = 'F'").fetchall() == [(1,)]
+        for orphan in (
+            "INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES (9999, 'x', 'x', 'pass')",
+            "DELETE FROM boards",
+            "UPDATE stages SET inspection_id = 9999",
+            "DELETE FROM stages WHERE step = 0 AND inspection_id IN (SELECT inspection_id FROM detections)",
+        ):
+            if "detections" in orphan and not writable.execute("SELECT count(*) FROM detections").fetchone()[0]:
+                continue
+            with pytest.raises(sqlite3.IntegrityError):
+                writable.execute(orphan)
+
+
+def test_the_database_is_in_wal_mode_with_its_mode(database: Database) -> None:
+    assert database.one("PRAGMA journal_mode") == ("wal",)
+    assert (database.line.folder / "inspection.db").stat().st_mode & 0o777 == 0o640
