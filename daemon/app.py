@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+import torch
 import zmq
 from prometheus_client import start_http_server
 
@@ -98,6 +99,7 @@ class App:
         problems = check_endpoints(
             config.endpoints.intake, config.endpoints.results, config.endpoints.control, curve_keys(config.security)
         )
+        problems += [problem for name in config.devices for problem in _device_problems(name)]
         if problems:
             raise ConfigError([f"{path}: {problem}" for problem in problems])
         self._locks = _claim(config)
@@ -425,6 +427,14 @@ def _claim(config: Config) -> list[Lock]:
             lock.release()
         raise
     return locks
+
+
+def _device_problems(name: str) -> list[str]:
+    """Why this machine cannot serve the device `name`, if it cannot."""
+    there = torch.cuda.device_count()
+    if name == "cpu" or int(name.removeprefix("cuda:")) < there:
+        return []
+    return [f"devices.{name}: torch sees {there} such GPUs here: name another device, or install torch for CUDA"]
 
 
 def _made(make: Any, *arguments: Any) -> Any:

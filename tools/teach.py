@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tools.console import AsJson, console, errors, fail, print_json, print_table
+from tools.deeppcb.command import register as register_deeppcb
 
 train_app = typer.Typer(no_args_is_help=True, help="Train an expert on your own images.")
 
@@ -25,6 +26,7 @@ class Dtype(StrEnum):
 def register(app: typer.Typer) -> None:
     """Add this module's commands to `app`."""
     app.add_typer(train_app, name="train")
+    register_deeppcb(train_app)
     app.command("import")(import_expert)
 
 

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Engine, func, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from daemon.records import Accepted, Arrival, ExpertSwitch, ExpertVersion, JournalKey, Outcome
 from daemon.store import rows
@@ -44,6 +44,8 @@ def open_store(
         engine = open_for_writing(url, busy_timeout_ms)
     except OSError as error:
         raise StoreError(f"cannot make the database at {url}: {error}") from error
+    except (ImportError, ArgumentError) as error:
+        raise StoreError(f"cannot use {url}: {error}; name a file, for example sqlite:///inspection.db") from error
     try:
         migrate(engine)
         return Store(engine, frozenset(keep), expert_version, clock or Clock())

@@ -689,6 +689,7 @@ def test_experts_queues_pins_and_limits(line: Line) -> None:
     line.wait(lambda: line.status()["executors"][0]["budget_bytes"] == 60_000_000)
     assert line.status()["executors"][0]["used_bytes"] <= 60_000_000
     assert line.control("limits", expert_memory={"cpu": 1})["type"] == "error"
+    assert line.control("limits", expert_memory={"cpu": 100_000_000})["type"] == "ok"
     assert line.control("pin", expert="R0402")["type"] == "ok"
     assert line.control("pin", expert="C0603")["type"] == "error"  # both would fit, but no third beside them
     assert line.control("unpin", expert="R0402")["type"] == "ok"
@@ -746,6 +747,9 @@ def test_sockets_files_and_folders_have_their_modes(line: Line) -> None:
     def mode(name: str) -> int:
         return stat.S_IMODE((line.folder / name).stat().st_mode)
 
+    line.send(component="V")
+    with line.peer() as peer:
+        assert peer.ask(line.inspect(), a_jpeg(1)[:-9])["code"] == "bad_image"
     line.wait((line.folder / "images").is_dir)
     for name in ("run/intake.sock", "run/control.sock", "run/results.sock"):
         assert mode(name) == 0o660, name

@@ -18,7 +18,7 @@ rules: rules.yaml
 catalog: experts/catalog.yaml
 devices:
   cpu:
-    expert_memory: 250MB   # holds 6 of the 18 experts: five ResNet-18 and a YOLO nano
+    expert_memory: 210MB   # holds 6 of the 18 experts: four ResNet-18 and both YOLO nanos
     executors: 2           # two executors of one thread beat one of two
     threads: 1
     max_batch: 8

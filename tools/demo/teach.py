@@ -16,7 +16,7 @@ from tools.camera.render import PartType, part_types
 from tools.demo.samples import Sample
 
 CLASSIFIER = "resnet18"
-DETECTOR = "yolo11n"
+DETECTOR = "yolov8n"
 CLASSIFIER_SIZE = 64
 _BACKBONE_EPOCHS, _BACKBONE_LEARNING_RATE = 5, 2e-3
 _EXPERT_EPOCHS, _EXPERT_LEARNING_RATE = 3, 5e-4
@@ -41,9 +41,9 @@ class SharedDetector:
 
 
 DETECTORS = (
-    SharedDetector("solder-chip", ("chip", "led", "electrolytic"), ("insufficient", "bridge"), 96, 600),
+    SharedDetector("solder-chip", ("chip", "led", "electrolytic"), ("insufficient", "bridge"), 96, 500),
     SharedDetector(
-        "solder-leaded", ("sot23", "soic", "qfp", "connector"), ("insufficient", "lifted_lead", "bridge"), 128, 1100
+        "solder-leaded", ("sot23", "soic", "qfp", "connector"), ("insufficient", "lifted_lead", "bridge"), 128, 1700
     ),
 )
 
@@ -125,7 +125,7 @@ def teach_detectors(samples: list[Sample], out: Path, on_share: OnShare) -> dict
             images=images,
             form=form,
         )
-        entries[detector.expert] = report.entry
+        entries[detector.expert] = report.entry | {"confidence_floor": 0.1}
     return entries
 
 
@@ -145,7 +145,8 @@ class SolderSampler:
         self._size = detector.input_size
         self._labels = detector.labels
         self._good = [self._square(s) for s in mine if s.truth == "ok"]
-        self._bad = [[self._square(s) for s in mine if s.truth == label] for label in detector.labels]
+        bad = [[self._square(s) for s in mine if s.truth == label] for label in detector.labels]
+        self._bad = [pictures for pictures in bad if pictures]
 
     def __call__(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         kind = self._good if rng.random() < self._GOOD_SHARE else self._bad[int(rng.integers(len(self._bad)))]

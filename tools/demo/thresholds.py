@@ -1,6 +1,9 @@
 """Confidences that divide: which solder defect fails, which answer an operator should see. Chosen on parts held out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from experts.catalog import Catalog
 from experts.slot import SlotPool
@@ -11,9 +14,7 @@ from tools.camera.render import part_types
 from tools.demo.samples import Sample
 from tools.demo.teach import DETECTORS, SharedDetector
 
-#: Share of good parts that one label may call bad by mistake, where the bad parts can be told from them.
-_FALSE_CALLS = 0.004
-_LOWEST, _HIGHEST = 0.3, 0.75
+_LOWEST, _HIGHEST = 0.15, 0.75
 #: Share of good parts that may become a review because their classifier is unsure, and where the limit may lie.
 _REVIEWS, _LEAST_REVIEW, _MOST_REVIEW = 0.01, 0.6, 0.95
 _BATCH = 16
@@ -50,28 +51,32 @@ def _answers(catalog: Catalog, expert: ExpertId, parts: Sequence[Sample]) -> lis
 
 def _choose(catalog: Catalog, detector: SharedDetector, held_out: Sequence[Sample]) -> dict[str, float]:
     library = part_types()
-    mine = [s for s in held_out if detector.covers(library[s.component]) and s.marks]
+    held_out = [s for s in held_out if detector.covers(library[s.component]) and s.marks]
+    # Seen from all four sides, for few are held out and solder looks the same from each.
+    mine = [replace(s, pixels=np.rot90(s.pixels, turns).copy()) for s in held_out for turns in range(4)]
     answers = _answers(catalog, ExpertId(detector.expert), mine)
     chosen: dict[str, float] = {}
     for label in detector.labels:
-        good = sorted(
-            (_strongest(a, label) for s, a in zip(mine, answers, strict=True) if s.truth == "ok"), reverse=True
-        )
-        bad = sorted(_strongest(a, label) for s, a in zip(mine, answers, strict=True) if s.truth == label)
+        good = [_strongest(a, label) for s, a in zip(mine, answers, strict=True) if s.truth == "ok"]
+        bad = [_strongest(a, label) for s, a in zip(mine, answers, strict=True) if s.truth == label]
         chosen[label] = choose(good, bad)
     return chosen
 
 
 def choose(good: Sequence[float], bad: Sequence[float]) -> float:
-    """Between the strongest mistakes on good parts (descending) and the weakest hits on bad ones (ascending).
+    """The confidence that divides the strongest boxes on good parts from those on bad ones.
 
-    Halfway where the two are apart; just above the mistakes where they are not.
+    An escape weighs as much as two false calls, in shares of all bad and all good parts; among equal confidences the
+    middle one, as far from both as can be.
     """
-    tolerated = int(len(good) * _FALSE_CALLS)
-    ceiling = good[tolerated] if len(good) > tolerated else 0.0
-    floor = bad[int(len(bad) * 0.01)] if bad else 1.0
-    middle = ceiling + 0.5 * (floor - ceiling) if floor > ceiling else ceiling + 0.02
-    return round(min(max(middle, _LOWEST), _HIGHEST), 2)
+    candidates = [step / 100 for step in range(round(_LOWEST * 100), round(_HIGHEST * 100) + 1)]
+    costs = [_share(bad, lambda c, t=t: c < t) + 2 * _share(good, lambda c, t=t: c >= t) for t in candidates]
+    best = [t for t, cost in zip(candidates, costs, strict=True) if cost <= min(costs) + 1e-9]
+    return best[len(best) // 2]
+
+
+def _share(values: Sequence[float], wrong: Callable[[float], bool]) -> float:
+    return sum(map(wrong, values)) / max(len(values), 1)
 
 
 def _strongest(answer: Answer, label: str) -> float:
