@@ -4,16 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow check deeppcb bench clean
+.PHONY: demo test check bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/coserve demo --dir demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow"
-
-test-slow: $(INSTALLED)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

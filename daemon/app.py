@@ -301,7 +301,7 @@ class App:
             return "draining"
         if self._drive.is_filling:
             return "starting"
-        return "degraded" if self._drive.is_failing or self._writer.last_error is not None else "ready"
+        return "degraded" if self._drive.is_failing or self._writer.is_failing else "ready"
 
     def _handlers(self) -> dict[str, Any]:
         asked = {
@@ -399,7 +399,10 @@ class App:
                 self._log.error("reload_refused", problem=problem)
 
     def _drain(self, fields: dict[str, Any]) -> dict[str, Any]:
-        self._draining = fields.get("off") is not True
+        off = fields.get("off", False)
+        if not isinstance(off, bool):
+            raise ControlError("bad_field", f"off: expected true or false, not {off!r}")
+        self._draining = not off
         if self._draining:
             self._admission.hold("drain", "the line is draining: it takes images again after coserve drain --off")
         else:

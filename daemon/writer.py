@@ -106,6 +106,7 @@ class Writer:
         self._retry_at_s = 0.0
         self._stopping = False
         self._last_error: str | None = None
+        self._failing = False
         self._keeper = Keeper(ImageFolder(images, journal.read), self._queue.put)
         self._log = structlog.get_logger("writer")
         self._thread = threading.Thread(target=self._run, name="writer")
@@ -114,6 +115,11 @@ class Writer:
     def last_error(self) -> str | None:
         """What last kept something from being written."""
         return self._last_error
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the disk or the database refused what was last to be written."""
+        return self._failing
 
     @property
     def is_alive(self) -> bool:
@@ -252,6 +258,7 @@ class Writer:
 
     def _write(self, outcomes: list[Outcome], switches: list[ExpertSwitch], kept: list[Kept]) -> None:
         written = self._store.write(outcomes, switches, kept)
+        self._failing = False
         for pile, taken in ((self._outcomes, outcomes), (self._switches, switches), (self._kept, kept)):
             for _ in taken:
                 pile.popleft()
@@ -291,6 +298,7 @@ class Writer:
 
     def _wait_for_disk(self, error: Exception) -> None:
         self._note(error)
+        self._failing = True
         self._retry_s = min(max(_RETRY_FIRST_S, self._retry_s * 2), _RETRY_MAX_S)
         self._retry_at_s = time.monotonic() + self._retry_s
         self._log.warning("results_wait", outcomes=len(self._outcomes), retry_s=self._retry_s, error=str(error))
@@ -306,6 +314,7 @@ class Writer:
             self._write_group(group)
         except Exception as error:  # noqa: BLE001 - each publisher keeps its image and sends it again
             self._note(error)
+            self._failing = _may_pass(error)
             self._log.warning("arrivals_failed", images=len(group), error=_reason(error))
             if len(group) == 1 or _may_pass(error):
                 for submitted in group:
@@ -329,6 +338,7 @@ class Writer:
                 first[submitted.key] = submitted
         if first:
             accepted = self._store_arrivals([submitted.arrival for submitted in first.values()])
+            self._failing = False
             self._call(self._on_accepted, accepted)
             for submitted, image in zip(first.values(), accepted, strict=True):
                 self._call(submitted.reply, image)

@@ -6,11 +6,15 @@ what it was told when those rows were written.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Literal
 
 from routing_rules.routes import Verdict, worst
 
 Reason = Literal["complete", "time_limit"]
+
+#: The largest number that a message and a row can hold.
+MAX_ATTEMPT = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,13 @@ def choose(attempts: Mapping[int, Attempt], named: int | None, component: str, d
     newest = max(attempts, default=0)
     if newest and (choice := _joins(attempts[newest], component, designator)):
         return choice
-    return Choice(newest + 1, opens=True)
+    return Choice(_next(newest, attempts), opens=True)
+
+
+def _next(newest: int, attempts: Mapping[int, Attempt]) -> int:
+    if newest < MAX_ATTEMPT:
+        return newest + 1
+    return next(number for number in count(1) if number not in attempts)  # somebody named the last there is
 
 
 def _joins(attempt: Attempt, component: str, designator: str) -> Choice | None:

@@ -600,6 +600,14 @@ def test_attempts_follow_each_other_and_may_be_named(line: Line) -> None:
     assert [m["board"]["attempt"] for m in line.boards("attempts", 2)] == [1, 2]
 
 
+def test_the_largest_attempt_there_is_stops_neither_its_board_nor_the_line(line: Line) -> None:
+    board = {"type": "quick", "serial": "largest"}
+    for designator in ("P1", "P2"):
+        line.result(line.send(board=board | {"attempt": 2**63 - 1}, designator=designator))
+    assert line.result(line.send(board=board, designator="P1"))["verdict"] == "pass"
+    assert line.status()["state"] == "ready"
+
+
 def test_a_repeated_designator_counts_once_and_its_worst_verdict_wins(line: Line) -> None:
     board = {"type": "named", "serial": "repeats"}
     for designator, component in (("P1", "P"), ("P1", "P"), ("F1", "F"), ("F1", "F"), ("P2", "P")):
@@ -698,6 +706,7 @@ def test_experts_queues_pins_and_limits(line: Line) -> None:
 
 def test_control_answers_what_it_cannot_read_with_an_error(line: Line) -> None:
     with Peer(f"ipc://{line.folder}/run/control.sock") as peer:
+        assert peer.ask({"type": "drain", "off": "no"})["code"] == "bad_field"
         for frames in ([b"CS1", b"{"], [b"CS2", HELLO], [b"CS1"], [b"CS1", b'{"type": "no such"}'], [b"CS1", b"{}"]):
             answer = peer.frames(*frames)
             assert set(answer) == {"type", "code", "reason"}
@@ -805,6 +814,20 @@ def test_what_cannot_start_exits_with_2_and_one_line(tmp_path: Path, line: Line,
         starts.append((why, a_start(config, **environ)))
     for why, start in starts:
         assert why in refusal(start)
+
+
+def test_the_state_is_starting_until_the_daemon_says_that_it_is_ready(tmp_path: Path, experts_folder: Path) -> None:
+    line = Line(tmp_path / "line", experts_folder)
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(
+        [sys.executable, "-m", "tools", "run", str(line.config)], stdout=subprocess.PIPE, stderr=log, text=True
+    ) as process:  # fmt: skip
+        line.wait((line.folder / "run" / "control.sock").exists)
+        assert line.status()["state"] == "starting"
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("coserve ready")
+        assert line.status()["state"] == "ready"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
 
 
 def test_a_restart_goes_on_where_the_line_stopped(tmp_path: Path, experts_folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Attempts at boards, decided without a database (PROTOCOL.md, Boards)."""
 
-from daemon.store.attempts import Attempt, Choice, Place, Plan, choose
+from daemon.store.attempts import MAX_ATTEMPT, Attempt, Choice, Place, Plan, choose
 
 PLAN = Plan((Place("R0402", 2), Place("QFP64", 2, ("U1", "U2"))), time_limit_s=20.0)
 
@@ -127,6 +127,13 @@ def test_a_named_attempt_opens_if_it_is_newer_joins_if_it_is_open_and_takes_late
     assert choose({1: gap, 2: open_second}, 1, "R0402", "a") == Choice(1, late=True)
     assert choose({1: Told().complete().closed(), 2: open_second}, 1, "R0402", "a") == Choice(2)
     assert choose({1: Told().complete().closed()}, 1, "R0402", "a") == Choice(2, opens=True)
+
+
+def test_after_the_last_number_there_is_an_attempt_still_finds_one():
+    last = Told(number=MAX_ATTEMPT).complete().closed()
+    assert choose({MAX_ATTEMPT: last}, None, "R0402", "c") == Choice(1, opens=True)
+    both = {MAX_ATTEMPT: last, 1: Told().complete().closed()}
+    assert choose(both, None, "R0402", "c") == Choice(2, opens=True)
 
 
 def test_a_closed_verdict_never_changes():

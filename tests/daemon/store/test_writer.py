@@ -205,8 +205,10 @@ def test_a_lock_by_another_program_fails_the_group_and_delays_results_but_loses_
         assert line.send(an_arrival("b")) == [WriteFailed("database is locked")]
         assert line.published == []
         assert line.writer.last_error == "database is locked"
+        assert line.writer.is_failing
         shell.rollback()
     line.wait_for(lambda: line.published)
+    assert not line.writer.is_failing
     assert line.published[0].body["verdict"] == "fail"
     assert isinstance(line.send(an_arrival("b"))[0], Accepted)
     line.stop()
