@@ -51,6 +51,7 @@ _RUNNING_BATCHES_S = 12.0
 _BAD_IMAGES_S = 1.0
 _RATE_WINDOW_S = 10.0
 _STARTING_POLL_S = 0.02
+_READY_WITHIN_S = 10.0
 
 
 def serve(config: Path) -> int:
@@ -70,7 +71,9 @@ def serve(config: Path) -> int:
         first = error.problems[0].replace("\n", " ")
         print(f"coserve: cannot start: {first}{rest}", file=sys.stderr)
         return 2
-    while app.state == "starting" and not stop.wait(_STARTING_POLL_S):
+    # Images are served at once, so a fill that takes long holds nobody up.
+    ready_by_s = time.monotonic() + _READY_WITHIN_S
+    while app.state == "starting" and time.monotonic() < ready_by_s and not stop.wait(_STARTING_POLL_S):
         pass
     if not stop.is_set():
         print(f"coserve ready: {app.describe()}", flush=True)
