@@ -8,7 +8,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import structlog
 
@@ -45,10 +45,21 @@ class Reader(Protocol):
     def last_seq(self) -> int: ...
 
 
-class ArrivalWriter(Protocol):
-    """Makes arrivals durable; `reply` comes from another thread, with Accepted, a Known, or with what went wrong."""
+class NotStored(Protocol):
+    """Why an image could not be made durable."""
 
-    def submit(self, arrival: Arrival, reply: Callable[[Any], None]) -> None: ...
+    @property
+    def reason(self) -> str: ...
+
+
+#: What becomes of an arrival at the writer.
+Stored = Accepted | Known | NotStored
+
+
+class ArrivalWriter(Protocol):
+    """Makes arrivals durable; `reply` is called once, from another thread."""
+
+    def submit(self, arrival: Arrival, reply: Callable[[Stored], None]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,14 @@ class Settled:
     """The writer's reply to one arrival."""
 
     key: Key
-    result: object
+    result: Stored
+
+
+@dataclass(frozen=True, slots=True)
+class _WriterBroke:
+    """The writer did not take an arrival at all."""
+
+    reason: str
 
 
 @dataclass(slots=True)
@@ -177,7 +195,7 @@ class Admission:
         if isinstance(settled.result, Known):
             stored_sha256 = settled.result.payload_sha256
             return [duplicate(peer, sha256 != stored_sha256) for peer, sha256 in everyone]
-        reason = f"the image could not be stored: {getattr(settled.result, 'reason', settled.result)}"
+        reason = f"the image could not be stored: {settled.result.reason}"
         again = answer("busy", image_id, source, credit, retry_after_ms=_FAILED_RETRY_MS, reason=reason)
         return [(peer, again) for peer, _ in everyone]
 
@@ -232,7 +250,7 @@ class Admission:
             self._writer.submit(_arrival(message, payload, sha256), lambda result: post(Settled(key, result)))
         except Exception as error:  # noqa: BLE001 - whatever it is, this image is not durable
             self._log.exception("writer_refused", source=message.source, id=message.image_id)
-            return self.settle(Settled(key, error))[0][1]
+            return self.settle(Settled(key, _WriterBroke(str(error))))[0][1]
         return None
 
     def _repeat(self, peer: Peer, message: Inspect, payload: bytes, flight: _InFlight) -> Answer | None:

@@ -14,13 +14,12 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from daemon.errors import ConfigError
+from daemon.sockets import ipc_problem
 from routing_rules.load import Document, Problem, nearest, read_yaml, validate
 
 PREFIX = "COSERVE_"
 #: Variables with this prefix that are not settings: where the command line looks for the file.
 NOT_SETTINGS = frozenset({"COSERVE_CONFIG"})
-#: sun_path of a Unix socket, without its final zero byte.
-MAX_IPC_PATH_BYTES = 107
 
 _UNITS = {
     "": 1,
@@ -227,16 +226,10 @@ def _resolve(
     if not endpoints.control.startswith("ipc://"):
         problems.append(Problem(*at("endpoints", "control"), "control is reached over ipc only: ipc://PATH"))
     database = config.database
-    scheme, separator, rest = database.partition("://")
-    if not separator or not re.fullmatch(r"[a-z0-9]+(\+[a-z0-9_]+)?", scheme):
-        message = f"expected a SQLAlchemy URL such as sqlite:///inspection.db, not {database!r}"
-        problems.append(Problem(*at("database"), message))
-    elif scheme.split("+")[0] == "sqlite":
-        file = rest.removeprefix("/")
-        if file in ("", ":memory:"):
-            message = "expected a file, for example sqlite:///inspection.db: results in memory are lost"
-            problems.append(Problem(*at("database"), message))
-        database = f"{scheme}:///{folder / file}"
+    try:
+        database = _absolute_database(database, folder)
+    except ValueError as error:
+        problems.append(Problem(*at("database"), str(error)))
     security = config.security
     if (security.server_key is None) != (security.allowed_clients is None):
         problems.append(Problem(*at("security"), "CURVE needs both server_key and allowed_clients"))
@@ -256,6 +249,18 @@ def _resolve(
     return config.model_copy(update=update), problems
 
 
+def _absolute_database(value: str, folder: Path) -> str:
+    scheme, separator, rest = value.partition("://")
+    if not separator or not re.fullmatch(r"[a-z0-9]+(\+[a-z0-9_]+)?", scheme):
+        raise ValueError(f"expected a SQLAlchemy URL such as sqlite:///inspection.db, not {value!r}")
+    if scheme.split("+")[0] != "sqlite":
+        return value
+    file = rest.removeprefix("/")
+    if file in ("", ":memory:"):
+        raise ValueError("expected a file, for example sqlite:///inspection.db: results in memory are lost")
+    return f"{scheme}:///{folder / file}"
+
+
 def _absolute_endpoint(value: str, folder: Path, environ: Mapping[str, str]) -> str:
     if value.startswith("tcp://"):
         if re.fullmatch(r"tcp://[^:/]+(:\d{1,5}|:\*)|tcp://\[[0-9a-fA-F:]+\]:(\d{1,5}|\*)", value) is None:
@@ -265,9 +270,7 @@ def _absolute_endpoint(value: str, folder: Path, environ: Mapping[str, str]) -> 
         raise ValueError(f"expected an endpoint such as ipc://run/intake.sock or tcp://127.0.0.1:5570, not {value!r}")
     runtime = environ.get("RUNTIME_DIRECTORY") or str(folder / "run")
     path = folder / value.removeprefix("ipc://").replace("$RUNTIME_DIRECTORY", runtime)
-    size = len(os.fsencode(path))
-    if size > MAX_IPC_PATH_BYTES:
-        raise ValueError(
-            f"the socket's path {path} is {size} bytes long, {MAX_IPC_PATH_BYTES} at most: name a shorter one"
-        )
+    problem = ipc_problem(str(path))
+    if problem:
+        raise ValueError(problem)
     return f"ipc://{path}"

@@ -2,9 +2,7 @@
 
 import json
 import socket
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import structlog
@@ -13,11 +11,10 @@ import zmq
 from daemon.errors import StartError
 from daemon.frames import MAGIC, MAX_HEADER_BYTES, MessageError, encode, read_header, split_envelope
 from daemon.mailbox import Mailbox
-from daemon.sockets import bind, remove_files
+from daemon.socket_thread import Binding, Socket, SocketThread
 
 Handler = Callable[[dict[str, Any]], Mapping[str, Any]]
 
-_LINGER_MS = 500
 _REQUESTS_PER_PEER = 64
 
 
@@ -37,14 +34,13 @@ class ControlServer:
     """
 
     def __init__(self, context: "zmq.Context[Any]", endpoint: str, handlers: Mapping[str, Handler]) -> None:
-        self._context = context
         self._endpoint = endpoint
         self._handlers = dict(handlers)
         self._mailbox: Mailbox[None] = Mailbox()
-        self._bound: Future[str] = Future()
         self._stopping = False
         self._log = structlog.get_logger("control")
-        self._thread = threading.Thread(target=self._run, name="control")
+        binding = Binding(context, zmq.ROUTER, [endpoint])
+        self._thread = SocketThread("control", binding, self._mailbox, _configure, self._serve)
 
     def start(self) -> str:
         """Bind and begin to answer; StartError where that fails."""
@@ -53,44 +49,18 @@ class ControlServer:
             raise StartError(
                 f"endpoints.control: {self._endpoint} is not ipc: control is never reached over the network"
             )
-        self._thread.start()
-        try:
-            return self._bound.result()
-        except BaseException:
-            self._thread.join()
-            raise
+        return self._thread.start()[0]
 
     def stop(self) -> None:
         """Finish the request in hand, and close."""
         self._stopping = True
-        if self._thread.ident is None:
-            return  # a start that failed elsewhere stops what it had not started yet
-        self._mailbox.wake()
-        self._thread.join()
+        self._thread.stop()
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.is_alive
 
-    def _run(self) -> None:
-        router = self._context.socket(zmq.ROUTER)
-        try:
-            router.maxmsgsize = 4 * MAX_HEADER_BYTES
-            router.rcvhwm = _REQUESTS_PER_PEER
-            self._bound.set_result(bind(router, [self._endpoint])[0])
-        except BaseException as error:  # noqa: BLE001 - the caller of start() gets it
-            router.close(linger=0)
-            self._mailbox.close()
-            self._bound.set_exception(error)
-            return
-        try:
-            self._serve(router)
-        finally:
-            self._mailbox.close()
-            remove_files([self._endpoint])
-            router.close(linger=_LINGER_MS)
-
-    def _serve(self, router: "zmq.Socket[bytes]") -> None:
+    def _serve(self, router: Socket) -> None:
         poller = zmq.Poller()
         poller.register(router, zmq.POLLIN)
         poller.register(self._mailbox.fileno(), zmq.POLLIN)
@@ -122,6 +92,11 @@ class ControlServer:
         if handler is None:
             raise ControlError("bad_field", f"type: expected one of {', '.join(sorted(self._handlers))}")
         return handler(fields)
+
+
+def _configure(router: Socket) -> None:
+    router.maxmsgsize = 4 * MAX_HEADER_BYTES
+    router.rcvhwm = _REQUESTS_PER_PEER
 
 
 def ask(endpoint: str, kind: str, /, *, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:

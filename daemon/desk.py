@@ -1,12 +1,13 @@
 """What control asks of the scheduler: who is where, who waits, and an operator's wishes. Drive thread only."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from daemon.control import ControlError
 from daemon.policy.operate import RefusedError
-from daemon.policy.request import PoolId
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId
 from daemon.policy.scheduler import Scheduler
+from daemon.policy.snapshot import Snapshot
 from experts.spec import ExpertId, ExpertSpec
 
 
@@ -97,6 +98,29 @@ class Desk:
                     self._scheduler.set_budget(PoolId(device), before[PoolId(device)])
             raise
         return {"expert_memory": dict(self._scheduler.budgets())}
+
+
+def executor_rows(
+    executors: Iterable[ExecutorFacts], now: Snapshot, busy_shares: Mapping[ExecutorId, float]
+) -> list[dict[str, Any]]:
+    """`executors` of control's `status`: `queued` is what waits for the experts in an executor's pool."""
+    pools = {pool.pool: pool for pool in now.pools}
+    rows: list[dict[str, Any]] = []
+    for facts in executors:
+        pool = pools.get(facts.pool)  # None where the policy does not use this device
+        resident = () if pool is None else pool.resident
+        rows.append(
+            {
+                "name": facts.executor,
+                "device": facts.pool,
+                "resident": list(resident),
+                "used_bytes": 0 if pool is None else pool.used_bytes,
+                "budget_bytes": 0 if pool is None else pool.budget_bytes,
+                "queued": sum(now.queued.get(expert, 0) for expert in resident),
+                "busy_share": round(busy_shares[facts.executor], 4),
+            }
+        )
+    return rows
 
 
 def _expert_and_device(fields: Mapping[str, Any]) -> tuple[ExpertId, PoolId | None]:

@@ -19,7 +19,7 @@ import structlog
 
 from daemon.chain import Chains, ImageAnswer
 from daemon.control import ControlError
-from daemon.desk import Desk
+from daemon.desk import Desk, executor_rows
 from daemon.gauge import BusyGauge
 from daemon.orders import Answered, BatchOrder, BatchReport, Executor, ImageOrder, LoadEnd, Loader, LoadOrder
 from daemon.policy.actions import Load, Resize, Run, Unload, Wait
@@ -390,27 +390,15 @@ class Drive:
         """This thread's part of control's `status`; `under_way` counts images between acceptance and verdict."""
         now = self._scheduler.snapshot()
         self._failing = bool(now.failed)
-        pools = {pool.pool: pool for pool in now.pools}
-        executors: list[dict[str, Any]] = []
-        for name, executor in self._executors.items():
-            pool, running = pools.get(executor.facts.pool), self._running.get(name)
-            resident = () if pool is None else pool.resident
-            executors.append(
-                {
-                    "name": name,
-                    "device": executor.facts.pool,
-                    "resident": list(resident),
-                    "used_bytes": 0 if pool is None else pool.used_bytes,
-                    "budget_bytes": 0 if pool is None else pool.budget_bytes,
-                    "queued": sum(now.queued.get(expert, 0) for expert in resident),
-                    "busy_share": round(
-                        self._busy[name].share(self._clock(), None if running is None else running.since_s), 4
-                    ),
-                }
-            )
+        clock_s = self._clock()
+        busy_shares: dict[ExecutorId, float] = {}
+        for name, gauge in self._busy.items():
+            running = self._running.get(name)
+            busy_shares[name] = gauge.share(clock_s, None if running is None else running.since_s)
+        facts = [executor.facts for executor in self._executors.values()]
         return {
             "policy": self._makeup.policy,
-            "executors": executors,
+            "executors": executor_rows(facts, now, busy_shares),
             "expert_switches": self._switches,
             "completed": self._completed,
             "under_way": len(self._chains),

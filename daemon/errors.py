@@ -1,6 +1,7 @@
-"""Errors split by who acts on them: ConfigError (the user), RequestError (one image), ExecutorError (one executor).
+"""What the user has to mend before the line can start or go on.
 
-Errors of one expert are `experts.errors.ExpertError`.
+Errors are split by who acts on them: one message's sender acts on `frames.MessageError`, an operator on
+`control.ControlError`; one expert's and one image's errors are in `experts.errors`.
 """
 
 from collections.abc import Sequence

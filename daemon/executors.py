@@ -19,6 +19,8 @@ from experts.spec import Answer, ExpertId
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared, prepare
 
+_NOT_NUMBERS = "the network's outputs are not finite numbers: import the expert again"
+
 
 @dataclass(slots=True)
 class _Inference:
@@ -149,9 +151,6 @@ class ExecutorThread:
 
 def _unheard(_report: BatchReport) -> None:
     """Nothing runs before `start`, which brings the one who listens."""
-
-
-_NOT_NUMBERS = "the network's outputs are not finite numbers: import the expert again"
 
 
 def ran_out_of_memory(error: BaseException) -> bool:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,8 @@ from daemon.admission import Admission, Peer, Settled
 from daemon.frames import MAGIC, split_envelope
 from daemon.mailbox import Mailbox
 from daemon.messages import Answer, ResultsSince, results_answer
-from daemon.sockets import ServerKeys, bind, keep_alive, remove_files
+from daemon.socket_thread import Binding, Socket, SocketThread
+from daemon.sockets import ServerKeys, keep_alive
 
 #: Messages taken per turn, so that replies of the writer are never kept waiting behind a flood.
 _MESSAGES_PER_TURN = 64
@@ -28,7 +28,6 @@ _ANSWERS_PER_PEER = 10_000
 #: Messages of one peer that are read ahead of the intake. Small, for one may be four payloads long.
 _MESSAGES_PER_PEER = 64
 _CATCH_UPS_PER_PEER = 1000
-_LINGER_MS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,81 +49,54 @@ class Intake:
         on_answer: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`results_since(seq, limit)` is called in a thread of its own; `on_answer` counts answers by type."""
-        self._context = context
-        self._endpoints = list(endpoints)
         self._admission = admission
         self._results_since = results_since
-        self._keys = keys
         self._on_answer = on_answer
         self._mailbox: Mailbox[Settled | _CaughtUp] = Mailbox()
         self._catch_ups: queue.Queue[tuple[Peer, ResultsSince] | None] = queue.Queue()
         self._catching_up: Counter[bytes] = Counter()
-        self._bound: Future[list[str]] = Future()
         self._stop_by_s: float | None = None
         self._dropped_answers = 0
         self._log = structlog.get_logger("intake")
-        self._thread = threading.Thread(target=self._run, name="intake")
+        binding = Binding(context, zmq.ROUTER, list(endpoints), keys)
+        self._thread = SocketThread("intake", binding, self._mailbox, self._configure, self._run)
         self._catch_up_thread = threading.Thread(target=self._serve_catch_ups, name="intake-results")
 
     def start(self) -> list[str]:
         """Bind and begin to answer. The endpoints as bound, ports filled in; StartError where that fails."""
-        self._thread.start()
-        try:
-            return self._bound.result()
-        except BaseException:
-            self._thread.join()
-            raise
+        return self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Take no more messages, wait at most `timeout_s` for the writer's replies to those taken, and close."""
         self._stop_by_s = time.monotonic() + timeout_s
-        if self._thread.ident is None:
-            return  # a start that failed elsewhere stops what it had not started yet
-        self._mailbox.wake()
-        self._thread.join()
+        self._thread.stop()
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.is_alive
 
     @property
     def dropped_answers(self) -> int:
         """Answers that nobody took: the peer was gone, or had left 10,000 unread."""
         return self._dropped_answers
 
-    def _run(self) -> None:
-        try:
-            router = self._open()
-        except BaseException as error:  # noqa: BLE001 - the caller of start() gets it
-            self._mailbox.close()
-            self._bound.set_exception(error)
-            return
+    def _configure(self, router: Socket) -> None:
+        router.maxmsgsize = 4 * self._admission.limits.max_payload_bytes
+        router.rcvhwm = _MESSAGES_PER_PEER
+        router.sndhwm = _ANSWERS_PER_PEER
+        router.router_mandatory = True  # so that an answer which cannot go out is seen, and counted
+        router.router_handover = True  # a camera that comes back under its name is not locked out by its old self
+        keep_alive(router)
+
+    def _run(self, router: Socket) -> None:
         self._catch_up_thread.start()
         try:
             self._serve(router)
         finally:
             self._catch_ups.put(None)
             self._catch_up_thread.join()
-            self._mailbox.close()
-            remove_files(self._endpoints)
-            router.close(linger=_LINGER_MS)
 
-    def _open(self) -> "zmq.Socket[bytes]":
-        router = self._context.socket(zmq.ROUTER)
-        try:
-            router.maxmsgsize = 4 * self._admission.limits.max_payload_bytes
-            router.rcvhwm = _MESSAGES_PER_PEER
-            router.sndhwm = _ANSWERS_PER_PEER
-            router.router_mandatory = True  # so that an answer which cannot go out is seen, and counted
-            router.router_handover = True  # a camera that comes back under its name is not locked out by its old self
-            keep_alive(router)
-            self._bound.set_result(bind(router, self._endpoints, self._keys))
-        except BaseException:
-            router.close(linger=0)
-            raise
-        return router
-
-    def _serve(self, router: "zmq.Socket[bytes]") -> None:
+    def _serve(self, router: Socket) -> None:
         poller = zmq.Poller()
         poller.register(router, zmq.POLLIN)
         poller.register(self._mailbox.fileno(), zmq.POLLIN)
@@ -137,7 +109,7 @@ class Intake:
             poller.poll(int(left_s * 1000) + 1)
             self._send_replies(router)
 
-    def _take_messages(self, router: "zmq.Socket[bytes]") -> None:
+    def _take_messages(self, router: Socket) -> None:
         for _ in range(_MESSAGES_PER_TURN):
             try:
                 identity, *frames = router.recv_multipart(zmq.NOBLOCK)
@@ -151,7 +123,7 @@ class Intake:
             if answer is not None:
                 self._send(router, peer, answer)
 
-    def _send_replies(self, router: "zmq.Socket[bytes]") -> None:
+    def _send_replies(self, router: Socket) -> None:
         for letter in self._mailbox.take_all():
             try:
                 answers = self._open_letter(letter)
@@ -169,7 +141,7 @@ class Intake:
             del self._catching_up[letter.peer.identity]
         return [(letter.peer, letter.answer)]
 
-    def _send(self, router: "zmq.Socket[bytes]", peer: Peer, answer: Answer) -> None:
+    def _send(self, router: Socket, peer: Peer, answer: Answer) -> None:
         self._on_answer(answer.kind)
         try:
             router.send_multipart([peer.identity, *peer.envelope, MAGIC, answer.header], zmq.NOBLOCK)

@@ -76,11 +76,6 @@ class Journal:
         """The segments on disk, oldest first."""
         return tuple(sorted(self._sizes))
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all segments on disk."""
-        return sum(self._sizes.copy().values())
-
     def free_bytes(self) -> int:
         """Room on the journal's disk."""
         room = os.statvfs(self._folder)

@@ -12,6 +12,7 @@ from typing import Any
 from daemon.config import Config, Security, load_config
 from daemon.endpoints import CurveKeys, check_endpoints
 from daemon.errors import ConfigError
+from daemon.policy.presets import PRESETS
 from experts.catalog import Catalog, CatalogFile, resolve
 from experts.errors import WeightsError
 from experts.weights import verify_sha256
@@ -97,7 +98,7 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
         config = load_config(path)
     except ConfigError as error:
         return list(error.problems), {}
-    problems = [str(problem) for problem in _endpoint_problems(config)]
+    problems = settings_problems(config)
     catalog, mistakes, unusable = load_catalog(config.catalog)
     problems += [str(problem) for problem in (*mistakes, *unusable)]
     try:
@@ -116,10 +117,13 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
     return problems, facts
 
 
-def _endpoint_problems(config: Config) -> list[str]:
-    return check_endpoints(
-        config.endpoints.intake, config.endpoints.results, config.endpoints.control, curve_keys(config.security)
-    )
+def settings_problems(config: Config) -> list[str]:
+    """What is wrong with a configuration beyond its form: an unknown policy, endpoints that may not be bound."""
+    problems: list[str] = []
+    if config.policy not in PRESETS:
+        problems.append(f"policy {config.policy!r} is unknown: expected one of {', '.join(PRESETS)}")
+    endpoints, curve = config.endpoints, curve_keys(config.security)
+    return problems + check_endpoints(endpoints.intake, endpoints.results, endpoints.control, curve)
 
 
 def curve_keys(security: Security) -> CurveKeys | None:

@@ -4,10 +4,8 @@ A subscriber that does not keep up loses messages (it sees the gap in `seq` and 
 for it.
 """
 
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import structlog
@@ -16,7 +14,8 @@ import zmq
 from daemon.frames import encode
 from daemon.mailbox import Mailbox
 from daemon.records import Published
-from daemon.sockets import ServerKeys, bind, keep_alive, remove_files
+from daemon.socket_thread import Binding, Socket, SocketThread
+from daemon.sockets import ServerKeys, keep_alive
 from daemon.store.times import to_text
 
 HEARTBEAT_TOPIC = b"heartbeat/"
@@ -25,7 +24,6 @@ _HEARTBEAT_S = 1.0
 _MESSAGES_PER_SUBSCRIBER = 10_000
 #: A subscriber sends subscriptions only.
 _MAX_SUBSCRIPTION_BYTES = 4096
-_LINGER_MS = 500
 
 
 class ResultsStream:
@@ -39,26 +37,18 @@ class ResultsStream:
         pulse: Callable[[], tuple[str, int]],
         keys: ServerKeys | None = None,
     ) -> None:
-        self._context = context
-        self._endpoint = endpoint
         self._last_seq = last_seq
         self._pulse = pulse
-        self._keys = keys
         self._mailbox: Mailbox[Published] = Mailbox()
-        self._bound: Future[str] = Future()
         self._stopping = False
         self._started_at_s = time.monotonic()
         self._log = structlog.get_logger("publish")
-        self._thread = threading.Thread(target=self._run, name="publish")
+        binding = Binding(context, zmq.PUB, [endpoint], keys)
+        self._thread = SocketThread("publish", binding, self._mailbox, _configure, self._serve)
 
     def start(self) -> str:
         """Bind and begin to send. The endpoint as bound, port filled in; StartError where that fails."""
-        self._thread.start()
-        try:
-            return self._bound.result()
-        except BaseException:
-            self._thread.join()
-            raise
+        return self._thread.start()[0]
 
     def publish(self, messages: Sequence[Published]) -> None:
         """Send `messages`, durable and in the order of their `seq`, in the order of the calls. Any thread."""
@@ -68,47 +58,18 @@ class ResultsStream:
     def stop(self) -> None:
         """Send what was given so far, and close."""
         self._stopping = True
-        if self._thread.ident is None:
-            return  # a start that failed elsewhere stops what it had not started yet
-        self._mailbox.wake()
-        self._thread.join()
+        self._thread.stop()
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.is_alive
 
     @property
     def last_seq(self) -> int:
         """The newest `seq` that was sent, or that stood in the database at the start."""
         return self._last_seq
 
-    def _run(self) -> None:
-        try:
-            pub = self._open()
-        except BaseException as error:  # noqa: BLE001 - the caller of start() gets it
-            self._mailbox.close()
-            self._bound.set_exception(error)
-            return
-        try:
-            self._serve(pub)
-        finally:
-            self._mailbox.close()
-            remove_files([self._endpoint])
-            pub.close(linger=_LINGER_MS)
-
-    def _open(self) -> "zmq.Socket[bytes]":
-        pub = self._context.socket(zmq.PUB)
-        try:
-            pub.sndhwm = _MESSAGES_PER_SUBSCRIBER
-            pub.maxmsgsize = _MAX_SUBSCRIPTION_BYTES
-            keep_alive(pub)
-            self._bound.set_result(bind(pub, [self._endpoint], self._keys)[0])
-        except BaseException:
-            pub.close(linger=0)
-            raise
-        return pub
-
-    def _serve(self, pub: "zmq.Socket[bytes]") -> None:
+    def _serve(self, pub: Socket) -> None:
         poller = zmq.Poller()
         poller.register(self._mailbox.fileno(), zmq.POLLIN)
         beat_at_s = time.monotonic()
@@ -121,7 +82,7 @@ class ResultsStream:
             self._send_all(pub)
         self._send_all(pub)
 
-    def _send_all(self, pub: "zmq.Socket[bytes]") -> None:
+    def _send_all(self, pub: Socket) -> None:
         for message in self._mailbox.take_all():
             try:
                 pub.send_multipart([message.topic.encode("ascii"), encode(message.body)])
@@ -129,7 +90,7 @@ class ResultsStream:
                 self._log.error("message_not_published", seq=message.seq, error=str(error))
             self._last_seq = max(self._last_seq, message.seq)
 
-    def _beat(self, pub: "zmq.Socket[bytes]", now_s: float) -> None:
+    def _beat(self, pub: Socket, now_s: float) -> None:
         try:
             state, backlog = self._pulse()
         except Exception:  # noqa: BLE001 - results go on without a heartbeat
@@ -143,3 +104,9 @@ class ResultsStream:
             "uptime_s": round(now_s - self._started_at_s, 3),
         }
         pub.send_multipart([HEARTBEAT_TOPIC, encode(body)])
+
+
+def _configure(pub: Socket) -> None:
+    pub.sndhwm = _MESSAGES_PER_SUBSCRIBER
+    pub.maxmsgsize = _MAX_SUBSCRIPTION_BYTES
+    keep_alive(pub)

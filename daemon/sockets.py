@@ -44,6 +44,7 @@ def is_open(endpoint: str) -> bool:
 
 
 def ipc_problem(path: str) -> str | None:
+    """Why no socket can be bound at `path`, with what to do; None where one can."""
     size = len(os.fsencode(path))
     if not path or path in ("*", "@") or path.startswith("@"):
         return f"ipc://{path} names no file: its access could not be limited to a group"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import structlog
 from sqlalchemy.exc import DatabaseError, OperationalError
@@ -26,6 +26,8 @@ from daemon.store.keeper import Keeper
 from daemon.store.store import Store
 from daemon.store.values import Kept, Recovery
 from routing_rules.routes import Routes
+
+T = TypeVar("T")
 
 _GROUP_IMAGES = 32
 _GROUP_S = 0.002
@@ -353,7 +355,7 @@ class Writer:
         keys = self._journal.append(payloads)
         return self._store.accept(list(zip(arrivals, keys, strict=True)), self._rulebook.current)
 
-    def _call(self, callback: Callable[[Any], None], value: Any) -> None:
+    def _call(self, callback: Callable[[T], None], value: T) -> None:
         """A callback's failure is its own: what was written stays written, and others are called."""
         try:
             callback(value)

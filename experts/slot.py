@@ -112,14 +112,6 @@ class SlotPool:
             raise ExpertError(expert, f"is not resident on {self.device}")
         return slot
 
-    def warm(self, specs: list[ExpertSpec]) -> None:
-        """Build the layouts of these experts ahead of their first load; those that cannot be are left for `load`."""
-        for spec in specs:
-            try:
-                self._shelf.get(spec)
-            except ExpertError:
-                continue
-
     def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = ()) -> LoadReport:
         """Evict, then fill a slot from the expert's file. Raises ExpertError; what was evicted stays evicted."""
         begin = time.perf_counter()

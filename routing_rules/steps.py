@@ -119,11 +119,6 @@ class DetectorStep:
     def task(self) -> Task:
         return "detect"
 
-    @property
-    def needs_image_size(self) -> bool:
-        """Whether `judge` must be told the size of the image: some requirement says where."""
-        return any(requirement.is_placed for requirement in self.require)
-
     def exits(self) -> "tuple[tuple[Step, float], ...]":
         """The next steps, each with its share: `pass_rate` finds nothing, the named labels share the rest equally."""
         named = [(step, (1.0 - self.pass_rate) / len(self.branches)) for _, step in self.branches]

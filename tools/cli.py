@@ -10,10 +10,6 @@ import typer
 from tools import operate, teach, watch
 from tools.console import fail
 
-HELP = {
-    "run": "Run the daemon in the foreground.\n\nExample: coserve run /etc/coserve/coserve.yaml",
-}
-
 app = typer.Typer(
     name="coserve",
     help="Visual inspection with hundreds of experts on one PC.",

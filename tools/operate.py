@@ -23,7 +23,7 @@ def run(config: ConfigPath) -> None:
     Example: coserve run /etc/coserve/coserve.yaml
     """
     _must_exist(config)
-    from daemon.app import serve
+    from daemon.serve import serve
 
     raise SystemExit(serve(config))
 

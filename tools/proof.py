@@ -7,18 +7,15 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from experts.errors import ImageError
 from experts.slot import SlotPool
 from experts.spec import ExpertSpec, Task
-from experts.vision.decode import decode
+from experts.vision.architectures import Triple
+from experts.vision.decode import Image, decode
 from experts.vision.infer import normalise, probabilities
 from experts.vision.preprocess import to_square
-
-Image = NDArray[np.uint8]
-Triple = tuple[float, float, float]
 
 #: As many images of a folder are used at most.
 _MAX_IMAGES = 32

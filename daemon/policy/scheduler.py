@@ -194,9 +194,6 @@ class Scheduler:
         """The pools that the policy uses."""
         return tuple(self._floor.pools)
 
-    def is_home(self, pool: PoolId, expert: ExpertId) -> bool:
-        return pool in self._floor.pools and self._floor.can_run(pool, expert)
-
     def usage(self, expert: ExpertId) -> float:
         return self._floor.usage(expert)
 

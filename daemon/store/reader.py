@@ -50,11 +50,6 @@ class Reader:
         with self._engine.connect() as connection:
             return connection.execute(select(stream_position.c.last_seq)).scalar() or 0
 
-    def oldest_seq(self) -> int | None:
-        """The first `seq` still kept."""
-        with self._engine.connect() as connection:
-            return _oldest_seq(connection)
-
     def results_since(self, seq: int, limit: int = 100) -> dict[str, Any]:
         """What `results_since` answers: `items` after `seq`, at most `limit`, each as published with its `topic`."""
         with self._engine.connect() as connection:
@@ -78,6 +73,7 @@ class Reader:
 
 
 def _oldest_seq(connection: Connection) -> int | None:
+    """The first `seq` still kept."""
     first = [connection.execute(select(func.min(table.c.seq))).scalar() for table in _STREAMS]
     return min((seq for seq in first if seq is not None), default=None)
 

@@ -21,6 +21,7 @@ PLAIN_HEAD, END_TO_END_HEAD = "plain", "end_to_end"
 DTYPES = ("float32", "float16", "bfloat16")
 MEMORY_FORMATS = ("channels_last", "contiguous")
 
+#: One number per RGB channel.
 Triple = tuple[float, float, float]
 
 #: Means and standard deviations per RGB channel, of values in 0..1.

@@ -18,6 +18,7 @@ from PIL import UnidentifiedImageError
 from experts.errors import ImageError
 
 Encoding = Literal["image", "raw"]
+#: Pixels: (H, W, 3) uint8 RGB.
 Image = NDArray[np.uint8]
 
 # What OpenCV and Pillow have to say of a bad image becomes an ImageError; nothing goes to the daemon's stderr. The

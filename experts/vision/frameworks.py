@@ -65,7 +65,9 @@ def _compiled_operators_load() -> bool:
     """Whether torchvision's compiled operators fit this torch; loading them here is what its import does first."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("torchvision is not installed: run `make test`, which makes .venv anew", name="torchvision")
+        raise ModuleNotFoundError(
+            "torchvision is not installed: run `make test`, which makes .venv anew", name="torchvision"
+        )
     loader = (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES)
     found = importlib.machinery.FileFinder(spec.submodule_search_locations[0], loader).find_spec("_C")
     if found is None or found.origin is None:

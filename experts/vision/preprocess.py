@@ -4,15 +4,12 @@ from dataclasses import dataclass
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 
 from experts.spec import Box, ExpertSpec, Task
-from experts.vision.decode import Encoding, decode
+from experts.vision.decode import Encoding, Image, decode
 
 #: What ultralytics fills a letterbox with.
 LETTERBOX_GREY = 114
-
-Image = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import stat
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from wire_parts import RULES, Peer, a_line, a_png, a_rulebook, an_inspect
 from daemon.backlog import BacklogLimits
 from daemon.errors import StartError
 from daemon.intake import Intake
+from daemon.writer import Duplicate, WriteFailed
 from tools.camera.publisher import Image, Publisher, publish_images
 
 PNG = a_png()
@@ -174,7 +174,7 @@ def test_a_repetition_of_an_image_in_flight_waits_for_the_disk(tmp_path: Path) -
 
 def test_a_failed_write_is_busy_for_all_and_the_backlog_is_empty_again(tmp_path: Path) -> None:
     with a_line(tmp_path) as line, Peer(line.tcp) as peer:
-        line.writer.fail_with = OSError("no space left on device")
+        line.writer.fail_with = WriteFailed("no space left on device")
         line.writer.going.clear()
         peer.send(an_inspect(), PNG)
         peer.send(an_inspect(), PNG)
@@ -188,16 +188,9 @@ def test_a_failed_write_is_busy_for_all_and_the_backlog_is_empty_again(tmp_path:
         assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
 
 
-@dataclass
-class StoredBefore:
-    """What the writer replies where the database knew the image already."""
-
-    payload_sha256: str
-
-
 def test_an_image_that_the_writer_knew_already_is_a_duplicate(tmp_path: Path) -> None:
     with a_line(tmp_path) as line, Peer(line.tcp) as peer:
-        line.writer.fail_with = StoredBefore(hashlib.sha256(PNG).hexdigest())
+        line.writer.fail_with = Duplicate(hashlib.sha256(PNG).hexdigest())
         assert peer.ask(an_inspect(), PNG)["differs"] is False
         assert peer.ask(an_inspect(), PNG + b"tail")["differs"] is True
         assert line.backlog.images == 0
@@ -360,7 +353,7 @@ def test_a_flooding_source_does_not_hold_up_a_quiet_one(tmp_path: Path) -> None:
 def test_the_python_publisher_loses_nothing_while_writes_fail_and_the_backlog_is_full(tmp_path: Path) -> None:
     limits = BacklogLimits(10, 10**6, 10, 10**6)
     with a_line(tmp_path, credit=8, backlog=limits) as line, Publisher(line.ipc, "cam", silence_s=1.0) as publisher:
-        line.writer.fail_with = OSError("no space left on device")
+        line.writer.fail_with = WriteFailed("no space left on device")
         recovering = threading.Timer(0.3, lambda: setattr(line.writer, "fail_with", None))
         recovering.start()
         board = {"type": "mainboard-a", "serial": "S1"}

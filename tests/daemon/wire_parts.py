@@ -13,12 +13,13 @@ from typing import Any, Self
 
 import zmq
 
-from daemon.admission import Admission, IntakeLimits
+from daemon.admission import Admission, IntakeLimits, Stored
 from daemon.backlog import Backlog, BacklogLimits
 from daemon.intake import Intake
 from daemon.quarantine import Quarantine
 from daemon.records import Accepted, Arrival, JournalKey
 from daemon.rulebook import Rulebook
+from daemon.writer import Duplicate, WriteFailed
 from routing_rules.compile import compile_rules
 from routing_rules.load import read_yaml_text
 
@@ -36,20 +37,20 @@ classifiers:
 
 @dataclass
 class MemoryWriter:
-    """Answers arrivals from its own thread, in order; `pause` keeps them back, `fail_with` refuses them."""
+    """Answers arrivals from its own thread, in order, while `going` is set; with `fail_with`, where there is one."""
 
-    fail_with: object = None
+    fail_with: Duplicate | WriteFailed | None = None
     arrivals: list[Arrival] = field(default_factory=list)
     on_stored: Callable[[Arrival], None] = lambda _: None
 
     def __post_init__(self) -> None:
-        self._jobs: queue.Queue[tuple[Arrival, Callable[[Any], None]] | None] = queue.Queue()
+        self._jobs: queue.Queue[tuple[Arrival, Callable[[Stored], None]] | None] = queue.Queue()
         self.going = threading.Event()
         self.going.set()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def submit(self, arrival: Arrival, reply: Callable[[Any], None]) -> None:
+    def submit(self, arrival: Arrival, reply: Callable[[Stored], None]) -> None:
         self._jobs.put((arrival, reply))
 
     def stop(self) -> None:

@@ -83,7 +83,7 @@ def outcome(judgement: Judgement) -> tuple[Verdict, str | None, str | None]:
         ("ELCO", "anything", 0.90, ("review", "anything", "kind")),
     ],
 )
-def test_a_classifiers_answer(
+def test_a_classifiers_answer_becomes_its_verdict(
     component: str, label: str | None, confidence: float | None, expected: tuple[str, str | None, str | None]
 ) -> None:
     assert outcome(judge(a_step(component), label, confidence, (), None)) == expected
@@ -113,7 +113,7 @@ SOLDER = a_step("QFP").next_steps()[0]
         ([Seen("contamination", 0.30), Seen("void", 0.60)], ("fail", "void", None)),
     ],
 )
-def test_a_detectors_answer(seen: list[Seen], expected: tuple[str, str | None, str | None]) -> None:
+def test_a_detectors_answer_becomes_its_verdict(seen: list[Seen], expected: tuple[str, str | None, str | None]) -> None:
     assert outcome(judge(SOLDER, None, None, seen, None)) == expected
 
 
@@ -141,7 +141,7 @@ def test_a_detectors_answer(seen: list[Seen], expected: tuple[str, str | None, s
         ("{joint: {min: 1}}", [Seen("joint", math.nan)], ("review", "D9")),
     ],
 )
-def test_a_required_count(require: str, seen: list[Seen], expected: tuple[str, str | None]) -> None:
+def test_a_required_count_is_met_or_not(require: str, seen: list[Seen], expected: tuple[str, str | None]) -> None:
     assert found(a_detector(require=require), *seen) == expected
 
 
@@ -186,10 +186,8 @@ def test_what_must_not_be_in_a_region_may_be_elsewhere() -> None:
 
 def test_without_the_images_size_nothing_that_must_lie_somewhere_passes() -> None:
     step = a_detector(require=LEFT_HALF)
-    assert step.needs_image_size
     assert found(step, Seen("mark", 0.9), size=None) == ("review", "missing_mark")
     assert found(step, size=None) == ("fail", "missing_mark")
-    assert not a_detector(require="{mark: {min: 1}}").needs_image_size
 
 
 def test_several_requirements_of_one_label_all_count() -> None:

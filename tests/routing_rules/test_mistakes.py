@@ -62,7 +62,7 @@ def test_the_rules_of_these_tests_are_right_before_they_are_spoilt() -> None:
         ("max: 70", "maximum: 70", "f:17:24: unknown key `maximum`"),
     ],
 )
-def test_unknown_keys(old: str, new: str, expected: str) -> None:
+def test_an_unknown_key_is_shown_with_the_nearest_right_one(old: str, new: str, expected: str) -> None:
     assert mistakes(old, new)[0].startswith(expected)
 
 
@@ -71,12 +71,12 @@ def test_a_misspelt_key_is_reported_once() -> None:
     assert len(mistakes("boards:", "bords:")) == 1
 
 
-def test_a_missing_expert() -> None:
+def test_an_entry_without_an_expert_is_a_mistake() -> None:
     assert mistakes("    expert: resistor\n", "") == ["f:9:3: missing key `expert`"]
     assert mistakes("    expert: yolo-solder\n", "") == ["f:13:3: missing key `expert`"]
 
 
-def test_missing_sections() -> None:
+def test_sections_that_are_missing_are_named() -> None:
     assert mistakes(RULES, "") == [
         "f:1:1: no boards: expected at least one entry under `boards:`",
         "f:1:1: no classifiers: expected at least one entry under `classifiers:`",
@@ -91,7 +91,7 @@ def test_missing_sections() -> None:
         ("R0402: 180", "XTAL: 1", "f:5:7: no classifier pattern matches component `XTAL`"),
     ],
 )
-def test_a_component_without_classifier(old: str, new: str, expected: str) -> None:
+def test_a_component_that_no_pattern_matches_is_a_mistake(old: str, new: str, expected: str) -> None:
     assert mistakes(old, new)[0].startswith(expected)
 
 
@@ -107,7 +107,7 @@ def test_a_component_without_classifier(old: str, new: str, expected: str) -> No
         ("'*0*'", "R*04*2"),
     ],
 )
-def test_an_unreachable_pattern(first: str, covered: str) -> None:
+def test_a_pattern_behind_one_that_covers_it_is_unreachable(first: str, covered: str) -> None:
     entry = "{expert: e, pass: [ok]}"
     text = (
         f"boards: {{b: {{components: {{QQ00: 1, R0: 1}}}}}}\nclassifiers:\n  {first}: {entry}\n  {covered}: {entry}\n"
@@ -148,7 +148,7 @@ def test_a_wider_pattern_behind_a_narrower_one_is_right(first: str, second: str)
         ('" R*"', "f:9:3: expected a pattern of component types such as QFP*"),
     ],
 )
-def test_patterns_of_a_wrong_shape(pattern: str, expected: str) -> None:
+def test_patterns_of_a_wrong_shape_are_refused(pattern: str, expected: str) -> None:
     assert len(found := mistakes("  R*:", f"  {pattern}:")) == 1
     assert found[0].startswith(expected)
 
@@ -162,13 +162,13 @@ def test_only_the_patterns_that_are_needed_to_cover_are_named() -> None:
     assert places == [(7, "unreachable: `a` (line 4) and `??*` (line 6) already match a")]
 
 
-def test_a_cycle_between_detector_and_step() -> None:
+def test_a_cycle_between_detector_and_step_is_a_mistake() -> None:
     assert mistakes("pass: [clean]}", "pass: [clean], then: solder}") == [
         "f:20:45: a cycle: solder → wash → solder; a chain must end"
     ]
 
 
-def test_a_step_that_leads_to_itself() -> None:
+def test_a_step_that_leads_to_itself_is_a_cycle() -> None:
     assert mistakes("{smear: wash}", "solder") == ["f:18:11: a cycle: solder → solder; a chain must end"]
 
 
@@ -179,7 +179,7 @@ def test_every_cycle_is_found_once() -> None:
     assert [problem.split(": ")[0] for problem in found] == ["f:18:28", "f:18:39", "f:20:24"]
 
 
-def test_a_chain_that_is_too_long() -> None:
+def test_a_chain_that_is_too_long_is_refused() -> None:
     steps = "".join(f"  s{n}: {{expert: e{n}, pass: [ok], then: s{n + 1}}}\n" for n in range(20))
     text = f"{ONE_BOARD}classifiers:\n  R: {{expert: r, pass: [ok], then: s0}}\nsteps:\n{steps}"
     with pytest.raises(RulesError, match="f:3:36: a chain of 22 steps: expected at most 16"):
@@ -220,12 +220,12 @@ def test_a_cycle_of_thousands_of_steps_needs_no_recursion() -> None:
         ),
     ],
 )
-def test_a_reference_to_nothing(old: str, new: str, expected: str) -> None:
+def test_a_reference_to_nothing_is_a_mistake(old: str, new: str, expected: str) -> None:
     assert len(found := mistakes(old, new)) == 1
     assert found[0].startswith(expected)
 
 
-def test_one_name_for_a_detector_and_a_step() -> None:
+def test_one_name_for_a_detector_and_a_step_is_a_mistake() -> None:
     assert mistakes("  wash: {", "  solder: {expert: s, pass: [ok]}\n  wash: {") == [
         "f:20:3: `solder` is already the name of an entry of detectors, line 13: expected another name"
     ]
@@ -252,7 +252,7 @@ def test_one_name_for_a_detector_and_a_step() -> None:
         ),
     ],
 )
-def test_an_expert_that_the_catalog_lacks(old: str, new: str, expected: str) -> None:
+def test_an_expert_that_the_catalog_lacks_is_a_mistake(old: str, new: str, expected: str) -> None:
     assert len(found := mistakes(old, new, CATALOG)) == 1
     assert found[0].startswith(expected)
 
@@ -298,7 +298,7 @@ def test_a_template_is_checked_for_each_component_of_each_recipe() -> None:
         ),
     ],
 )
-def test_a_label_that_the_expert_does_not_have(old: str, new: str, expected: str) -> None:
+def test_a_label_that_the_expert_does_not_have_is_a_mistake(old: str, new: str, expected: str) -> None:
     assert len(found := mistakes(old, new, CATALOG)) == 1
     assert found[0].startswith(expected)
 
@@ -337,7 +337,7 @@ def test_a_label_that_several_experts_of_a_template_lack_is_one_mistake() -> Non
         ),
     ],
 )
-def test_a_detector_as_classifier_and_the_other_way_round(old: str, new: str, expected: str) -> None:
+def test_a_detector_as_classifier_is_a_mistake_and_so_is_the_other_way_round(old: str, new: str, expected: str) -> None:
     assert len(found := mistakes(old, new, CATALOG)) == 1
     assert found[0].startswith(expected)
 
@@ -361,7 +361,7 @@ def test_one_expert_in_both_uses_is_seen_without_a_catalog() -> None:
         ("pass: [clean]", "pass: [clean], pass_rate: 95", "f:20:50", "95"),
     ],
 )
-def test_a_threshold_outside_0_to_1(old: str, new: str, place: str, found: str) -> None:
+def test_a_threshold_outside_0_to_1_is_a_mistake(old: str, new: str, place: str, found: str) -> None:
     assert mistakes(old, new) == [f"{place}: expected a number from 0 to 1, found `{found}`"]
 
 
@@ -387,7 +387,7 @@ def test_a_threshold_outside_0_to_1(old: str, new: str, place: str, found: str) 
         ),
     ],
 )
-def test_a_count_that_cannot_be(old: str, new: str, expected: str) -> None:
+def test_a_count_that_cannot_be_is_a_mistake(old: str, new: str, expected: str) -> None:
     assert mistakes(old, new) == [expected]
 
 
@@ -397,33 +397,33 @@ def test_counts_are_checked_in_each_of_several_requirements() -> None:
     ]
 
 
-def test_a_designator_twice_in_one_component() -> None:
+def test_a_designator_twice_in_one_component_is_a_mistake() -> None:
     assert mistakes("[U1, U2, U7]", "[U1, U2, U1]") == [
         "f:6:23: designator `U1` is already in line 6: expected once per board"
     ]
 
 
-def test_a_designator_in_two_components() -> None:
+def test_a_designator_in_two_components_is_a_mistake() -> None:
     assert mistakes("R0402: 180", "R0402: [R1, U7]") == [
         "f:6:23: designator `U7` is already in line 5, `R0402`: expected once per board"
     ]
 
 
-def test_a_designator_that_is_a_number() -> None:
+def test_a_designator_that_is_a_number_is_a_mistake() -> None:
     found = mistakes("[U1, U2, U7]", "[U1, 02]")
     assert len(found) == 1
     assert found[0].startswith("f:6:19: expected a designator: text of 1 to 128 characters")
     assert found[0].endswith(", found `02`; put it in quotes")
 
 
-def test_duplicate_keys() -> None:
+def test_a_key_that_is_there_twice_is_a_mistake() -> None:
     assert mistakes("QFP64: [", "R0402: [") == [
         "f:6:7: duplicate key `R0402`: it is already in line 5; keep one of them"
     ]
 
 
 @pytest.mark.parametrize("limit", ["20", "0s", "-3s", "20 sec", "soon", "s", "1e3s", "169h", "[20s]", "true"])
-def test_a_bad_time_limit(limit: str) -> None:
+def test_a_time_limit_that_is_no_duration_is_a_mistake(limit: str) -> None:
     assert len(found := mistakes("time_limit: 20s", f"time_limit: {limit}")) == 1
     assert found[0].startswith("f:3:17: expected a duration above 0 and to 168h, with its unit: 500ms, 20s, 2m or 1h")
 
@@ -457,17 +457,17 @@ def test_a_bad_time_limit(limit: str) -> None:
         ("    components:\n", "    x:\n", "f:2:3: missing key `components`"),
     ],
 )
-def test_values_of_a_wrong_shape(old: str, new: str, expected: str) -> None:
+def test_values_of_a_wrong_shape_are_mistakes(old: str, new: str, expected: str) -> None:
     assert any(line.startswith(expected) for line in mistakes(old, new)), mistakes(old, new)
 
 
-def test_a_detector_that_decides_nothing() -> None:
+def test_a_detector_that_decides_nothing_is_a_mistake() -> None:
     assert mistakes("steps:\n", "  idle: {expert: idle}\nsteps:\n") == [
         "f:19:3: detector `idle` decides nothing: expected at least one of fail_on, review_on, require, then"
     ]
 
 
-def test_a_review_threshold_that_can_never_apply() -> None:
+def test_a_review_threshold_that_can_never_apply_is_a_mistake() -> None:
     assert mistakes("    require:", "    review_on: {bridge: 0.6}\n    require:") == [
         "f:16:25: expected less than the 0.4 from which `bridge` fails (line 15): at 0.6 it can never be a review"
     ]

@@ -132,6 +132,8 @@ def test_results_are_printed_as_json(tmp_path: Path, experts_folder: Path) -> No
 
 def test_a_line_that_cannot_start_says_so_in_one_line(tmp_path: Path, experts_folder: Path) -> None:
     config = a_line(tmp_path, experts_folder, policy="lru")
+    checked = coserve("check", str(config))
+    assert (checked.returncode, "samba" in checked.stdout) == (1, True)
     done = coserve("run", str(config))
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
@@ -141,3 +143,9 @@ def test_a_line_that_cannot_start_says_so_in_one_line(tmp_path: Path, experts_fo
     done = coserve("run", str(config))
     assert done.returncode == 2
     assert "elsewhere.yaml" in done.stderr
+    settings |= {"rules": "rules.yaml", "record": "nowhere/trace.jsonl"}
+    config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    done = coserve("run", str(config))
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "nowhere/trace.jsonl" in done.stderr

@@ -16,6 +16,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+import numpy as np
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 import tools.camera.render
@@ -26,8 +27,8 @@ from tools.demo import files, judge, samples, teach, thresholds
 from tools.demo.judge import Quality
 from tools.demo.samples import Sample
 
-PANELS = 110
-_PANELS_PER_TASK = 5
+PANELS, UNITS = 95, 20
+_BOARDS_PER_TASK = 5
 #: Boards of the final judgement: four types for each seed, none of which training or the demo's camera renders.
 JUDGED_SEEDS = tuple(range(500_000, 500_006))
 JUDGED_DEFECT_RATE = 0.2
@@ -90,7 +91,7 @@ def code_key() -> str:
     sources += [Path(str(module.__file__)) for module in (files, samples, teach, thresholds)]
     for path in sources:
         digest.update(path.read_bytes())
-    digest.update(repr((PANELS, JUDGED_SEEDS, JUDGED_DEFECT_RATE)).encode())
+    digest.update(repr((PANELS, UNITS, JUDGED_SEEDS, JUDGED_DEFECT_RATE)).encode())
     return digest.hexdigest()[:12]
 
 
@@ -108,14 +109,20 @@ def _known(folder: Path, key: str) -> PrepareReport | None:
 
 def _render(bars: Progress) -> list[Sample]:
     task = bars.add_task("rendering parts", total=1.0)
-    chunks = [range(start, min(start + _PANELS_PER_TASK, PANELS)) for start in range(0, PANELS, _PANELS_PER_TASK)]
+    chunks = [
+        (render, range(start, min(start + _BOARDS_PER_TASK, count)))
+        for render, count in ((samples.render_panels, PANELS), (samples.render_units, UNITS))
+        for start in range(0, count, _BOARDS_PER_TASK)
+    ]
     found: dict[int, list[Sample]] = {}
     with _two_processes() as pool:
-        running = {pool.submit(samples.render_panels, chunk): number for number, chunk in enumerate(chunks)}
+        running = {pool.submit(render, numbers): place for place, (render, numbers) in enumerate(chunks)}
         for done in as_completed(running):
             found[running[done]] = done.result()
             bars.update(task, completed=len(found) / len(chunks))
-    return [sample for number in range(len(chunks)) for sample in found[number]]
+    everything = [sample for number in range(len(chunks)) for sample in found[number]]
+    order = np.random.default_rng(0).permutation(len(everything))  # so that both kinds train, and both calibrate
+    return [everything[place] for place in order]
 
 
 def _teach(rendered: list[Sample], out: Path, bars: Progress) -> Catalog:

@@ -14,9 +14,9 @@ from tools.camera.render import part_types
 from tools.demo.samples import Sample
 from tools.demo.teach import DETECTORS, SharedDetector
 
-_LOWEST, _HIGHEST = 0.15, 0.75
+_LOWEST, _HIGHEST = 0.4, 0.6
 #: Share of good parts that may become a review because their classifier is unsure, and where the limit may lie.
-_REVIEWS, _LEAST_REVIEW, _MOST_REVIEW = 0.01, 0.6, 0.95
+_REVIEWS, _LEAST_REVIEW, _MOST_REVIEW = 0.01, 0.6, 0.75
 _BATCH = 16
 
 

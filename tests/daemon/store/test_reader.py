@@ -50,7 +50,7 @@ def test_an_empty_database_has_no_oldest_seq(tmp_path):
     line = a_line(tmp_path)
     reader = line.reader()
     assert reader.results_since(0) == {"items": [], "last_seq": 0, "more": False, "oldest_seq": None}
-    assert (reader.last_seq(), reader.oldest_seq(), reader.find("cam1", "x")) == (0, None, None)
+    assert (reader.last_seq(), reader.find("cam1", "x")) == (0, None)
     reader.close()
     line.store.close()
 

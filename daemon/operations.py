@@ -1,0 +1,177 @@
+"""What operators ask of a running line: status, limits, reload, drain, metrics. Called by the control thread.
+
+What concerns the scheduler (experts, queues, pins) is handed to the drive, which answers on its own thread.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from typing import Any
+
+import structlog
+
+from daemon.admission import Admission
+from daemon.backlog import Backlog
+from daemon.config import Config
+from daemon.control import ControlError, Handler
+from daemon.drive import Drive
+from daemon.endpoints import Gate
+from daemon.errors import ConfigError
+from daemon.line import load_rules_and_catalog
+from daemon.metrics import Metrics
+from daemon.rulebook import Rulebook
+from daemon.store.reader import Reader
+from daemon.writer import Writer
+from experts.catalog import Catalog
+
+_RATE_WINDOW_S = 10.0
+_ASKED_OF_THE_DRIVE = ("experts", "queues", "pin", "unpin", "unload")
+#: The names of the backlog's limits on the wire and in the configuration, and in BacklogLimits.
+_BACKLOG_LIMITS = {
+    "backlog_images": "images",
+    "backlog_bytes": "bytes",
+    "source_images": "source_images",
+    "source_bytes": "source_bytes",
+}
+
+
+class Operations:
+    """`handlers` is the control socket's table. `state` and `reload` may be asked from any thread."""
+
+    def __init__(  # noqa: PLR0913  it asks and moves most drivers
+        self,
+        config: Config,
+        *,
+        drive: Drive,
+        writer: Writer,
+        reader: Reader,
+        admission: Admission,
+        backlog: Backlog,
+        rulebook: Rulebook,
+        metrics: Metrics,
+        gate: Gate | None,
+        on_catalog: Callable[[Catalog], None],
+    ) -> None:
+        """`on_catalog` gets the catalog of a reload when the drive has it, before rules that need it are in force."""
+        self._config = config
+        self._drive = drive
+        self._writer = writer
+        self._reader = reader
+        self._admission = admission
+        self._backlog = backlog
+        self._rulebook = rulebook
+        self._metrics = metrics
+        self._gate = gate
+        self._on_catalog = on_catalog
+        self._reloading = threading.Lock()
+        self._draining = False
+        self._started_s = time.monotonic()
+        self._completions: deque[tuple[float, int]] = deque([(self._started_s, 0)])
+        self._log: Any = structlog.get_logger("operations")
+
+    @property
+    def state(self) -> str:
+        """`starting` is the pools' first fill; `degraded`: an expert cannot be loaded, or results not be written."""
+        if self._draining:
+            return "draining"
+        if self._drive.is_filling:
+            return "starting"
+        return "degraded" if self._drive.is_failing or self._writer.is_failing else "ready"
+
+    def handlers(self) -> dict[str, Handler]:
+        """By kind of request: its fields in, the answer's fields out. ControlError where it cannot be done."""
+        asked: dict[str, Handler] = {
+            kind: lambda fields, kind=kind: self._drive.ask(kind, fields) for kind in _ASKED_OF_THE_DRIVE
+        }
+        return {
+            **asked,
+            "status": lambda _: self._status(),
+            "limits": self._limits,
+            "reload": lambda _: self.reload(),
+            "drain": self._drain,
+            "metrics": lambda _: {"text": self._metrics.exposition()},
+        }
+
+    def _status(self) -> dict[str, Any]:
+        known = self._drive.ask("status", {})
+        for inner in ("failed", "under_way"):
+            del known[inner]
+        completed = self._metrics.completed_count  # durable verdicts; the drive's count runs ahead of the disk
+        return {
+            **known,
+            "version": version("coserve"),
+            "uptime_s": round(time.monotonic() - self._started_s, 3),
+            "state": self.state,
+            "accepted": self._metrics.accepted_count,
+            "completed": completed,
+            "backlog": self._backlog.images,
+            "images_per_s": self._rate(completed),
+            "rules_version": self._rulebook.current.version,
+            "last_seq": self._reader.last_seq(),
+            "last_error": self._writer.last_error or known["last_error"],
+        }
+
+    def _rate(self, completed: int) -> float:
+        """Verdicts per second between this question and the one about ten seconds before it."""
+        now_s = time.monotonic()
+        while len(self._completions) > 1 and self._completions[1][0] <= now_s - _RATE_WINDOW_S:
+            self._completions.popleft()
+        since_s, before = self._completions[0]
+        self._completions.append((now_s, completed))
+        return round((completed - before) / max(now_s - since_s, 1e-3), 2)
+
+    def _limits(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """`expert_memory` by device goes to the drive, the others to the backlog: all are changed, or none."""
+        unknown = sorted(set(fields) - {*_BACKLOG_LIMITS, "expert_memory"})
+        if unknown:
+            raise ControlError(
+                "bad_field", f"{unknown[0]}: expected one of expert_memory, {', '.join(_BACKLOG_LIMITS)}"
+            )
+        given = {name: fields[name] for name in _BACKLOG_LIMITS if fields.get(name) is not None}
+        for name, value in given.items():
+            if type(value) is not int or value < 1:
+                raise ControlError("bad_field", f"{name}: expected a whole number above 0, not {value!r}")
+        memory = self._drive.ask("limits", {"expert_memory": fields.get("expert_memory")})
+        changed = {_BACKLOG_LIMITS[name]: value for name, value in given.items()}
+        self._backlog.change_limits(replace(self._backlog.limits, **changed))
+        now = asdict(self._backlog.limits)
+        return memory | {name: now[field] for name, field in _BACKLOG_LIMITS.items()}
+
+    def reload(self) -> dict[str, Any]:
+        """Rules and catalog again; ControlError with every mistake, and then the old ones stay in force."""
+        with self._reloading:
+            try:
+                routes, catalog = load_rules_and_catalog(self._config)
+            except ConfigError as error:
+                raise ControlError("bad_rules", str(error)) from None
+            # The catalog first: an image under new rules must not meet a catalog without their experts.
+            self._drive.reload(catalog, routes)
+            self._on_catalog(catalog)
+            self._rulebook.replace(routes)
+            self._writer.rules_in_force(routes)
+            if self._gate:
+                self._gate.reload()
+        self._log.info("reloaded", rules_version=routes.version, experts=len(catalog))
+        return {"rules_version": routes.version, "experts": len(catalog)}
+
+    def reload_or_say_why(self) -> None:
+        """SIGHUP: as `reload`; a mistake goes to the log, one event each."""
+        try:
+            self.reload()
+        except ControlError as error:
+            for problem in error.reason.splitlines():
+                self._log.error("reload_refused", problem=problem)
+
+    def _drain(self, fields: dict[str, Any]) -> dict[str, Any]:
+        off = fields.get("off", False)
+        if not isinstance(off, bool):
+            raise ControlError("bad_field", f"off: expected true or false, not {off!r}")
+        self._draining = not off
+        if self._draining:
+            self._admission.hold("drain", "the line is draining: it takes images again after coserve drain --off")
+        else:
+            self._admission.resume("drain")
+        return {"state": self.state, "backlog": self._backlog.images}

@@ -1,0 +1,93 @@
+"""A thread that owns one bound socket: it binds, serves and closes there; `start` and `stop` come from outside."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from daemon.mailbox import Mailbox
+from daemon.sockets import ServerKeys, bind, remove_files
+
+#: How long answers that were given already may still take to leave.
+_LINGER_MS = 500
+
+Socket = zmq.Socket[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Which socket, and where. `keys` are needed for endpoints that other machines can reach."""
+
+    context: "zmq.Context[Any]"
+    kind: int
+    endpoints: Sequence[str]
+    keys: ServerKeys | None = None
+
+
+class SocketThread:
+    """`configure` sets the socket's options before it is bound; `serve` runs until `stop` and must then return.
+
+    `mailbox` wakes `serve`'s poller, and is closed with the socket.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        binding: Binding,
+        mailbox: Mailbox[Any],
+        configure: Callable[[Socket], None],
+        serve: Callable[[Socket], None],
+    ) -> None:
+        self._binding = binding
+        self._mailbox = mailbox
+        self._configure = configure
+        self._serve = serve
+        self._bound: Future[list[str]] = Future()
+        self._thread = threading.Thread(target=self._run, name=name)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> list[str]:
+        """Bind and begin to serve. The endpoints as bound, ports filled in; StartError where that fails."""
+        self._thread.start()
+        try:
+            return self._bound.result()
+        except BaseException:
+            self._thread.join()
+            raise
+
+    def stop(self) -> None:
+        """Wake `serve`, whose owner has told it to end, and wait until the socket is closed."""
+        if self._thread.ident is None:
+            return  # a start that failed elsewhere stops what it had not started yet
+        self._mailbox.wake()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            sock = self._open()
+        except BaseException as error:  # noqa: BLE001 - the caller of start() gets it
+            self._mailbox.close()
+            self._bound.set_exception(error)
+            return
+        try:
+            self._serve(sock)
+        finally:
+            self._mailbox.close()
+            remove_files(self._binding.endpoints)
+            sock.close(linger=_LINGER_MS)
+
+    def _open(self) -> Socket:
+        sock: Socket = self._binding.context.socket(self._binding.kind)
+        try:
+            self._configure(sock)
+            self._bound.set_result(bind(sock, self._binding.endpoints, self._binding.keys))
+        except BaseException:
+            sock.close(linger=0)
+            raise
+        return sock
