@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +24,7 @@ class Service:
     """`coserve run CONFIG` as a process of its own: ready on entry, stopped by SIGTERM on exit."""
 
     def __init__(
-        self, config: Path, log: Path, environ: Mapping[str, str] | None = None, start_timeout_s: float = 60.0
+        self, config: Path, log: Path, environ: Mapping[str, str] | None = None, start_timeout_s: float = 120.0
     ) -> None:
         self.config = config
         self.log = log
@@ -62,9 +63,9 @@ class Service:
 
         self._listener = threading.Thread(target=listen, name="service-stdout", daemon=True)
         self._listener.start()
-        waited = 0.0
-        while not ready.wait(0.05) and process.poll() is None and waited < self._start_timeout_s:
-            waited += 0.05
+        until_s = time.monotonic() + self._start_timeout_s
+        while not ready.wait(0.05) and process.poll() is None and time.monotonic() < until_s:
+            pass
         if not ready.is_set():
             self.kill()
             raise ServiceError(f"the daemon did not start; the end of {self.log}:\n{self.tail()}")
