@@ -92,7 +92,7 @@ def test_rules_name_the_thresholds_that_were_chosen(tmp_path: Path):
     ("good", "bad", "between"),
     [
         pytest.param([0.2, 0.1], [0.9, 0.95], (0.3, 0.6), id="apart"),
-        pytest.param([0.6, 0.1], [0.4, 0.9], (0.61, 0.75), id="mixed"),
+        pytest.param([0.6, 0.1], [0.4, 0.9], (0.4, 0.4), id="mixed"),
         pytest.param([], [0.9], (0.3, 0.5), id="no good parts"),
         pytest.param([0.3, 0.1], [], (0.3, 0.75), id="no bad parts"),
         pytest.param([0.0] * 50, [0.01] * 50, (0.15, 0.75), id="nothing to be had: within the limits"),

@@ -22,8 +22,8 @@ class CropSampler:
 
     pairs: list[Pair]
     shapes: Shapes
-    size: int = 320
-    drawn_defects: float = 4.0
+    size: int = 256
+    drawn_defects: float = 3.0
     tested_share: float = 0.75
 
     def __call__(self, rng: Rng) -> tuple[Tile, Boxes]:

@@ -33,7 +33,7 @@ from tools.train.detector import Effort, find_boxes, fit_detector, limited_threa
 
 ARCHITECTURE = "yolov8n"
 #: Trained on windows of this many pixels, run on whole tiles.
-_WINDOW_PIXELS, _TILE_PIXELS = 320, 640
+_WINDOW_PIXELS, _TILE_PIXELS = 256, 640
 _DETECTOR_SHARE, _SHARED_SHARE = 0.86, 0.09
 _HELD_OUT_SHARE, _SPLIT_SEED = 0.1, 1
 _ORIGIN = "trained on DeepPCB (S. Tang and others, MIT licence)"
@@ -120,7 +120,7 @@ def _train_detector(split: _Split, effort: Effort, checkpoint: Path, on_progress
         ARCHITECTURE,
         _WINDOW_PIXELS,
         effort,
-        closing=CropSampler(split.train, split.shapes, _WINDOW_PIXELS, drawn_defects=1.5, tested_share=0.9),
+        closing=CropSampler(split.train, split.shapes, _WINDOW_PIXELS, drawn_defects=1.2, tested_share=0.9),
         checkpoint=checkpoint,
         on_progress=lambda progress: on_progress("detector", progress.share),
     )
