@@ -62,9 +62,9 @@ def rules_check(
 
     Example: coserve rules check routing_rules/examples/mainboard.yaml
     """
-    _must_exist(file)
+    _must_exist(file, "a rules file")
     if catalog is not None:
-        _must_exist(catalog)
+        _must_exist(catalog, "the catalog, for example experts/catalog.yaml")
     from daemon.line import check_rules
 
     problems = check_rules(file, catalog)
@@ -257,9 +257,9 @@ def _ask(config: Path, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict
         fail(str(error), status=1)
 
 
-def _must_exist(path: Path) -> None:
+def _must_exist(path: Path, what: str = "the line's coserve.yaml, or make a small line with `coserve demo`") -> None:
     if not path.is_file():
-        fail(f"no file {path}: name the line's coserve.yaml, or make a small line with `coserve demo`", status=2)
+        fail(f"no file {path}: name {what}", status=2)
 
 
 def _say(answer: dict[str, Any], as_json: bool, sentence: str) -> None:

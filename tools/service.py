@@ -31,6 +31,7 @@ class Service:
         self._environ = quiet_start(dict(environ or {}))
         self._start_timeout_s = start_timeout_s
         self.process: subprocess.Popen[str] | None = None
+        self._log_start = 0
 
     def __enter__(self) -> Self:
         self.start()
@@ -44,6 +45,7 @@ class Service:
     def start(self) -> None:
         """Start and wait until it says that it is ready; ServiceError if it ends or stays silent."""
         ready = threading.Event()
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("a", encoding="utf-8") as log:
             process = subprocess.Popen(  # noqa: S603 - our own command, no shell
                 [sys.executable, "-m", "tools", "run", str(self.config)],
@@ -92,8 +94,9 @@ class Service:
         self._listener.join(5.0)
 
     def tail(self, lines: int = 12) -> str:
-        """The last lines of its log."""
-        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+        """The last lines that it logged since it was started."""
+        said = self.log.read_bytes()[self._log_start :].decode(errors="replace")
+        return "\n".join(said.splitlines()[-lines:])
 
     def _alive(self) -> subprocess.Popen[str]:
         if self.process is None:

@@ -91,6 +91,8 @@ def train_classifier(
 
     Example: coserve train classifier images/R0402 --id R0402 --out experts
     """
+    if not folder.is_dir():
+        fail(f"no folder {folder}: name one with a subfolder of images for each label", status=2)
     from tools.train.classifier import TrainingError, train_classifier
     from tools.train.fit import Schedule
 
@@ -134,6 +136,8 @@ def train_detector(
 
     Example: coserve train detector solder/data.yaml --id yolo-solder --minutes 30 --out experts
     """
+    if not data.is_file():
+        fail(f"no file {data}: name the YAML file of a YOLO data set", status=2)
     from tools.train.detector import Effort, TrainingError, train_detector
 
     with _bar("training") as (bar, task):

@@ -11,6 +11,11 @@ from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, ConfigPath, fail
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine against itself.")
 
 
+#: What fits a terminal of 80 columns; `--json` has everything.
+_IMAGE_COLUMNS = ("board_type", "serial", "designator", "component", "verdict", "defect", "reason")
+_BOARD_COLUMNS = ("board_type", "serial", "attempt", "verdict", "reason", "inspected", "expected")
+
+
 class VerdictName(StrEnum):
     """The four verdicts, as the command line takes them."""
 
@@ -108,7 +113,8 @@ def results(
     elif not rows:
         print_table("Results: none", (), ())
     else:
-        print_table("Boards" if boards else "Results", list(rows[0]), [list(row.values()) for row in rows])
+        columns = _BOARD_COLUMNS if boards else _IMAGE_COLUMNS
+        print_table("Boards" if boards else "Results", columns, [[row[name] for name in columns] for row in rows])
 
 
 @bench_app.command("live")

@@ -14,6 +14,8 @@ from tools.camera.publisher import Account, CurveClient, Image, Publisher, Publi
 from tools.camera.render import Board, board_types, render_board
 from tools.console import errors, fail
 
+#: A person at a terminal wants to hear sooner than a camera does that nobody answers.
+_PATIENCE_S = 15.0
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"}
 #: Share of parts with a defect on rendered boards; real lines have fewer, a demo has something to show.
 DEFECT_RATE = 0.08
@@ -95,7 +97,10 @@ def _publish(
 ) -> Account:
     endpoint = _endpoint(config)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors) as bar, Publisher(endpoint, source, curve=curve) as publisher:
+    with (
+        Progress(*columns, console=errors) as bar,
+        Publisher(endpoint, source, patience_s=_PATIENCE_S, curve=curve) as publisher,
+    ):
         task = bar.add_task(f"publishing to {endpoint}", total=total)
         try:
             account = publish_images(

@@ -47,10 +47,10 @@ class PrepareReport:
     def summary(self) -> str:
         """What a person wants to know before trusting the line."""
         quality = self.quality
-        how = "from an earlier run" if self.cached else "just now"
+        how = "in an earlier run" if self.cached else "just now"
         missed = ", ".join(f"{count} {kind}" for kind, count in quality.missed.items()) or "none"
         return (
-            f"18 experts, trained {how} in {self.minutes:.1f} min, judged on {quality.boards} boards not trained on:\n"
+            f"18 experts, trained {how} ({self.minutes:.1f} min), judged on {quality.boards} boards not trained on:\n"
             f"  defects caught {quality.caught} of {quality.defects} ({quality.catch_rate:.3f}; missed: {missed})\n"
             f"  false calls {quality.false_calls} of {quality.good} good parts ({quality.false_call_rate:.3f})"
         )

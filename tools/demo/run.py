@@ -23,7 +23,7 @@ from tools.service import Service, ServiceError
 SOURCE = "demo-camera"
 
 QUESTIONS = {
-    "first-pass yield of each board type": "SELECT board_type, boards, passed, first_pass_yield FROM board_yield",
+    "first-pass yield of each board type and lot": "SELECT board_type, lot, boards, first_pass_yield FROM board_yield",
     "which defects, and where": (
         "SELECT component, defect, count, share FROM defect_pareto ORDER BY count DESC LIMIT 8"
     ),
@@ -65,6 +65,7 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
     except ServiceError as error:
         fail(str(error), status=1)
     took_s = time.monotonic() - began_s
+    console.print("Drawing the boards …")
     shown = [
         Shown(serial, render_board(kind, board_seed, DEFECT_RATE), part_verdicts(config, serial))
         for serial, kind, board_seed in plan
