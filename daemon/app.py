@@ -12,8 +12,10 @@ from prometheus_client import start_http_server
 
 from daemon.admission import Admission, IntakeLimits
 from daemon.backlog import Backlog, BacklogLimits
+from daemon.channel import Channels
 from daemon.config import Config
 from daemon.control import ControlServer
+from daemon.devices import Measurements, memory_problems, pools_and_executors
 from daemon.drive import Drive
 from daemon.endpoints import Gate
 from daemon.errors import ConfigError, StartError
@@ -21,12 +23,13 @@ from daemon.executors import ExecutorThread
 from daemon.intake import Intake
 from daemon.journal import Journal
 from daemon.line import Line, compile_kept_rules, curve_keys, settings_problems
-from daemon.loader import LoaderThread
+from daemon.loader import PoolLoader
 from daemon.lock import Lock
 from daemon.metrics import Metrics
 from daemon.operations import Operations
-from daemon.policy.presets import Tuning
-from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
+from daemon.orders import device_of
+from daemon.policy.assign import partition
+from daemon.policy.presets import PRESETS, Tuning
 from daemon.publish import ResultsStream
 from daemon.quarantine import BadImages, Quarantine
 from daemon.records import Accepted, ExpertSwitch, ExpertVersion, Outcome, Published
@@ -57,8 +60,11 @@ class App:
         self._log: Any = structlog.get_logger("app")
         problems = settings_problems(config)
         problems += [problem for name in config.devices for problem in _device_problems(name)]
+        problems = problems or memory_problems(config, line.routes.experts(), line.catalog)
         if problems:
             raise ConfigError([f"{path}: {problem}" for problem in problems])
+        for warning in line.warnings:
+            self._log.warning("profile_incomplete", problem=warning)
         self._locks = _claim(config)
         self._metrics = Metrics()
         self._context: zmq.Context[Any] = zmq.Context()
@@ -68,7 +74,7 @@ class App:
         self._backlog = Backlog(_backlog_limits(config))
         self._open_storage(config)
         self._recover(line.catalog)
-        self._drive = self._make_drive(config)
+        self._drive = self._make_drive(config, line.measured)
         self._admission = Admission(
             IntakeLimits(config.limits.credit, config.limits.max_payload_bytes, config.limits.max_pixels),
             self._rulebook,
@@ -135,33 +141,27 @@ class App:
         )
         self._control = ControlServer(self._context, config.endpoints.control, self.operations.handlers())
 
-    def _make_drive(self, config: Config) -> Drive:
+    def _make_drive(self, config: Config, measured: Measurements) -> Drive:
+        """Pools and executors as the policy divides the devices: one pool per device, or one per executor."""
+        facts, executors = partition(*pools_and_executors(config), PRESETS[config.policy])
         shelf = LayoutShelf()
-        pools: list[PoolFacts] = []
-        executors: list[ExecutorThread] = []
-        loaders: list[LoaderThread] = []
-        for name, device in config.devices.items():
-            pool_id = PoolId(name)
-            pool = _made(SlotPool, name, device.expert_memory, shelf)
-            pools.append(PoolFacts(pool_id, "cpu" if name == "cpu" else "gpu", device.expert_memory, device.max_batch))
-            loaders.append(LoaderThread(pool_id, pool))
-            executors += [
-                ExecutorThread(
-                    ExecutorFacts(ExecutorId(f"{name}/{number}"), pool_id),
-                    pool.slot,
-                    self._journal.read,
-                    device.threads,
-                )
-                for number in range(device.executors)
-            ]
+        pools = {one.pool: _made(SlotPool, one.device, one.budget_bytes, shelf) for one in facts}
+        channels = Channels()
         return _made(
             Drive,
             rulebook=self._rulebook,
             catalog=self._catalog,
-            pools=pools,
-            executors=executors,
-            loaders=loaders,
+            pools=facts,
+            executors=[
+                ExecutorThread(
+                    one, pools[one.pool].slot, self._journal.read, config.devices[device_of(one.pool)].threads
+                )
+                for one in executors
+            ],
+            loaders=[PoolLoader(name, pool, channels, pools) for name, pool in pools.items()],
             policy=config.policy,
+            matrix=measured.matrix,
+            usage=measured.usage,
             on_outcome=self._finished,
             on_switch=self._switched,
             on_bad_image=self._bad_images.keep,

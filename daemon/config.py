@@ -80,12 +80,19 @@ class Endpoints(_Section):
 
 
 class Device(_Section):
-    """One processor: bytes for experts (never exceeded), executors, and intra-op threads of each executor."""
+    """One processor. What is left out comes from `profile`, and without one from here; `expert_memory` has no default.
 
-    expert_memory: Bytes
+    `expert_memory` is bytes for experts, never exceeded; `activation_memory` bytes for the intermediate results of all
+    its executors; `host_cache` bytes of RAM in which experts for this GPU are kept. `threads` is of each executor.
+    """
+
+    expert_memory: Bytes = 0
     executors: Count = 1
     threads: Count = 1
     max_batch: Count = 8
+    activation_memory: Bytes | None = None
+    host_cache: Bytes | None = None
+    profile: Path | None = None
 
 
 class Limits(_Section):
@@ -225,6 +232,10 @@ def _resolve(
     )
     if not endpoints.control.startswith("ipc://"):
         problems.append(Problem(*at("endpoints", "control"), "control is reached over ipc only: ipc://PATH"))
+    devices: dict[str, Device] = {}
+    for name, device in config.devices.items():
+        problems += [Problem(*at("devices", name, *path), message) for path, message in _device_mistakes(name, device)]
+        devices[name] = device.model_copy(update={"profile": folder / device.profile if device.profile else None})
     database = config.database
     try:
         database = _absolute_database(database, folder)
@@ -240,6 +251,7 @@ def _resolve(
         "rules": folder / config.rules,
         "catalog": folder / config.catalog,
         "images": folder / config.images,
+        "devices": devices,
         "record": folder / config.record if config.record else None,
         "security": Security(
             server_key=folder / security.server_key if security.server_key else None,
@@ -247,6 +259,17 @@ def _resolve(
         ),
     }
     return config.model_copy(update=update), problems
+
+
+def _device_mistakes(name: str, device: Device) -> list[tuple[tuple[str, ...], str]]:
+    """What cannot be so whatever a profile says, each with the key that is wrong."""
+    found: list[tuple[tuple[str, ...], str]] = []
+    if not device.expert_memory and device.profile is None:
+        found.append(((), "missing key `expert_memory` (or a `profile` that has it): bytes for experts, such as 2GB"))
+    if name == "cpu" and device.host_cache is not None:
+        message = "the CPU's experts are in RAM already: leave host_cache out, or raise expert_memory"
+        found.append((("host_cache",), message))
+    return found
 
 
 def _absolute_database(value: str, folder: Path) -> str:

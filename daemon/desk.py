@@ -1,9 +1,14 @@
-"""What control asks of the scheduler: who is where, who waits, and an operator's wishes. Drive thread only."""
+"""What control asks of the scheduler: who is where, who waits, and an operator's wishes. Drive thread only.
+
+Operators speak of devices. Where a policy gives each executor its own share of a device's memory, a device is several
+pools; either may be named, and what is asked of a device is done in all of its pools or in none.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from daemon.control import ControlError
+from daemon.orders import device_of
 from daemon.policy.operate import RefusedError
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId
 from daemon.policy.scheduler import Scheduler
@@ -12,11 +17,20 @@ from experts.spec import ExpertId, ExpertSpec
 
 
 class Desk:
-    """`handlers` by kind of request: fields in, the answer's fields out. ControlError where it cannot be done."""
+    """`handlers` by kind of request: fields in, the answer's fields out. ControlError where it cannot be done.
 
-    def __init__(self, scheduler: Scheduler, catalog: Callable[[], Mapping[ExpertId, ExpertSpec]]) -> None:
+    `is_lost` says whether a pool's executors are all out of service.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        catalog: Callable[[], Mapping[ExpertId, ExpertSpec]],
+        is_lost: Callable[[PoolId], bool],
+    ) -> None:
         self._scheduler = scheduler
         self._catalog = catalog
+        self._is_lost = is_lost
         self.handlers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "experts": self._experts,
             "queues": self._queues,
@@ -71,39 +85,100 @@ class Desk:
 
     def _pin(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         expert, device = _expert_and_device(fields)
-        return {"expert": expert, "device": self._scheduler.pin(expert, device)}
+        if device is None:
+            return {"expert": expert, "device": device_of(self._scheduler.pin(expert, None))}
+        pools = self._pools(device)
+        resident = [pool.pool for pool in self._scheduler.snapshot().pools if expert in pool.resident]
+        refusal: RefusedError | None = None
+        for pool in sorted(pools, key=lambda pool: pool not in resident):
+            try:
+                return {"expert": expert, "device": device_of(self._scheduler.pin(expert, pool))}
+            except RefusedError as error:
+                refusal = refusal or error
+        raise refusal or RefusedError("unknown_device", f"{device} has no memory for experts")
 
     def _unpin(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         expert, device = _expert_and_device(fields)
-        self._scheduler.unpin(expert, device)
+        if device is None:
+            self._scheduler.unpin(expert, None)
+            return {"expert": expert}
+        self._known(expert)
+        pools = self._pools(device)
+        pinned = [now.pool for now in self._scheduler.snapshot().pools if now.pool in pools and expert in now.pinned]
+        if not pinned:
+            raise ControlError("not_pinned", f"{expert} is not pinned on {device}")
+        for pool in pinned:
+            self._scheduler.unpin(expert, pool)
         return {"expert": expert}
 
     def _unload(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         expert, device = _expert_and_device(fields)
-        self._scheduler.unload(expert, device)
+        if device is None:
+            self._scheduler.unload(expert, None)
+            return {"expert": expert}
+        self._known(expert)
+        pools = self._pools(device)
+        holding = [now for now in self._scheduler.snapshot().pools if now.pool in pools and expert in now.resident]
+        if not holding:
+            raise ControlError("not_resident", f"{expert} is not resident on {device}")
+        if any(expert in now.pinned for now in holding):
+            raise ControlError("pinned", f"{expert} is pinned: unpin it first")
+        for now in holding:
+            self._scheduler.unload(expert, now.pool)
         return {"expert": expert}
 
     def _limits(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """`expert_memory`: bytes by device; all are changed, or none."""
+        """`expert_memory`: bytes by device, divided equally over its pools; all are changed, or none."""
         wanted = fields.get("expert_memory") or {}
         if not isinstance(wanted, dict) or any(type(size) is not int or size <= 0 for size in wanted.values()):
             raise ControlError("bad_field", 'expert_memory: expected bytes by device, such as {"cpu": 250000000}')
         before = self._scheduler.budgets()
+        budgets: dict[PoolId, int] = {}
+        for device, size_bytes in wanted.items():
+            pools = self._pools(device)
+            lost = [pool for pool in pools if self._is_lost(pool)]
+            if lost:
+                raise ControlError("out_of_service", f"{lost[0]} is out of service: restart the daemon to use it again")
+            budgets.update((pool, size_bytes // len(pools)) for pool in pools)
+        # What grows comes first: an expert that leaves one device may then fit another.
+        order = sorted(budgets, key=lambda pool: before[pool] - budgets[pool])
         try:
-            for device, budget_bytes in wanted.items():
-                self._scheduler.set_budget(PoolId(device), budget_bytes)
+            for pool in order:
+                self._scheduler.set_budget(pool, budgets[pool])
         except RefusedError:
-            for device in wanted:
-                if device in before:
-                    self._scheduler.set_budget(PoolId(device), before[PoolId(device)])
+            for pool in order:
+                self._scheduler.set_budget(pool, before[pool])
             raise
-        return {"expert_memory": dict(self._scheduler.budgets())}
+        now: dict[str, int] = {}
+        for pool, budget_bytes in self._scheduler.budgets().items():
+            now[device_of(pool)] = now.get(device_of(pool), 0) + budget_bytes
+        return {"expert_memory": now}
+
+    def _known(self, expert: ExpertId) -> None:
+        if expert not in self._catalog():
+            raise ControlError("unknown_expert", f"{expert} is not in the catalog")
+
+    def _pools(self, device: str) -> tuple[PoolId, ...]:
+        """The pools that `device` names: a device's, or one by its own name."""
+        pools = tuple(pool for pool in self._scheduler.pools if device in (pool, device_of(pool)))
+        if not pools:
+            devices = dict.fromkeys(device_of(pool) for pool in self._scheduler.pools)
+            raise ControlError(
+                "unknown_device", f"{device} is not a device that the policy uses: expected one of {', '.join(devices)}"
+            )
+        return pools
 
 
 def executor_rows(
-    executors: Iterable[ExecutorFacts], now: Snapshot, busy_shares: Mapping[ExecutorId, float]
+    executors: Iterable[ExecutorFacts],
+    now: Snapshot,
+    busy_shares: Mapping[ExecutorId, float],
+    out_of_service: Mapping[ExecutorId, str],
 ) -> list[dict[str, Any]]:
-    """`executors` of control's `status`: `queued` is what waits for the experts in an executor's pool."""
+    """`executors` of control's `status`: `queued` is what waits for the experts in an executor's pool.
+
+    Executors that share a pool show the same experts and bytes.
+    """
     pools = {pool.pool: pool for pool in now.pools}
     rows: list[dict[str, Any]] = []
     for facts in executors:
@@ -112,21 +187,22 @@ def executor_rows(
         rows.append(
             {
                 "name": facts.executor,
-                "device": facts.pool,
+                "device": device_of(facts.pool),
                 "resident": list(resident),
                 "used_bytes": 0 if pool is None else pool.used_bytes,
                 "budget_bytes": 0 if pool is None else pool.budget_bytes,
                 "queued": sum(now.queued.get(expert, 0) for expert in resident),
                 "busy_share": round(busy_shares[facts.executor], 4),
+                "out_of_service": out_of_service.get(facts.executor),
             }
         )
     return rows
 
 
-def _expert_and_device(fields: Mapping[str, Any]) -> tuple[ExpertId, PoolId | None]:
+def _expert_and_device(fields: Mapping[str, Any]) -> tuple[ExpertId, str | None]:
     expert, device = fields.get("expert"), fields.get("device")
     if not isinstance(expert, str):
         raise ControlError("bad_field", "expert: expected the name of an expert of the catalog")
     if device is not None and not isinstance(device, str):
         raise ControlError("bad_field", "device: expected the name of a device, such as cpu or cuda:0")
-    return ExpertId(expert), None if device is None else PoolId(device)
+    return ExpertId(expert), device

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -21,13 +21,17 @@ from daemon.chain import Chains, ImageAnswer
 from daemon.control import ControlError
 from daemon.desk import Desk, executor_rows
 from daemon.gauge import BusyGauge
+from daemon.health import Health
 from daemon.orders import Answered, BatchOrder, BatchReport, Executor, ImageOrder, LoadEnd, Loader, LoadOrder
 from daemon.policy.actions import Load, Resize, Run, Unload, Wait
+from daemon.policy.matrix import Performance
+from daemon.policy.operate import RefusedError
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning
 from daemon.policy.request import ExecutorId, PoolFacts, PoolId, Request
-from daemon.records import Accepted, ExpertSwitch, Outcome, Stage
+from daemon.records import Accepted, ExpertSwitch, Outcome
 from daemon.rulebook import Rulebook
+from daemon.stages import stage_of, switch_of
 from daemon.trace import Makeup, RecordingScheduler
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.routes import Routes
@@ -73,10 +77,11 @@ class Drive:
     """Wired from plain values and callables.
 
     `rulebook.get(version)` gives the routes of an image's board attempt; `catalog` is read whole at each reload.
-    `pools` and each executor's and loader's own facts name the same devices. `on_outcome`, `on_switch` and
-    `on_bad_image` (an image that decoding found bad, and why) are called on the drive thread and must not block.
-    `record` is a file for a trace (trace.py). Batches are numbered above `last_batch_id`, for the results' views tell
-    them apart by number. `clock` is monotonic seconds, `wall` seconds since the epoch.
+    `pools` and each executor's and loader's own facts are as `assign.partition` made them for `policy`; `matrix` and
+    `usage` are what a profile has measured and counted. `on_outcome`, `on_switch` and `on_bad_image` (an image that
+    decoding found bad, and why) are called on the drive thread and must not block. `record` is a file for a trace
+    (trace.py). Batches are numbered above `last_batch_id`, for the results' views tell them apart by number. `clock`
+    is monotonic seconds, `wall` seconds since the epoch.
     """
 
     def __init__(  # noqa: PLR0913  app.py names each part it wires
@@ -88,6 +93,8 @@ class Drive:
         executors: Sequence[Executor],
         loaders: Sequence[Loader],
         policy: str,
+        matrix: Iterable[Performance] = (),
+        usage: Mapping[ExpertId, float] | None = None,
         on_outcome: Callable[[Outcome], None],
         on_switch: Callable[[ExpertSwitch], None],
         on_bad_image: Callable[[Accepted, str], None] = lambda _image, _reason: None,
@@ -103,16 +110,19 @@ class Drive:
         self._on_outcome, self._on_switch, self._on_bad_image = on_outcome, on_switch, on_bad_image
         self._clock, self._wall = clock, wall
         self._log: Any = structlog.get_logger("drive")
+        self._usage = dict(usage or {})
         self._makeup = Makeup(
-            experts=expert_facts(self._catalog.values(), rulebook.current),
+            experts=expert_facts(self._catalog.values(), rulebook.current, self._usage),
             pools=tuple(pools),
             executors=tuple(executor.facts for executor in executors),
             policy=policy,
             tuning=tuning or Tuning(),
+            matrix=tuple(matrix),
         )
         self._scheduler = RecordingScheduler(self._makeup, record) if record else self._makeup.scheduler()
         self._chains = Chains(rulebook.get, clock, wall)
-        self._desk = Desk(self._scheduler, lambda: self._catalog)
+        self._health = Health(self._makeup.executors)
+        self._desk = Desk(self._scheduler, lambda: self._catalog, self._health.is_lost)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="drive", daemon=True)
         self._running: dict[ExecutorId, _Running] = {}
@@ -190,7 +200,7 @@ class Drive:
 
     @property
     def is_failing(self) -> bool:
-        """Whether an expert could not be loaded when it was last tried."""
+        """Whether an expert could not be loaded when it was last tried, or an executor is out of service."""
         return self._failing
 
     # The drive thread
@@ -253,6 +263,10 @@ class Drive:
         for name, executor in self._executors.items():
             if name in self._running:
                 continue
+            rests_until_s = self._health.rests_until_s(name, now)
+            if rests_until_s is not None:
+                wakes.append(rests_until_s)
+                continue
             action = self._scheduler.next_action(name, now)
             if isinstance(action, Run):
                 self._run(executor, action, now)
@@ -263,6 +277,8 @@ class Drive:
     def _change(self, loader: Loader, change: Load | Unload | Resize) -> None:
         if not isinstance(change, Load):
             loader.submit(change)
+            if isinstance(change, Resize) and change.budget_bytes == 0:
+                self._health.emptied(change.pool)
             return
         self._loading[change.pool] += 1
         loader.submit(LoadOrder(change, self._catalog[change.expert]))
@@ -279,12 +295,14 @@ class Drive:
         executor.submit(order)
 
     def _load_ended(self, end: LoadEnd) -> None:
-        load = end.load
+        load, now = end.load, self._clock()
         self._loading[load.pool] -= 1
         if end.error is not None:
             self._last_error = end.error
-            for request in self._scheduler.load_failed(load, end.error, self._clock()):
+            for request in self._scheduler.load_failed(load, end.error, now):
                 self._end(request, "expert_failed")
+            if end.is_device_error:
+                self._out_of_service(load.pool, end.error, self._health.load_failed(load.pool, end.error, now))
             self._note_failures()
             return
         self._scheduler.load_done(load, end.load_ms / 1000.0)
@@ -292,23 +310,12 @@ class Drive:
             self._note_failures()
         self._fresh_load_ms[load.pool, load.expert] = end.load_ms
         self._switches += load.cause != "startup"
-        self._on_switch(
-            ExpertSwitch(
-                at_wall_s=self._wall(),
-                executor=load.pool,
-                device=load.pool,
-                loaded=load.expert,
-                evicted=load.evict,
-                bytes=end.bytes,
-                load_ms=end.load_ms,
-                tier=end.tier,
-                cause=load.cause,
-            )
-        )
+        self._on_switch(switch_of(end, self._wall()))
 
     def _batch_ended(self, report: BatchReport) -> None:
         running = self._running.pop(report.executor)
         self._busy[report.executor].add(report.started_s, report.ended_s)
+        self._note_health(report)
         if report.memory_limit is not None:
             self._scheduler.limit_batch(report.executor, running.run.expert, report.memory_limit)
         # Before any next step arrives: until then the scheduler counts this batch as about to send some.
@@ -316,9 +323,10 @@ class Drive:
             self._scheduler.batch_done(report.executor, report.ended_s - report.started_s)
         else:
             self._scheduler.batch_failed(report.executor)
+        pool = self._executors[report.executor].facts.pool
         for request, result in zip(running.run.batch, report.results, strict=True):
             if isinstance(result, Answered):
-                stage = self._stage(request, result, running, report)
+                stage = stage_of(request, result, running.order, report, pool, running.load_ms)
                 found = ImageAnswer(request.request_id, result.answer, result.image_size, stage)
                 self._go_on(self._chains.answered(found, self._clock()))
             else:
@@ -328,21 +336,26 @@ class Drive:
                     self._on_bad_image(self._chains.accepted(request.request_id), result.detail)
                 self._end(request, result.fault)
 
-    def _stage(self, request: Request, result: Answered, running: _Running, report: BatchReport) -> Stage:
-        return Stage(
-            expert=running.run.expert,
-            expert_version=running.order.spec.version,
-            label=result.answer.label,
-            confidence=result.answer.confidence,
-            detections=result.answer.detections,
-            device=self._executors[report.executor].facts.pool,
-            executor=report.executor,
-            batch_id=report.batch_id,
-            batch_size=len(report.results),
-            queued_ms=max(0.0, report.started_s - request.arrived_s) * 1000.0,
-            load_ms=running.load_ms,
-            infer_ms=report.infer_ms,
-        )
+    def _note_health(self, report: BatchReport) -> None:
+        if report.device_error is None:
+            if any(isinstance(result, Answered) for result in report.results):
+                self._health.well(report.executor)
+            return
+        self._last_error = f"executor {report.executor}: {report.device_error}"
+        if self._health.batch_failed(report.executor, report.device_error, self._clock()):
+            pool = self._executors[report.executor].facts.pool
+            self._out_of_service(pool, report.device_error, [report.executor])
+            self._note_failures()
+
+    def _out_of_service(self, pool: PoolId, error: str, executors: Sequence[ExecutorId]) -> None:
+        """`executors` of `pool` run no more; where nobody else can use the pool, its experts go elsewhere."""
+        for executor in executors:
+            self._log.error("executor_out_of_service", executor=executor, error=error)
+        if executors and self._health.is_lost(pool):
+            try:
+                self._scheduler.set_budget(pool, 0)
+            except RefusedError as refused:
+                self._log.error("experts_cannot_move", device=pool, reason=refused.reason)
 
     def _go_on(self, step: Request | Outcome) -> None:
         """Queue a chain's next request, or let the image end."""
@@ -367,7 +380,7 @@ class Drive:
 
     def _replace(self, reload: _Reload) -> None:
         changed = [expert for expert, spec in reload.catalog.items() if self._catalog.get(expert, spec) != spec]
-        facts = expert_facts(reload.catalog.values(), reload.routes)
+        facts = expert_facts(reload.catalog.values(), reload.routes, self._usage)
         self._catalog = dict(reload.catalog)
         self._refusals.clear()
         for request in self._scheduler.replace_facts(facts, changed):
@@ -376,7 +389,7 @@ class Drive:
         reload.done.set_result(None)
 
     def _note_failures(self) -> None:
-        self._failing = bool(self._scheduler.snapshot().failed)
+        self._failing = bool(self._scheduler.snapshot().failed) or bool(self._health.out_of_service())
 
     def _answer(self, ask: _Ask) -> None:
         try:
@@ -389,7 +402,7 @@ class Drive:
     def _status(self) -> dict[str, Any]:
         """This thread's part of control's `status`; `under_way` counts images between acceptance and verdict."""
         now = self._scheduler.snapshot()
-        self._failing = bool(now.failed)
+        self._note_failures()
         clock_s = self._clock()
         busy_shares: dict[ExecutorId, float] = {}
         for name, gauge in self._busy.items():
@@ -398,7 +411,7 @@ class Drive:
         facts = [executor.facts for executor in self._executors.values()]
         return {
             "policy": self._makeup.policy,
-            "executors": executor_rows(facts, now, busy_shares),
+            "executors": executor_rows(facts, now, busy_shares, self._health.out_of_service()),
             "expert_switches": self._switches,
             "completed": self._completed,
             "under_way": len(self._chains),

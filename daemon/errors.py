@@ -22,3 +22,13 @@ class StartError(ConfigError):
 
     def __init__(self, problem: str) -> None:
         super().__init__([problem])
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Whether `error` says that a device has failed, not the work on it: a smaller batch would fail as well.
+
+    By name, since whoever asks must not need torch: torch raises AcceleratorError for what CUDA reports.
+    """
+    if type(error).__name__ == "OutOfMemoryError":
+        return False
+    return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error) or "CUDA driver error" in str(error)

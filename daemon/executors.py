@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 import torch
 
+from daemon.errors import is_device_error
 from daemon.orders import Answered, BatchOrder, BatchReport, ImageOrder, Unanswered
 from daemon.policy.request import ExecutorFacts
 from daemon.records import JournalKey
@@ -28,6 +29,7 @@ class _Inference:
 
     answers: dict[int, Answer | Unanswered]
     memory_limit: int | None = None
+    device_error: str | None = None
 
 
 class ExecutorThread:
@@ -78,7 +80,10 @@ class ExecutorThread:
         except Exception as error:  # noqa: BLE001  whatever went wrong, the drive must hear that this batch is over
             self._log.exception("batch_failed", expert=order.spec.expert, images=len(order.images))
             lost = tuple(Unanswered("expert_failed", _text(error)) for _ in order.images)
-            report = BatchReport(self.facts.executor, order.batch_id, lost, started_s, self._clock(), 0.0)
+            device_error = _text(error) if is_device_error(error) else None
+            report = BatchReport(
+                self.facts.executor, order.batch_id, lost, started_s, self._clock(), 0.0, device_error=device_error
+            )
         self._report(report)
 
     def _answer(self, order: BatchOrder, started_s: float) -> BatchReport:
@@ -102,7 +107,14 @@ class ExecutorThread:
                 results.append(answer)
         infer_ms = (ended_s - begin_s) * 1000.0
         return BatchReport(
-            self.facts.executor, order.batch_id, tuple(results), started_s, ended_s, infer_ms, inference.memory_limit
+            self.facts.executor,
+            order.batch_id,
+            tuple(results),
+            started_s,
+            ended_s,
+            infer_ms,
+            inference.memory_limit,
+            inference.device_error,
         )
 
     def _prepare(self, order: BatchOrder) -> tuple[dict[int, Prepared], dict[int, Unanswered]]:
@@ -124,15 +136,20 @@ class ExecutorThread:
         return prepare(payload, image.pixels.encoding, image.pixels.shape, order.spec)
 
     def _infer(self, slot: Slot, prepared: dict[int, Prepared], chosen: tuple[int, ...], into: _Inference) -> None:
-        """Answer the images `chosen`. Out of memory: in halves. Another error: one by one, so that one is to blame."""
+        """Answer the images `chosen`. Out of memory: in halves. Another error: one by one, so that one is to blame.
+
+        An error of the device is no image's fault and would meet each of them: it ends the batch.
+        """
         if not chosen:
             return
         try:
             answers = self._run(slot, [prepared[number] for number in chosen])
         except Exception as error:  # noqa: BLE001  an error of the network costs its image
-            if len(chosen) == 1:
+            if is_device_error(error):
+                into.device_error = _text(error)
+            if len(chosen) == 1 or into.device_error is not None:
                 self._log.warning("inference_failed", expert=slot.spec.expert, error=_text(error))
-                into.answers[chosen[0]] = Unanswered("expert_failed", _text(error))
+                into.answers |= {number: Unanswered("expert_failed", _text(error)) for number in chosen}
                 return
             middle = len(chosen) // 2
             if ran_out_of_memory(error):

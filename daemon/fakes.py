@@ -5,12 +5,13 @@ The pool keeps the real one's promises (never above its budget), so that a polic
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from daemon.channel import WaitingLine, copy_channel
 from daemon.orders import Answered, BatchOrder, BatchReport, ImageOrder, LoadEnd, LoadOrder, Unanswered
-from daemon.policy.actions import Resize, Unload
+from daemon.policy.actions import Cause, Resize, Unload
 from daemon.policy.request import ExecutorFacts, PoolId
 from experts.errors import ExpertError
 from experts.spec import Answer, ExpertId, ExpertSpec
@@ -54,12 +55,21 @@ class FakeLoad:
 
 
 class FakePool:
-    """Residents by name only. `broken` experts fail to load, as a damaged file does."""
+    """Residents by name only. `broken` experts fail to load, as a damaged file does.
 
-    def __init__(self, budget_bytes: int, load_s: Callable[[ExpertSpec], float] = lambda _spec: 0.0) -> None:
+    `load_s` is the time of a load from disk, `copy_s` that of one from another pool.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        load_s: Callable[[ExpertSpec], float] = lambda _spec: 0.0,
+        copy_s: Callable[[ExpertSpec], float] = lambda _spec: 0.0,
+    ) -> None:
         self.budget_bytes = budget_bytes
         self.broken: dict[ExpertId, str] = {}
         self._load_s = load_s
+        self._copy_s = copy_s
         self._resident: dict[ExpertId, ExpertSpec] = {}
 
     @property
@@ -75,13 +85,15 @@ class FakePool:
             raise ExpertError(expert, "is not resident")
         return self._resident[expert]
 
-    def seconds(self, spec: ExpertSpec) -> float:
+    def seconds(self, spec: ExpertSpec, source: "FakePool | None" = None) -> float:
         """How long a load of `spec` takes."""
-        return self._load_s(spec)
+        return self._load_s(spec) if source is None else self._copy_s(spec)
 
-    def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = ()) -> FakeLoad:
+    def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: "FakePool | None" = None) -> FakeLoad:
         for expert in evict:
             self._resident.pop(expert, None)
+        if source is not None and spec.expert not in source.resident():
+            raise ExpertError(spec.expert, "left the pool that it was to be copied from")
         if spec.expert in self.broken:
             raise ExpertError(spec.expert, self.broken[spec.expert], spec.file)
         if spec.expert in self._resident:
@@ -90,7 +102,8 @@ class FakePool:
         if spec.weights_bytes > free_bytes:
             raise ExpertError(spec.expert, f"needs {spec.weights_bytes} bytes, {free_bytes} are free")
         self._resident[spec.expert] = spec
-        return FakeLoad(spec.weights_bytes, self._load_s(spec) * 1000.0)
+        tier = "disk" if source is None else "ram"
+        return FakeLoad(spec.weights_bytes, self.seconds(spec, source) * 1000.0, tier)
 
     def unload(self, expert: ExpertId) -> None:
         if self._resident.pop(expert, None) is None:
@@ -106,51 +119,87 @@ class FakePool:
             raise AssertionError(f"{self.used_bytes} bytes are resident, the budget is {self.budget_bytes}")
 
 
-class FakeLoader:
-    """One transfer at a time, in the order of submission, each taking the pool's simulated time."""
+class FakeChannel:
+    """One simulated transfer at a time, as daemon.channel.Channel orders them."""
 
-    def __init__(self, pool_id: PoolId, pool: FakePool, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._waiting: WaitingLine[tuple[float, Callable[[], None]]] = WaitingLine()
+        self._is_busy = False
+
+    def submit(self, cause: Cause, seconds: float, done: Callable[[], None]) -> None:
+        """Call `done` at the end of a transfer of `seconds`, which begins when its turn comes."""
+        self._waiting.put(cause, (seconds, done))
+        if not self._is_busy:
+            self._begin()
+
+    def _begin(self) -> None:
+        transfer = self._waiting.take()
+        self._is_busy = transfer is not None
+        if transfer is not None:
+            seconds, done = transfer
+            self._timeline.after(seconds, lambda: self._end(done))
+
+    def _end(self, done: Callable[[], None]) -> None:
+        done()
+        self._begin()
+
+
+class FakeChannels:
+    """The channels of a simulated machine, as daemon.channel.Channels names them."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self.disk = FakeChannel(timeline)
+        self._copying: dict[str, FakeChannel] = {}
+
+    def copying_to(self, pool: PoolId) -> FakeChannel:
+        return self._copying.setdefault(copy_channel(pool), FakeChannel(self._timeline))
+
+
+class FakeLoader:
+    """Loads take their pool's simulated time on the channels; evictions and budgets are carried out at once."""
+
+    def __init__(
+        self,
+        pool_id: PoolId,
+        pool: FakePool,
+        timeline: Timeline,
+        channels: FakeChannels | None = None,
+        pools: Mapping[PoolId, FakePool] | None = None,
+    ) -> None:
         self.pool = pool_id
         self._pool = pool
-        self._timeline = timeline
-        self._orders: list[LoadOrder | Unload | Resize] = []
+        self._pools = pools or {}
+        channels = channels or FakeChannels(timeline)
+        self._from_disk, self._from_memory = channels.disk, channels.copying_to(pool_id)
         self._report: Callable[[LoadEnd], None] = lambda _end: None
 
     def start(self, report: Callable[[LoadEnd], None]) -> None:
         self._report = report
 
     def submit(self, order: LoadOrder | Unload | Resize) -> None:
-        self._orders.append(order)
-        if len(self._orders) == 1:
-            self._begin()
+        if isinstance(order, Resize):
+            self._pool.resize(order.budget_bytes)
+            return
+        for expert in order.load.evict if isinstance(order, LoadOrder) else order.experts:
+            self._pool.unload(expert)
+        if isinstance(order, LoadOrder):
+            source = None if order.load.source is None else self._pools[order.load.source]
+            channel = self._from_disk if source is None else self._from_memory
+            seconds = self._pool.seconds(order.spec, source)
+            channel.submit(order.load.cause, seconds, lambda: self._loaded(order, source, seconds))
 
     def stop(self, timeout_s: float) -> bool:  # noqa: ARG002  simulated time does not pass here
         return True
 
-    def _begin(self) -> None:
-        """Start the first order; what takes no time is done at once."""
-        while self._orders:
-            order = self._orders[0]
-            if isinstance(order, LoadOrder):
-                self._timeline.after(self._pool.seconds(order.spec), lambda order=order: self._loaded(order))
-                return
-            self._orders.pop(0)
-            if isinstance(order, Resize):
-                self._pool.resize(order.budget_bytes)
-            else:
-                for expert in order.experts:
-                    self._pool.unload(expert)
-
-    def _loaded(self, order: LoadOrder) -> None:
-        load_ms = self._pool.seconds(order.spec) * 1000.0
+    def _loaded(self, order: LoadOrder, source: FakePool | None, seconds: float) -> None:
         try:
-            done = self._pool.load(order.spec, order.load.evict)
-            end = LoadEnd(order.load, order.spec, done.bytes, load_ms, done.tier)
+            done = self._pool.load(order.spec, source=source)
+            end = LoadEnd(order.load, order.spec, done.bytes, done.load_ms, done.tier)
         except ExpertError as error:
-            end = LoadEnd(order.load, order.spec, 0, load_ms, "disk", str(error))
-        self._orders.pop(0)
+            end = LoadEnd(order.load, order.spec, 0, seconds * 1000.0, "disk", str(error))
         self._report(end)
-        self._begin()
 
 
 class FakeExecutor:

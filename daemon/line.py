@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from daemon.config import Config, Security, load_config
+from daemon.devices import Measurements, complete, memory_problems, profile_warnings
 from daemon.endpoints import CurveKeys, check_endpoints
 from daemon.errors import ConfigError
 from daemon.policy.presets import PRESETS
+from daemon.profile import this_machine
 from experts.catalog import Catalog, CatalogFile, resolve
 from experts.errors import WeightsError
 from experts.weights import verify_sha256
@@ -28,13 +30,25 @@ class Line:
     config: Config
     routes: Routes
     catalog: Catalog
+    measured: Measurements
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is worth a person's look and stops nothing."""
+        return profile_warnings(self.config, self.measured, self.catalog)
 
 
 def load_line(path: Path, environ: Mapping[str, str] | None = None) -> Line:
     """Read `path` and all it names; ConfigError lists every mistake in all of the files."""
     config = load_config(path) if environ is None else load_config(path, environ)
-    routes, catalog = load_rules_and_catalog(config)
-    return Line(config, routes, catalog)
+    config, measured, problems = complete(path, config, this_machine())
+    try:
+        routes, catalog = load_rules_and_catalog(config)
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from None
+    if problems:
+        raise ConfigError(problems)
+    return Line(config, routes, catalog, measured)
 
 
 def load_rules_and_catalog(config: Config) -> tuple[Routes, Catalog]:
@@ -98,7 +112,9 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
         config = load_config(path)
     except ConfigError as error:
         return list(error.problems), {}
-    problems = settings_problems(config)
+    config, measured, found = complete(path, config, this_machine())
+    problems = [*map(str, found), *settings_problems(config)]
+    are_settings_sound = not problems
     catalog, mistakes, unusable = load_catalog(config.catalog)
     problems += [str(problem) for problem in (*mistakes, *unusable)]
     try:
@@ -108,11 +124,14 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
     if catalog is None:
         return problems, {}
     problems += _weights_problems(config.catalog, catalog)
+    if are_settings_sound:
+        problems += [f"{path}: {problem}" for problem in memory_problems(config, routes.experts(), catalog)]
     facts = {
         "boards": len(routes.recipes),
         "experts": len(catalog),
         "weights_bytes": sum(spec.weights_bytes for spec in catalog.values()),
         "rules_version": routes.version,
+        "warnings": profile_warnings(config, measured, catalog),
     }
     return problems, facts
 

@@ -1,73 +1,107 @@
-"""One thread per device that changes who is resident: loads, unloads, budgets, in the order they were decided."""
+"""What changes who is resident in one pool: evictions and budgets at once, transfers in their turn on a channel."""
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
 
-from daemon.orders import LoadEnd, LoadOrder, Pool
+from daemon.channel import Channels
+from daemon.errors import is_device_error
+from daemon.orders import LoadedBytes, LoadEnd, LoadOrder, Pool
 from daemon.policy.actions import Resize, Unload
 from daemon.policy.request import PoolId
-from daemon.worker import Worker
 from experts.errors import ExpertError
+from experts.spec import ExpertId
 
 
-class LoaderThread:
-    """Carries out loads into one pool. A load that fails is reported; the thread goes on."""
+class PoolLoader:
+    """Carries out loads into one pool. A load that fails is reported; the loader goes on.
 
-    def __init__(self, pool_id: PoolId, pool: Pool, clock: Callable[[], float] = time.monotonic) -> None:
+    What an order gives up (evictions, unloads, a smaller budget) is given up when it comes in, in the order of
+    submission. What the scheduler has decided then fits the budget whichever of the waiting loads goes first, so
+    that a channel may let a demand overtake a prefetch of the same pool.
+
+    `channels` are shared with the machine's other pools; `pools` are those that bytes can be copied from.
+    """
+
+    def __init__(
+        self,
+        pool_id: PoolId,
+        pool: Pool,
+        channels: Channels | None = None,
+        pools: Mapping[PoolId, Pool] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.pool = pool_id
         self._pool = pool
+        self._pools = pools or {}
         self._clock = clock
+        channels = channels or Channels()
+        self._from_disk, self._from_memory = channels.disk, channels.copying_to(pool_id)
         self._report: Callable[[LoadEnd], None] = _unheard
-        self._worker: Worker[LoadOrder | Unload | Resize] = Worker(f"loader {pool_id}", self._carry_out)
         self._log: Any = structlog.get_logger("loader").bind(device=pool_id)
 
     def start(self, report: Callable[[LoadEnd], None]) -> None:
         self._report = report
-        self._worker.start()
+        self._from_disk.open()
+        self._from_memory.open()
 
     def submit(self, order: LoadOrder | Unload | Resize) -> None:
-        self._worker.submit(order)
+        match order:
+            case LoadOrder():
+                self._unload(order.load.evict)
+                channel = self._from_disk if order.load.source is None else self._from_memory
+                channel.submit(order.load.cause, lambda: self._report(self._load(order)))
+            case Unload():
+                self._unload(order.experts)
+                self._log.info("experts_unloaded", experts=list(order.experts))
+            case Resize():
+                self._resize(order.budget_bytes)
 
     def stop(self, timeout_s: float) -> bool:
-        return self._worker.stop(timeout_s)
+        """As in `Loader`; loads whose transfer has not begun are given up."""
+        until_s = time.monotonic() + timeout_s
+        closed = self._from_disk.close(timeout_s)
+        return self._from_memory.close(max(0.0, until_s - time.monotonic())) and closed
 
-    def _carry_out(self, order: LoadOrder | Unload | Resize) -> None:
-        if isinstance(order, LoadOrder):
-            self._report(self._load(order))
-            return
+    def _unload(self, experts: tuple[ExpertId, ...]) -> None:
+        for expert in experts:
+            try:
+                self._pool.unload(expert)
+            except Exception:  # noqa: BLE001  the ledger has moved on; the pool's own books refuse what would not fit
+                self._log.exception("expert_not_unloaded", expert=expert)
+
+    def _resize(self, budget_bytes: int) -> None:
         try:
-            if isinstance(order, Unload):
-                for expert in order.experts:
-                    self._pool.unload(expert)
-                    self._log.info("expert_unloaded", expert=expert)
-            else:
-                self._pool.resize(order.budget_bytes)
-                self._log.info("budget_changed", budget_bytes=order.budget_bytes)
-        except Exception:  # noqa: BLE001  the ledger has moved on; the pool's own books refuse what would not fit
-            self._log.exception("pool_change_failed", order=str(order))
+            self._pool.resize(budget_bytes)
+        except Exception:  # noqa: BLE001  as above
+            self._log.exception("budget_not_changed", budget_bytes=budget_bytes)
+        else:
+            self._log.info("budget_changed", budget_bytes=budget_bytes)
 
     def _load(self, order: LoadOrder) -> LoadEnd:
         load, spec, begin_s = order.load, order.spec, self._clock()
         try:
-            done = self._pool.load(spec, load.evict)
+            done = self._transfer(order)
         except Exception as error:  # noqa: BLE001  a damaged file, or a defect, costs this expert only
-            # The ledger has given up the evicted whatever happened; so must the pool.
-            for expert in load.evict:
-                if expert in self._pool.resident():
-                    with suppress(ExpertError):
-                        self._pool.unload(expert)
             text = str(error) if isinstance(error, ExpertError) else f"{type(error).__name__}: {error}"
             self._log.error("expert_load_failed", expert=load.expert, error=text)
-            return LoadEnd(load, spec, 0, (self._clock() - begin_s) * 1000.0, "disk", text)
+            spent_ms = (self._clock() - begin_s) * 1000.0
+            return LoadEnd(load, spec, 0, spent_ms, "disk", text, is_device_error(error.__cause__ or error))
         self._log.info(
             "expert_loaded", expert=load.expert, bytes=done.bytes, load_ms=round(done.load_ms, 2), tier=done.tier,
             cause=load.cause, evicted=list(load.evict),
         )  # fmt: skip
         return LoadEnd(load, spec, done.bytes, done.load_ms, done.tier)
+
+    def _transfer(self, order: LoadOrder) -> LoadedBytes:
+        source = order.load.source
+        if source is None:
+            return self._pool.load(order.spec)
+        if source not in self._pools:
+            raise ExpertError(order.spec.expert, f"cannot be copied from {source}: no such pool")
+        return self._pool.load(order.spec, source=self._pools[source])
 
 
 def _unheard(_end: LoadEnd) -> None:

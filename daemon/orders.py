@@ -5,7 +5,7 @@ The real ones are threads (executors.py, loader.py); the simulated ones (fakes.p
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from daemon.policy.actions import Load, Resize, Unload
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId
@@ -51,7 +51,8 @@ class BatchReport:
     """The end of a batch: one result per image, in the order's order.
 
     `started_s` and `ended_s` are the drive's clock; `infer_ms` is the time in the network and its head alone.
-    `memory_limit` is the largest batch that still fitted where this one ran out of memory.
+    `memory_limit` is the largest batch that still fitted where this one ran out of memory; `device_error` is what the
+    device said where it, and not the work, has failed.
     """
 
     executor: ExecutorId
@@ -61,6 +62,7 @@ class BatchReport:
     ended_s: float
     infer_ms: float
     memory_limit: int | None = None
+    device_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,10 @@ class LoadOrder:
 
 @dataclass(frozen=True, slots=True)
 class LoadEnd:
-    """The end of a load; `error` says what was wrong and what to do, None for a load that succeeded."""
+    """The end of a load; `error` says what was wrong and what to do, None for a load that succeeded.
+
+    `is_device_error`: the device has failed, not the expert.
+    """
 
     load: Load
     spec: ExpertSpec
@@ -79,6 +84,7 @@ class LoadEnd:
     load_ms: float
     tier: Literal["ram", "disk"]
     error: str | None = None
+    is_device_error: bool = False
 
 
 class Executor(Protocol):
@@ -99,7 +105,7 @@ class Executor(Protocol):
 
 
 class Loader(Protocol):
-    """Changes of one pool's residents, carried out in the order in which they were submitted."""
+    """Changes of one pool's residents: evictions and budgets at once, loads in their turn on a channel."""
 
     @property
     def pool(self) -> PoolId: ...
@@ -110,7 +116,9 @@ class Loader(Protocol):
         """A `LoadOrder` is reported, whatever happens; the others are not."""
         ...
 
-    def stop(self, timeout_s: float) -> bool: ...
+    def stop(self, timeout_s: float) -> bool:
+        """Finish the load under way, give up those that wait. False where that took longer than `timeout_s`."""
+        ...
 
 
 class LoadedBytes(Protocol):
@@ -125,9 +133,17 @@ class LoadedBytes(Protocol):
 
 
 class Pool(Protocol):
-    """What a loader needs of a device's memory (experts.slot.SlotPool)."""
+    """What a loader needs of a device's memory (experts.slot.SlotPool).
 
-    def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = ()) -> LoadedBytes: ...
+    `source` is a pool of the same kind (real or simulated), which holds the expert; without one it is read from disk.
+    """
+
+    def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: Any = None) -> LoadedBytes: ...
     def unload(self, expert: ExpertId) -> None: ...
     def resize(self, budget_bytes: int) -> None: ...
     def resident(self) -> Sequence[ExpertId]: ...
+
+
+def device_of(pool: PoolId) -> str:
+    """`cpu` of the pools `cpu` and `cpu/0`."""
+    return pool.partition("/")[0]

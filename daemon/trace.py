@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from daemon.policy.actions import Load, Resize, Run, Unload, Wait
+from daemon.policy.matrix import Performance
 from daemon.policy.operate import RefusedError
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request
@@ -23,8 +24,9 @@ from experts.spec import ExpertId
 
 R = TypeVar("R")
 
-#: Version of the format; a reader refuses what it does not know.
-FORMAT = 1
+#: Version of the format; a reader refuses what it does not know. 2: with the performance matrix, and pools as the
+#: policy divides them.
+FORMAT = 2
 
 #: Arguments of each recorded call.
 _ARGUMENTS: dict[str, Any] = {
@@ -51,23 +53,25 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Makeup:
-    """What a scheduler is made of."""
+    """What a scheduler is made of; pools and executors as `assign.partition` made them for the policy."""
 
     experts: tuple[ExpertFacts, ...]
     pools: tuple[PoolFacts, ...]
     executors: tuple[ExecutorFacts, ...]
     policy: str
     tuning: Tuning
+    matrix: tuple[Performance, ...] = ()
 
     def scheduler(self) -> Scheduler:
-        return Scheduler(self.experts, self.pools, self.executors, preset(self.policy), self.tuning)
+        return Scheduler(self.experts, self.pools, self.executors, preset(self.policy), self.tuning, self.matrix)
 
 
 class RecordingScheduler(Scheduler):
     """A scheduler that writes each call and its result to `path`. A full disk ends the recording, not the line."""
 
     def __init__(self, makeup: Makeup, path: Path) -> None:
-        super().__init__(makeup.experts, makeup.pools, makeup.executors, preset(makeup.policy), makeup.tuning)
+        chosen = preset(makeup.policy)
+        super().__init__(makeup.experts, makeup.pools, makeup.executors, chosen, makeup.tuning, makeup.matrix)
         self._path = path
         self._file: Any = path.open("wb")
         self._write({"trace": FORMAT, "makeup": makeup})
@@ -151,11 +155,27 @@ class Difference:
     replayed: str
 
 
-def replay(path: Path) -> Iterator[Difference]:
-    """Make the calls of a trace again and yield each difference; TraceError where the file is not a trace."""
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One recorded call: its line in the file, its arguments, and as JSON what it gave (`result` or `refused`)."""
+
+    line: int
+    name: str
+    arguments: tuple[Any, ...]
+    recorded: dict[str, Any]
+
+
+def read_makeup(path: Path) -> Makeup:
+    """What the recorded scheduler was made of; TraceError where the file is not a trace of this version."""
+    with path.open("rb") as file:
+        return _makeup(path, file.readline())
+
+
+def read_calls(path: Path) -> Iterator[Call]:
+    """The calls of a trace in their order; TraceError where one is torn or unknown."""
     adapters = {call: TypeAdapter[tuple[Any, ...]](arguments) for call, arguments in _ARGUMENTS.items()}
     with path.open("rb") as file:
-        scheduler = _read_makeup(path, file.readline()).scheduler()
+        file.readline()
         for number, text in enumerate(file, start=2):
             try:
                 line = json.loads(text)
@@ -164,10 +184,16 @@ def replay(path: Path) -> Iterator[Difference]:
                 raise TraceError(
                     f"{path}:{number}: not a recorded call ({error}); was the daemon killed here?"
                 ) from error
-            replayed = _again(getattr(scheduler, call), arguments)
-            recorded = {key: line[key] for key in ("result", "refused") if key in line}
-            if replayed != recorded:
-                yield Difference(number, call, json.dumps(recorded), json.dumps(replayed))
+            yield Call(number, call, arguments, {key: line[key] for key in ("result", "refused") if key in line})
+
+
+def replay(path: Path) -> Iterator[Difference]:
+    """Make the calls of a trace again and yield each difference; TraceError where the file is not a trace."""
+    scheduler = read_makeup(path).scheduler()
+    for call in read_calls(path):
+        replayed = _again(getattr(scheduler, call.name), call.arguments)
+        if replayed != call.recorded:
+            yield Difference(call.line, call.name, json.dumps(call.recorded), json.dumps(replayed))
 
 
 def _again(method: Callable[..., Any], arguments: tuple[Any, ...]) -> dict[str, Any]:
@@ -177,11 +203,13 @@ def _again(method: Callable[..., Any], arguments: tuple[Any, ...]) -> dict[str, 
         return {"refused": error.code}
 
 
-def _read_makeup(path: Path, text: bytes) -> Makeup:
+def _makeup(path: Path, text: bytes) -> Makeup:
     try:
         line = json.loads(text)
         if line["trace"] != FORMAT:
-            raise TraceError(f"{path}:1: a trace of format {line['trace']}; this version reads {FORMAT}")
+            raise TraceError(
+                f"{path}:1: a trace of format {line['trace']}, and this version reads {FORMAT}: record the run again"
+            )
         return TypeAdapter(Makeup).validate_python(line["makeup"])
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, TraceError):

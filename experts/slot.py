@@ -1,7 +1,8 @@
 """Slots and pools: preallocated places on a device that experts pass through.
 
-A slot is a buffer and a module whose parameters are views into it. Loading an expert is one read into the buffer of a
-slot of its layout; modules are made only when a pool gets another slot, never when it reuses one.
+A slot is a place in memory and a module whose parameters are views into it. Loading an expert is one read, or one copy
+from another pool, into a slot of its layout. Slots are never thrown away: one that has to make room for another
+layout gives its memory back and keeps its module, so that a pool that has seen its mix of layouts makes nothing more.
 """
 
 import hashlib
@@ -10,14 +11,15 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from experts.errors import ExpertError, WeightsError
+from experts.reading import CachedReader, Reader
 from experts.spec import ExpertId, ExpertSpec, LayoutId
-from experts.transfer import Transfer, transfer_for
+from experts.transfer import Place, Transfer, transfer_for
 from experts.vision.layouts import Layout, build_layout
 from experts.weights import Header, check_digest, describe_os_error, read_header_from
 
@@ -33,13 +35,21 @@ class LoadReport:
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """A place of one layout. `spec` is the expert in it; a slot that is kept free keeps its last one."""
+    """A place of one layout. `spec` is the expert in it; a slot that is kept free keeps its last one.
+
+    `graphs` is for whoever computes here: recordings that hold as long as the slot stays at its address.
+    """
 
     spec: ExpertSpec
     layout: Layout = field(repr=False)
-    buffer: torch.Tensor = field(repr=False)
+    place: Place = field(repr=False)
     module: nn.Module = field(repr=False)
     transfer: Transfer = field(repr=False)
+    graphs: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def buffer(self) -> torch.Tensor:
+        return self.place.buffer
 
     @property
     def size_bytes(self) -> int:
@@ -48,8 +58,9 @@ class Slot:
 
 @dataclass(slots=True)
 class LayoutShelf:
-    """Layouts by name, built once each; pools of one process may share it."""
+    """What pools of one process may share: layouts by name, built once each, and the files whose sha256 was right."""
 
+    verified: dict[Path, tuple[object, ...]] = field(default_factory=dict)
     _layouts: dict[LayoutId, Layout] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -66,22 +77,35 @@ class LayoutShelf:
             return layout
 
 
+class NoModule(nn.Module):
+    """In place of a module where a pool only keeps bytes."""
+
+    def forward(self, *_: object) -> torch.Tensor:
+        raise TypeError("experts in the RAM tier cannot run; load them to a device")
+
+
 class SlotPool:
     """The experts resident on one device, never above `budget_bytes`, kept free slots included.
 
-    `load` and `unload` are called by loader threads, `slot` by executors; evicting an expert that is in use is the
-    caller's mistake to avoid. Only bookkeeping is locked, never a read.
+    `device` is "cpu", "cuda:N", or "ram": host memory that other pools load from and nothing runs in. `load` and
+    `unload` are called by loader threads, `slot` by executors; evicting an expert that is in use is the caller's
+    mistake to avoid. Locked are the books and giving memory back, so that no byte is owned twice; never a read.
     """
 
-    def __init__(self, device: str, budget_bytes: int, shelf: LayoutShelf | None = None) -> None:
+    def __init__(
+        self, device: str, budget_bytes: int, shelf: LayoutShelf | None = None, reader: Reader | None = None
+    ) -> None:
         self.device = device
         self._transfer = transfer_for(device)
         self._budget_bytes = budget_bytes
         self._shelf = shelf or LayoutShelf()
+        self._reader = reader or CachedReader()
+        self._no_module = NoModule() if device == "ram" else None
         self._resident: dict[ExpertId, Slot] = {}
         self._filling: dict[ExpertId, Slot] = {}
+        self._reserved: dict[ExpertId, int] = {}
         self._kept: list[Slot] = []
-        self._verified: dict[Path, tuple[object, ...]] = {}
+        self._vacant: list[Slot] = []
         self._lock = threading.Lock()
 
     @property
@@ -112,8 +136,12 @@ class SlotPool:
             raise ExpertError(expert, f"is not resident on {self.device}")
         return slot
 
-    def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = ()) -> LoadReport:
-        """Evict, then fill a slot from the expert's file. Raises ExpertError; what was evicted stays evicted."""
+    def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: "SlotPool | None" = None) -> LoadReport:
+        """Evict, then fill a slot: from the slot in `source`, which keeps it meanwhile, or from the expert's file.
+
+        Where `source` holds other weights than `spec` names (replaced on disk since), the file is read. Raises
+        ExpertError; what was evicted stays evicted.
+        """
         begin = time.perf_counter()
         with self._lock:
             for expert in evict:
@@ -121,7 +149,9 @@ class SlotPool:
                     self._kept.append(self._resident.pop(expert))
         slot = self._take(spec, self._shelf.get(spec))
         try:
-            self._fill(slot, spec)
+            copied = source is not None and self._copy(slot, spec, source)
+            if not copied:
+                self._fill(slot, spec)
         except BaseException:
             with self._lock:
                 self._kept.append(self._filling.pop(spec.expert))
@@ -129,7 +159,7 @@ class SlotPool:
         slot.spec = spec
         with self._lock:
             self._resident[spec.expert] = self._filling.pop(spec.expert)
-        return LoadReport(slot.size_bytes, (time.perf_counter() - begin) * 1e3, "disk")
+        return LoadReport(slot.size_bytes, (time.perf_counter() - begin) * 1e3, "ram" if copied else "disk")
 
     def unload(self, expert: ExpertId) -> None:
         """Give up an expert; its slot is kept for the next of its layout while the budget allows."""
@@ -151,7 +181,7 @@ class SlotPool:
     def check(self) -> None:
         """Assert that the books agree: for tests and for idle moments."""
         with self._lock:
-            slots = [*self._resident.values(), *self._filling.values(), *self._kept]
+            slots = [*self._resident.values(), *self._filling.values(), *self._kept, *self._vacant]
             _require(len({id(slot.buffer) for slot in slots}) == len(slots), "one buffer serves two slots")
             _require(not self._resident.keys() & self._filling.keys(), "an expert is resident and loading")
             for expert, slot in self._resident.items():
@@ -160,59 +190,91 @@ class SlotPool:
             _require(self._used_bytes() + self._kept_bytes() <= self._budget_bytes, "the pool is over its budget")
 
     def _take(self, spec: ExpertSpec, layout: Layout) -> Slot:
+        """A slot for the expert, its bytes accounted for. Memory and modules are made outside the lock."""
         with self._lock:
-            if spec.expert in self._resident or spec.expert in self._filling:
+            if spec.expert in self._resident or spec.expert in self._filling or spec.expert in self._reserved:
                 raise ExpertError(spec.expert, f"is already in the pool of {self.device}")
-            slot = next((kept for kept in self._kept if kept.layout is layout), None)
+            slot = _pop(self._kept, layout)
             if slot is not None:
-                self._kept.remove(slot)
-            else:
-                slot = self._new_slot(spec, layout)
-            self._filling[spec.expert] = slot
-            return slot
-
-    def _new_slot(self, spec: ExpertSpec, layout: Layout) -> Slot:
-        self._trim(self._budget_bytes - layout.region_bytes)
-        free_bytes = self._budget_bytes - self._used_bytes()
-        if layout.region_bytes > free_bytes:
-            message = f"needs {layout.region_bytes} bytes on {self.device}, where {free_bytes} are free"
-            raise ExpertError(spec.expert, f"{message}; raise the device's budget or evict more experts")
+                self._filling[spec.expert] = slot
+                return slot
+            self._make_room(spec, layout.region_bytes)
+            self._reserved[spec.expert] = layout.region_bytes
+            vacant = _pop(self._vacant, layout)
         try:
-            buffer = self._transfer.allocate(layout.region_bytes)
-        except (RuntimeError, MemoryError) as error:
+            slot = self._allocate(spec, layout, vacant)
+        except BaseException:
+            with self._lock:
+                del self._reserved[spec.expert]
+                if vacant is not None:
+                    self._vacant.append(vacant)
+            raise
+        with self._lock:
+            del self._reserved[spec.expert]
+            self._filling[spec.expert] = slot
+        return slot
+
+    def _make_room(self, spec: ExpertSpec, size_bytes: int) -> None:
+        self._trim(self._budget_bytes - size_bytes)
+        free_bytes = self._budget_bytes - self._used_bytes()
+        if size_bytes > free_bytes:
+            message = f"needs {size_bytes} bytes on {self.device}, where {free_bytes} are free"
+            raise ExpertError(spec.expert, f"{message}; raise the device's budget or evict more experts")
+
+    def _allocate(self, spec: ExpertSpec, layout: Layout, vacant: Slot | None) -> Slot:
+        """Memory for a slot that had given its own back, or for a new one."""
+        try:
+            if vacant is not None:
+                self._transfer.occupy(vacant.place)
+                return vacant
+            place = self._transfer.allocate(layout.region_bytes)
+        except (RuntimeError, MemoryError, OSError) as error:
             message = f"{self.device} has no {layout.region_bytes} bytes left; lower the device's budget"
             raise ExpertError(spec.expert, message) from error
-        return Slot(spec, layout, buffer, layout.bind(buffer), self._transfer)
+        return Slot(spec, layout, place, self._no_module or layout.bind(place.buffer), self._transfer)
 
     def _trim(self, limit_bytes: int) -> None:
-        """Drop slots that are kept free, longest kept first, until all slots fit `limit_bytes`."""
+        """Take the memory of slots that are kept free, longest kept first, until all slots fit `limit_bytes`."""
         while self._kept and self._used_bytes() + self._kept_bytes() > limit_bytes:
-            self._kept.pop(0)
+            slot = self._kept.pop(0)
+            slot.graphs.clear()
+            self._transfer.vacate(slot.place)
+            self._vacant.append(slot)
 
     def _used_bytes(self) -> int:
-        return sum(slot.size_bytes for slots in (self._resident, self._filling) for slot in slots.values())
+        slots = (*self._resident.values(), *self._filling.values())
+        return sum(slot.size_bytes for slot in slots) + sum(self._reserved.values())
 
     def _kept_bytes(self) -> int:
         return sum(slot.size_bytes for slot in self._kept)
 
+    def _copy(self, slot: Slot, spec: ExpertSpec, source: "SlotPool") -> bool:
+        """Copy another pool's slot of the same weights; False where it holds others."""
+        origin = source.slot(spec.expert)
+        if (origin.spec.sha256, origin.spec.layout) != (spec.sha256, spec.layout):
+            return False
+        if origin.place.memory is None:
+            raise ExpertError(spec.expert, f"cannot be copied from {source.device}, only from host memory")
+        self._transfer.copy(slot.place, origin.place.memory)
+        return True
+
     def _fill(self, slot: Slot, spec: ExpertSpec) -> None:
         """Read the file's region into the slot; a file not seen before, or changed since, is checked by its sha256."""
         try:
-            descriptor = os.open(spec.file, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = self._reader.open(spec.file)
         except OSError as error:
             raise ExpertError(spec.expert, describe_os_error(error), spec.file) from error
         try:
             state = os.fstat(descriptor)
             identity = (state.st_ino, state.st_size, state.st_mtime_ns, spec.sha256, slot.layout.layout)
-            if self._verified.get(spec.file) == identity:
-                self._transfer.fill(slot.buffer, descriptor, state.st_size - slot.size_bytes)
+            if self._shelf.verified.get(spec.file) == identity:
+                self._transfer.fill(slot.place, self._reader, descriptor, state.st_size - slot.size_bytes)
                 return
-            header = read_header_from(descriptor, spec.file)
-            _check_header(header, slot.layout, spec)
-            digest = hashlib.sha256(os.pread(descriptor, header.data_start, 0))
-            self._transfer.fill(slot.buffer, descriptor, header.data_start, digest)
+            head = _checked_head(spec, slot.layout)
+            digest = hashlib.sha256(head)
+            self._transfer.fill(slot.place, self._reader, descriptor, len(head), digest)
             check_digest(digest.hexdigest(), spec)
-            self._verified[spec.file] = identity
+            self._shelf.verified[spec.file] = identity
         except WeightsError as error:
             raise ExpertError(spec.expert, error.message, spec.file) from error
         except EOFError as error:
@@ -221,6 +283,25 @@ class SlotPool:
             raise ExpertError(spec.expert, describe_os_error(error), spec.file) from error
         finally:
             os.close(descriptor)
+
+
+def _pop(slots: list[Slot], layout: Layout) -> Slot | None:
+    """The last slot of a layout, which is the likeliest to be in the processor's caches."""
+    for index in range(len(slots) - 1, -1, -1):
+        if slots[index].layout is layout:
+            return slots.pop(index)
+    return None
+
+
+def _checked_head(spec: ExpertSpec, layout: Layout) -> bytes:
+    """All that comes before the region, read by itself, since the pool's reader may be paced or unbuffered.
+
+    Should the file be replaced at this moment, head and region are of two files and the sha256 says so.
+    """
+    with spec.file.open("rb") as file:
+        header = read_header_from(file.fileno(), spec.file)
+        _check_header(header, layout, spec)
+        return os.pread(file.fileno(), header.data_start, 0)
 
 
 def _check_header(header: Header, layout: Layout, spec: ExpertSpec) -> None:

@@ -1,22 +1,29 @@
-"""Filling a slot and computing from it: one small interface, for the CPU and for CUDA devices.
+"""Filling slots and computing from them: one small interface, for the CPU, for host memory alone and for CUDA devices.
 
-A fill is a blocking call of a loader thread; when it returns, the bytes are on the device and any stream may read
-them. Bytes pass the host once, and on the way a digest may see them.
+`fill` and `copy` are blocking calls of a loader thread. Why no event passes between filling and computing:
+
+- When they return, the bytes are on the device, and only then does the pool show the slot to executors. Whatever an
+  executor starts, on whichever stream, starts after the last byte arrived.
+- A slot is refilled only after the scheduler has evicted its expert, which it does not do while a batch of it is under
+  way; an executor reports the end of a batch after it has copied the output to the host, that is after its stream has
+  finished. A batch that fails half way leaves kernels behind: `computing` waits for them before the error passes on.
 """
 
-import os
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-#: Linux moves at most 2 GiB per read call.
-_READ_BYTES = 1 << 30
-#: Two of these per loader thread are in flight between file and GPU; large enough for the raw rate of PCIe.
-_STAGING_BYTES = 8 << 20
+from experts.memory import HostMemory
+from experts.reading import Reader
+
+#: Two of these per loader thread are in flight between file and GPU; large enough that neither side waits for calls.
+_STAGING_BYTES = 16 << 20
 
 
 class Digest(Protocol):
@@ -25,18 +32,44 @@ class Digest(Protocol):
     def update(self, data: memoryview, /) -> None: ...
 
 
+@dataclass(eq=False, slots=True)
+class Place:
+    """One slot's memory, with every view that a fill needs, so that filling makes none.
+
+    `buffer` is (size_bytes,) uint8 on the device. In host memory `memory` is the same bytes; elsewhere `storage` is,
+    and `pieces` are the parts of `buffer` that pass a staging page each.
+    """
+
+    buffer: torch.Tensor
+    memory: HostMemory | None = None
+    storage: torch.UntypedStorage | None = None
+    pieces: tuple[torch.Tensor, ...] = ()
+
+
 class Transfer(Protocol):
     """How one device's slots are made, filled and computed from. Thread-safe."""
 
     @property
     def device(self) -> torch.device: ...
 
-    def allocate(self, size_bytes: int) -> torch.Tensor:
-        """(size_bytes,) uint8 on the device."""
+    def allocate(self, size_bytes: int) -> Place:
+        """Memory of one slot. Raises MemoryError, RuntimeError, OSError where there is none left."""
         ...
 
-    def fill(self, buffer: torch.Tensor, descriptor: int, offset: int, digest: Digest | None = None) -> None:
-        """Read the whole buffer from a file; `digest` is updated with the bytes. Raises EOFError, OSError."""
+    def vacate(self, place: Place) -> None:
+        """Give a place's memory back. Tensors that view it stay and are valid again after `occupy`."""
+        ...
+
+    def occupy(self, place: Place) -> None:
+        """Memory again for a vacated place, on a GPU at another address. Raises as `allocate`."""
+        ...
+
+    def fill(self, place: Place, reader: Reader, descriptor: int, offset: int, digest: Digest | None = None) -> None:
+        """Read all of the place from a file; `digest` is updated with the bytes. Raises EOFError, OSError."""
+        ...
+
+    def copy(self, place: Place, source: HostMemory) -> None:
+        """All of the place from as many bytes of host memory."""
         ...
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -48,20 +81,31 @@ class Transfer(Protocol):
         ...
 
 
-class CpuTransfer:
-    """Slots in memory, read straight from the file (or its cache) into place."""
+class HostTransfer:
+    """Slots in memory, read straight from the file (or its cache) into place; pinned if GPUs are to copy from them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, pin: bool = False) -> None:
         self.device = torch.device("cpu")
+        self._pin = pin
 
-    def allocate(self, size_bytes: int) -> torch.Tensor:
-        return torch.empty(size_bytes, dtype=torch.uint8)
+    def allocate(self, size_bytes: int) -> Place:
+        memory = HostMemory(size_bytes, pin=self._pin)
+        return Place(memory.tensor, memory)
 
-    def fill(self, buffer: torch.Tensor, descriptor: int, offset: int, digest: Digest | None = None) -> None:
-        view = buffer.numpy().data
-        read_exactly(descriptor, view, offset)
+    def vacate(self, place: Place) -> None:
+        _host(place).vacate()
+
+    def occupy(self, place: Place) -> None:
+        _host(place).occupy()
+
+    def fill(self, place: Place, reader: Reader, descriptor: int, offset: int, digest: Digest | None = None) -> None:
+        view = _host(place).view
+        reader.read(descriptor, view, offset)
         if digest is not None:
             digest.update(view)
+
+    def copy(self, place: Place, source: HostMemory) -> None:
+        np.copyto(_host(place).array, source.array)
 
     def computing(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -70,71 +114,192 @@ class CpuTransfer:
         return torch.from_numpy(batch)
 
 
-class CudaTransfer:
-    """Slots on a GPU, filled through pinned pages on a copy stream of the loader thread's own."""
+class StagedTransfer:
+    """Slots in memory that the host cannot write itself: filled from files through two pages in turn, from pinned
+    host memory directly, on a lane of the loader thread's own. `lane(device, pages)` makes it.
+    """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, lane: "Callable[[torch.device, int], Lane]", *, pin: bool) -> None:
         self.device = torch.device(device)
+        self._lane = lane
+        self._pin = pin
         self._own = threading.local()
 
-    def allocate(self, size_bytes: int) -> torch.Tensor:
-        return torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
+    def allocate(self, size_bytes: int) -> Place:
+        buffer = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
+        return Place(buffer, storage=buffer.untyped_storage(), pieces=buffer.split(_STAGING_BYTES))
 
-    def fill(self, buffer: torch.Tensor, descriptor: int, offset: int, digest: Digest | None = None) -> None:
-        if not hasattr(self._own, "channel"):
-            self._own.channel = _Channel(self.device)
-        self._own.channel.fill(buffer, descriptor, offset, digest)
+    def vacate(self, place: Place) -> None:
+        _storage(place).resize_(0)
+
+    def occupy(self, place: Place) -> None:
+        _storage(place).resize_(place.buffer.numel())
+
+    def fill(self, place: Place, reader: Reader, descriptor: int, offset: int, digest: Digest | None = None) -> None:
+        def read(view: memoryview, position: int) -> None:
+            reader.read(descriptor, view, offset + position)
+            if digest is not None:
+                digest.update(view)
+
+        self._staging().fill(place.pieces, read)
+
+    def copy(self, place: Place, source: HostMemory) -> None:
+        if source.pinned:
+            self._staging().pass_by(place.buffer, source)
+            return
+
+        def read(view: memoryview, position: int) -> None:
+            np.copyto(np.frombuffer(view, np.uint8), source.array[position : position + len(view)])
+
+        self._staging().fill(place.pieces, read)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def upload(self, batch: NDArray[np.uint8]) -> torch.Tensor:
+        return torch.from_numpy(batch).to(self.device)
+
+    def _staging(self) -> "Staging":
+        if not hasattr(self._own, "staging"):
+            pages = [torch.empty(_STAGING_BYTES, dtype=torch.uint8, pin_memory=self._pin) for _ in range(2)]
+            self._own.staging = Staging(self._lane(self.device, len(pages)), pages)
+        return self._own.staging
+
+
+class CudaTransfer(StagedTransfer):
+    """Slots on a GPU: copies on a stream of the loader thread's own, batches on one of the executor thread's own."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device, CudaLane, pin=True)
 
     def computing(self) -> AbstractContextManager[Any]:
         if not hasattr(self._own, "stream"):
             self._own.stream = torch.cuda.Stream(self.device)
-        return torch.cuda.stream(self._own.stream)
+        return _settled(self._own.stream)
 
     def upload(self, batch: NDArray[np.uint8]) -> torch.Tensor:
         return torch.from_numpy(batch).pin_memory().to(self.device, non_blocking=True)
 
 
-class _Channel:
-    """One thread's way to a GPU: while one pinned page is copied to the device, the other is read from the file."""
+class Lane(Protocol):
+    """Copies carried out in the order they were given, perhaps later: a copy stream with one event per page."""
 
-    def __init__(self, device: torch.device) -> None:
+    def begin(self) -> None:
+        """What was given to the device before is done before the copies that follow."""
+        ...
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Start a copy. Neither side may be touched before it is done."""
+        ...
+
+    def mark(self, page: int) -> None:
+        """Remember for `page` all copies given so far."""
+        ...
+
+    def wait(self, page: int) -> None:
+        """Block until the copies remembered for `page` are done; at once if there are none."""
+        ...
+
+    def finish(self) -> None:
+        """Block until all copies are done."""
+        ...
+
+
+class CudaLane:
+    """A copy stream of its own, so that copies and computing overlap."""
+
+    def __init__(self, device: torch.device, pages: int) -> None:
         self._stream = torch.cuda.Stream(device)
-        self._pages = [torch.empty(_STAGING_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._copied = [torch.cuda.Event() for _ in range(2)]
+        self._copied = [torch.cuda.Event() for _ in range(pages)]
 
-    def fill(self, buffer: torch.Tensor, descriptor: int, offset: int, digest: Digest | None) -> None:
-        # The buffer may have been allocated, or last read, on another stream of this thread.
+    def begin(self) -> None:
+        # The allocator hands memory out in the order of the stream that was current when the slot was made.
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+
+    def mark(self, page: int) -> None:
+        self._copied[page].record(self._stream)
+
+    def wait(self, page: int) -> None:
+        self._copied[page].synchronize()
+
+    def finish(self) -> None:
+        self._stream.synchronize()
+
+
+class Staging:
+    """One thread's way into slots it cannot write itself: one page is copied on while the next one is being read."""
+
+    def __init__(self, lane: Lane, pages: Sequence[torch.Tensor]) -> None:
+        self._lane = lane
+        self._pages = pages
+        self._parts: dict[tuple[int, int], tuple[torch.Tensor, memoryview]] = {}
+
+    def fill(self, pieces: Sequence[torch.Tensor], read: Callable[[memoryview, int], None]) -> None:
+        """`read(view, position)` gives the bytes that belong `position` bytes from the start of the pieces."""
+        self._lane.begin()
+        position = 0
         try:
-            for number, begin in enumerate(range(0, buffer.numel(), _STAGING_BYTES)):
-                page, copied = self._pages[number % 2], self._copied[number % 2]
-                target = buffer[begin : begin + _STAGING_BYTES]
-                copied.synchronize()
-                view = page.numpy().data[: target.numel()]
-                read_exactly(descriptor, view, offset + begin)
-                if digest is not None:
-                    digest.update(view)
-                with torch.cuda.stream(self._stream):
-                    target.copy_(page[: target.numel()], non_blocking=True)
-                    copied.record(self._stream)
+            for number, piece in enumerate(pieces):
+                page = number % len(self._pages)
+                part, view = self._part(page, piece.numel())
+                self._lane.wait(page)
+                read(view, position)
+                self._lane.copy(piece, part)
+                self._lane.mark(page)
+                position += len(view)
         finally:
-            self._stream.synchronize()
+            self._lane.finish()
 
+    def pass_by(self, target: torch.Tensor, source: HostMemory) -> None:
+        """Straight from host memory that the device can read itself."""
+        self._lane.begin()
+        try:
+            self._lane.copy(target, source.tensor)
+        finally:
+            self._lane.finish()
 
-def read_exactly(descriptor: int, view: memoryview, offset: int) -> None:
-    """Fill `view` from the file at `offset`, however short the single reads are. Raises EOFError, OSError."""
-    position = 0
-    while position < len(view):
-        count = os.preadv(descriptor, [view[position : position + _READ_BYTES]], offset + position)
-        if count == 0:
-            raise EOFError(f"the file ends {len(view) - position} bytes early")
-        position += count
+    def _part(self, page: int, size_bytes: int) -> tuple[torch.Tensor, memoryview]:
+        """The start of a page: made once per length, and a layout has one length that is not a whole page."""
+        part = self._parts.get((page, size_bytes))
+        if part is None:
+            tensor = self._pages[page][:size_bytes]
+            part = self._parts[page, size_bytes] = (tensor, tensor.numpy().data)
+        return part
 
 
 def transfer_for(device: str) -> Transfer:
-    """The implementation for "cpu" or "cuda:N"."""
+    """The implementation for "cpu", "ram" (host memory that nothing computes from) or "cuda:N"."""
     if device == "cpu":
-        return CpuTransfer()
+        return HostTransfer()
+    if device == "ram":
+        return HostTransfer(pin=torch.cuda.is_available())
     if device.startswith("cuda"):
         return CudaTransfer(device)
-    raise ValueError(f"unknown device {device!r}; expected cpu or cuda:N")
+    raise ValueError(f"unknown device {device!r}; expected cpu, ram or cuda:N")
+
+
+@contextmanager
+def _settled(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Compute on a stream; where that fails, wait for what it had started."""
+    with torch.cuda.stream(stream):
+        try:
+            yield
+        except BaseException:
+            stream.synchronize()
+            raise
+
+
+def _host(place: Place) -> HostMemory:
+    if place.memory is None:
+        raise TypeError("this place is not in host memory; it belongs to another device's transfer")
+    return place.memory
+
+
+def _storage(place: Place) -> torch.UntypedStorage:
+    if place.storage is None:
+        raise TypeError("this place is in host memory; it belongs to another device's transfer")
+    return place.storage

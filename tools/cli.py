@@ -9,6 +9,7 @@ import typer
 
 from tools import operate, teach, watch
 from tools.console import fail
+from tools.simulate import command as simulate
 
 app = typer.Typer(
     name="coserve",
@@ -20,6 +21,7 @@ app = typer.Typer(
 operate.register(app)
 watch.register(app)
 teach.register(app)
+simulate.register(app)
 
 
 def main() -> Any:

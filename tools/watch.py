@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tools.bench import line, live
 from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, ConfigPath, fail, print_json, print_table
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine against itself.")
@@ -30,6 +31,8 @@ def register(app: typer.Typer) -> None:
     for command in (demo, camera, results):
         app.command()(command)
     app.add_typer(bench_app, name="bench")
+    line.register(bench_app)
+    live.register(bench_app)
 
 
 def demo(
@@ -115,22 +118,3 @@ def results(
     else:
         columns = _BOARD_COLUMNS if boards else _IMAGE_COLUMNS
         print_table("Boards" if boards else "Results", columns, [[row[name] for name in columns] for row in rows])
-
-
-@bench_app.command("live")
-def bench_live(
-    folder: Annotated[Path, typer.Option("--dir", help="The demo's folder (made if it is not there).")] = Path("demo"),
-    boards: Annotated[int, typer.Option(min=1, help="Boards published in each run.")] = 6,
-    rounds: Annotated[int, typer.Option(min=1, help="Runs of each policy, interleaved; the median counts.")] = 3,
-    policies: Annotated[list[str] | None, typer.Option("--policy", help="Policies to compare (repeat).")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Images per second of the demo line under each policy, real daemons and cameras, in one command.
-
-    Example: coserve bench live --dir demo
-    """
-    from tools.bench.live import bench_policies
-
-    bench_policies(
-        folder, boards=boards, rounds=rounds, policies=policies or ["samba", "coserve-plus"], as_json=as_json
-    )

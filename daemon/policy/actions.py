@@ -11,12 +11,17 @@ Cause = Literal["demand", "prefetch", "startup", "pin"]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Bring `expert` into `pool` after evicting `evict`, in that order. Reported back as done or failed."""
+    """Bring `expert` into `pool` after evicting `evict`, in that order. Reported back as done or failed.
+
+    `source` is the pool that its bytes are copied from (another device's or the RAM tier; it stays resident there
+    until the load has ended), None: they are read from disk.
+    """
 
     pool: PoolId
     expert: ExpertId
     evict: tuple[ExpertId, ...]
     cause: Cause
+    source: PoolId | None = None
 
 
 @dataclass(frozen=True, slots=True)

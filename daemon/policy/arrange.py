@@ -1,88 +1,109 @@
-"""First come, first served (`samba`): one queue per executor, bound at arrival, served strictly in order."""
+"""One executor's queue: groups of requests in the order in which they run, and where a new request stands (O(1))."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
 
-from daemon.policy.discipline import Evict, Want
-from daemon.policy.evict import LeastRecentlyUsed
-from daemon.policy.floor import Floor
+from daemon.policy.cost import Cost
 from daemon.policy.request import ExecutorId, PoolId, Request, RequestId
+from experts.ledger import Ledger
 from experts.spec import ExpertId
 
 
-class FirstComeFirstServed:
-    """The stream of one executor: nothing is loaded before the head of the queue needs it, nothing overtakes.
+@dataclass(slots=True, eq=False)
+class Group:
+    """Requests of one expert that stand together. Those that left without running stay as holes until passed.
 
-    A later step of a chain goes to the front: a detector runs right after its classifier
-    (data/scenarios/README.md, `samba`).
+    `overhead_ns` is what was predicted beside K for each request: B and the load, until the first batch has gone.
     """
 
-    def __init__(self, floor: Floor, executor: ExecutorId) -> None:
-        self._floor = floor
-        self._executor = executor
-        self._pool = floor.executors[executor].pool
-        self._queue: OrderedDict[RequestId, Request] = OrderedDict()
-        self._running = 0
-        self._lru = LeastRecentlyUsed()
+    expert: ExpertId
+    queue: "Queue"
+    cost: Cost
+    overhead_ns: int
+    size: int = 0
+    requests: list[Request] = field(default_factory=list[Request])
+    #: Where in `requests` the first stands that has not gone.
+    first: int = 0
+    holes: set[RequestId] | None = None
 
     def add(self, request: Request) -> None:
-        self._queue[request.request_id] = request
-        if request.step > 0:
-            self._queue.move_to_end(request.request_id, last=False)
+        if self.holes is not None and request.request_id in self.holes:
+            self.fill_holes()
+        self.requests.append(request)
+        self.size += 1
 
     def discard(self, request: Request) -> None:
-        del self._queue[request.request_id]
+        if self.holes is None:
+            self.holes = set()
+        self.holes.add(request.request_id)
+        self.size -= 1
 
-    def take(self, executor: ExecutorId, _now: float) -> tuple[Request, ...]:
-        head = self._head()
-        if executor != self._executor or head is None or not self._floor.can_run(self._pool, head.expert):
-            return ()
-        self._queue.popitem(last=False)
-        self._running += 1
-        self._lru.use(head.expert)
-        return (head,)
+    def waiting(self) -> Iterator[Request]:
+        holes = self.holes or ()
+        return (request for request in self.requests[self.first :] if request.request_id not in holes)
 
-    def ended(self, _expert: ExpertId, count: int) -> None:
-        self._running -= count
+    def fill_holes(self) -> None:
+        self.requests, self.first, self.holes = list(self.waiting()), 0, None
 
-    def moved(self, expert: ExpertId) -> None:
-        if self._floor.ledgers[self._pool].is_ready(expert):
-            self._lru.use(expert)
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """What waits for one executor, and the work that was predicted for it: waiting groups and the running batch."""
+
+    executor: ExecutorId
+    pool: PoolId
+    ledger: Ledger
+    groups: OrderedDict[Group, None] = field(default_factory=OrderedDict[Group, None])
+    #: The group that a request of the same expert may join.
+    newest: dict[ExpertId, Group] = field(default_factory=dict[ExpertId, Group])
+    work_ns: int = 0
+    running: ExpertId | None = None
+    running_ns: int = 0
+    #: The budget and the pins under which its requests were assigned.
+    ground: tuple[int, tuple[ExpertId, ...]] = (0, ())
+
+    @property
+    def head(self) -> Group | None:
+        return next(iter(self.groups), None)
+
+    def missing(self) -> ExpertId | None:
+        """The expert that the executor, being idle, needs next and does not have."""
+        head = self.head
+        if head is None or self.running is not None or self.ledger.holds(head.expert):
+            return None
+        return head.expert
+
+    def open(self, group: Group, *, at_front: bool) -> None:
+        self.groups[group] = None
+        if at_front:
+            self.groups.move_to_end(group, last=False)
+            self.newest.setdefault(group.expert, group)
         else:
-            self._lru.forget(expert)
+            self.newest[group.expert] = group
+        self.work_ns += group.overhead_ns
 
-    def wants(self, pool: PoolId, _now: float) -> Iterable[Want]:
-        head = self._head()
-        # While a classifier runs, the next expert is unknown: it may be the detector behind it.
-        if pool == self._pool and head is not None and self._running == 0:
-            yield Want(head.expert, "demand", "anybody")
+    def close(self, group: Group) -> None:
+        del self.groups[group]
+        if self.newest.get(group.expert) is group:
+            del self.newest[group.expert]
+        self.work_ns -= group.overhead_ns
 
-    def granted(self, _want: Want, _pool: PoolId) -> None:
-        """Loads on demand have no budget to keep."""
 
-    def victims(self, _pool: PoolId, evict: Evict) -> Iterable[ExpertId]:
-        return () if evict == "nobody" else self._lru.ordered()
+#: The group of a queue that a new request of an expert joins; None: it opens one at the end.
+Join = Callable[[Queue, ExpertId], Group | None]
 
-    def requests_of(self, expert: ExpertId) -> tuple[Request, ...]:
-        return tuple(request for request in self._queue.values() if request.expert == expert)
 
-    def queued(self) -> dict[ExpertId, int]:
-        counts: dict[ExpertId, int] = {}
-        for request in self._queue.values():
-            counts[request.expert] = counts.get(request.expert, 0) + 1
-        return counts
+def join_last(queue: Queue, expert: ExpertId) -> Group | None:
+    """At the end of the queue: only what came right before is of the same group."""
+    last = next(reversed(queue.groups), None)
+    return last if last is not None and last.expert == expert else None
 
-    def next_turn_s(self, _now: float) -> float | None:
-        return None
 
-    def rebuild(self) -> None:
-        """Nothing here is derived from facts."""
+def join_group(queue: Queue, expert: ExpertId) -> Group | None:
+    """Behind the requests of the same expert (CoServe §4.2, request arranging)."""
+    return queue.newest.get(expert)
 
-    def check(self) -> None:
-        if any(request_id != request.request_id for request_id, request in self._queue.items()):
-            raise AssertionError("a queued request lies under another's number")
-        if self._running < 0:
-            raise AssertionError("more batches ended than began")
 
-    def _head(self) -> Request | None:
-        return next(iter(self._queue.values()), None)
+JOIN: dict[Literal["last", "behind its group"], Join] = {"last": join_last, "behind its group": join_group}

@@ -1,24 +1,130 @@
-"""Which executor takes a request: `samba` binds all to the first; `coserve-plus` binds none, free executors pull."""
+"""Who has which memory, and which executor's queue takes a request."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, Protocol
 
+from daemon.policy.arrange import Queue
+from daemon.policy.cost import Cost, Costs
+from daemon.policy.floor import Floor
 from daemon.policy.presets import Preset
-from daemon.policy.request import ExecutorFacts, PoolFacts
+from daemon.policy.request import RAM, ExecutorFacts, PoolFacts, PoolId
+from experts.spec import ExpertId
 
 
-def executors_in_use(
+def partition(
     pools: Sequence[PoolFacts], executors: Sequence[ExecutorFacts], preset: Preset
-) -> tuple[Sequence[PoolFacts], Sequence[ExecutorFacts]]:
-    """The executors that the preset uses and their pools, a GPU's first."""
+) -> tuple[tuple[PoolFacts, ...], tuple[ExecutorFacts, ...]]:
+    """The pools and executors that a preset makes of a machine's devices, a GPU's first; the RAM tier stays one pool.
+
+    Where each executor has its own pool, the device's memory is cut into equal shares and a pool is named as its
+    executor is. A machine that was partitioned before stays as it is.
+    """
     gpus = {facts.pool for facts in pools if facts.processor == "gpu"}
     ordered = sorted(executors, key=lambda facts: facts.pool not in gpus)
     used = ordered[:1] if preset.single_executor else ordered
-    names = {facts.pool for facts in used}
-    bounded = [
-        facts
-        if preset.batch_bound is None
-        else PoolFacts(facts.pool, facts.processor, facts.budget_bytes, preset.batch_bound)
-        for facts in pools
-        if facts.pool in names
-    ]
-    return bounded, used
+    kept: list[PoolFacts] = []
+    moved: list[ExecutorFacts] = []
+    for facts in pools:
+        mine = [executor for executor in used if executor.pool == facts.pool]
+        bound = facts.max_batch if preset.batch_bound is None else preset.batch_bound
+        if facts.pool == RAM:
+            kept.append(facts)
+        elif not mine:
+            continue
+        elif not preset.own_pools or len(mine) == 1:
+            kept.append(replace(facts, max_batch=bound))
+            moved += mine
+        else:
+            share_bytes = facts.budget_bytes // len(mine)
+            for executor in mine:
+                own = PoolId(str(executor.executor))
+                kept.append(replace(facts, pool=own, budget_bytes=share_bytes, max_batch=bound))
+                moved.append(replace(executor, pool=own))
+    moved.sort(key=lambda facts: used.index(next(one for one in used if one.executor == facts.executor)))
+    return tuple(kept), tuple(moved)
+
+
+class Candidates:
+    """The queues whose pool can hold an expert, with its costs there. Computed once per expert until `forget`."""
+
+    def __init__(self, floor: Floor, queues: Sequence[Queue], costs: Costs) -> None:
+        self._floor = floor
+        self._queues = queues
+        self._costs = costs
+        self._known: dict[ExpertId, tuple[tuple[Queue, Cost], ...]] = {}
+
+    def of(self, expert: ExpertId) -> tuple[tuple[Queue, Cost], ...]:
+        """Never empty: an expert that fits nowhere now could be anywhere, and the scheduler takes its requests out."""
+        known = self._known.get(expert)
+        if known is None:
+            fit = [queue for queue in self._queues if self._floor.fits(queue.pool, expert)]
+            chosen = fit or self._queues
+            known = tuple((queue, self._costs.of(queue.pool, expert)) for queue in chosen)
+            self._known[expert] = known
+        return known
+
+    def forget(self) -> None:
+        self._known.clear()
+
+
+class Assigner(Protocol):
+    def choose(self, expert: ExpertId, /) -> Queue: ...
+
+
+class RoundRobin:
+    """Each request to the next executor; an executor that cannot have the expert is passed over."""
+
+    def __init__(self, candidates: Candidates, queues: Sequence[Queue], _costs: Costs) -> None:
+        self._candidates = candidates
+        self._queues = queues
+        self._next = 0
+
+    def choose(self, expert: ExpertId) -> Queue:
+        possible, count = self._candidates.of(expert), len(self._queues)
+        for turn in range(self._next, self._next + count):
+            queue = self._queues[turn % count]
+            if len(possible) == count or any(queue is one for one, _ in possible):
+                self._next = (turn + 1) % count
+                return queue
+        return possible[0][0]
+
+
+class LeastMakespan:
+    """The executor that gives the least maximum of predicted finishes (CoServe §4.2, request assigning).
+
+    Among equals the one that adds the least latency; then the first. The paper's two conditions make a load free:
+    the expert is resident, or queued there already.
+    """
+
+    def __init__(self, candidates: Candidates, queues: Sequence[Queue], costs: Costs) -> None:
+        self._candidates = candidates
+        self._queues = queues
+        self._costs = costs
+
+    def choose(self, expert: ExpertId) -> Queue:
+        makespan_ns = 0
+        for queue in self._queues:
+            # Not max(): a call for each executor is half of what an arrival costs.
+            if queue.work_ns > makespan_ns:  # noqa: PLR1730
+                makespan_ns = queue.work_ns
+        best, best_ns, best_added_ns = None, 0, 0
+        possible = self._candidates.of(expert)
+        for queue, cost in possible:
+            added_ns = cost.each_ns
+            if expert not in queue.newest:
+                added_ns += cost.start_ns
+                if not queue.ledger.is_ready(expert):
+                    added_ns += self._costs.load_ns(cost, expert)
+            finish_ns = queue.work_ns + added_ns
+            if finish_ns < makespan_ns:  # noqa: PLR1730
+                finish_ns = makespan_ns
+            if best is None or finish_ns < best_ns or (finish_ns == best_ns and added_ns < best_added_ns):
+                best, best_ns, best_added_ns = queue, finish_ns, added_ns
+        return possible[0][0] if best is None else best
+
+
+ASSIGN: dict[Literal["round robin", "least makespan"], type[RoundRobin] | type[LeastMakespan]] = {
+    "round robin": RoundRobin,
+    "least makespan": LeastMakespan,
+}

@@ -1,25 +1,117 @@
-"""In which order residents go: least recently used (`samba`), or unwanted first, then by demand (`coserve-plus`)."""
+"""In which order residents go: by use, by age, in the paper's two stages, or unwanted first (`coserve-plus`)."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Literal, Protocol
 
+from daemon.policy.floor import Floor
 from daemon.policy.ranking import Ranking
+from daemon.policy.request import PoolId
 from experts.spec import ExpertId
 
 
+class Order(Protocol):
+    """Whom a full pool gives up first, where requests are bound at their arrival."""
+
+    def used(self, pool: PoolId, expert: ExpertId) -> None: ...
+
+    def moved(self, expert: ExpertId) -> None:
+        """`expert` has become resident somewhere, is on its way, or has left."""
+        ...
+
+    def victims(self, pool: PoolId) -> Iterable[ExpertId]: ...
+
+    def rebuild(self) -> None:
+        """The facts have changed."""
+        ...
+
+
 class LeastRecentlyUsed:
-    def __init__(self) -> None:
-        self._order: OrderedDict[ExpertId, None] = OrderedDict()
+    """The one whose last batch (or load) began longest ago (`samba`)."""
 
-    def use(self, expert: ExpertId) -> None:
-        self._order[expert] = None
-        self._order.move_to_end(expert)
+    def __init__(self, floor: Floor, pools: Sequence[PoolId]) -> None:
+        self._orders = [(pool, floor.ledgers[pool], OrderedDict[ExpertId, None]()) for pool in pools]
+        self._by_pool = {pool: order for pool, _, order in self._orders}
 
-    def forget(self, expert: ExpertId) -> None:
-        self._order.pop(expert, None)
+    def used(self, pool: PoolId, expert: ExpertId) -> None:
+        order = self._by_pool[pool]
+        if expert in order:
+            order.move_to_end(expert)
 
-    def ordered(self) -> Iterable[ExpertId]:
-        return tuple(self._order)
+    def moved(self, expert: ExpertId) -> None:
+        for _, ledger, order in self._orders:
+            if not ledger.is_ready(expert):
+                order.pop(expert, None)
+            elif expert not in order:
+                order[expert] = None
+
+    def victims(self, pool: PoolId) -> Iterable[ExpertId]:
+        return tuple(self._by_pool[pool])
+
+    def rebuild(self) -> None:
+        """Nothing here comes from facts."""
+
+
+class FirstInFirstOut:
+    """The one that was loaded longest ago (`samba-fifo`): the order in which a ledger keeps its residents."""
+
+    def __init__(self, floor: Floor, _pools: Sequence[PoolId]) -> None:
+        self._floor = floor
+
+    def used(self, pool: PoolId, expert: ExpertId) -> None:
+        """Use changes nothing."""
+
+    def moved(self, expert: ExpertId) -> None:
+        """The ledger knows."""
+
+    def victims(self, pool: PoolId) -> Iterable[ExpertId]:
+        return self._floor.ledgers[pool].resident
+
+    def rebuild(self) -> None:
+        """Nothing here comes from facts."""
+
+
+class TwoStages:
+    """Dependency-aware expert management (CoServe §4.3).
+
+    First subsequent experts none of whose preliminary experts is resident in the pool, by descending bytes; then
+    the others by ascending usage probability. Queued requests keep nobody.
+    """
+
+    def __init__(self, floor: Floor, _pools: Sequence[PoolId]) -> None:
+        self._floor = floor
+        self._preliminaries: dict[ExpertId, list[ExpertId]] = {}
+        self.rebuild()
+
+    def used(self, pool: PoolId, expert: ExpertId) -> None:
+        """Use changes nothing."""
+
+    def moved(self, expert: ExpertId) -> None:
+        """The ledger knows."""
+
+    def victims(self, pool: PoolId) -> Iterable[ExpertId]:
+        ledger, floor = self._floor.ledgers[pool], self._floor
+        residents = ledger.resident
+        first = [
+            expert
+            for expert in residents
+            if expert in self._preliminaries
+            and not any(ledger.is_ready(preliminary) for preliminary in self._preliminaries[expert])
+        ]
+        first.sort(key=lambda expert: (-floor.bytes_of(expert), expert))
+        yield from first
+        yield from sorted(residents, key=lambda expert: (floor.usage(expert), expert))
+
+    def rebuild(self) -> None:
+        self._preliminaries.clear()
+        for facts in self._floor.experts.values():
+            for subsequent, _ in facts.then:
+                self._preliminaries.setdefault(subsequent, []).append(facts.expert)
+
+
+ORDERS: dict[
+    Literal["lru", "fifo", "two stages"], type[LeastRecentlyUsed] | type[FirstInFirstOut] | type[TwoStages]
+] = {"lru": LeastRecentlyUsed, "fifo": FirstInFirstOut, "two stages": TwoStages}
 
 
 class LeastWanted:
@@ -28,14 +120,19 @@ class LeastWanted:
     def __init__(self) -> None:
         self._ranking: Ranking[ExpertId] = Ranking()
 
-    def put(self, expert: ExpertId, demand: int, usage: float) -> None:
-        self._ranking.put(expert, (demand, usage, expert))
+    def put(self, expert: ExpertId, demand: int, usage: float, spare: bool = False) -> None:
+        """`spare`: another pool has it too, so that it is cheap to bring back."""
+        self._ranking.put(expert, (demand, not spare, usage, expert))
 
     def forget(self, expert: ExpertId) -> None:
         self._ranking.discard(expert)
 
     def clear(self) -> None:
         self._ranking.clear()
+
+    def has_unwanted(self) -> bool:
+        first = self._ranking.first()
+        return first is not None and first[1][0] == 0
 
     def unwanted(self) -> Iterable[ExpertId]:
         for expert in self._ranking.ordered():

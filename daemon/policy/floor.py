@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from daemon.policy.matrix import Matrix
 from daemon.policy.request import ExecutorFacts, ExpertFacts, PoolFacts, PoolId
 from experts.ledger import Ledger
 from experts.spec import ArchitectureId, ExpertId
@@ -23,8 +24,13 @@ class Floor:
     """Facts and residency. Only the scheduler changes it; the parts of a policy read it."""
 
     def __init__(
-        self, experts: Iterable[ExpertFacts], pools: Sequence[PoolFacts], executors: Sequence[ExecutorFacts]
+        self,
+        experts: Iterable[ExpertFacts],
+        pools: Sequence[PoolFacts],
+        executors: Sequence[ExecutorFacts],
+        matrix: Matrix,
     ) -> None:
+        self.matrix = matrix
         self.pools = {facts.pool: facts for facts in pools}
         self.executors = {facts.executor: facts for facts in executors}
         self.ledgers = {facts.pool: Ledger(facts.pool, facts.budget_bytes) for facts in pools}
@@ -34,15 +40,22 @@ class Floor:
         self.leaving: dict[PoolId, dict[ExpertId, None]] = {facts.pool: {} for facts in pools}
         #: Residents that start no batch now, because a load that may not wait longer needs their bytes.
         self.draining: dict[PoolId, dict[ExpertId, None]] = {facts.pool: {} for facts in pools}
+        #: Loads under way into each pool that copy from host memory; the others read from disk.
+        self.copying = {facts.pool: 0 for facts in pools}
         self.failures: dict[ExpertId, Failure] = {}
         self.has_gpu = any(facts.processor == "gpu" for facts in pools)
+        #: Pools whose residents can be copied to a GPU: other devices' memory is host memory.
+        self._sources = tuple(facts.pool for facts in pools if facts.processor != "gpu")
         self._batch_limits: dict[tuple[PoolId, ArchitectureId], int] = {}
+        self._usable: dict[ExpertId, bool] = {}
         self.experts: dict[ExpertId, ExpertFacts] = {}
         self.then_units: dict[ExpertId, tuple[tuple[ExpertId, int], ...]] = {}
         self.set_facts(experts)
 
     def set_facts(self, experts: Iterable[ExpertFacts]) -> None:
         self.experts = {facts.expert: facts for facts in experts}
+        self._usable.clear()
+        self.least_bytes = min((facts.weights_bytes for facts in self.experts.values()), default=0)
         self.then_units = {
             facts.expert: tuple(
                 (expert, round(share * SHARE_UNITS)) for expert, share in facts.then if expert in self.experts
@@ -50,9 +63,25 @@ class Floor:
             for facts in self.experts.values()
         }
 
+    def room_changed(self) -> None:
+        """Pins or budgets are others: who fits where must be asked again."""
+        self._usable.clear()
+
     def homes(self, expert: ExpertId) -> tuple[PoolId, ...]:
         """Pools where a batch of `expert` may start."""
-        return tuple(pool for pool in self.pools if self.can_run(pool, expert))
+        return tuple(
+            pool for pool, facts in self.pools.items() if facts.processor != "ram" and self.can_run(pool, expert)
+        )
+
+    def source_for(self, pool: PoolId, expert: ExpertId) -> PoolId | None:
+        """The pool in host memory that `expert` can be copied from into `pool`; None: it comes from disk."""
+        if self.pools[pool].processor != "gpu" or expert not in self.experts:
+            return None
+        for source in self._sources:
+            if self.can_run(source, expert):
+                row = self.matrix.of(self.pools[pool].device, self.experts[expert].architecture)
+                return source if row.ram_s is not None else None
+        return None
 
     def is_coming(self, expert: ExpertId, processor: str | None = None) -> bool:
         """Whether `expert` is on its way into a pool (of `processor`, where named)."""
@@ -79,9 +108,13 @@ class Floor:
 
     def why_never(self, expert: ExpertId) -> str | None:
         """Why `expert` can be loaded into no pool, or None where it can."""
-        if any(self.fits(pool, expert) or self.can_run(pool, expert) for pool in self.pools):
+        usable = self._usable.get(expert)
+        pools = [pool for pool, facts in self.pools.items() if facts.processor != "ram"] if not usable else []
+        if usable is None:
+            usable = self._usable[expert] = any(self.fits(pool, expert) for pool in pools)
+        if usable or any(self.can_run(pool, expert) for pool in pools):
             return None
-        most = max((self.room_bytes(pool, expert) for pool in self.pools), default=0)
+        most = max((self.room_bytes(pool, expert) for pool in pools), default=0)
         return (
             f"expert {expert} needs {self.bytes_of(expert)} bytes and the largest pool has room for {most}: "
             "raise a device's expert_memory, or unpin experts"
@@ -96,12 +129,27 @@ class Floor:
         return 0.0 if facts is None else facts.usage
 
     def max_batch(self, pool: PoolId, expert: ExpertId) -> int:
-        """The profiled bound of `pool`, less where a batch of this architecture ran out of memory there."""
-        bound = self.pools[pool].max_batch
+        """What the pool, the profile and the memory for intermediate results allow (CoServe §4.2).
+
+        Less where a batch of this architecture ran out of memory there.
+        """
         facts = self.experts.get(expert)
-        return bound if facts is None else min(bound, self._batch_limits.get((pool, facts.architecture), bound))
+        if facts is None:
+            return self.pools[pool].max_batch
+        known = self._batch_limits.get((pool, facts.architecture))
+        if known is None:
+            known = self._batch_limits[pool, facts.architecture] = self._profiled_batch(pool, facts.architecture)
+        return known
 
     def limit_batch(self, pool: PoolId, expert: ExpertId, limit: int) -> None:
         facts = self.experts.get(expert)
         if facts is not None:
             self._batch_limits[pool, facts.architecture] = max(1, min(limit, self.max_batch(pool, expert)))
+
+    def _profiled_batch(self, pool: PoolId, architecture: ArchitectureId) -> int:
+        here = self.pools[pool]
+        row = self.matrix.of(here.device, architecture)
+        bound = min(here.max_batch, row.max_batch)
+        if here.activation_bytes is not None and row.activation_bytes > 0:
+            bound = min(bound, here.activation_bytes // row.activation_bytes)
+        return max(1, bound)

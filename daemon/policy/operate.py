@@ -42,10 +42,12 @@ class Operator:
             if self._floor.fits(chosen, expert):
                 before = self._starving()
                 ledger.pin(expert)
+                self._floor.room_changed()
                 starved = [other for other in self._starving() if other not in before]
                 if not starved:
                     return chosen
                 ledger.unpin(expert)
+                self._floor.room_changed()
         raise RefusedError("does_not_fit", f"pinning {expert} leaves no pool with room enough for the other experts")
 
     def unpin(self, expert: ExpertId, pool: PoolId | None) -> None:
@@ -78,9 +80,11 @@ class Operator:
             raise RefusedError("does_not_fit", f"{pinned} bytes are pinned on {pool}, more than {budget_bytes}")
         before, known = self._starving(), self._floor.targets_bytes[pool]
         self._floor.targets_bytes[pool] = budget_bytes
+        self._floor.room_changed()
         starved = [expert for expert in self._starving() if expert not in before]
         if starved:
             self._floor.targets_bytes[pool] = known
+            self._floor.room_changed()
             need_bytes = max(self._floor.bytes_of(expert) for expert in starved)
             raise RefusedError(
                 "does_not_fit", f"{starved[0]} would fit no pool: {pool} needs {need_bytes} bytes beside its pins"
@@ -122,6 +126,7 @@ class Operator:
             del self._floor.leaving[pool][expert]
             return True
         self._floor.ledgers[pool].unpin(expert)
+        self._floor.room_changed()
         return False
 
     def forget(self, experts: Iterable[ExpertId], pools: Iterable[PoolId] | None = None) -> None:
@@ -129,6 +134,7 @@ class Operator:
         for expert in experts:
             for pool in chosen:
                 self._floor.ledgers[pool].unpin(expert)
+        self._floor.room_changed()
 
     def _unload(self, pool: PoolId, experts: tuple[ExpertId, ...]) -> Unload:
         ledger = self._floor.ledgers[pool]
@@ -147,12 +153,15 @@ class Operator:
         return {expert: None for expert in self._floor.experts if not any(self._holdable(expert))}
 
     def _holdable(self, expert: ExpertId) -> Iterator[bool]:
-        return (self._floor.fits(pool, expert) for pool in self._floor.pools)
+        return (self._floor.fits(pool, expert) for pool in self._serving())
 
     def _by_room(self, expert: ExpertId) -> list[PoolId]:
         homes = self._floor.homes(expert)
-        rest = [pool for pool in self._floor.pools if pool not in homes]
+        rest = [pool for pool in self._serving() if pool not in homes]
         return [*homes, *sorted(rest, key=lambda pool: -self._floor.room_bytes(pool, expert))]
+
+    def _serving(self) -> Iterator[PoolId]:
+        return (pool for pool, facts in self._floor.pools.items() if facts.processor != "ram")
 
     def _known(self, expert: ExpertId, pool: PoolId | None) -> None:
         if expert not in self._floor.experts:

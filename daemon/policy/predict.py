@@ -1,19 +1,24 @@
 """What is known before an image runs: usage and successors from the rules, least times from what was measured."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from daemon.policy.request import ExpertFacts
 from experts.spec import ArchitectureId, ExpertId, ExpertSpec
 from routing_rules.routes import Routes
 
 
-def expert_facts(specs: Iterable[ExpertSpec], routes: Routes) -> tuple[ExpertFacts, ...]:
-    """Facts of every catalogued expert, by descending usage probability (CoServe §4.5), then by name."""
-    usage, successors = routes.usage(), routes.successors()
+def expert_facts(
+    specs: Iterable[ExpertSpec], routes: Routes, counted: Mapping[ExpertId, float] | None = None
+) -> tuple[ExpertFacts, ...]:
+    """Facts of every catalogued expert, by descending usage probability (CoServe §4.5), then by name.
+
+    Usage that was `counted` (in a sample, or in results) wins over what the rules let expect.
+    """
+    usage, successors = {**routes.usage(), **(counted or {})}, routes.successors()
     facts = [
         ExpertFacts(
             expert=spec.expert,
-            architecture=spec.architecture,
+            architecture=ArchitectureId(spec.layout),
             weights_bytes=spec.weights_bytes,
             usage=usage.get(spec.expert, 0.0),
             then=tuple((ExpertId(expert), share) for expert, share in successors.get(spec.expert, ())),

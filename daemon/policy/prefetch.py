@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from daemon.policy.floor import Floor
 from daemon.policy.ranking import Rank, Ranking
-from daemon.policy.request import ExpertFacts, PoolFacts, PoolId, Request
+from daemon.policy.request import ExpertFacts, PoolFacts, PoolId
 from experts.spec import ExpertId
 
 
@@ -28,56 +27,66 @@ def initial_fill(experts: Iterable[ExpertFacts], pools: Sequence[PoolFacts]) -> 
 
 
 class Wanted:
-    """Experts with demand that are resident nowhere, by demand; one ranking per kind of processor.
+    """Experts with demand that no pool of a kind holds, ranked once for each way in which they could come.
 
-    Beside a GPU the CPU's pool takes the least wanted, so that a GPU load buys many images. A group that
-    has outgrown the CPU (`takeover` requests queued) may come to a GPU although it is resident on the CPU.
+    `reads`: nowhere, the most wanted first; `leavings`: nowhere, the least wanted first, which is what a slow
+    processor takes beside a fast one; `staged`: in the RAM tier only; `copies`: on the CPU, but on no GPU; `turns`:
+    where no executor is, by urgency.
     """
 
-    def __init__(self, floor: Floor, takeover: int) -> None:
-        self._floor = floor
-        self._takeover = takeover
-        self._gpu: Ranking[ExpertId] = Ranking()
-        self._cpu: Ranking[ExpertId] = Ranking()
-        self._turn: Ranking[ExpertId] = Ranking()
+    def __init__(self) -> None:
+        self.staged: Ranking[ExpertId] = Ranking()
+        self.copies: Ranking[ExpertId] = Ranking()
+        self.reads: Ranking[ExpertId] = Ranking()
+        self.leavings: Ranking[ExpertId] = Ranking()
+        self.turns: Ranking[ExpertId] = Ranking()
 
-    def put(self, expert: ExpertId, demand: int, queued: int, head: Request | None, turn_s: float | None) -> None:
-        """`demand` in SHARE_UNITS; `head` is the oldest queued request; `turn_s` when the group becomes urgent."""
-        homes = self._floor.homes(expert)
-        is_nowhere = not homes and not self._floor.is_coming(expert)
-        since: Rank = (head.arrived_s, head.request_id) if head is not None else (float("inf"), 0)
-        on_gpu = any(self._floor.pools[pool].processor == "gpu" for pool in homes)
-        outgrown = not on_gpu and not self._floor.is_coming(expert, "gpu") and queued > self._takeover
-        _place(self._gpu, expert, (-demand, *since, expert), wanted=demand > 0 and (is_nowhere or outgrown))
-        if self._floor.has_gpu:
-            _place(self._cpu, expert, (demand, *since, expert), wanted=queued > 0 and is_nowhere)
+    def put(
+        self,
+        expert: ExpertId,
+        *,
+        demand: int,
+        queued: int,
+        since: Rank,
+        turn_s: float | None,
+        nowhere: bool,
+        staged: bool,
+        copyable: bool,
+    ) -> None:
+        """`demand` in SHARE_UNITS, `since` when the oldest request came, `turn_s` when the group becomes urgent."""
+        if nowhere and demand > 0:
+            self.reads.put(expert, (-demand, *since, expert))
         else:
-            _place(self._cpu, expert, (-demand, *since, expert), wanted=demand > 0 and is_nowhere)
-        _place(self._turn, expert, (turn_s or 0.0, expert), wanted=turn_s is not None and is_nowhere)
+            self.reads.discard(expert)
+        if nowhere and queued:
+            self.leavings.put(expert, (demand, *since, expert))
+        else:
+            self.leavings.discard(expert)
+        if staged and demand > 0:
+            self.staged.put(expert, (-demand, *since, expert))
+        else:
+            self.staged.discard(expert)
+        if copyable and demand > 0:
+            self.copies.put(expert, (-queued, -demand, *since, expert))
+        else:
+            self.copies.discard(expert)
+        if (nowhere or staged) and turn_s is not None:
+            self.turns.put(expert, (turn_s, expert))
+        else:
+            self.turns.discard(expert)
 
-    def by_demand(self, pool: PoolId) -> Iterator[ExpertId]:
-        ranking = self._gpu if self._floor.pools[pool].processor == "gpu" else self._cpu
-        return ranking.ordered()
+    def next_turn_s(self) -> float | None:
+        """When the first group that no executor can run becomes urgent."""
+        first = self.turns.first()
+        return None if first is None else float(first[1][0])
 
-    def first_turn(self) -> tuple[ExpertId, float] | None:
-        """The group, resident nowhere, that becomes urgent first, and when."""
-        first = self._turn.first()
-        return None if first is None else (first[0], float(first[1][0]))
-
-    def by_turn(self) -> Iterator[ExpertId]:
-        return self._turn.ordered()
-
-    def turn_s(self, expert: ExpertId) -> float:
-        rank = self._turn.rank(expert)
-        return float("inf") if rank is None else float(rank[0])
+    def by_turn(self, now: float) -> Iterator[ExpertId]:
+        for expert in self.turns.ordered():
+            rank = self.turns.rank(expert)
+            if rank is None or float(rank[0]) > now:
+                return
+            yield expert
 
     def clear(self) -> None:
-        for ranking in (self._gpu, self._cpu, self._turn):
+        for ranking in (self.staged, self.copies, self.reads, self.leavings, self.turns):
             ranking.clear()
-
-
-def _place(ranking: Ranking[ExpertId], expert: ExpertId, rank: Rank, *, wanted: bool) -> None:
-    if wanted:
-        ranking.put(expert, rank)
-    else:
-        ranking.discard(expert)

@@ -1,55 +1,70 @@
 """The policies by name: each a combination of switches, so that each idea can be measured alone (DESIGN.md §5, §7)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """`binding` is when a request gets its executor: at its arrival (first come, first served) or when one is free."""
+    """`binding` is when a request gets its executor: at its arrival, or when an executor is free to pull it."""
 
     name: str
     binding: Literal["arrival", "late"]
     #: All requests go through the first executor, whose pool is then the only one in use.
-    single_executor: bool
+    single_executor: bool = False
+    #: Each executor has an equal share of its device's memory for itself; else they share one pool.
+    own_pools: bool = False
+    #: Which executor's queue takes a request, where it is bound at its arrival.
+    assign: Literal["round robin", "least makespan"] = "round robin"
+    #: Where in the queue: last, or behind the requests of the same expert.
+    arrange: Literal["last", "behind its group"] = "last"
+    #: A chain's next step goes to the front of the queue that ran the step before.
+    chain_first: bool = False
+    #: Who leaves a full pool first.
+    evict: Literal["lru", "fifo", "two stages", "least wanted"] = "least wanted"
     #: Images per batch at most, whatever a pool would allow; None: the pool decides.
-    batch_bound: int | None
+    batch_bound: int | None = None
     #: Most used experts are loaded before anybody asks for them (CoServe §4.1).
-    initial_fill: bool
+    initial_fill: bool = True
     #: Loads under way per pool.
-    loads_in_flight: int
+    loads_in_flight: int = 1
+    #: Demand counts what queued preliminary experts will send on, not only what is queued.
+    foresight: bool = False
     #: Share of batches, and of loads, that requests past `max_wait_s` may pull forward.
-    age_share: float
+    age_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """Seconds: how long a request waits before it is urgent, how near a deadline is, when a failed load is retried."""
 
-    max_wait_s: float = 10.0
+    max_wait_s: float = 20.0
     deadline_margin_s: float = 1.0
     retry_s: float = 30.0
 
 
+# What the paper compares (CoServe §5.1, §5.3), each one idea further than the one that it is made from.
+_SAMBA = Preset(
+    "samba",
+    "arrival",
+    single_executor=True,
+    chain_first=True,
+    evict="lru",
+    batch_bound=1,
+    initial_fill=False,
+)
+_SAMBA_FIFO = replace(_SAMBA, name="samba-fifo", evict="fifo")
+_SAMBA_PARALLEL = replace(_SAMBA, name="samba-parallel", single_executor=False, own_pools=True)
+_NONE = Preset("coserve-none", "arrival", own_pools=True, evict="fifo")
+_MANAGED = replace(_NONE, name="coserve-em", evict="two stages")
+_ARRANGED = replace(_MANAGED, name="coserve-em-ra", arrange="behind its group")
+_COSERVE = replace(_ARRANGED, name="coserve", assign="least makespan")
+
+_LATE = Preset(
+    name="coserve-plus", binding="late", evict="least wanted", loads_in_flight=3, foresight=True, age_share=0.35
+)
 PRESETS: dict[str, Preset] = {
-    "samba": Preset(
-        name="samba",
-        binding="arrival",
-        single_executor=True,
-        batch_bound=1,
-        initial_fill=False,
-        loads_in_flight=1,
-        age_share=0.0,
-    ),
-    "coserve-plus": Preset(
-        name="coserve-plus",
-        binding="late",
-        single_executor=False,
-        batch_bound=None,
-        initial_fill=True,
-        loads_in_flight=3,
-        age_share=0.25,
-    ),
+    found.name: found for found in (_SAMBA, _SAMBA_FIFO, _SAMBA_PARALLEL, _NONE, _MANAGED, _ARRANGED, _COSERVE, _LATE)
 }
 
 

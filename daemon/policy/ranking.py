@@ -60,7 +60,11 @@ class Ranking(Generic[K]):
 
     def ordered(self) -> Iterator[K]:
         """Items by ascending rank; the ranking must not change meanwhile. Walking n items costs O(n log n)."""
-        wanted, yielded = 4, 0
+        first = self.first()
+        if first is None:
+            return
+        yield first[0]
+        wanted, yielded = 4, 1
         while True:
             head = self._head(wanted)
             yield from head[yielded:]

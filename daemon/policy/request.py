@@ -7,8 +7,12 @@ from experts.spec import ArchitectureId, ExpertId
 
 RequestId = NewType("RequestId", int)
 ExecutorId = NewType("ExecutorId", str)
-#: A pool is named by its device: "cpu", "cuda:0".
+#: A pool is named by its device ("cpu", "cuda:0") or, where each executor has its own share, by the executor ("cpu/0").
 PoolId = NewType("PoolId", str)
+#: The RAM tier: experts kept in host memory for GPUs. No executor runs there.
+RAM = PoolId("ram")
+
+Processor = Literal["gpu", "cpu", "ram"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,21 @@ class ExpertFacts:
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """One device's expert memory. `max_batch` bounds a batch there, per architecture."""
+    """Expert memory of a device, or of one executor of it. `max_batch` bounds a batch there.
+
+    `activation_bytes` is what each executor has for a batch's intermediate results; None: not bounded.
+    """
 
     pool: PoolId
-    processor: Literal["gpu", "cpu"]
+    processor: Processor
     budget_bytes: int
     max_batch: int
+    activation_bytes: int | None = None
+
+    @property
+    def device(self) -> str:
+        """ "cpu" of the pools "cpu" and "cpu/0"."""
+        return self.pool.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)

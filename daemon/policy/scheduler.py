@@ -8,22 +8,26 @@ from collections.abc import Iterable, Sequence
 
 from daemon.policy.actions import Load, Resize, Run, Unload, Wait
 from daemon.policy.age import Deadlines
-from daemon.policy.arrange import FirstComeFirstServed
-from daemon.policy.assign import executors_in_use
 from daemon.policy.demand import DemandTable
 from daemon.policy.discipline import Discipline, Want
 from daemon.policy.floor import Failure, Floor
+from daemon.policy.matrix import Matrix, Performance
 from daemon.policy.operate import Operator
+from daemon.policy.pace import Pace
 from daemon.policy.predict import Measured
 from daemon.policy.prefetch import initial_fill
 from daemon.policy.presets import Preset, Tuning
+from daemon.policy.queues import ExecutorQueues
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request, RequestId
 from daemon.policy.snapshot import PoolSnapshot, Snapshot
 from experts.spec import ExpertId
 
 
 class Scheduler:
-    """Facts, ledgers and one discipline. Every request that arrived leaves once: run, failed or expired."""
+    """Facts, ledgers and one discipline. Every request that arrived leaves once: run, failed or expired.
+
+    `pools` and `executors` are as `assign.partition` made them for the preset.
+    """
 
     def __init__(
         self,
@@ -32,18 +36,18 @@ class Scheduler:
         executors: Sequence[ExecutorFacts],
         preset: Preset,
         tuning: Tuning | None = None,
+        matrix: Iterable[Performance] = (),
     ) -> None:
         self._preset = preset
         self._tuning = tuning or Tuning()
-        pools, executors = executors_in_use(pools, executors, preset)
-        self._floor = Floor(experts, pools, executors)
+        self._floor = Floor(experts, pools, executors, Matrix(matrix))
         self._measured = Measured()
+        self._pace = Pace(executors)
         self._deadlines = Deadlines(self._least_s)
         self._discipline = self._new_discipline()
         self._queued: dict[RequestId, Request] = {}
         self._running: dict[ExecutorId, Run] = {}
-        fill = initial_fill(self._floor.experts.values(), pools) if preset.initial_fill else {}
-        self._fill = {pool: list(chosen) for pool, chosen in fill.items()}
+        self._fill = self._first_fill() if preset.initial_fill else {}
         self._operator = Operator(self._floor, self._discipline)
 
     # Requests
@@ -101,10 +105,9 @@ class Scheduler:
             for expert in change.experts if isinstance(change, Unload) else ():
                 self._moved(expert)
             return change
-        if (
-            ledger.budget_bytes != self._floor.targets_bytes[pool]
-            or ledger.loading_count >= self._preset.loads_in_flight
-        ):
+        copying, most = self._floor.copying[pool], self._preset.loads_in_flight
+        is_full = copying >= most and ledger.loading_count - copying >= most
+        if is_full or ledger.budget_bytes != self._floor.targets_bytes[pool]:
             return Wait(self._next_s(now))
         for want in self._wants(pool, now):
             load = self._plan(pool, want)
@@ -117,6 +120,7 @@ class Scheduler:
 
     def load_done(self, load: Load, load_s: float) -> None:
         self._floor.ledgers[load.pool].finish_load(load.expert)
+        self._free_source(load)
         facts = self._floor.experts.get(load.expert)
         if facts is not None:
             self._measured.loaded(facts.architecture, load_s)
@@ -125,6 +129,7 @@ class Scheduler:
     def load_failed(self, load: Load, reason: str, now: float) -> tuple[Request, ...]:
         """Free the bytes; where no other pool has the expert, take out and return its requests, which fail."""
         self._floor.ledgers[load.pool].abandon_load(load.expert)
+        self._free_source(load)
         was_leaving = self._operator.load_failed(load.pool, load.expert)
         self._moved(load.expert)
         if was_leaving or self._floor.homes(load.expert) or self._floor.is_coming(load.expert):
@@ -141,6 +146,7 @@ class Scheduler:
         facts = self._floor.experts.get(run.expert)
         if facts is not None:
             self._measured.inferred(facts.architecture, infer_s)
+        self._pace.ran(self._floor.executors[executor].pool, len(run.batch), infer_s)
 
     def batch_failed(self, executor: ExecutorId) -> tuple[Request, ...]:
         """The batch of `executor` gave no answer at all: its requests, which have left the scheduler."""
@@ -228,14 +234,19 @@ class Scheduler:
 
     def _new_discipline(self) -> Discipline:
         if self._preset.binding == "arrival":
-            return FirstComeFirstServed(self._floor, next(iter(self._floor.executors)))
-        return DemandTable(
-            self._floor,
-            self._deadlines,
-            max_wait_s=self._tuning.max_wait_s,
-            margin_s=self._tuning.deadline_margin_s,
-            age_share=self._preset.age_share,
-        )
+            return ExecutorQueues(self._floor, self._preset)
+        return DemandTable(self._floor, self._deadlines, self._pace, self._preset, self._tuning)
+
+    def _first_fill(self) -> dict[PoolId, list[ExpertId]]:
+        """The most used experts where they can run, the next most used in the RAM tier."""
+        pools = self._floor.pools.values()
+        experts = self._floor.experts
+        fill = initial_fill(experts.values(), [facts for facts in pools if facts.processor != "ram"])
+        chosen = {expert for found in fill.values() for expert in found}
+        rest = [facts for facts in experts.values() if facts.expert not in chosen]
+        if self._preset.binding == "late":
+            fill |= initial_fill(rest, [facts for facts in pools if facts.processor == "ram"])
+        return {pool: list(found) for pool, found in fill.items()}
 
     def _least_s(self, expert: ExpertId) -> float:
         facts = self._floor.experts.get(expert)
@@ -263,7 +274,7 @@ class Scheduler:
         need_bytes = self._floor.bytes_of(expert)
         evict = ledger.plan_room(need_bytes, self._discipline.victims(pool, want.evict))
         if evict is not None:
-            return Load(pool, expert, evict, want.cause)
+            return Load(pool, expert, evict, want.cause, self._floor.source_for(pool, expert))
         if want.evict == "anybody" and not self._floor.draining[pool]:
             patient = ledger.plan_room(need_bytes, self._discipline.victims(pool, "anybody"), when_idle=True)
             self._floor.draining[pool].update(dict.fromkeys(patient or ()))
@@ -272,9 +283,17 @@ class Scheduler:
     def _begin(self, load: Load, want: Want) -> None:
         self._floor.draining[load.pool].clear()
         self._floor.ledgers[load.pool].begin_load(load.expert, self._floor.bytes_of(load.expert), load.evict)
+        if load.source is not None:
+            self._floor.ledgers[load.source].use(load.expert)
+            self._floor.copying[load.pool] += 1
         self._discipline.granted(want, load.pool)
         for expert in (*load.evict, load.expert):
             self._moved(expert)
+
+    def _free_source(self, load: Load) -> None:
+        if load.source is not None:
+            self._floor.ledgers[load.source].release(load.expert)
+            self._floor.copying[load.pool] -= 1
 
     def _moved(self, expert: ExpertId) -> None:
         self._deadlines.refresh(expert)

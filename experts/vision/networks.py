@@ -14,6 +14,7 @@ from torch import nn
 from experts.vision.architectures import Architecture
 from experts.vision.fold import fold_batch_norms
 from experts.vision.frameworks import torchvision, ultralytics
+from experts.vision.fused import fuse_activations, fuse_resnet
 
 #: Boxes an end-to-end head picks before the confidence floor, as ultralytics' `Detect.max_det`.
 END_TO_END_BOXES = 300
@@ -136,6 +137,10 @@ def adapt(architecture: Architecture, original: nn.Module, input_size: int) -> C
     network = copy.deepcopy(original).eval()
     adapted = Classifier(network) if architecture.family == "resnet" else Detector(network, input_size)
     fold_batch_norms(adapted)
+    if isinstance(adapted, Classifier):
+        fuse_resnet(adapted.network)
+    else:
+        fuse_activations(adapted)
     return adapted
 
 

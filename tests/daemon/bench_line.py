@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.drive import Drive
-from daemon.fakes import AnswerOf, FakeExecutor, FakeLoader, FakePool, Timeline
+from daemon.fakes import AnswerOf, FakeChannels, FakeExecutor, FakeLoader, FakePool, Timeline
 from daemon.orders import ImageOrder, Unanswered
-from daemon.policy.presets import Tuning
-from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
+from daemon.policy.assign import partition
+from daemon.policy.matrix import Performance
+from daemon.policy.presets import Tuning, preset
+from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId, Processor
 from daemon.records import Accepted, ExpertSwitch, JournalKey, Outcome, Pixels
 from daemon.rulebook import Rulebook
 from experts.spec import Answer, ArchitectureId, Detection, ExpertId, ExpertSpec, LayoutId, Task
@@ -139,24 +141,31 @@ def a_line(
     record: Path | None = None,
     rulebook: Rulebook | None = None,
     max_batch: int = 4,
+    activation_bytes: int | None = None,
+    matrix: Sequence[Performance] = (),
+    usage: Mapping[ExpertId, float] | None = None,
 ) -> Line:
     timeline = Timeline()
     budgets = budgets or {"cpu": 30}
-    pools = {PoolId(name): FakePool(size, lambda _spec: load_s) for name, size in budgets.items()}
-    facts = [ExecutorFacts(ExecutorId(f"{pool}/{n}"), PoolId(pool)) for n, pool in enumerate(executors)]
+    devices = [
+        PoolFacts(PoolId(name), _processor(name), size, max_batch, activation_bytes) for name, size in budgets.items()
+    ]
+    hands = [ExecutorFacts(ExecutorId(f"{pool}/{n}"), PoolId(pool)) for n, pool in enumerate(executors)]
+    facts, used = partition(devices, hands, preset(policy))
+    pools = {one.pool: FakePool(one.budget_bytes, lambda _spec: load_s, lambda _spec: load_s / 10.0) for one in facts}
+    channels = FakeChannels(timeline)
     outcomes: list[Outcome] = []
     switches: list[ExpertSwitch] = []
     bad_images: list[tuple[Accepted, str]] = []
     drive = Drive(
         rulebook=rulebook or Rulebook(routes()),
         catalog=a_catalog() if catalog is None else catalog,
-        pools=[
-            PoolFacts(name, "gpu" if name.startswith("cuda") else "cpu", pool.budget_bytes, max_batch)
-            for name, pool in pools.items()
-        ],
-        executors=[FakeExecutor(one, pools[one.pool], timeline, answer or says()) for one in facts],
-        loaders=[FakeLoader(name, pool, timeline) for name, pool in pools.items()],
+        pools=facts,
+        executors=[FakeExecutor(one, pools[one.pool], timeline, answer or says()) for one in used],
+        loaders=[FakeLoader(name, pool, timeline, channels, pools) for name, pool in pools.items()],
         policy=policy,
+        matrix=matrix,
+        usage=usage,
         on_outcome=outcomes.append,
         on_switch=switches.append,
         on_bad_image=lambda image, reason: bad_images.append((image, reason)),
@@ -167,3 +176,9 @@ def a_line(
     )
     drive.start_hands()
     return Line(drive, timeline, pools, outcomes, switches, bad_images)
+
+
+def _processor(device: str) -> Processor:
+    if device == RAM:
+        return "ram"
+    return "cpu" if device == "cpu" else "gpu"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from daemon.control import ControlError
-from daemon.policy.presets import UnknownPolicyError
+from daemon.policy.presets import PRESETS, UnknownPolicyError
 from daemon.rulebook import Rulebook
 from experts.spec import ExpertId
 from tests.daemon.bench_line import RULES, Line, a_catalog, a_line, a_spec, an_image, routes, says
@@ -46,8 +46,8 @@ def test_a_failure_ends_the_chain_with_its_defect():
     assert (line.outcomes[2].verdict, line.outcomes[2].defect, len(line.outcomes[2].stages)) == ("fail", "D207", 2)
 
 
-@pytest.mark.parametrize("policy", ["samba", "coserve-plus"])
-@pytest.mark.parametrize("budgets", [{"cpu": 10}, {"cpu": 25}, {"cuda:0": 10, "cpu": 10}, {"cuda:0": 20, "cuda:1": 30}])
+@pytest.mark.parametrize("policy", PRESETS)
+@pytest.mark.parametrize("budgets", [{"cpu": 20}, {"cpu": 25}, {"cuda:0": 20, "cpu": 20}, {"cuda:0": 20, "cuda:1": 30}])
 def test_every_image_ends_once_however_small_the_memory(policy: str, budgets: dict[str, int]):
     executors = [name for name in budgets for _ in range(2)]
     line = a_line(policy=policy, budgets=budgets, executors=executors)
@@ -388,7 +388,7 @@ def test_status_names_executors_and_counts():
 
 
 def test_an_unknown_policy_is_refused_and_the_known_ones_are_named():
-    with pytest.raises(UnknownPolicyError, match="samba, coserve-plus"):
+    with pytest.raises(UnknownPolicyError, match=r"samba, .*coserve-plus"):
         a_line(policy="fastest")
 
 

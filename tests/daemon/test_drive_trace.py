@@ -6,42 +6,62 @@ from pathlib import Path
 import pytest
 
 from daemon.control import ControlError
-from daemon.trace import TraceError, replay
+from daemon.policy.matrix import Performance
+from daemon.policy.presets import PRESETS
+from daemon.trace import TraceError, read_calls, read_makeup, replay
+from experts.spec import ArchitectureId, ExpertId
 from tests.daemon.bench_line import a_catalog, a_line, an_image, routes, says
 
 
 def record(path: Path, policy: str) -> None:
     line = a_line(
         policy=policy,
-        budgets={"cuda:0": 20, "cpu": 20},
-        executors=("cuda:0", "cpu"),
+        budgets={"cuda:0": 20, "cpu": 40, "ram": 30},
+        executors=("cuda:0", "cpu", "cpu"),
+        matrix=[Performance("cuda:0", ArchitectureId("resnet18"), 0.005, 0.01, 3, disk_s=0.1, ram_s=0.01)],
+        usage={ExpertId("B"): 0.9},
         record=path,
         answer=says({3: "bad_image", 5: "missing", 8: "odd"}),
     )
-    line.pools["cuda:0"].broken["C"] = "damaged"  # type: ignore[index]
-    line.pools["cpu"].broken["C"] = "damaged"  # type: ignore[index]
+    for pool in line.pools.values():
+        pool.broken[ExpertId("C")] = "damaged"
     images = [an_image(n, ["A1", "A2", "B", "C"][n % 4], deadline_ms=400 if n % 7 == 0 else None) for n in range(60)]
     line.accept(*images)
     line.run(until_s=0.35)
     pinned = line.drive.ask_later("pin", {"expert": "A2"})
-    refused = line.drive.ask_later("limits", {"expert_memory": {"cpu": 1}})
+    refused = line.drive.ask_later("limits", {"expert_memory": {"cuda:0": 1, "cpu": 1}})
     line.drive.reload_later({name: spec for name, spec in a_catalog().items() if name != "A1"}, routes())
     line.run()
-    if policy == "coserve-plus":
-        assert pinned.result(0)["expert"] == "A2"
+    assert pinned.done()
     with pytest.raises(ControlError):
         refused.result(0)
     assert len(line.outcomes) == 60
     line.drive.stop(1.0)
 
 
-@pytest.mark.parametrize("policy", ["samba", "coserve-plus"])
+@pytest.mark.parametrize("policy", PRESETS)
 def test_a_recorded_run_replays_to_the_same_actions(tmp_path: Path, policy: str):
     trace = tmp_path / "trace.jsonl"
     record(trace, policy)
     calls = [json.loads(line).get("call") for line in trace.read_text().splitlines()]
     assert {"arrive", "next_action", "next_load", "batch_done", "load_done", "replace_facts"} <= set(calls)
     assert list(replay(trace)) == []
+
+
+def test_a_trace_says_what_the_scheduler_was_made_of(tmp_path: Path):
+    record(tmp_path / "trace", "coserve")
+    makeup = read_makeup(tmp_path / "trace")
+    assert makeup.policy == "coserve"
+    assert [(pool.pool, pool.budget_bytes) for pool in makeup.pools] == [
+        ("cuda:0", 20),
+        ("cpu/1", 20),
+        ("cpu/2", 20),
+        ("ram", 30),
+    ]
+    assert [row.ram_s for row in makeup.matrix] == [0.01]
+    assert next(facts.usage for facts in makeup.experts if facts.expert == "B") == 0.9
+    arrivals = [call for call in read_calls(tmp_path / "trace") if call.name == "arrive"]
+    assert len(arrivals) >= 60
 
 
 def test_two_runs_of_the_same_images_write_the_same_trace(tmp_path: Path):
@@ -63,7 +83,11 @@ def test_an_action_that_was_altered_is_found(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("", "not a trace"), ('{"trace": 9}', "format 9"), ("hello\n", "not a trace")],
+    [
+        ("", "not a trace"),
+        ('{"trace": 1}', "format 1, and this version reads 2: record the run again"),
+        ("hello\n", "not a trace"),
+    ],
 )
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, text: str, message: str):
     (tmp_path / "trace").write_text(text)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from daemon.fakes import FakeLoader, FakePool, Timeline
-from daemon.loader import LoaderThread
+from daemon.loader import PoolLoader
 from daemon.orders import LoadEnd, Loader, LoadOrder
 from daemon.policy.actions import Load, Resize, Unload
 from daemon.policy.request import PoolId
@@ -47,7 +47,7 @@ def bench(request: pytest.FixtureRequest, specs: list[ExpertSpec]) -> Iterator[B
     ends: queue.SimpleQueue[LoadEnd] = queue.SimpleQueue()
     if request.param == "real":
         pool: Any = SlotPool("cpu", budget_bytes)
-        loader: Loader = LoaderThread(CPU, pool)
+        loader: Loader = PoolLoader(CPU, pool)
         bench = Bench(loader, pool, ends, None)
     else:
         timeline = Timeline()
@@ -75,11 +75,13 @@ def test_a_load_is_reported_with_its_bytes_and_time(bench: Bench, specs: list[Ex
 def test_orders_are_carried_out_in_order_within_the_budget(bench: Bench, specs: list[ExpertSpec]):
     bench.loader.submit(an_order(specs[0]))
     bench.loader.submit(an_order(specs[1]))
+    ends = bench.wait(2)
     bench.loader.submit(an_order(specs[2], specs[0]))
     bench.loader.submit(Unload(CPU, (specs[1].expert,)))
     bench.loader.submit(Resize(CPU, specs[0].weights_bytes))
+    ends += bench.wait(1)
     bench.loader.submit(an_order(specs[1], specs[2]))
-    ends = bench.wait(4)
+    ends += bench.wait(1)
     assert [end.error for end in ends] == [None] * 4
     assert bench.pool.resident() == (specs[1].expert,)
     assert bench.pool.budget_bytes == specs[0].weights_bytes
@@ -94,9 +96,10 @@ def test_a_failed_load_is_reported_and_what_it_evicted_stays_evicted(
     if isinstance(bench.pool, FakePool):
         bench.pool.broken[missing.expert] = "no such file"
     bench.loader.submit(an_order(specs[0]))
+    ends = bench.wait(1)
     bench.loader.submit(an_order(missing, specs[0]))
     bench.loader.submit(an_order(specs[1]))
-    ends = bench.wait(3)
+    ends += bench.wait(2)
     assert ends[1].error is not None
     assert missing.expert in ends[1].error
     assert [ends[0].error, ends[2].error] == [None, None]
@@ -108,26 +111,27 @@ def test_a_loader_survives_orders_that_make_no_sense(bench: Bench, specs: list[E
         pytest.skip("a simulated device raises at once, so that a wrong policy is caught")
     bench.loader.submit(Unload(CPU, (ExpertId("nobody"),)))
     bench.loader.submit(an_order(specs[0]))
+    ends = bench.wait(1)
     bench.loader.submit(Resize(CPU, 1))
     bench.loader.submit(an_order(specs[0]))
     bench.loader.submit(an_order(specs[1]))
-    ends = bench.wait(3)
+    ends += bench.wait(2)
     assert [end.error is None for end in ends] == [True, False, True]
 
 
 def test_a_defect_of_the_pool_is_reported_and_evicts_what_the_ledger_gave_up(specs: list[ExpertSpec]):
     class Defect(FakePool):
-        def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = ()) -> Any:
-            if evict:
+        def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: FakePool | None = None) -> Any:
+            if spec is specs[1]:
                 raise ZeroDivisionError("a defect")
-            return super().load(spec)
+            return super().load(spec, evict, source)
 
     pool, ends = Defect(1 << 40), queue.SimpleQueue[LoadEnd]()
-    loader = LoaderThread(CPU, pool)
+    loader = PoolLoader(CPU, pool)
     loader.start(ends.put)
     loader.submit(an_order(specs[0]))
-    loader.submit(an_order(specs[1], specs[0]))
     assert ends.get(timeout=10).error is None
+    loader.submit(an_order(specs[1], specs[0]))
     assert ends.get(timeout=10).error == "ZeroDivisionError: a defect"
     assert pool.resident() == ()
     assert loader.stop(10.0)

@@ -1,21 +1,29 @@
 import os
 import threading
+from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from experts.errors import ExpertError
-from experts.slot import LayoutShelf, SlotPool
+from experts.reading import DirectReader, PacedReader
+from experts.slot import LayoutShelf, Slot, SlotPool
 from experts.spec import ExpertId, ExpertSpec
+from experts.transfer import HostTransfer, StagedTransfer
 from experts.vision.infer import infer
 from experts.vision.layouts import Layout
 from experts.vision.preprocess import fit
+from tests.experts.lanes import LateLane
 from tests.experts.samples import a_picture, an_expert_file
 
 
@@ -47,19 +55,214 @@ def test_a_slot_that_held_others_answers_as_a_fresh_one(tmp_path: Path):
         pool.check()
 
 
-def test_five_hundred_switches_construct_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    specs = [an_expert_file(tmp_path, f"y{seed}", "yolov8n", 2, seed) for seed in range(3)]
-    pool = a_pool(2 * specs[0].weights_bytes)
-    pool.load(specs[0])
-    pool.load(specs[1])
-    made: list[object] = []
-    monkeypatch.setattr(Layout, "bind", lambda *_: made.append("bound"))
-    monkeypatch.setattr(nn.Module, "__init__", lambda *_: made.append("constructed"))
-    buffers = {pool.slot(spec.expert).buffer.data_ptr() for spec in specs[:2]}
-    for number in range(500):
-        pool.load(specs[(number + 2) % 3], evict=(specs[number % 3].expert,))
-    assert made == []
-    assert {pool.slot(expert).buffer.data_ptr() for expert in pool.resident()} == buffers
+class Constructions(TorchDispatchMode):
+    """Counts what is made while it is entered: modules and threads anywhere, torch calls on this thread.
+
+    Torch sees calls twice: as functions (`torch.empty`, `torch.from_numpy`, `nn.Parameter(...)`, `tensor.view`) and as
+    operators, however they were reached; both are counted, so that no tensor or storage comes to be unseen.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.made: Counter[str] = Counter()
+        self._functions = TorchFunctions(self.made)
+        monkeypatch.setattr(Layout, "bind", self._counting("bind"))
+        for owner in (nn.Module, threading.Thread):
+            monkeypatch.setattr(owner, "__init__", self._counting(owner.__name__))
+        for owner in (torch.UntypedStorage, nn.Parameter):
+            monkeypatch.setattr(owner, "__new__", self._counting(owner.__name__))
+
+    def _counting(self, name: str):
+        return lambda *_args, **_options: self.made.update([name])
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.made[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+    def __enter__(self):
+        self._functions.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *failure):
+        super().__exit__(*failure)
+        self._functions.__exit__(*failure)
+
+
+class TorchFunctions(TorchFunctionMode):
+    def __init__(self, made: Counter[str]) -> None:
+        super().__init__()
+        self.made = made
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.made[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def four_of_two_layouts(folder: Path) -> list[ExpertSpec]:
+    return [
+        an_expert_file(folder, f"{name}{seed}", name, 2, seed) for seed in (1, 2) for name in ("yolov8n", "yolov5n")
+    ]
+
+
+def switch(pool: SlotPool, spec: ExpertSpec, source: SlotPool | None = None) -> None:
+    """Load over whoever has been resident longest, as many as it takes."""
+    evict, free_bytes = [], pool.budget_bytes - pool.used_bytes
+    for expert in pool.resident():
+        if free_bytes >= spec.weights_bytes:
+            break
+        evict.append(expert)
+        free_bytes += pool.slot(expert).size_bytes
+    pool.load(spec, tuple(evict), source)
+
+
+@pytest.mark.parametrize(("device", "tier"), [("cpu", "disk"), ("cpu", "ram"), ("ram", "disk"), ("staged", "disk")])
+def test_five_hundred_switches_among_layouts_make_no_module_tensor_or_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, tier: str
+):
+    specs = four_of_two_layouts(tmp_path)
+    if device == "staged":
+        monkeypatch.setattr("experts.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
+    pool = SlotPool(device, 2 * max(spec.weights_bytes for spec in specs))
+    for pair in (specs[::2], specs[1::2], specs[::2]):  # the pool's mix: two of either layout at once
+        for spec in pair:
+            switch(pool, spec)
+    monkeypatch.undo()
+    source = None
+    if tier == "ram":
+        source = SlotPool("ram", sum(spec.weights_bytes for spec in specs))
+        for spec in specs:
+            source.load(spec)
+    slots = {id(slot) for slot in every_slot(pool)}
+    random, loads = np.random.default_rng(0), 0
+    with Constructions(monkeypatch) as constructions:
+        while loads < 500:
+            spec = specs[random.integers(len(specs))]
+            if spec.expert not in pool.resident():
+                switch(pool, spec, source)
+                loads += 1
+    made = constructions.made
+    if device == "staged":  # the copies themselves, memory given back and taken, and how large something is
+        for call in [name for name in made if any(word in name for word in ("copy_", "resize_", "numel"))]:
+            made.pop(call)
+    assert made == {}
+    assert {id(slot) for slot in every_slot(pool)} == slots
+    pool.check()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.empty(3),
+        lambda: torch.from_numpy(np.zeros(3)),
+        lambda: torch.UntypedStorage(3),
+        lambda: nn.Parameter(torch.zeros(1)),
+        lambda: nn.Linear(1, 1),
+        lambda: threading.Thread(target=print),
+    ],
+)
+def test_the_counter_of_constructions_sees_each_kind(monkeypatch: pytest.MonkeyPatch, make):
+    with Constructions(monkeypatch) as constructions, suppress(Exception):  # half made, they are of no use
+        make()
+    assert constructions.made
+
+
+def every_slot(pool: SlotPool) -> list[Slot]:
+    return [*pool._resident.values(), *pool._kept, *pool._vacant]
+
+
+def test_a_slot_that_gave_its_memory_back_answers_as_before_and_forgets_its_graphs(tmp_path: Path):
+    small, large = an_expert_file(tmp_path, "small", "yolov8n", 2), an_expert_file(tmp_path, "large")
+    pool = a_pool(large.weights_bytes)
+    pool.load(small)
+    expected, slot = answers(pool, small), pool.slot(small.expert)
+    slot.graphs[4] = "a recording"
+    pool.load(large, (small.expert,))
+    assert (slot.graphs, pool.allocated_bytes) == ({}, large.weights_bytes)
+    pool.load(small, (large.expert,))
+    assert pool.slot(small.expert) is slot
+    assert answers(pool, small) == expected
+    pool.check()
+
+
+@pytest.mark.parametrize("source_device", ["ram", "cpu"])
+def test_an_expert_copied_from_another_pool_answers_as_one_from_its_file(tmp_path: Path, source_device: str):
+    specs = [an_expert_file(tmp_path, f"e{seed}", seed=seed) for seed in (1, 2)]
+    source, pool = SlotPool(source_device, 2 * specs[0].weights_bytes), a_pool(specs[0].weights_bytes)
+    previous = ()
+    for spec in specs:
+        assert source.load(spec).tier == "disk"
+        pool.load(spec, previous)
+        expected = answers(pool, spec)
+        pool.unload(spec.expert)
+        report = pool.load(spec, source=source)
+        assert (report.tier, report.bytes) == ("ram", spec.weights_bytes)
+        assert answers(pool, spec) == expected
+        previous = (spec.expert,)
+    assert source.resident() == tuple(spec.expert for spec in specs)
+    source.check()
+
+
+def test_the_ram_tier_keeps_bytes_and_runs_nothing(tmp_path: Path):
+    spec = an_expert_file(tmp_path)
+    pool = SlotPool("ram", spec.weights_bytes)
+    pool.load(spec)
+    slot = pool.slot(spec.expert)
+    assert slot.buffer.device.type == "cpu"
+    assert list(slot.module.parameters()) == []
+    with pytest.raises(TypeError, match="load them to a device"):
+        slot.module(torch.zeros(1))
+
+
+def test_a_source_without_the_expert_is_the_callers_mistake(tmp_path: Path):
+    spec = an_expert_file(tmp_path)
+    pool = a_pool()
+    with pytest.raises(ExpertError, match="not resident on ram"):
+        pool.load(spec, source=SlotPool("ram", spec.weights_bytes))
+    assert pool.resident() == ()
+    pool.load(spec)
+
+
+def test_weights_replaced_since_the_source_was_filled_come_from_the_file(tmp_path: Path):
+    old = an_expert_file(tmp_path, "e", seed=1)
+    ram, pool = SlotPool("ram", old.weights_bytes), a_pool()
+    ram.load(old)
+    new = an_expert_file(tmp_path, "e", seed=2)
+    assert pool.load(new, source=ram).tier == "disk"
+    fresh = a_pool()
+    fresh.load(new)
+    assert answers(pool, new) == answers(fresh, new)
+
+
+def test_a_source_that_is_not_in_host_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec = an_expert_file(tmp_path)
+    pool = a_pool()
+    monkeypatch.setattr("experts.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
+    gpu = SlotPool("cuda:0", spec.weights_bytes)
+    gpu.load(spec)
+    with pytest.raises(ExpertError, match="only from host memory"):
+        pool.load(spec, source=gpu)
+    pool.load(spec)
+
+
+@pytest.mark.parametrize("make", [DirectReader, lambda: PacedReader(DirectReader(), 5e8)])
+def test_slots_are_filled_by_the_reader_the_pool_was_given(tmp_path: Path, make):
+    spec = an_expert_file(tmp_path)
+    plain, pool = a_pool(), SlotPool("cpu", spec.weights_bytes, reader=make())
+    plain.load(spec)
+    for _ in range(2):  # the first load checks the whole file, the second only reads
+        report = pool.load(spec)
+        assert answers(pool, spec) == answers(plain, spec)
+        if make is not DirectReader:
+            assert report.load_ms >= spec.weights_bytes / 5e8 * 1e3
+        pool.unload(spec.expert)
+
+
+def test_pools_that_share_a_shelf_check_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec, shelf, checked = an_expert_file(tmp_path), LayoutShelf(), []
+    monkeypatch.setattr("experts.slot.check_digest", lambda *_: checked.append(1))
+    for device in ("ram", "cpu"):
+        SlotPool(device, spec.weights_bytes, shelf).load(spec)
+    assert checked == [1]
 
 
 def damage(file: Path, kind: str) -> None:
@@ -135,6 +338,30 @@ def test_an_expert_is_not_loaded_twice(tmp_path: Path):
         pool.load(spec)
     with pytest.raises(ExpertError, match="not resident"):
         pool.slot(ExpertId("nobody"))
+
+
+@pytest.mark.parametrize("method", ["allocate", "occupy"])
+def test_a_device_without_memory_fails_the_load_and_the_next_one_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+):
+    small, large = an_expert_file(tmp_path, "small", "yolov8n", 2), an_expert_file(tmp_path, "large")
+    pool = a_pool(large.weights_bytes)
+    if method == "occupy":
+        pool.load(small)
+        pool.load(large, (small.expert,))
+        pool.unload(large.expert)
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostTransfer, method, fail)
+        with pytest.raises(ExpertError, match=r"cpu has no \d+ bytes left; lower the device's budget"):
+            pool.load(small)
+    pool.check()
+    assert (pool.used_bytes, pool.allocated_bytes) == (0, 0)
+    pool.load(small)
+    assert answers(pool, small)
 
 
 def test_kept_slots_make_room_for_another_layout_and_for_a_smaller_budget(tmp_path: Path):

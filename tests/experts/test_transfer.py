@@ -1,24 +1,31 @@
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from experts.memory import HostMemory
+from experts.reading import CachedReader
 from experts.slot import SlotPool
-from experts.transfer import Transfer, transfer_for
+from experts.transfer import CudaLane, Lane, StagedTransfer, Transfer, transfer_for
 from experts.vision.infer import infer
 from experts.vision.preprocess import fit
+from tests.experts.lanes import LateLane
 from tests.experts.samples import a_picture, an_expert_file
 
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda:0",
-        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")],
-    ),
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
+DEVICES = ["cpu", "ram", "staged", pytest.param("cuda:0", marks=needs_gpu)]
+
+
+def a_transfer(device: str) -> Transfer:
+    """For "staged" the GPU's way, in host memory, with copies as late as a stream's may be."""
+    return StagedTransfer("cpu", LateLane, pin=False) if device == "staged" else transfer_for(device)
 
 
 def a_file(folder: Path, size_bytes: int) -> tuple[int, bytes]:
@@ -28,18 +35,22 @@ def a_file(folder: Path, size_bytes: int) -> tuple[int, bytes]:
     return os.open(file, os.O_RDONLY), data
 
 
+def contents(tensor: torch.Tensor) -> bytes:
+    return tensor.clone().cpu().numpy().tobytes()  # a clone: torch never resizes what NumPy has seen
+
+
 def filled(transfer: Transfer, descriptor: int, size_bytes: int, digest=None) -> bytes:
-    buffer = transfer.allocate(size_bytes)
-    transfer.fill(buffer, descriptor, 4, digest)
-    return buffer.cpu().numpy().tobytes()
+    place = transfer.allocate(size_bytes)
+    transfer.fill(place, CachedReader(), descriptor, 4, digest)
+    return contents(place.buffer)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("size_bytes", [1, 4096, (8 << 20) + 5, 20 << 20])
-def test_a_filled_buffer_and_its_digest_hold_the_bytes_of_the_file(tmp_path: Path, device: str, size_bytes: int):
+@pytest.mark.parametrize("size_bytes", [1, 4096, (16 << 20) + 5, 70 << 20])
+def test_a_filled_place_and_its_digest_hold_the_bytes_of_the_file(tmp_path: Path, device: str, size_bytes: int):
     descriptor, data = a_file(tmp_path, size_bytes)
     digest = hashlib.sha256()
-    assert filled(transfer_for(device), descriptor, size_bytes, digest) == data
+    assert filled(a_transfer(device), descriptor, size_bytes, digest) == data
     assert digest.digest() == hashlib.sha256(data).digest()
     os.close(descriptor)
 
@@ -49,30 +60,109 @@ def test_short_reads_are_continued(tmp_path: Path, device: str, monkeypatch: pyt
     descriptor, data = a_file(tmp_path, 10_000)
     whole = os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, views, offset: whole(fd, [views[0][:777]], offset))
-    assert filled(transfer_for(device), descriptor, 10_000) == data
+    assert filled(a_transfer(device), descriptor, 10_000) == data
     os.close(descriptor)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_file_that_ends_early_is_an_error_and_the_next_fill_works(tmp_path: Path, device: str):
-    descriptor, data = a_file(tmp_path, 10_000)
-    transfer = transfer_for(device)
+    size_bytes = (33 << 20) + 10
+    descriptor, data = a_file(tmp_path, size_bytes)
+    transfer = a_transfer(device)
     with pytest.raises(EOFError, match="ends 5 bytes early"):
-        filled(transfer, descriptor, 10_005)
-    assert filled(transfer, descriptor, 10_000) == data
+        filled(transfer, descriptor, size_bytes + 5)
+    assert filled(transfer, descriptor, size_bytes) == data
     os.close(descriptor)
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("source", ["cpu", "ram"])
+def test_a_place_can_be_copied_from_host_memory(tmp_path: Path, device: str, source: str):
+    size_bytes = (17 << 20) + 3
+    descriptor, data = a_file(tmp_path, size_bytes)
+    origin = transfer_for(source).allocate(size_bytes)
+    transfer_for(source).fill(origin, CachedReader(), descriptor, 4)
+    os.close(descriptor)
+    transfer = a_transfer(device)
+    place = transfer.allocate(size_bytes)
+    assert origin.memory is not None
+    transfer.copy(place, origin.memory)
+    assert contents(place.buffer) == data
+
+
+def test_pinned_memory_is_copied_in_one_piece_without_staging():
+    origin = HostMemory(40 << 20)
+    origin.array[:] = 7
+    origin.pinned, lane = True, LateLane()
+    transfer = StagedTransfer("cpu", lambda *_: lane, pin=False)
+    place = transfer.allocate(40 << 20)
+    transfer.copy(place, origin)
+    origin.pinned = False
+    assert len(lane.given) == 1
+    assert bool((place.buffer == 7).all())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_views_of_a_place_outlive_its_memory(tmp_path: Path, device: str):
+    descriptor, data = a_file(tmp_path, 20 << 20)
+    transfer = a_transfer(device)
+    place = transfer.allocate(20 << 20)
+    view = place.buffer[4096:8192].view(torch.float32)
+    for _ in range(2):
+        transfer.fill(place, CachedReader(), descriptor, 4)
+        assert contents(view) == data[4096:8192]
+        assert contents(place.buffer) == data
+        transfer.vacate(place)
+        transfer.occupy(place)
+    os.close(descriptor)
+
+
+def test_vacated_host_memory_goes_back_to_the_system():
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    memory = HostMemory(64 << 20)
+    memory.array[:] = 1
+    before = resident_bytes()
+    memory.vacate()
+    assert before - resident_bytes() > 50 << 20
+
+
+def late_lane() -> tuple[Lane, Callable[[], torch.Tensor]]:
+    return LateLane(), lambda: torch.zeros(4)
+
+
+def cuda_lane() -> tuple[Lane, Callable[[], torch.Tensor]]:
+    return CudaLane(torch.device("cuda:0"), 2), lambda: torch.zeros(4, device="cuda:0")
+
+
+@pytest.mark.parametrize("make", [late_lane, pytest.param(cuda_lane, marks=needs_gpu)])
+def test_waiting_for_a_page_means_all_copies_given_before_its_mark(make: Callable[[], tuple[Lane, Callable]]):
+    lane, place = make()
+    first, second, source = place(), place(), torch.ones(4)
+    lane.begin()
+    lane.wait(0)  # nothing was marked: no waiting
+    lane.copy(first, source)
+    lane.mark(0)
+    lane.wait(0)
+    assert first.cpu().tolist() == [1.0] * 4
+    lane.copy(second, source)
+    lane.finish()
+    assert second.cpu().tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=needs_gpu)])
 @pytest.mark.parametrize("architecture", ["resnet18", "yolov8n", "yolo26n"])
 def test_every_device_answers_as_the_cpu(tmp_path: Path, device: str, architecture: str):
     spec = an_expert_file(tmp_path, "e", architecture, 3, input_size=96, max_detections=5)
     prepared = [fit(a_picture(seed=seed), spec.task, 96) for seed in range(3)]
     answers = []
+    ram = SlotPool("ram", spec.weights_bytes)
+    ram.load(spec)
     for name in ("cpu", device):
         pool = SlotPool(name, spec.weights_bytes)
-        for _ in range(2):
-            pool.load(spec)
+        for source in (None, ram):
+            pool.load(spec, source=source)
             answers.append(infer(pool.slot(spec.expert), prepared))
             pool.unload(spec.expert)
         pool.check()
@@ -83,5 +173,5 @@ def test_every_device_answers_as_the_cpu(tmp_path: Path, device: str, architectu
 
 
 def test_an_unknown_device_is_refused():
-    with pytest.raises(ValueError, match="expected cpu or cuda:N"):
+    with pytest.raises(ValueError, match="expected cpu, ram or cuda:N"):
         transfer_for("tpu")

@@ -216,4 +216,4 @@ def test_a_line_made_by_the_same_code_is_used_again(tmp_path: Path):
     found = prepare.prepare(tmp_path / "demo")
     assert found == dataclasses.replace(report, cached=True)
     assert "98 of 100 (0.980; missed: 2 shifted)" in found.summary()
-    assert "from an earlier run" in found.summary()
+    assert "trained in an earlier run" in found.summary()

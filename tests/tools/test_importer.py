@@ -169,9 +169,10 @@ def test_an_expert_that_disagrees_is_refused_and_the_old_one_stays(tmp_path: Pat
     assert (catalog["r18"].sha256, problems) == (before.entry["sha256"], [])
 
 
-def test_not_a_number_is_a_disagreement(tmp_path: Path):
+@pytest.mark.parametrize("tensor", ["fc.bias", "conv1.weight"])
+def test_not_a_number_is_a_disagreement(tmp_path: Path, tensor: str):
     state = a_model().state_dict()
-    state["fc.bias"] = torch.full_like(state["fc.bias"], float("nan"))
+    state[tensor] = torch.full_like(state[tensor], float("nan"))
     with pytest.raises(ImportRefusedError, match="differs from the original by inf"):
         import_classifier(state, "resnet18", CLASSES, 64, tmp_path, expert="e")
 

@@ -1,106 +1,85 @@
-"""`coserve bench live`: the demo line under each policy, real daemon and real sockets, interleaved runs, the ratio."""
+"""`coserve bench live`: every policy, and what else a user would pick, on real images and real weights files."""
 
-import os
-import platform
 import tempfile
-import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from typing import Annotated, TypeVar
 
-from rich.progress import Progress
+import typer
 
-from daemon.config import load_config
-from daemon.control import ask
-from tools.camera.command import rendered_images
-from tools.camera.publisher import Image, Publisher, publish_images
-from tools.console import console, errors, fail, print_json, print_table
-from tools.service import Service, ServiceError
+from tools.console import fail
 
-_SEED = 11
+_DEFAULT_SIDES = "all eight policies, samba-ordinary, naive and ray-serve"
+Name = TypeVar("Name", bound=str)
+Folder = Annotated[Path | None, typer.Option("--dir", help="Where the experts are made once (~25 GB); a cache folder.")]
 
 
-@dataclass(frozen=True, slots=True)
-class RunFigures:
-    """One run. `images_per_s` counts from the first image sent to the last verdict durable."""
-
-    policy: str
-    images: int
-    images_per_s: float
-    expert_switches: int
-    unknown: int
+def register(app: typer.Typer) -> None:
+    """Add this module's command to `app`."""
+    app.command("live")(bench_live)
 
 
-def bench_policies(folder: Path, *, boards: int, rounds: int, policies: list[str], as_json: bool) -> None:
-    """Run every policy `rounds` times, interleaved, and print medians and the ratio to the first policy."""
-    from tools.demo.prepare import prepare
+def bench_live(  # noqa: PLR0913, PLR0917  a benchmark's every size can be chosen
+    folder: Folder = None,
+    sides: Annotated[str | None, typer.Option(help=f"With commas between; without it {_DEFAULT_SIDES}.")] = None,
+    traces: Annotated[str, typer.Option(help="skewed (by usage), board (placement order), or both.")] = "skewed,board",
+    disks: Annotated[str, typer.Option(help="cold (as it is), paced (530 MB/s), or both.")] = "cold,paced",
+    experts: Annotated[int, typer.Option(min=1, help="Classifiers, each its own weights file.")] = 60,
+    detectors: Annotated[int, typer.Option(min=1, help="Detectors that they share.")] = 4,
+    classifier: Annotated[str, typer.Option(help="The classifiers' architecture.")] = "resnet101",
+    detector: Annotated[str, typer.Option(help="The detectors' architecture.")] = "yolo11m",
+    input_size: Annotated[int, typer.Option(min=32, help="Side of the square input, pixels.")] = 128,
+    requests: Annotated[int, typer.Option(min=1, help="Images, all waiting from the start.")] = 600,
+    memory: Annotated[float, typer.Option(min=0.01, max=1.0, help="Memory, as a share of the experts' bytes.")] = 0.1,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs per side; one for those slower than a tenth.")] = 3,
+    limit_s: Annotated[float, typer.Option(min=1.0, help="A side is stopped then; what it finished counts.")] = 60.0,
+    executors: Annotated[int, typer.Option(min=1, help="Executors of sides that have several.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="Processor threads of every side, over its executors.")] = 2,
+    fits: Annotated[bool, typer.Option(help="Also compare where every expert fits the memory.")] = True,
+    record: Annotated[Path | None, typer.Option("--trace", help="Record our policies' runs into this folder.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    chart_file: Annotated[Path | None, typer.Option("--chart", help="Draw bars into this PNG.")] = None,
+) -> None:
+    """Images per second of every policy, of ordinary loading, and of Ray Serve: one memory budget, one trace.
 
-    prepare(folder)
-    images = list(rendered_images(boards, _SEED, "B", lot=None))
-    figures: dict[str, list[RunFigures]] = {policy: [] for policy in policies}
-    with Progress(console=errors) as bar:
-        task = bar.add_task("runs", total=rounds * len(policies))
-        for _ in range(rounds):
-            for policy in policies:
-                bar.update(task, description=policy)
-                figures[policy].append(_run(folder / "coserve.yaml", policy, images))
-                bar.advance(task)
-    base = median(run.images_per_s for run in figures[policies[0]])
-    rows = [
-        {
-            "policy": policy,
-            "images_per_s": round(median(run.images_per_s for run in runs), 2),
-            "expert_switches": int(median(run.expert_switches for run in runs)),
-            "ratio": round(median(run.images_per_s for run in runs) / base, 2),
-            "runs": [asdict(run) for run in runs],
-        }
-        for policy, runs in figures.items()
-    ]
-    if as_json:
-        print_json({"machine": platform.platform(), "cores": os.cpu_count(), "images": len(images), "policies": rows})
-        return
-    columns = ("policy", "images/s (median)", "expert switches (median)", f"ratio to {policies[0]}")
-    table = [(row["policy"], row["images_per_s"], row["expert_switches"], row["ratio"]) for row in rows]
-    print_table(f"{len(images)} images of {boards} boards, in board order, {rounds} rounds", columns, table)
-    console.print(f"on {os.cpu_count()} cores, trained experts of {folder}")
+    Weights are random; each side runs in its own process and reads through the same reader. The first run makes the
+    experts, and an environment for Ray Serve (with pip). Exit status 1 where a side failed.
 
+    Example: coserve bench live --traces skewed --disks paced --sides samba,coserve,coserve-plus
+    """
+    from tools.bench.compare import Settings, compare
+    from tools.bench.job import DISKS, SIDES
+    from tools.bench.stage import Size, default_folder
+    from tools.bench.stock import Recipe
+    from tools.bench.workload import ORDERS
 
-def _run(config: Path, policy: str, images: list[Image]) -> RunFigures:
-    """One fresh database, one daemon, all images as fast as they are taken."""
+    recipe = Recipe(experts, detectors, classifier, detector, input_size)
+    settings = Settings(
+        folder=folder or default_folder(),
+        size=Size(recipe, requests, memory, executors, threads, limit_s),
+        sides=chosen(sides, SIDES, "--sides"),
+        traces=chosen(traces, ORDERS, "--traces"),
+        disks=chosen(disks, DISKS, "--disks"),
+        rounds=rounds,
+        fits=fits,
+        record=record,
+    )
     with tempfile.TemporaryDirectory(prefix="coserve-bench-") as scratch:
-        environ = {
-            "COSERVE_POLICY": policy,
-            "COSERVE_DATABASE": f"sqlite:///{scratch}/inspection.db",
-            "COSERVE_JOURNAL": f"{scratch}/journal",
-            "COSERVE_IMAGES": f"{scratch}/images",
-            "COSERVE_ENDPOINTS_INTAKE": f"[ipc://{scratch}/intake.sock]",
-            "COSERVE_ENDPOINTS_RESULTS": f"ipc://{scratch}/results.sock",
-            "COSERVE_ENDPOINTS_CONTROL": f"ipc://{scratch}/control.sock",
-        }
-        endpoints = load_config(config, environ).endpoints
-        try:
-            with Service(config, Path(scratch) / "daemon.log", environ) as service:
-                began_s = time.monotonic()
-                with Publisher(endpoints.intake[0], "bench") as publisher:
-                    account = publish_images(publisher, images)
-                while (status := ask(endpoints.control, "status"))["backlog"] > 0:
-                    time.sleep(0.05)
-                took_s = time.monotonic() - began_s
-                if not account.complete:
-                    fail(f"{policy}: {account.as_dict()}; see the log:\n{service.tail()}", status=1)
-        except ServiceError as error:
-            fail(f"{policy}: {error}", status=1)
-        return RunFigures(policy, len(images), len(images) / took_s, status["expert_switches"], _unknown(scratch))
+        comparison = compare(settings, Path(scratch))
+    if json_file is not None:
+        comparison.write(json_file)
+    if chart_file is not None:
+        from tools.bench.chart import draw_live
+
+        draw_live(comparison, chart_file)
+    comparison.show()
+    raise SystemExit(1 if comparison.failed else 0)
 
 
-def _unknown(scratch: str) -> int:
-    from sqlalchemy import text
-
-    from daemon.store.database import open_for_reading
-
-    engine = open_for_reading(f"sqlite:///{scratch}/inspection.db")
-    try:
-        with engine.connect() as connection:
-            return connection.execute(text("SELECT count(*) FROM inspections WHERE verdict = 'unknown'")).scalar() or 0
-    finally:
-        engine.dispose()
+def chosen(text: str | None, known: Sequence[Name], option: str) -> tuple[Name, ...]:
+    """The names in `text`, with commas between; all without it. Leaves with status 2 where one is not known."""
+    names = [name.strip() for name in text.split(",")] if text else list(known)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        fail(f"{option} {unknown[0]}: not known; choose from {', '.join(known)}", status=2)
+    return tuple(one for one in known if one in names)

@@ -41,9 +41,9 @@ class SharedDetector:
 
 
 DETECTORS = (
-    SharedDetector("solder-chip", ("chip", "led", "electrolytic"), ("insufficient", "bridge"), 96, 500),
+    SharedDetector("solder-chip", ("chip", "led", "electrolytic"), ("insufficient", "bridge"), 96, 400),
     SharedDetector(
-        "solder-leaded", ("sot23", "soic", "qfp", "connector"), ("insufficient", "lifted_lead", "bridge"), 128, 1700
+        "solder-leaded", ("sot23", "soic", "qfp", "connector"), ("insufficient", "lifted_lead", "bridge"), 128, 1400
     ),
 )
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from daemon.policy.actions import Load, Resize, Run, Unload, Wait
+from daemon.policy.assign import partition
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request, RequestId
 from daemon.policy.scheduler import Scheduler
@@ -41,7 +42,9 @@ def a_scheduler(
     policy: str = "coserve-plus",
     tuning: Tuning | None = None,
 ) -> Scheduler:
-    return Scheduler(experts, pools or [a_pool()], executors or executors_on("cpu"), preset(policy), tuning)
+    chosen = preset(policy)
+    pools, executors = partition(pools or [a_pool()], executors or executors_on("cpu"), chosen)
+    return Scheduler(experts, pools, executors, chosen, tuning)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.policy.ranking import Ranking
@@ -6,6 +6,7 @@ from daemon.policy.ranking import Ranking
 STEPS = st.lists(st.tuples(st.integers(0, 20), st.none() | st.integers(-50, 50)), max_size=300)
 
 
+@settings(deadline=None)
 @given(STEPS)
 def test_a_ranking_orders_as_sorting_would(steps: list[tuple[int, int | None]]):
     ranking: Ranking[int] = Ranking()

@@ -1,4 +1,4 @@
-"""`samba`: first come, first served, least recently used, one executor, batches of one (data/scenarios/README.md)."""
+"""The baselines (data/scenarios/README.md): first come, first served, batches of one, a chain's next step at once."""
 
 import pytest
 
@@ -7,9 +7,9 @@ from tests.daemon.policy.line import Clockwork, a_pool, a_request, a_scheduler, 
 EXPERTS = [an_expert("a", then=[("d", 0.9)]), an_expert("b"), an_expert("c"), an_expert("d")]
 
 
-def a_samba(budget_bytes: int = 20, **fields) -> Clockwork:
+def a_samba(budget_bytes: int = 20, policy: str = "samba", **fields) -> Clockwork:
     executors = executors_on("cpu", "cpu")
-    scheduler = a_scheduler(EXPERTS, [a_pool(budget_bytes=budget_bytes)], executors, "samba")
+    scheduler = a_scheduler(EXPERTS, [a_pool(budget_bytes=budget_bytes)], executors, policy)
     return Clockwork(scheduler, executors, **fields)
 
 
@@ -58,3 +58,32 @@ def test_one_slot_serves_every_chain():
     line.arrive(*(a_request(n, "abc"[n % 3]) for n in range(9)))
     line.run()
     assert len(line.ran) == 18
+
+
+def test_under_fifo_the_expert_that_was_loaded_first_is_evicted_however_often_it_is_used():
+    line = a_samba(budget_bytes=20, policy="samba-fifo")
+    line.arrive(*(a_request(n, "abac"[n]) for n in range(4)))
+    line.run()
+    assert [(load.expert, load.evict) for load in line.loads()] == [("a", ()), ("b", ()), ("c", ("a",))]
+
+
+def test_in_parallel_requests_go_round_the_executors_and_each_has_half_of_the_memory():
+    line = a_samba(budget_bytes=40, policy="samba-parallel")
+    line.arrive(*(a_request(n, "abcb"[n]) for n in range(4)))
+    line.run()
+    assert [(run.executor, run.expert) for run in line.runs()] == [
+        ("cpu/0", "a"),
+        ("cpu/1", "b"),
+        ("cpu/1", "b"),
+        ("cpu/0", "c"),
+    ]
+    assert [(one.pool, one.budget_bytes) for one in line.scheduler.snapshot().pools] == [("cpu/0", 20), ("cpu/1", 20)]
+
+
+def test_in_parallel_a_detector_runs_where_its_classifier_ran():
+    line = a_samba(budget_bytes=40, policy="samba-parallel", then=lambda one: "d" if one.expert == "a" else None)
+    line.arrive(*(a_request(n, "baac"[n]) for n in range(4)), a_request(9, "b", 0.1), a_request(10, "c", 0.1))
+    line.run()
+    ran = [(run.executor, run.expert) for run in line.runs()]
+    assert [expert for executor, expert in ran if executor == "cpu/1"] == ["a", "d", "c", "c"]
+    assert [expert for executor, expert in ran if executor == "cpu/0"] == ["b", "a", "d", "b"]

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from daemon.policy.actions import Load, Resize, Run, Unload, Wait
+from daemon.policy.assign import partition
 from daemon.policy.operate import RefusedError
 from daemon.policy.presets import PRESETS, Tuning
-from daemon.policy.request import PoolId
+from daemon.policy.request import RAM, PoolFacts, PoolId
 from experts.spec import ExpertId
 from tests.daemon.policy.line import a_pool, a_request, a_scheduler, an_expert, executors_on
 
@@ -20,13 +21,18 @@ POOLS = {
     "two executors": ([a_pool(budget_bytes=35)], executors_on("cpu", "cpu")),
     "gpu and cpu": ([a_pool("cuda:0", 30), a_pool("cpu", 25, 2)], executors_on("cuda:0", "cuda:0", "cpu")),
     "two gpus": ([a_pool("cuda:0", 20), a_pool("cuda:1", 30)], executors_on("cuda:0", "cuda:1")),
+    "gpu and ram": ([a_pool("cuda:0", 50), PoolFacts(RAM, "ram", 25, 1)], executors_on("cuda:0", "cuda:0")),
+    "everything": (
+        [a_pool("cuda:0", 60), PoolFacts(RAM, "ram", 20, 1), a_pool("cpu", 40, 2)],
+        executors_on("cuda:0", "cuda:0", "cuda:0", "cpu", "cpu"),
+    ),
 }
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from(list(PRESETS)), shape=st.sampled_from(list(POOLS)))
     def start(self, policy: str, shape: str) -> None:
-        self.pools, self.executors = POOLS[shape]
+        self.pools, self.executors = partition(*POOLS[shape], PRESETS[policy])
         self.experts = [
             an_expert(name, SIZES[name], usage=0.1 * n, then=[("d", 0.5)] if name in "ab" else [])
             for n, name in enumerate(NAMES)
@@ -100,6 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not any(run.expert == expert and self.scheduler_pool(run) == pool for run in self.runs), (
             "evicted while in use"
         )
+        assert not any(load.source == pool and load.expert == expert for load in self.loads), "evicted while copied"
         del self.resident[pool, expert]
 
     def scheduler_pool(self, run: Run) -> str:
@@ -205,4 +212,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)

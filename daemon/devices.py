@@ -1,0 +1,134 @@
+"""A line's processors as the scheduler sees them: what coserve.yaml says, completed by the profile of the machine."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from daemon.config import Config, Device
+from daemon.errors import ConfigError
+from daemon.policy.assign import partition
+from daemon.policy.matrix import Performance
+from daemon.policy.presets import PRESETS
+from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId
+from daemon.profile import Machine, Profile, load_profile
+from experts.spec import ExpertId, ExpertSpec
+from routing_rules.load import Problem
+
+#: What a profile recommends where coserve.yaml says nothing.
+_RECOMMENDED = ("executors", "threads", "expert_memory", "activation_memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """What profiles say beyond the settings: the performance matrix, and usage where it was counted."""
+
+    matrix: tuple[Performance, ...] = ()
+    usage: Mapping[ExpertId, float] = field(default_factory=dict[ExpertId, float])
+
+
+def complete(path: Path, config: Config, here: Machine) -> tuple[Config, Measurements, list[Problem | str]]:
+    """The settings of `path` with what their profiles recommend; values set by hand win. And every mistake."""
+    problems: list[Problem | str] = []
+    profiles = _profiles(config, here, problems)
+    devices: dict[str, Device] = {}
+    rows: list[Performance] = []
+    usage: dict[ExpertId, float] = {}
+    for name, device in config.devices.items():
+        devices[name] = device
+        profile = None if device.profile is None else profiles.get(device.profile)
+        if profile is None:
+            continue
+        if name not in profile.devices:
+            problems.append(f"{profile.path}: has no device {name}; measure it: coserve profile {path}")
+            continue
+        devices[name] = _completed(name, device, profile)
+        rows += profile.rows_of(name)
+        usage = usage or dict(profile.usage)
+        if not devices[name].expert_memory:
+            problems.append(f"{path}: devices.{name}.expert_memory is missing, and {profile.path} recommends none")
+    return config.model_copy(update={"devices": devices}), Measurements(tuple(rows), usage), problems
+
+
+def pools_and_executors(config: Config) -> tuple[tuple[PoolFacts, ...], tuple[ExecutorFacts, ...]]:
+    """One pool per device and one in host memory where a GPU has a `host_cache`, before a policy divides them."""
+    pools: list[PoolFacts] = []
+    executors: list[ExecutorFacts] = []
+    for name, device in config.devices.items():
+        share = None if device.activation_memory is None else device.activation_memory // device.executors
+        processor = "cpu" if name == "cpu" else "gpu"
+        pools.append(PoolFacts(PoolId(name), processor, device.expert_memory, device.max_batch, share))
+        executors += [ExecutorFacts(ExecutorId(f"{name}/{number}"), PoolId(name)) for number in range(device.executors)]
+    cached_bytes = sum(device.host_cache or 0 for device in config.devices.values())
+    if cached_bytes:
+        pools.append(PoolFacts(RAM, "ram", cached_bytes, 1))
+    return tuple(pools), tuple(executors)
+
+
+def memory_problems(config: Config, used: Sequence[str], catalog: Mapping[ExpertId, ExpertSpec]) -> list[str]:
+    """The experts of the rules (`used`) that fit no pool as the policy divides the memory, and what to do.
+
+    Only one expert of a chain needs to be resident at a time: the largest expert is what a chain needs.
+    """
+    pools, _ = partition(*pools_and_executors(config), PRESETS[config.policy])
+    room = max((facts for facts in pools if facts.pool != RAM), key=lambda facts: facts.budget_bytes)
+    needed = {expert: catalog[ExpertId(expert)].weights_bytes for expert in used if ExpertId(expert) in catalog}
+    large = sorted(
+        (expert for expert, size in needed.items() if size > room.budget_bytes), key=lambda expert: -needed[expert]
+    )
+    if not large:
+        return []
+    device, most_bytes = room.device, needed[large[0]]
+    shares = sum(facts.device == device for facts in pools)
+    divided = ""
+    if shares > 1:
+        divided = f" (policy {config.policy} divides {config.devices[device].expert_memory:,} over {shares} executors)"
+    others = f", and {len(large) - 1} more that do not fit" if len(large) > 1 else ""
+    return [
+        f"expert {large[0]} needs {most_bytes:,} bytes{others}, and the largest pool has {room.budget_bytes:,} bytes"
+        f" on {device}{divided}: raise devices.{device}.expert_memory to at least {most_bytes * shares:,} bytes"
+        + (", or lower its executors" if shares > 1 else "")
+    ]
+
+
+def profile_warnings(config: Config, measured: Measurements, catalog: Mapping[ExpertId, ExpertSpec]) -> list[str]:
+    """Layouts of the catalog that a profile has not measured: the scheduler then assumes what they cost."""
+    found: list[str] = []
+    known = {(row.device, row.architecture) for row in measured.matrix}
+    for name, device in config.devices.items():
+        if device.profile is None:
+            continue
+        missing = sorted({spec.layout for spec in catalog.values() if (name, spec.layout) not in known})
+        if missing:
+            found.append(
+                f"{device.profile}: {name} was not measured with {', '.join(missing)}: what it costs is assumed;"
+                " measure it: coserve profile CONFIG"
+            )
+    return found
+
+
+def _profiles(config: Config, here: Machine, problems: list[Problem | str]) -> dict[Path, Profile]:
+    """Each profile that is named, once; what is wrong with one goes to `problems`."""
+    found: dict[Path, Profile] = {}
+    for path in dict.fromkeys(device.profile for device in config.devices.values() if device.profile):
+        try:
+            profile = load_profile(path)
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        problems += profile.machine_problems(here)
+        found[path] = profile
+    return found
+
+
+def _completed(name: str, device: Device, profile: Profile) -> Device:
+    recommended = profile.devices[name]
+    update: dict[str, Any] = {}
+    for key in _RECOMMENDED:
+        value = getattr(recommended, key)
+        if value is not None and key not in device.model_fields_set:
+            update[key] = value
+    batches = [row.max_batch for row in profile.rows_of(name)]
+    if batches and "max_batch" not in device.model_fields_set:
+        update["max_batch"] = max(batches)
+    return device.model_copy(update=update)

@@ -1,0 +1,60 @@
+"""What a request is predicted to cost at an executor (CoServe §4.2), in whole nanoseconds: totals never drift."""
+
+from dataclasses import dataclass
+
+from daemon.policy.floor import Floor
+from daemon.policy.request import RAM, PoolId
+from experts.spec import ExpertId
+
+NS_PER_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One expert in one pool: a batch of n takes `each_ns` · n + `start_ns` (K and B); a load, by tier.
+
+    `ram_ns` is None where no host copy can serve the pool.
+    """
+
+    each_ns: int
+    start_ns: int
+    disk_ns: int
+    ram_ns: int | None
+
+
+class Costs:
+    """Costs by pool and expert, out of the performance matrix; computed once until `forget`."""
+
+    def __init__(self, floor: Floor) -> None:
+        self._floor = floor
+        self._has_ram = RAM in floor.pools
+        self._known: dict[tuple[PoolId, ExpertId], Cost] = {}
+
+    def of(self, pool: PoolId, expert: ExpertId) -> Cost:
+        known = self._known.get((pool, expert))
+        if known is None:
+            known = self._known[pool, expert] = self._compute(pool, expert)
+        return known
+
+    def load_ns(self, cost: Cost, expert: ExpertId) -> int:
+        """The time of a load from the nearest tier that has `expert` now; what other executors hold is no tier."""
+        if cost.ram_ns is not None and self._has_ram and self._floor.can_run(RAM, expert):
+            return cost.ram_ns
+        return cost.disk_ns
+
+    def forget(self) -> None:
+        self._known.clear()
+
+    def _compute(self, pool: PoolId, expert: ExpertId) -> Cost:
+        facts = self._floor.experts.get(expert)
+        if facts is None:
+            return Cost(0, 0, 0, None)
+        here = self._floor.pools[pool]
+        row = self._floor.matrix.of(here.device, facts.architecture)
+        has_copies = here.processor == "gpu" and row.ram_s is not None
+        return Cost(
+            each_ns=round(row.k_s * NS_PER_S),
+            start_ns=round(row.b_s * NS_PER_S),
+            disk_ns=round(row.disk_s * NS_PER_S),
+            ram_ns=round(row.ram_s * NS_PER_S) if has_copies and row.ram_s is not None else None,
+        )

@@ -1,0 +1,236 @@
+"""Requests bound at their arrival: one queue of groups per executor (the paper's policies and its baselines).
+
+Nothing is loaded before the head of an executor's queue needs it, and not while that executor runs (CoServe §4.1,
+figure 7: a switch is part of serving the request).
+"""
+
+from collections.abc import Iterable
+
+from daemon.policy.arrange import JOIN, Group, Queue
+from daemon.policy.assign import ASSIGN, Candidates
+from daemon.policy.cost import Costs
+from daemon.policy.discipline import Evict, Want
+from daemon.policy.evict import ORDERS
+from daemon.policy.floor import Floor
+from daemon.policy.presets import Preset
+from daemon.policy.request import RAM, ExecutorId, PoolId, Request, RequestId
+from daemon.policy.split import bound, cut
+from daemon.policy.tier import RamTier
+from experts.spec import ExpertId
+
+
+class ExecutorQueues:
+    """A queue per executor of `floor`; `preset` says who assigns, arranges and evicts."""
+
+    def __init__(self, floor: Floor, preset: Preset) -> None:
+        if preset.evict == "least wanted":
+            raise ValueError(f"policy {preset.name}: evict 'least wanted' needs the demand table of a late binding")
+        self._floor = floor
+        self._queues = {
+            name: Queue(name, facts.pool, floor.ledgers[facts.pool]) for name, facts in floor.executors.items()
+        }
+        everyone = tuple(self._queues.values())
+        self._of_pool = {pool: [queue for queue in everyone if queue.pool == pool] for pool in floor.pools}
+        self._costs = Costs(floor)
+        self._candidates = Candidates(floor, everyone, self._costs)
+        self._assign = ASSIGN[preset.assign](self._candidates, everyone, self._costs)
+        self._join = JOIN[preset.arrange]
+        self._chain_first = preset.chain_first
+        self._order = ORDERS[preset.evict](floor, [queue.pool for queue in everyone])
+        self._tier = RamTier(floor, everyone, self._order, self._costs)
+        self._groups: dict[RequestId, Group] = {}
+        self._counts: dict[ExpertId, int] = {}
+        #: Loads under way, to notice those that fail.
+        self._coming: dict[tuple[PoolId, ExpertId], None] = {}
+        #: Who ended a batch last: the steps behind it arrive right after that report.
+        self._ended_last: Queue | None = None
+        self._note_ground()
+
+    # Requests
+
+    def add(self, request: Request) -> None:
+        expert = request.expert
+        self._counts[expert] = self._counts.get(expert, 0) + 1
+        if self._chain_first and request.step > 0 and self._ended_last is not None:
+            queue = self._ended_last
+            if self._floor.fits(queue.pool, expert):
+                self._put(request, self._open(queue, expert, at_front=True))
+                return
+        queue = self._assign.choose(expert)
+        self._put(request, self._join(queue, expert) or self._open(queue, expert))
+
+    def discard(self, request: Request) -> None:
+        self._counts[request.expert] -= 1
+        self._remove(request)
+
+    def take(self, executor: ExecutorId, _now: float) -> tuple[Request, ...]:
+        queue = self._queues[executor]
+        if queue.ground != self._ground(queue):
+            self.rebuild()
+        group = queue.head
+        if group is None:
+            return ()
+        expert, pool = group.expert, queue.pool
+        if not self._floor.can_run(pool, expert) or expert in self._floor.draining[pool]:
+            return ()
+        batch = cut(group, bound(self._floor, group))
+        queue.work_ns -= group.overhead_ns
+        group.overhead_ns = 0
+        queue.running = expert
+        queue.running_ns = group.cost.each_ns * len(batch) + group.cost.start_ns
+        queue.work_ns += group.cost.start_ns
+        if group.size == 0:
+            queue.close(group)
+        for request in batch:
+            del self._groups[request.request_id]
+        self._counts[expert] -= len(batch)
+        self._order.used(pool, expert)
+        return batch
+
+    def ended(self, expert: ExpertId, _count: int) -> None:
+        ran = [queue for queue in self._queues.values() if queue.running == expert]
+        # Where two executors ran the same expert, the one that ended has nobody left in its own pool.
+        queue = next((queue for queue in ran if queue.ledger.users(expert) == 0), ran[0])
+        queue.running = None
+        queue.work_ns -= queue.running_ns
+        queue.running_ns = 0
+        self._ended_last = queue
+
+    # Memory
+
+    def moved(self, expert: ExpertId) -> None:
+        self._order.moved(expert)
+        self._tier.moved(expert)
+        for pool, coming in [key for key in self._coming if key[1] == expert]:
+            ledger = self._floor.ledgers[pool]
+            if not ledger.is_loading(coming):
+                del self._coming[pool, coming]
+                if not ledger.holds(coming):
+                    if pool == RAM:
+                        self._tier.failed(coming)
+                    self._move_home(coming, pool)
+
+    def wants(self, pool: PoolId, _now: float) -> Iterable[Want]:
+        if pool == RAM:
+            return self._tier.wants()
+        if self._floor.ledgers[pool].loading_count:
+            return ()
+        return [
+            Want(expert, "demand", "anybody")
+            for queue in self._of_pool[pool]
+            if (expert := queue.missing()) is not None and not self._tier.delays(queue, expert)
+        ]
+
+    def granted(self, want: Want, pool: PoolId) -> None:
+        self._coming[pool, want.expert] = None
+        self._tier.granted(want.expert, pool)
+
+    def victims(self, pool: PoolId, evict: Evict) -> Iterable[ExpertId]:
+        if evict == "nobody":
+            return ()
+        return self._tier.victims() if pool == RAM else self._order.victims(pool)
+
+    # Looking in
+
+    def requests_of(self, expert: ExpertId) -> tuple[Request, ...]:
+        return tuple(
+            request
+            for queue in self._queues.values()
+            for group in queue.groups
+            if group.expert == expert
+            for request in group.waiting()
+        )
+
+    def queued(self) -> dict[ExpertId, int]:
+        return {expert: count for expert, count in self._counts.items() if count}
+
+    def next_turn_s(self, _now: float) -> float | None:
+        return None
+
+    def rebuild(self) -> None:
+        """Predict everything again; requests bound to a pool that can never have their expert go elsewhere."""
+        self._costs.forget()
+        self._candidates.forget()
+        self._order.rebuild()
+        self._note_ground()
+        stranded: list[Group] = []
+        for queue in self._queues.values():
+            queue.newest.clear()
+            queue.work_ns = queue.running_ns
+            for group in queue.groups:
+                if all(possible is not queue for possible, _ in self._candidates.of(group.expert)):
+                    stranded.append(group)
+                group.cost = self._costs.of(queue.pool, group.expert)
+                group.overhead_ns = self._overhead_ns(queue, group) if group.overhead_ns else 0
+                queue.newest[group.expert] = group
+                queue.work_ns += group.cost.each_ns * group.size + group.overhead_ns
+        for group in stranded:
+            for request in tuple(group.waiting()):
+                self._remove(request)
+                queue = self._assign.choose(request.expert)
+                self._put(request, self._join(queue, request.expert) or self._open(queue, request.expert))
+
+    def check(self) -> None:
+        counts: dict[ExpertId, int] = {}
+        for queue in self._queues.values():
+            work_ns = queue.running_ns
+            for group in queue.groups:
+                waiting = tuple(group.waiting())
+                counts[group.expert] = counts.get(group.expert, 0) + len(waiting)
+                work_ns += group.cost.each_ns * len(waiting) + group.overhead_ns
+                if not waiting or len(waiting) != group.size:
+                    raise AssertionError(f"{group.expert}: {group.size} wait at {queue.executor}, found {len(waiting)}")
+                if any(self._groups.get(request.request_id) is not group for request in waiting):
+                    raise AssertionError(f"{group.expert}: a request of {queue.executor} is known elsewhere")
+            if work_ns != queue.work_ns or (queue.running is None and queue.running_ns):
+                raise AssertionError(f"{queue.executor}: {queue.work_ns} ns of work, recounted {work_ns}")
+            if any(group not in queue.groups for group in queue.newest.values()):
+                raise AssertionError(f"{queue.executor}: a group that has gone would be joined")
+        if counts != self.queued() or sum(counts.values()) != len(self._groups):
+            raise AssertionError(f"{self.queued()} requests are counted, {counts} wait")
+
+    # Parts
+
+    def _put(self, request: Request, group: Group) -> None:
+        group.add(request)
+        group.queue.work_ns += group.cost.each_ns
+        self._groups[request.request_id] = group
+
+    def _remove(self, request: Request) -> None:
+        group = self._groups.pop(request.request_id)
+        group.discard(request)
+        group.queue.work_ns -= group.cost.each_ns
+        if group.size == 0:
+            group.queue.close(group)
+
+    def _open(self, queue: Queue, expert: ExpertId, *, at_front: bool = False) -> Group:
+        group = Group(expert, queue, self._costs.of(queue.pool, expert), 0)
+        group.overhead_ns = self._overhead_ns(queue, group)
+        queue.open(group, at_front=at_front)
+        return group
+
+    def _overhead_ns(self, queue: Queue, group: Group) -> int:
+        """What the first request of `group` costs beside K: nothing where its expert is queued there already."""
+        if group.expert in queue.newest:
+            return 0
+        cost = group.cost
+        load_ns = 0 if queue.ledger.is_ready(group.expert) else self._costs.load_ns(cost, group.expert)
+        return cost.start_ns + load_ns
+
+    def _move_home(self, expert: ExpertId, pool: PoolId) -> None:
+        """A load failed: requests that wait for it go to executors that have the expert, if there are any."""
+        homes = [queue for queue in self._queues.values() if self._floor.can_run(queue.pool, expert)]
+        without = [queue for queue in self._queues.values() if not queue.ledger.holds(expert)]
+        for queue in [queue for queue in without if homes and pool in {queue.pool, RAM}]:
+            for group in [group for group in queue.groups if group.expert == expert]:
+                for request in tuple(group.waiting()):
+                    self._remove(request)
+                    home = min(homes, key=lambda one: one.work_ns)
+                    self._put(request, self._join(home, expert) or self._open(home, expert))
+
+    def _ground(self, queue: Queue) -> tuple[int, tuple[ExpertId, ...]]:
+        return self._floor.targets_bytes[queue.pool], queue.ledger.pinned
+
+    def _note_ground(self) -> None:
+        for queue in self._queues.values():
+            queue.ground = self._ground(queue)

@@ -1,0 +1,106 @@
+"""The RAM tier under the paper's policies: host memory keeps what leaves a GPU (CoServe §5.1, Samba-CoE's cache).
+
+A miss is read from disk into host memory, then copied to the GPU. Whoever has to leave the GPU for it is copied back
+first, where host memory has room; the copy of what has just come to a GPU is the first to go there. Both memories
+together so hold nearly as many experts as they have room for.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from daemon.policy.arrange import Queue
+from daemon.policy.cost import Costs
+from daemon.policy.discipline import Want
+from daemon.policy.evict import LeastRecentlyUsed, Order
+from daemon.policy.floor import Floor
+from daemon.policy.request import RAM, PoolId
+from experts.spec import ExpertId
+
+
+class RamTier:
+    """Host copies, the least recently used go first. `order` is that in which a GPU's residents go.
+
+    What an idle executor waits for, and what it is about to give up, stays until its load has begun: where there is
+    room for one expert only, two GPUs would otherwise evict each other's for ever.
+    """
+
+    def __init__(self, floor: Floor, queues: Sequence[Queue], order: Order, costs: Costs) -> None:
+        self._floor = floor
+        self._costs = costs
+        self._gpu_order = order
+        self._is_there = RAM in floor.pools
+        self._order = LeastRecentlyUsed(floor, [RAM] if self._is_there else [])
+        #: Who has waited longest for a turn of the disk comes first.
+        self._served = [queue for queue in queues if self._is_there and floor.pools[queue.pool].processor == "gpu"]
+        self._gpus = list(dict.fromkeys(queue.pool for queue in self._served))
+        #: Could not be copied into host memory; tried again when they leave a GPU the next time.
+        self._refused: dict[ExpertId, None] = {}
+
+    def delays(self, queue: Queue, expert: ExpertId) -> bool:
+        """Whether `queue`'s load of `expert` waits for host memory: for its copy, or to keep who leaves for it."""
+        if not self._is_there or queue.pool not in self._gpus:
+            return False
+        return self._must_stage(queue, expert) or any(self._kept(queue, expert))
+
+    def wants(self) -> Iterator[Want]:
+        """Into host memory: what leaves a GPU, then what must be read from disk, one for each waiting executor."""
+        missing = [(queue, expert) for queue in self._served if (expert := queue.missing()) is not None]
+        holds = self._floor.ledgers[RAM].holds
+        for queue, expert in missing:
+            for leaving in () if self._must_stage(queue, expert) else self._kept(queue, expert):
+                if not holds(leaving):
+                    yield Want(leaving, "demand", "anybody")
+        for queue, expert in missing:
+            if self._must_stage(queue, expert) and not holds(expert):
+                yield Want(expert, "demand", "anybody")
+
+    def granted(self, expert: ExpertId, pool: PoolId) -> None:
+        """A load of `expert` into `pool` has begun: into host memory, or perhaps from it."""
+        if pool == RAM:
+            self._served.sort(key=lambda queue: queue.missing() == expert)
+        elif self._is_there:
+            self._order.used(RAM, expert)
+
+    def moved(self, expert: ExpertId) -> None:
+        self._order.moved(expert)
+        if self._is_there and not self._is_on_gpu(expert):
+            self._order.used(RAM, expert)
+            self._refused.pop(expert, None)
+
+    def failed(self, expert: ExpertId) -> None:
+        """A load of `expert` into host memory gave nothing."""
+        if self._is_on_gpu(expert):
+            self._refused[expert] = None
+
+    def victims(self) -> Iterable[ExpertId]:
+        """Copies of what a GPU has, then the others."""
+        spared: dict[ExpertId, None] = {}
+        for queue in self._served:
+            expert = queue.missing()
+            if expert is not None:
+                spared[expert] = None
+                if not self._must_stage(queue, expert):
+                    spared.update(dict.fromkeys(self._leaving(queue, expert)))
+        known = [expert for expert in self._order.victims(RAM) if expert not in spared]
+        return sorted(known, key=lambda expert: not self._is_on_gpu(expert))
+
+    def _must_stage(self, queue: Queue, expert: ExpertId) -> bool:
+        """Whether `expert` comes from disk, and through host memory."""
+        if self._costs.of(queue.pool, expert).ram_ns is None or not self._floor.fits(RAM, expert):
+            return False
+        return self._floor.source_for(queue.pool, expert) is None
+
+    def _kept(self, queue: Queue, expert: ExpertId) -> Iterator[ExpertId]:
+        """Who leaves the pool of `queue` for `expert`, and is not yet in host memory although it has room."""
+        floor, ledger = self._floor, self._floor.ledgers[RAM]
+        for leaving in self._leaving(queue, expert):
+            if leaving in self._refused or ledger.is_ready(leaving) or floor.source_for(RAM, leaving) is None:
+                continue
+            if ledger.is_loading(leaving) or ledger.plan_room(floor.bytes_of(leaving), self.victims()) is not None:
+                yield leaving
+
+    def _leaving(self, queue: Queue, expert: ExpertId) -> tuple[ExpertId, ...]:
+        need_bytes = self._floor.bytes_of(expert)
+        return queue.ledger.plan_room(need_bytes, self._gpu_order.victims(queue.pool), when_idle=True) or ()
+
+    def _is_on_gpu(self, expert: ExpertId) -> bool:
+        return any(self._floor.can_run(pool, expert) for pool in self._gpus)

@@ -1,0 +1,200 @@
+"""The profile of a machine (CoServe §4.5): what the offline profiler measured here, one YAML file, read at start.
+
+Its rows are the scheduler's performance matrix; its recommendations fill what `coserve.yaml` leaves open. A profile
+is true of one machine only, so it carries that machine's fingerprint, and another machine refuses it.
+"""
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pynvml
+from pydantic import BaseModel, ConfigDict, Field
+
+from daemon.config import Bytes, Count
+from daemon.errors import ConfigError
+from daemon.policy.matrix import Performance
+from experts.spec import ArchitectureId, ExpertId
+from routing_rules.load import Problem, read_yaml, validate
+
+#: Memory of the same machine as two kernels report it differs by what each reserves for itself.
+_MEMORY_TOLERANCE = 0.05
+
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MachineEntry(_Section):
+    """The machine that was measured."""
+
+    cpu: str
+    cores: Count
+    memory_bytes: Bytes
+    gpus: tuple[str, ...] = ()
+
+
+class ArchitectureEntry(_Section):
+    """One layout on one device: seconds of a batch of n, `k_s` · n + `b_s`, and of a load from each tier.
+
+    `residual` is the largest relative error of that line over the measured batches.
+    """
+
+    k_s: NotNegative
+    b_s: NotNegative
+    residual: NotNegative = 0.0
+    max_batch: Count
+    activation_bytes: Annotated[int, Field(ge=0)] = 0
+    disk_s: Positive
+    ram_s: Positive | None = None
+
+
+class DeviceEntry(_Section):
+    """One processor: what served it best, and its rows by layout."""
+
+    executors: Count | None = None
+    threads: Count | None = None
+    expert_memory: Bytes | None = None
+    activation_memory: Bytes | None = None
+    architectures: dict[str, ArchitectureEntry] = {}
+
+
+class ProfileFile(_Section):
+    """The whole file. `profile` is the version of its format; `usage` is by expert, where it was counted."""
+
+    profile: Literal[1]
+    made: datetime
+    machine: MachineEntry
+    devices: Annotated[dict[Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")], DeviceEntry], Field(min_length=1)]
+    usage: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What makes figures of one machine wrong on another. `gpus` are their names, by number."""
+
+    cpu: str
+    cores: int
+    memory_bytes: int
+    gpus: tuple[str, ...] = ()
+
+    def differences(self, here: "Machine") -> list[str]:
+        """What is other on `here` than on this machine, in words; empty where the two are alike."""
+        found: list[str] = []
+        if self.cpu != here.cpu:
+            found.append(f"its processor is {self.cpu!r}, here it is {here.cpu!r}")
+        if self.cores != here.cores:
+            found.append(f"it has {self.cores} cores, this one {here.cores}")
+        if abs(self.memory_bytes - here.memory_bytes) > _MEMORY_TOLERANCE * self.memory_bytes:
+            found.append(f"it has {self.memory_bytes / 1e9:.1f} GB of memory, this one {here.memory_bytes / 1e9:.1f}")
+        if self.gpus != here.gpus:
+            found.append(f"its GPUs are {_listed(self.gpus)}, here they are {_listed(here.gpus)}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """What served a device best; None where the profile has no opinion. Memory in bytes, of the whole device."""
+
+    executors: int | None = None
+    threads: int | None = None
+    expert_memory: int | None = None
+    activation_memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A profile that was read. `usage` is empty where usage comes from the rules."""
+
+    path: Path
+    machine: Machine
+    rows: tuple[Performance, ...]
+    devices: Mapping[str, Recommendation]
+    usage: Mapping[ExpertId, float] = field(default_factory=dict[ExpertId, float])
+    machine_line: int = 1
+
+    def rows_of(self, device: str) -> tuple[Performance, ...]:
+        return tuple(row for row in self.rows if row.device == device)
+
+    def machine_problems(self, here: Machine) -> list[Problem]:
+        """Why this machine cannot use the profile, if it cannot."""
+        other = self.machine.differences(here)
+        if not other:
+            return []
+        message = f"this profile is of another machine: {'; '.join(other)}; measure this one: coserve profile CONFIG"
+        return [Problem(str(self.path), self.machine_line, 1, message)]
+
+
+def load_profile(path: Path) -> Profile:
+    """Read `path`; ConfigError names every mistake with its line. Which machine it is of is not looked at."""
+    document = read_yaml(path)
+    file, problems = validate(ProfileFile, document)
+    if file is None:
+        raise ConfigError(problems)
+    rows = [
+        Performance(
+            device=device,
+            architecture=ArchitectureId(layout),
+            k_s=row.k_s,
+            b_s=row.b_s,
+            max_batch=row.max_batch,
+            activation_bytes=row.activation_bytes,
+            disk_s=row.disk_s,
+            ram_s=row.ram_s,
+        )
+        for device, entry in file.devices.items()
+        for layout, row in entry.architectures.items()
+    ]
+    return Profile(
+        path=path,
+        machine=Machine(file.machine.cpu, file.machine.cores, file.machine.memory_bytes, file.machine.gpus),
+        rows=tuple(rows),
+        devices={
+            device: Recommendation(entry.executors, entry.threads, entry.expert_memory, entry.activation_memory)
+            for device, entry in file.devices.items()
+        },
+        usage={ExpertId(expert): share for expert, share in file.usage.items()},
+        machine_line=document.where(("machine",), key=True)[0],
+    )
+
+
+def this_machine() -> Machine:
+    """The fingerprint of the machine that this runs on."""
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Machine(_cpu_model(), os.cpu_count() or 1, memory_bytes, _gpu_names())
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return " ".join(value.split())
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _gpu_names() -> tuple[str, ...]:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        return tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names) if names else "none"

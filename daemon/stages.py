@@ -1,0 +1,40 @@
+"""What the results keep of one expert's answer and of one load (RESULTS.md: `stages`, `expert_switches`)."""
+
+from daemon.orders import Answered, BatchOrder, BatchReport, LoadEnd, device_of
+from daemon.policy.request import PoolId, Request
+from daemon.records import ExpertSwitch, Stage
+
+
+def stage_of(
+    request: Request, result: Answered, order: BatchOrder, report: BatchReport, pool: PoolId, load_ms: float
+) -> Stage:
+    """`load_ms` is the load that this batch waited for, 0 where its expert was resident already."""
+    return Stage(
+        expert=request.expert,
+        expert_version=order.spec.version,
+        label=result.answer.label,
+        confidence=result.answer.confidence,
+        detections=result.answer.detections,
+        device=device_of(pool),
+        executor=report.executor,
+        batch_id=report.batch_id,
+        batch_size=len(report.results),
+        queued_ms=max(0.0, report.started_s - request.arrived_s) * 1000.0,
+        load_ms=load_ms,
+        infer_ms=report.infer_ms,
+    )
+
+
+def switch_of(end: LoadEnd, at_wall_s: float) -> ExpertSwitch:
+    load = end.load
+    return ExpertSwitch(
+        at_wall_s=at_wall_s,
+        executor=load.pool,
+        device=device_of(load.pool),
+        loaded=load.expert,
+        evicted=load.evict,
+        bytes=end.bytes,
+        load_ms=end.load_ms,
+        tier=end.tier,
+        cause=load.cause,
+    )

@@ -1,0 +1,153 @@
+"""Who gets a request: round robin, or the least makespan of CoServe §4.2 against a naive reading of it."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daemon.policy.assign import partition
+from daemon.policy.cost import NS_PER_S
+from daemon.policy.presets import PRESETS
+from daemon.policy.request import RAM, ExecutorId, PoolFacts
+from experts.spec import ExpertId
+from tests.daemon.policy.line import a_pool, an_expert, executors_on
+from tests.daemon.policy.queue_parts import B_S, DISK_S, K_S, RAM_S, a_row, some_parts
+
+EXPERTS = [an_expert(name) for name in "abcdef"]
+GPUS = ["cuda:0/0", "cuda:0/1", "cuda:0/2"]
+
+
+def test_each_executor_gets_an_equal_share_of_its_device_and_the_gpus_come_first():
+    pools = [a_pool("cpu", 100), a_pool("cuda:0", 91), PoolFacts(RAM, "ram", 50, 1)]
+    kept, used = partition(pools, executors_on("cpu", "cuda:0", "cuda:0"), PRESETS["coserve"])
+    assert {one.pool: one.budget_bytes for one in kept} == {"cpu": 100, "cuda:0/1": 45, "cuda:0/2": 45, "ram": 50}
+    assert [(one.executor, one.pool) for one in used] == [
+        ("cuda:0/1", "cuda:0/1"),
+        ("cuda:0/2", "cuda:0/2"),
+        ("cpu/0", "cpu"),
+    ]
+    assert {one.device for one in kept} == {"cpu", "cuda:0", "ram"}
+
+
+def test_samba_has_one_executor_with_all_of_its_device_and_batches_of_one():
+    pools = [a_pool("cpu", 100), a_pool("cuda:0", 91)]
+    kept, used = partition(pools, executors_on("cpu", "cuda:0", "cuda:0"), PRESETS["samba"])
+    assert [(one.pool, one.budget_bytes, one.max_batch) for one in kept] == [("cuda:0", 91, 1)]
+    assert [one.executor for one in used] == ["cuda:0/1"]
+
+
+def test_round_robin_passes_over_an_executor_that_can_never_have_the_expert():
+    pools = [a_pool("cuda:0/0", 100), a_pool("cuda:0/1", 5), a_pool("cuda:0/2", 100)]
+    parts = some_parts(EXPERTS, pools, "coserve-none")
+    assert parts.add("a", "b", "c", "d") == ["cuda:0/0", "cuda:0/2", "cuda:0/0", "cuda:0/2"]
+
+
+def test_a_request_goes_where_the_makespan_stays_least_and_among_equals_where_it_adds_least():
+    """Figure 8: a queue that is longer already may take it for less."""
+    parts = some_parts(EXPERTS)
+    parts.hold("cuda:0/1", "b", "c")
+    assert parts.add("a") == ["cuda:0/0"]
+    assert parts.add("b") == ["cuda:0/1"]
+    assert parts.add("c") == ["cuda:0/1"], "adding to the shorter third queue would have cost a load"
+    assert parts.add("a") == ["cuda:0/0"] or parts.waiting("cuda:0/0") == ["a"]
+
+
+def test_a_load_costs_nothing_where_the_expert_is_resident_or_queued_and_less_from_host_memory():
+    pools = [a_pool("cuda:0/0", 100), PoolFacts(RAM, "ram", 100, 1)]
+    parts = some_parts(EXPERTS, pools)
+    queue = parts.queues._queues[ExecutorId("cuda:0/0")]
+    parts.hold("cuda:0/0", "b")
+    parts.hold("ram", "c")
+    grown: list[float] = []
+    for expert in "aabc":
+        before = queue.work_ns
+        parts.add(expert)
+        grown.append((queue.work_ns - before) / NS_PER_S)
+    assert grown == [K_S + B_S + DISK_S, K_S, K_S + B_S, K_S + B_S + RAM_S]
+
+
+def test_an_expert_goes_only_to_executors_whose_memory_can_hold_it():
+    pools = [a_pool("cuda:0/0", 10), a_pool("cpu", 50)]
+    big = an_expert("big", 40)
+    parts = some_parts([*EXPERTS, big], pools, matrix=[a_row("cuda:0"), a_row("cpu", k_s=5.0)])
+    assert parts.add("big", "big", "a") == ["cpu", "cpu", "cuda:0/0"]
+
+
+def test_requests_move_when_their_executor_can_no_longer_have_their_expert():
+    parts = some_parts(EXPERTS, [a_pool("cuda:0/0", 30), a_pool("cuda:0/1", 30)])
+    assert parts.add("a", "b") == ["cuda:0/0", "cuda:0/1"]
+    parts.floor.targets_bytes[parts.floor.executors[ExecutorId("cuda:0/0")].pool] = 5
+    assert parts.take("cuda:0/0") == []
+    assert parts.waiting("cuda:0/0") == []
+    assert sorted(parts.waiting("cuda:0/1")) == ["a", "b"]
+    assert parts.add("c") == ["cuda:0/1"]
+
+
+@dataclass
+class Naive:
+    """§4.2 read literally: every prediction recounted from the requests that wait."""
+
+    resident: dict[str, list[str]]
+    waiting: dict[str, list[list]] = field(default_factory=lambda: {name: [] for name in GPUS})
+    running_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(GPUS, 0.0))
+
+    def added_s(self, executor: str, expert: str) -> float:
+        if any(known == expert for known, _ in self.waiting[executor]):
+            return K_S
+        return K_S + B_S + (0.0 if expert in self.resident[executor] else DISK_S)
+
+    def choose(self, expert: str) -> str:
+        def rank(executor: str) -> tuple[float, float, int]:
+            added_s = self.added_s(executor, expert)
+            finishes = [self.finish_s(one) + (added_s if one == executor else 0.0) for one in GPUS]
+            return round(max(finishes), 6), round(added_s, 6), GPUS.index(executor)
+
+        return min(GPUS, key=rank)
+
+    def finish_s(self, executor: str) -> float:
+        return self.running_s[executor] + sum(cost for _, cost in self.waiting[executor])
+
+    def add(self, executor: str, expert: str) -> None:
+        entry = [expert, self.added_s(executor, expert)]
+        same = [at for at, (known, _) in enumerate(self.waiting[executor]) if known == expert]
+        self.waiting[executor].insert(same[-1] + 1 if same else len(self.waiting[executor]), entry)
+
+    def take(self, executor: str, count: int) -> None:
+        expert = self.waiting[executor][0][0]
+        del self.waiting[executor][:count]
+        self.running_s[executor] = K_S * count + B_S
+        for entry in self.waiting[executor]:
+            entry[1] = K_S if entry[0] == expert else entry[1]
+
+
+STEPS = st.lists(
+    st.sampled_from("abcdef") | st.sampled_from([f"run {name}" for name in GPUS]), min_size=1, max_size=80
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.lists(st.sampled_from("abcdef"), unique=True, max_size=6))
+def test_totals_kept_as_work_comes_and_goes_choose_as_recounting_would(steps: list[str], hot: list[str]):
+    """Batches of two: the rest of a group keeps its place, and costs K a request from then on."""
+    parts = some_parts(EXPERTS, [a_pool(name, 1000, 2) for name in GPUS])
+    resident = {name: [expert for at, expert in enumerate(hot) if at % 3 == turn] for turn, name in enumerate(GPUS)}
+    for name, experts in resident.items():
+        parts.hold(name, *experts)
+    naive = Naive(resident)
+    for step in steps:
+        if not step.startswith("run "):
+            chosen = naive.choose(step)
+            naive.add(chosen, step)
+            assert parts.add(step) == [chosen]
+            continue
+        name = step.removeprefix("run ")
+        head = parts.waiting(name)[:1]
+        if not head:
+            continue
+        if head[0] not in resident[name]:
+            resident[name].append(head[0])
+            parts.hold(name, head[0])
+        naive.take(name, len(parts.take(name)))
+        assert parts.waiting(name) == [expert for expert, _ in naive.waiting[name]]
+        parts.end(name, ExpertId(head[0]))
+        naive.running_s[name] = 0.0

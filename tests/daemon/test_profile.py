@@ -1,0 +1,194 @@
+"""Profiles: read with every mistake named, refused on another machine, and completing what the settings leave open."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from daemon.config import Config, load_config
+from daemon.devices import Measurements, complete, memory_problems, pools_and_executors, profile_warnings
+from daemon.errors import ConfigError
+from daemon.policy.request import RAM
+from daemon.profile import Machine, load_profile, this_machine
+from experts.spec import ExpertId
+from tests.daemon.bench_line import a_catalog
+
+HERE = Machine("Processor Nine", 4, 16_000_000_000)
+ROW = {"k_s": 0.05, "b_s": 0.004, "residual": 0.01, "max_batch": 6, "activation_bytes": 12_000_000, "disk_s": 0.1}
+
+
+def a_profile(folder: Path, machine: Machine = HERE, **settings: Any) -> Path:
+    content = {
+        "profile": 1,
+        "made": "2026-11-21T18:00:00Z",
+        "machine": {
+            "cpu": machine.cpu,
+            "cores": machine.cores,
+            "memory_bytes": machine.memory_bytes,
+            "gpus": list(machine.gpus),
+        },
+        "devices": {
+            "cpu": {
+                "executors": 3,
+                "threads": 2,
+                "expert_memory": 900,
+                "activation_memory": 300,
+                "architectures": {"resnet18": {**ROW, "ram_s": None}},
+            }
+        },
+        **settings,
+    }
+    path = folder / "profile.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def a_config(folder: Path, devices: str, policy: str = "coserve-plus") -> tuple[Path, Config]:
+    path = folder / "coserve.yaml"
+    path.write_text(f"rules: r.yaml\ncatalog: c.yaml\npolicy: {policy}\ndevices: {devices}\n", encoding="utf-8")
+    return path, load_config(path, {})
+
+
+def completed(folder: Path, devices: str, here: Machine = HERE) -> tuple[Config, Measurements]:
+    path, config = a_config(folder, devices)
+    config, measured, problems = complete(path, config, here)
+    assert problems == []
+    return config, measured
+
+
+def problems_of(folder: Path, devices: str, here: Machine = HERE) -> str:
+    path, config = a_config(folder, devices)
+    return "\n".join(map(str, complete(path, config, here)[2]))
+
+
+def test_a_profile_becomes_rows_of_the_matrix_and_recommendations(tmp_path: Path) -> None:
+    profile = load_profile(a_profile(tmp_path, usage={"B": 0.4}))
+    (row,) = profile.rows
+    assert (row.device, row.architecture, row.k_s, row.b_s, row.max_batch) == ("cpu", "resnet18", 0.05, 0.004, 6)
+    assert (row.activation_bytes, row.disk_s, row.ram_s) == (12_000_000, 0.1, None)
+    assert profile.devices["cpu"].executors == 3
+    assert profile.usage == {"B": 0.4}
+
+
+def test_numbers_may_be_written_as_people_write_them(tmp_path: Path) -> None:
+    path = a_profile(tmp_path)
+    path.write_text(path.read_text().replace("16000000000", "16e9").replace("expert_memory: 900", "expert_memory: 2GB"))
+    profile = load_profile(path)
+    assert profile.machine == HERE
+    assert profile.devices["cpu"].expert_memory == 2_000_000_000
+
+
+def test_every_mistake_of_a_profile_is_named_with_its_line(tmp_path: Path) -> None:
+    path = a_profile(tmp_path)
+    path.write_text(path.read_text().replace("max_batch: 6", "max_batch: 0").replace("disk_s", "disc_s"))
+    with pytest.raises(ConfigError) as caught:
+        load_profile(path)
+    said = str(caught.value)
+    assert "profile.yaml:19:20: expected a number" in said
+    assert "profile.yaml:21:9: unknown key `disc_s`; did you mean `disk_s`?" in said
+    assert len(caught.value.problems) == 2
+
+
+def test_a_profile_of_another_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected 1"):
+        load_profile(a_profile(tmp_path, profile=2))
+
+
+def test_what_the_settings_leave_open_comes_from_the_profile(tmp_path: Path) -> None:
+    a_profile(tmp_path)
+    config, measured = completed(tmp_path, "{cpu: {profile: profile.yaml}}")
+    device = config.devices["cpu"]
+    assert (device.executors, device.threads, device.expert_memory, device.max_batch) == (3, 2, 900, 6)
+    assert len(measured.matrix) == 1
+    pools, executors = pools_and_executors(config)
+    assert [(pool.pool, pool.budget_bytes, pool.activation_bytes) for pool in pools] == [("cpu", 900, 100)]
+    assert [one.executor for one in executors] == ["cpu/0", "cpu/1", "cpu/2"]
+
+
+def test_values_set_by_hand_win(tmp_path: Path) -> None:
+    a_profile(tmp_path)
+    config, _ = completed(
+        tmp_path,
+        "{cpu: {profile: profile.yaml, executors: 1, threads: 1, expert_memory: 50, max_batch: 2, activation_memory: 7}}",
+    )
+    device = config.devices["cpu"]
+    assert (device.executors, device.threads, device.expert_memory, device.max_batch) == (1, 1, 50, 2)
+    assert device.activation_memory == 7
+
+
+def test_a_profile_of_another_machine_is_refused_with_what_differs_and_what_to_do(tmp_path: Path) -> None:
+    a_profile(tmp_path)
+    here = Machine("Processor Ten", 8, 64_000_000_000, ("NVIDIA H200",))
+    said = problems_of(tmp_path, "{cpu: {profile: profile.yaml}}", here)
+    assert "profile.yaml:3:1: this profile is of another machine" in said
+    for part in ("'Processor Nine', here it is 'Processor Ten'", "4 cores, this one 8", "16.0 GB", "NVIDIA H200"):
+        assert part in said
+    assert "coserve profile" in said
+
+
+def test_a_few_percent_of_memory_make_no_other_machine() -> None:
+    assert HERE.differences(replace(HERE, memory_bytes=15_500_000_000)) == []
+    assert HERE.differences(replace(HERE, memory_bytes=8_000_000_000))
+
+
+def test_this_machine_is_the_same_machine_twice() -> None:
+    here = this_machine()
+    assert here == this_machine()
+    assert here.cpu
+    assert here.cores >= 1
+    assert here.memory_bytes > 1_000_000
+
+
+def test_a_device_that_was_not_measured_is_named(tmp_path: Path) -> None:
+    a_profile(tmp_path)
+    said = problems_of(tmp_path, "{'cuda:0': {profile: profile.yaml}}")
+    assert "has no device cuda:0" in said
+
+
+def test_memory_that_neither_the_settings_nor_the_profile_names_is_asked_for(tmp_path: Path) -> None:
+    a_profile(tmp_path, devices={"cpu": {"executors": 2}})
+    assert "devices.cpu.expert_memory is missing" in problems_of(tmp_path, "{cpu: {profile: profile.yaml}}")
+
+
+def test_a_profile_that_is_missing_is_named(tmp_path: Path) -> None:
+    assert "profile.yaml" in problems_of(tmp_path, "{cpu: {profile: profile.yaml}}")
+
+
+def test_layouts_that_were_not_measured_are_a_warning_and_others_are_fine(tmp_path: Path) -> None:
+    a_profile(tmp_path)
+    config, measured = completed(tmp_path, "{cpu: {profile: profile.yaml}}")
+    assert profile_warnings(config, measured, a_catalog()) == []
+    other = {ExpertId("B"): replace(a_catalog()[ExpertId("B")], layout="resnet101")}  # type: ignore[arg-type]
+    (warning,) = profile_warnings(config, measured, other)
+    assert "resnet101" in warning
+
+
+def test_host_caches_of_all_gpus_are_one_tier(tmp_path: Path) -> None:
+    _, config = a_config(
+        tmp_path,
+        "{'cuda:0': {expert_memory: 10, host_cache: 30}, 'cuda:1': {expert_memory: 10, host_cache: 12},"
+        " cpu: {expert_memory: 5}}",
+    )
+    pools, executors = pools_and_executors(config)
+    assert [(pool.pool, pool.processor, pool.budget_bytes) for pool in pools] == [
+        ("cuda:0", "gpu", 10),
+        ("cuda:1", "gpu", 10),
+        ("cpu", "cpu", 5),
+        (RAM, "ram", 42),
+    ]
+    assert RAM not in {one.pool for one in executors}
+
+
+def test_an_expert_that_fits_no_pool_is_named_with_what_to_do(tmp_path: Path) -> None:
+    _, config = a_config(tmp_path, "{cpu: {expert_memory: 25, executors: 2}}")
+    assert memory_problems(config, ["B", "C"], a_catalog(weights_bytes=20)) == []
+    (said,) = memory_problems(config, ["B", "C", "nobody"], a_catalog(weights_bytes=30))
+    assert "expert B needs 30 bytes, and 1 more that do not fit" in said
+    assert "raise devices.cpu.expert_memory to at least 30 bytes" in said
+
+
+def test_experts_that_no_rule_uses_may_be_of_any_size(tmp_path: Path) -> None:
+    _, config = a_config(tmp_path, "{cpu: {expert_memory: 25}}")
+    assert memory_problems(config, [], a_catalog(weights_bytes=30)) == []

@@ -1,0 +1,232 @@
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experts.memory import HostMemory
+from experts.reading import CachedReader, DirectReader, PacedReader, Reader, drop_cached
+
+SIZE_BYTES = (3 << 20) + 1234
+READERS = {
+    "cached": CachedReader,
+    "direct": DirectReader,
+    "paced": lambda: PacedReader(CachedReader(), 1e12),
+}
+
+
+def a_file(folder: Path, size_bytes: int = SIZE_BYTES) -> tuple[Path, bytes]:
+    data = os.urandom(size_bytes)
+    file = folder / "data"
+    file.write_bytes(data)
+    return file, data
+
+
+def read(reader: Reader, file: Path, size_bytes: int, offset: int, skew_bytes: int = 0) -> bytes:
+    """`skew_bytes` moves the memory that is read into off its page boundary."""
+    view = HostMemory(size_bytes + skew_bytes).view[skew_bytes:]
+    descriptor = reader.open(file)
+    try:
+        reader.read(descriptor, view, offset)
+    finally:
+        os.close(descriptor)
+    return bytes(view)
+
+
+def in_page_cache(file: Path) -> bool:
+    """Asking makes the kernel fetch what is not there: drop it again before the next question."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        return os.preadv(descriptor, [bytearray(1)], 1 << 20, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    ("size_bytes", "offset", "skew_bytes"),
+    [
+        (2 << 20, 4096, 0),
+        (2 << 20, 4096, 8),
+        (SIZE_BYTES - 8192, 8192, 0),
+        (5000, 4097, 0),
+        (1, SIZE_BYTES - 1, 0),
+        (0, 0, 1),
+    ],
+)
+def test_every_reader_fills_the_view_wherever_it_lies(
+    tmp_path: Path, name: str, size_bytes: int, offset: int, skew_bytes: int
+):
+    file, data = a_file(tmp_path)
+    assert read(READERS[name](), file, size_bytes, offset, skew_bytes) == data[offset : offset + size_bytes]
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("size_bytes", [8192, 10_000, 4 << 20])
+def test_a_file_that_ends_early_says_by_how_much(tmp_path: Path, name: str, size_bytes: int):
+    file, _ = a_file(tmp_path, size_bytes)
+    reader = READERS[name]()
+    with pytest.raises(EOFError, match="ends 5 bytes early"):
+        read(reader, file, size_bytes + 5, 0)
+    assert getattr(reader, "method", "direct") == "direct"
+
+
+def test_a_missing_file_is_an_os_error(tmp_path: Path):
+    for make in READERS.values():
+        with pytest.raises(FileNotFoundError):
+            make().open(tmp_path / "none")
+
+
+def test_direct_reads_leave_the_page_cache_alone_and_dropping_empties_it(tmp_path: Path):
+    file, data = a_file(tmp_path)
+    drop_cached(file)
+    if in_page_cache(file):
+        pytest.skip("this folder's filesystem lives in memory")
+    drop_cached(file)
+    direct = DirectReader()
+    assert read(direct, file, 2 << 20, 0) == data[: 2 << 20]
+    assert direct.method != "cached"
+    if direct.method == "direct":
+        assert not in_page_cache(file)
+    read(CachedReader(), file, 2 << 20, 0)
+    assert in_page_cache(file)
+    drop_cached(file)
+    assert not in_page_cache(file)
+
+
+@pytest.mark.parametrize("where", ["opening", "reading"])
+def test_without_direct_reads_the_cache_is_dropped_and_the_reader_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+):
+    file, data = a_file(tmp_path)
+    drop_cached(file)
+    lives_in_memory = in_page_cache(file)
+    refuse_direct(monkeypatch, where)
+    reader = DirectReader()
+    for _ in range(2):
+        assert read(reader, file, SIZE_BYTES, 0) == data
+        assert reader.method == ("cached" if lives_in_memory else "dropped")
+
+
+def test_where_dropping_does_nothing_the_reader_says_that_it_read_from_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file, data = a_file(tmp_path)
+    refuse_direct(monkeypatch, "opening")
+    monkeypatch.setattr(os, "posix_fadvise", lambda *_: None)
+    reader = DirectReader()
+    assert read(reader, file, SIZE_BYTES, 0) == data
+    assert reader.method == "cached"
+
+
+def refuse_direct(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """As filesystems do that have no O_DIRECT: some refuse the open, some the read."""
+    ordinary_open, ordinary_read = os.open, os.preadv
+
+    def refusing_open(path: Path, flags: int, *rest: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return ordinary_open(path, flags, *rest)
+
+    def refusing_read(descriptor: int, *rest: Any) -> int:
+        flags = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii").split("flags:")[1].split()[0]
+        if int(flags, 8) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return ordinary_read(descriptor, *rest)
+
+    if where == "opening":
+        monkeypatch.setattr(os, "open", refusing_open)
+    else:
+        monkeypatch.setattr(os, "preadv", refusing_read)
+
+
+def test_other_errors_of_the_disk_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file, _ = a_file(tmp_path)
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    for make in READERS.values():
+        with pytest.raises(OSError, match="Input/output error"):
+            read(make(), file, 4096, 0)
+
+
+class Timeline:
+    """Time that passes only when somebody sleeps or a disk works."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def pass_s(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
+
+class SlowDisk:
+    """Moves nothing, and takes its time for it."""
+
+    def __init__(self, time_line: Timeline, bytes_per_s: float) -> None:
+        self._time_line = time_line
+        self._bytes_per_s = bytes_per_s
+
+    def open(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY)
+
+    def read(self, descriptor: int, view: memoryview, offset: int) -> None:
+        self._time_line.pass_s(len(view) / self._bytes_per_s)
+
+
+@pytest.mark.parametrize(("disk_bytes_per_s", "expected_s"), [(1e9, 2.0), (1e3, 4.0)])
+def test_a_paced_transfer_takes_its_bytes_over_the_pace_unless_the_disk_is_slower(
+    disk_bytes_per_s: float, expected_s: float
+):
+    time_line = Timeline()
+    disk = SlowDisk(time_line, disk_bytes_per_s)
+    reader = PacedReader(disk, 2000.0, time_line.clock, time_line.pass_s)
+    time_line.pass_s(50.0)  # an idle channel saves nothing up
+    begin_s = time_line.now_s
+    for _ in range(2):
+        reader.read(0, memoryview(bytearray(2000)), 0)
+    assert time_line.now_s - begin_s == pytest.approx(expected_s)
+
+
+def test_threads_share_the_pace_one_transfer_at_a_time(tmp_path: Path):
+    file, data = a_file(tmp_path, 100_000)
+    reader, under_way, most = PacedReader(CachedReader(), 4e6), [0], [0]
+    inner_read = reader.inner.read
+
+    def counted(descriptor: int, view: memoryview, offset: int) -> None:
+        under_way[0] += 1
+        most[0] = max(most[0], under_way[0])
+        inner_read(descriptor, view, offset)
+        time.sleep(0.002)
+        under_way[0] -= 1
+
+    reader.inner.read = counted
+    wrong: list[int] = []
+
+    def work() -> None:
+        wrong.extend(1 for _ in range(2) if read(reader, file, 100_000, 0) != data)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    begin_s = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (wrong, most) == ([], [1])
+    assert time.monotonic() - begin_s >= 6 * 100_000 / 4e6
+
+
+def test_a_pace_of_nothing_is_refused():
+    for pace in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="give more than 0"):
+            PacedReader(CachedReader(), pace)

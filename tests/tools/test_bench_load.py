@@ -1,0 +1,90 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from experts.errors import ExpertError
+from experts.spec import ExpertId
+from tools.bench import loading
+from tools.bench.load import register
+
+torch.set_num_threads(1)
+
+
+def run(*words: str):
+    app = typer.Typer()
+    register(app)
+    app.callback()(lambda: None)
+    return CliRunner().invoke(app, ["load", *words])
+
+
+def test_every_way_is_measured_and_slots_stand_beside_raw_and_ordinary(tmp_path: Path):
+    result = run(
+        "--architecture", "resnet18", "--rounds", "1", "--dtype", "bfloat16", "--folder", str(tmp_path), "--json"
+    )
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["rounds"] == 1
+    assert report["cold_reads"] in ("direct", "dropped", "cached")
+    figures = {entry["way"]: entry for entry in report["figures"]}
+    for slot in ("slot, cold", "slot, warm", "slot, from RAM tier"):
+        assert figures[slot]["share_of_raw"] > 0
+        assert figures[slot]["bytes"] < 25e6
+    for state in ("cold", "warm"):
+        for way in ("torch.load + construct", "safetensors + construct", "safetensors, module kept"):
+            assert figures[f"{way}, {state}"]["slot_is_faster"] > 0
+    assert all(entry["ms"] > 0 and entry["dtype"] == "bfloat16" for entry in report["figures"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_table_says_how_it_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    figures = loading.Figures("resnet18", "float32", "slot, cold", "disk", 44_000_000, 22.0, 2.0, 0.98, None)
+    monkeypatch.setattr(loading, "make_expert", lambda *_: None)
+    monkeypatch.setattr(loading, "LoadBench", lambda *_: Measured(figures))
+    result = run("--folder", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    for words in ("slot, cold", "0.98", "page cache was dropped", "first load only", "random weights"):
+        assert words in result.stdout
+
+
+class Measured:
+    """A bench whose figures are known."""
+
+    def __init__(self, figures: loading.Figures) -> None:
+        self._figures = figures
+        self.direct = loading.DirectReader()
+        self.direct.method = "dropped"
+
+    def measure(self, _rounds: int, _advance: object) -> list[loading.Figures]:
+        return [self._figures]
+
+
+def test_wrong_use_is_refused_with_what_is_known(tmp_path: Path):
+    result = run("--architecture", "yolo11n")
+    assert result.exit_code == 2
+    assert "resnet101" in result.stderr
+    result = run("--folder", str(tmp_path / "none"))
+    assert result.exit_code == 2
+    assert "no folder" in result.stderr
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ExpertError(ExpertId("e"), "is broken")])
+def test_what_kept_it_from_measuring_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception):
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(loading, "make_expert", fail)
+    result = run("--folder", str(tmp_path))
+    assert result.exit_code == 1
+    assert "could not measure" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shares_and_ratios_are_taken_within_a_round():
+    way = loading.Way("slot", "disk", lambda: 0.0, 1_000_000, raw="raw", slot="other")
+    taken_s = {"slot": [1.0, 2.0, 4.0], "raw": [0.5, 1.0, 2.0], "other": [0.5, 0.5, 0.5]}
+    figures = loading.figures_of(way, taken_s, "resnet18", "float32")
+    assert (figures.ms, figures.share_of_raw, figures.slot_is_faster) == (2000.0, 0.5, 4.0)

@@ -1,0 +1,273 @@
+"""A real line profiled in seconds: what is written is what the daemon reads, and costs are by layout."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from daemon.line import load_line
+from daemon.policy.matrix import Performance
+from daemon.policy.request import ExpertFacts
+from daemon.profile import load_profile, this_machine
+from experts.slot import LayoutShelf, SlotPool
+from experts.spec import ArchitectureId, ExpertId
+from tests.daemon.store.store_parts import a_line as a_store
+from tests.daemon.store.store_parts import a_stage, an_arrival, an_outcome
+from tests.lines import a_jpeg, a_line, make_experts
+from tools.profile import measure
+from tools.profile.command import register
+from tools.profile.executors import Pair, best, pairs
+from tools.profile.measure import Effort
+from tools.profile.run import ProfileError, Wish, memory_to_divide, profile_line
+from tools.profile.samples import Samples, read_samples
+from tools.profile.split import Plan, limited_split, sample_images, search_split, simulated_images_per_s
+from tools.profile.usage import UsageError, usage_of
+
+HASTY = Effort(max_batch=2, rounds=1, loads=1, pair_rounds=1, seconds=0.01)
+SAMPLES = Samples((a_jpeg(1), a_jpeg(2)), "two pictures")
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("experts")
+    make_experts(folder)
+    return folder
+
+
+def a_wish(**fields) -> Wish:
+    return Wish(**{"samples": SAMPLES, "effort": HASTY, **fields})
+
+
+def quiet(_what: str, _share: float) -> None:
+    pass
+
+
+def command(*arguments: str):
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    register(app)
+    return CliRunner().invoke(app, ["profile", *arguments])
+
+
+def test_the_command_writes_a_profile_that_the_daemon_reads(tmp_path: Path, experts: Path):
+    config, out = a_line(tmp_path / "line", experts), tmp_path / "made" / "profile.yaml"
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "part.jpg").write_bytes(a_jpeg(3))
+    (photos / "notes.txt").write_text("no image")
+    found = command(str(config), "--quick", "--max-batch", "2", "--images", str(photos), "--out", str(out), "--json")
+    assert found.exit_code == 0, found.output
+    figures = json.loads(found.stdout)
+    assert figures["measured_with"] == f"1 images of {photos}"
+    assert all(Path(file).stat().st_size > 0 for file in figures["files"])
+    assert [Path(file).name for file in figures["files"]] == [
+        "profile.yaml",
+        "profile-cpu-batches.png",
+        "profile-cpu-memory.png",
+    ]
+    profile = load_profile(out)
+    assert profile.machine_problems(this_machine()) == []
+    catalog = load_line(config).catalog
+    assert {row.architecture for row in profile.rows} == {spec.layout for spec in catalog.values()}
+    for row in profile.rows:
+        assert row.k_s + row.b_s > 0
+        assert row.disk_s > 0
+        assert 1 <= row.max_batch <= 2
+        assert row.activation_bytes > 64 * 64 * 3 * 4
+    recommended = profile.devices["cpu"]
+    assert recommended.expert_memory is not None
+    assert recommended.expert_memory + (recommended.activation_memory or 0) == 150_000_000
+    assert profile.usage == {}
+
+
+def test_two_hundred_experts_of_one_layout_cost_what_one_costs(
+    tmp_path: Path, experts: Path, monkeypatch: pytest.MonkeyPatch
+):
+    loads: list[str] = []
+
+    class CountingPool(SlotPool):
+        def load(self, spec, *args, **kwargs):
+            loads.append(spec.expert)
+            return super().load(spec, *args, **kwargs)
+
+    monkeypatch.setattr(measure, "SlotPool", CountingPool)
+    config = a_line(tmp_path / "line", experts)
+    file = config.parent / "experts" / "catalog.yaml"
+    few = yaml.safe_load(file.read_text(encoding="utf-8"))
+    many = {**few["experts"], **{f"more{number}": few["experts"]["QFP64"] for number in range(200)}}
+    counts: list[int] = []
+    shares: list[float] = []
+    for entries in (few["experts"], many):
+        file.write_text(yaml.safe_dump({"experts": entries}), encoding="utf-8")
+        loads.clear()
+        shares.clear()
+        measured = profile_line(load_line(config), a_wish(), lambda _what, share: shares.append(share))
+        assert len(measured.devices[0].costs) == 2
+        counts.append(len(loads))
+    assert counts[0] == counts[1] > 0
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1.0)
+
+
+def test_memory_that_holds_no_expert_is_refused_with_what_is_needed(tmp_path: Path, experts: Path):
+    config = a_line(tmp_path / "line", experts)
+    with pytest.raises(ProfileError, match=r"hold no expert beside one image per executor, which takes \d+ MB"):
+        profile_line(load_line(config), a_wish(memory_bytes=20_000_000), quiet)
+
+
+def test_a_catalog_without_readable_weights_is_refused(tmp_path: Path, experts: Path):
+    config = a_line(tmp_path / "line", experts)
+    for file in (config.parent / "experts").glob("*.safetensors"):
+        file.unlink()
+    found = command(str(config), "--quick")
+    assert found.exit_code == 1
+    assert "names no expert whose weights can be read" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["none.yaml"], "no file none.yaml"),
+        (["{config}", "--images", "nowhere"], "no folder nowhere"),
+        (["{config}", "--memory", "much"], "expected a size such as 250MB"),
+    ],
+)
+def test_wrong_use_is_a_sentence_and_status_2(tmp_path: Path, experts: Path, arguments: list[str], said: str):
+    config = a_line(tmp_path / "line", experts)
+    found = command(*(argument.format(config=config) for argument in arguments))
+    assert found.exit_code == 2
+    assert said in found.stderr
+
+
+def test_a_gpu_that_is_not_there_is_named(tmp_path: Path, experts: Path):
+    config = a_line(tmp_path / "line", experts, devices={"cuda:7": {"expert_memory": "1GB"}})
+    found = command(str(config), "--quick")
+    assert found.exit_code == 2
+    assert "this machine has no cuda:7" in found.stderr
+
+
+def test_a_folder_without_images_is_refused(tmp_path: Path):
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
+    with pytest.raises(ValueError, match="no image that can be decoded"):
+        read_samples(tmp_path)
+
+
+def test_a_configured_budget_is_what_is_divided_and_without_one_most_of_what_is_free(tmp_path: Path, experts: Path):
+    device = load_line(a_line(tmp_path / "line", experts)).config.devices["cpu"]
+    assert memory_to_divide("cpu", device.model_copy(update={"activation_memory": 5})) == 150_000_005
+    free_bytes = memory_to_divide("cpu", device.model_copy(update={"expert_memory": 0}))
+    assert 0 < free_bytes < this_machine().memory_bytes
+
+
+# Usage
+
+
+def test_usage_from_the_rules_is_left_to_the_rules(tmp_path: Path, experts: Path):
+    assert usage_of("rules", load_line(a_line(tmp_path / "line", experts)), "cpu", LayoutShelf()) == {}
+
+
+def test_usage_from_the_database_counts_stages_per_finished_image(tmp_path: Path, experts: Path):
+    store = a_store(tmp_path)
+    images = store.accept(*(an_arrival(f"i{number}", serial=f"S{number}") for number in range(5)))
+    for image in images[:4]:
+        more = (a_stage("yolo-solder"),) if image is images[0] else ()
+        store.judge(an_outcome(image.inspection_id, stages=(a_stage("R0402"), *more)))
+    store.store.close()
+    line = load_line(a_line(tmp_path / "line", experts, database=store.url))
+    usage = usage_of("database", line, "cpu", LayoutShelf())
+    assert usage == {"R0402": 1.0, "yolo-solder": 0.25, "C0603": 0.0, "QFP64": 0.0}
+    assert next(iter(usage)) == "R0402"
+
+
+def test_an_empty_or_missing_database_is_a_sentence(tmp_path: Path, experts: Path):
+    line = load_line(a_line(tmp_path / "line", experts, database=f"sqlite:///{tmp_path}/inspection.db"))
+    with pytest.raises(UsageError, match="there is no database"):
+        usage_of("database", line, "cpu", LayoutShelf())
+    a_store(tmp_path).store.close()
+    with pytest.raises(UsageError, match="no finished inspection"):
+        usage_of("database", line, "cpu", LayoutShelf())
+
+
+def test_usage_of_a_sample_is_what_the_rules_route_with_real_answers(tmp_path: Path, experts: Path):
+    line = load_line(a_line(tmp_path / "line", experts))
+    board = tmp_path / "photos" / "mainboard-a" / "S1"
+    board.mkdir(parents=True)
+    for number, name in enumerate(("R1.R0402", "R2.R0402", "R3.R0402", "C1.C0603", "X1.UNKNOWN")):
+        (board / f"{name}.jpg").write_bytes(a_jpeg(number))
+    usage = usage_of(str(tmp_path / "photos"), line, "cpu", LayoutShelf())
+    assert usage == {"yolo-solder": 1.0, "R0402": 0.75, "C0603": 0.25, "QFP64": 0.0}
+    with pytest.raises(UsageError, match="BOARD_TYPE/SERIAL"):
+        usage_of(str(board), line, "cpu", LayoutShelf())
+    with pytest.raises(UsageError, match="no folder nowhere"):
+        usage_of("nowhere", line, "cpu", LayoutShelf())
+
+
+# Executors
+
+
+def test_pairs_on_a_processor_use_every_core():
+    assert pairs("cpu", 2) == [(2, 1), (1, 2)]
+    assert pairs("cpu", 6) == [(6, 1), (3, 2), (2, 3), (1, 6)]
+    assert [threads for _, threads in pairs("cuda:0", 16)] == [1, 1, 1, 1]
+
+
+def test_of_pairs_as_fast_the_one_with_fewer_executors_is_kept():
+    assert best([Pair(4, 1, 100.0), Pair(2, 2, 99.0), Pair(1, 4, 60.0)]) == Pair(2, 2, 99.0)
+    assert best([Pair(4, 1, 100.0), Pair(2, 2, 90.0)]) == Pair(4, 1, 100.0)
+
+
+# Memory
+
+
+def a_plan(experts: int = 30, **fields) -> Plan:
+    """Experts of 10 MB, the first used most, that compute for 10 ms and load for 100."""
+    row = Performance("cpu", ArchitectureId("r18"), 0.01, 0.005, 8, activation_bytes=1_000_000, disk_s=0.1)
+    facts = tuple(ExpertFacts(ExpertId(f"e{n}"), row.architecture, 10_000_000, 1 / (n + 2)) for n in range(experts))
+    values = {"device": "cpu", "memory_bytes": 200_000_000, "executors": 2, "rows": (row,), "experts": facts}
+    return Plan(**{**values, "policy": "coserve-plus", **fields})
+
+
+def test_a_limited_processor_gives_its_largest_batch_memory_and_experts_the_rest():
+    assert limited_split(a_plan()) == (184_000_000, 16_000_000)
+
+
+def test_however_little_memory_there_is_the_largest_expert_fits():
+    assert limited_split(a_plan(memory_bytes=15_000_000)) == (10_000_000, 5_000_000)
+
+
+def test_more_memory_for_experts_pays_until_all_are_resident():
+    plan = a_plan()
+    images = sample_images(plan, 600)
+    few, some, most = (simulated_images_per_s(plan, experts, images) for experts in (2, 8, 18))
+    assert 0 < few < some < most
+
+
+def test_the_search_stays_within_what_memory_and_catalog_hold():
+    split = search_split(a_plan(), initial=15, margin=0.05, pick="best")
+    assert split is not None
+    assert [trial.experts for trial in split.trials] == [15, 19]
+    tiny = search_split(a_plan(experts=3), initial=15, margin=0.05, pick="best")
+    assert tiny is not None
+    assert tiny.experts <= 3
+    assert search_split(a_plan(memory_bytes=5_000_000), initial=15, margin=0.05, pick="best") is None
+
+
+def test_a_batch_without_memory_for_more_than_one_image_is_slower():
+    """The contention of figure 11: experts take what batches need."""
+    row = replace(a_plan().rows[0], activation_bytes=20_000_000, b_s=0.05)
+    plan = a_plan(rows=(row,), memory_bytes=400_000_000)
+    images = sample_images(plan, 600)
+    assert simulated_images_per_s(plan, 36, images) < simulated_images_per_s(plan, 12, images)
+
+
+def test_chains_of_the_sample_follow_the_rules_shares():
+    plan = a_plan(experts=2)
+    first, second = plan.experts
+    plan = replace(plan, experts=(replace(first, usage=1.0, then=((second.expert, 0.5),)), replace(second, usage=0.5)))
+    images = sample_images(plan, 1000)
+    assert {image.chain[0] for image in images} == {first.expert}
+    assert 400 < sum(len(image.chain) == 2 for image in images) < 600

@@ -1,0 +1,125 @@
+"""`coserve bench load`: how fast an expert becomes resident, beside the raw channel and the ordinary ways."""
+
+import os
+import platform
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tools.console import AsJson, console, errors, fail, print_json, print_table
+from tools.teach import Dtype
+
+if TYPE_CHECKING:
+    from tools.bench.loading import Figures
+
+_NOTES = (
+    "random weights; medians; shares and ratios within a round",
+    "a file's sha256 is checked at its first load only: later loads are measured",
+    "ordinary ways end with load_state_dict; slot is ×: how many times faster the slot is, cold or warm alike",
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands to `app`."""
+    app.command("load")(load)
+
+
+def load(
+    architecture: Annotated[
+        list[str] | None, typer.Option(help="A ResNet; may be given again. Without it resnet18 and resnet101.")
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="How weights are stored.")] = Dtype.FLOAT32,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each way is measured.")] = 7,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--folder", metavar="FOLDER", help="On the disk to measure; temporary files go there."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure loads of experts: cold disk, page cache, RAM tier and (where there is one) GPU.
+
+    Each slot load stands beside the raw rate of its channel and beside torch.load and safetensors with an ordinary
+    module, all of the same run. Exit status 1 if it could not be measured.
+
+    Example: coserve bench load --dtype bfloat16
+    """
+    names = architecture or ["resnet18", "resnet101"]
+    from experts.vision.architectures import ARCHITECTURES
+
+    known = [name for name, entry in ARCHITECTURES.items() if entry.family == "resnet"]
+    for name in names:
+        if name not in known:
+            fail(f"{name!r} is none of {', '.join(known)}", status=2)
+    if folder is not None and not folder.is_dir():
+        fail(f"no folder {folder}", status=2)
+    from experts.errors import ExpertError
+
+    try:
+        result = _measure(names, dtype.value, rounds, folder)
+    except (OSError, RuntimeError, ImportError, MemoryError, ExpertError) as error:
+        fail(f"could not measure: {error}", status=1)
+    if as_json:
+        print_json({**result, "figures": [asdict(figures) for figures in result["figures"]]})
+    else:
+        _print(result)
+
+
+def _measure(names: list[str], dtype: str, rounds: int, folder: Path | None) -> dict[str, Any]:
+    import torch
+
+    from tools.bench.loading import LoadBench, make_expert
+
+    gpu = "cuda:0" if torch.cuda.is_available() else None
+    methods: list[str] = []
+    figures: list[Figures] = []
+    with tempfile.TemporaryDirectory(prefix="coserve-bench-", dir=folder) as scratch, _progress() as bar:
+        for name in names:
+            task = bar.add_task(name, total=rounds + 1)
+            bench = LoadBench(make_expert(Path(scratch), name, dtype), gpu)
+            figures += bench.measure(rounds, lambda task=task: bar.advance(task))
+            methods.append(bench.direct.method)
+    return {
+        "machine": platform.platform(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name(gpu) if gpu else None,
+        "torch": torch.__version__,
+        "torch_threads": torch.get_num_threads(),
+        "rounds": rounds,
+        "cold_reads": max(methods, key=("direct", "dropped", "cached").index),
+        "notes": list(_NOTES),
+        "figures": figures,
+    }
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    from rich.progress import Progress
+
+    with Progress(console=errors, transient=True) as bar:
+        yield bar
+
+
+def _print(result: dict[str, Any]) -> None:
+    columns = ("way", "from", "MB", "ms", "GB/s", "of raw", "slot is ×")
+    figures: list[Figures] = result["figures"]
+    for architecture in dict.fromkeys(entry.architecture for entry in figures):
+        own = [entry for entry in figures if entry.architecture == architecture]
+        rows = [
+            (e.way, e.tier, round(e.bytes / 1e6, 1), e.ms, e.gb_per_s, e.share_of_raw, e.slot_is_faster) for e in own
+        ]
+        print_table(f"{architecture}, {own[0].dtype}, {result['rounds']} rounds", columns, rows)
+    how = {
+        "direct": "cold slot and raw reads go past the page cache (O_DIRECT); ordinary ones after it was dropped",
+        "dropped": "cold reads are made after the page cache was dropped: this filesystem has no O_DIRECT",
+        "cached": "NO COLD READS: this filesystem lives in memory; name a folder on a disk with --folder",
+    }
+    for note in (how[result["cold_reads"]], *_NOTES):
+        console.print(note, markup=False)
+    console.print(
+        f"{result['cores']} cores, torch {result['torch']} with {result['torch_threads']} threads", markup=False
+    )

@@ -1,0 +1,149 @@
+"""`coserve profile`: measure this machine with a line's experts, once, before the line runs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from tools.console import AsJson, ConfigPath, console, errors, fail, print_json, print_table
+
+if TYPE_CHECKING:
+    from tools.profile.run import DeviceProfile, Measured
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command to `app`."""
+    app.command()(profile)
+
+
+def profile(  # noqa: PLR0913, PLR0917  # one parameter for each option
+    config: ConfigPath,
+    out: Annotated[Path | None, typer.Option(help="The file to write; profile.yaml beside CONFIG without it.")] = None,
+    images: Annotated[Path | None, typer.Option(help="A folder of real images; rendered parts without it.")] = None,
+    usage: Annotated[
+        str, typer.Option(help="rules, database, or FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png.")
+    ] = "rules",
+    memory: Annotated[
+        str | None, typer.Option(help="Of each device, for experts and batches: 2GB. As configured without it.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 16,
+    initial: Annotated[float, typer.Option(min=1, max=99, help="The first window of the search, experts.")] = 15.0,
+    margin: Annotated[float, typer.Option(min=0, max=1, help="How far throughput may fall short of its trend.")] = 0.05,
+    pick: Annotated[Literal["best", "random"], typer.Option(help="How to choose within the last window.")] = "best",
+    quick: Annotated[bool, typer.Option("--quick", help="Seconds instead of minutes, and rougher.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure batches, loads and memory on this machine; the daemon schedules by it. Minutes, on a quiet machine.
+
+    Name the file in coserve.yaml: `devices.cpu.profile: profile.yaml`. What stands there by hand wins.
+
+    Example: coserve profile demo/coserve.yaml --images photos/
+    """
+    if not config.is_file():
+        fail(f"no file {config}: name the line's coserve.yaml", status=2)
+    if images is not None and not images.is_dir():
+        fail(f"no folder {images}", status=2)
+    from dataclasses import replace
+
+    from daemon.config import parse_bytes
+    from daemon.errors import ConfigError
+    from daemon.line import load_line
+    from experts.errors import ExpertError
+    from tools.profile.measure import QUICK, Effort
+    from tools.profile.run import ProfileError, Wish, devices_missing, profile_line, write_profile
+    from tools.profile.samples import read_samples, rendered_samples
+    from tools.profile.usage import UsageError
+
+    effort = replace(QUICK, max_batch=min(max_batch, QUICK.max_batch)) if quick else Effort(max_batch=max_batch)
+    try:
+        line = load_line(config)
+        samples = read_samples(images) if images is not None else rendered_samples()
+        memory_bytes = parse_bytes(memory) if memory is not None else None
+    except (ConfigError, ValueError) as error:
+        fail(str(error), status=2)
+    if missing := devices_missing(line.config):
+        fail(f"{config}: this machine has no {', '.join(missing)}; profile on the machine that runs the line", status=2)
+    wish = Wish(samples, usage, memory_bytes, initial, margin, pick, effort)
+    path = out or config.parent / "profile.yaml"
+    try:
+        with _bar() as (bar, task):
+            measured = profile_line(line, wish, lambda what, share: bar.update(task, description=what, completed=share))
+        written = write_profile(path, measured)
+    except (ProfileError, UsageError, ExpertError) as error:
+        fail(str(error), status=1)
+    if as_json:
+        print_json(as_figures(measured) | {"files": [str(file) for file in written]})
+        return
+    for found in measured.devices:
+        _print_device(found)
+    console.print(f"measured with {measured.samples}; written: {', '.join(map(str, written))}", markup=False)
+    console.print(f"to use it: `profile: {path.name}` under the device in {config}", markup=False)
+
+
+def as_figures(measured: "Measured") -> dict[str, Any]:
+    """The file's content, and what was measured on the way to it."""
+    from tools.profile.run import as_document
+
+    document = as_document(measured)
+    for found in measured.devices:
+        entry = document["devices"][found.device]
+        entry["pairs"] = [
+            {"executors": pair.executors, "threads": pair.threads, "images_per_s": pair.images_per_s}
+            for pair in found.pairs
+        ]
+        for cost in found.costs:
+            entry["architectures"][str(cost.layout)]["latencies_s"] = dict(cost.latencies_s)
+        if found.split is not None:
+            entry["search"] = {
+                "windows": [[trial.window.lower, trial.window.upper] for trial in found.split.trials],
+                "chosen": found.split.experts,
+                "images_per_s": found.split.measured(),
+            }
+    return document | {"measured_with": measured.samples}
+
+
+def _print_device(found: "DeviceProfile") -> None:
+    columns = ("layout", "K ms", "B ms", "error", "batch", "MB/image", "disk ms", "RAM ms")
+    rows = [
+        (
+            _short(cost.layout),
+            f"{cost.line.k_s * 1e3:.2f}",
+            f"{cost.line.b_s * 1e3:.2f}",
+            f"{cost.line.residual:.1%}",
+            cost.max_batch,
+            f"{cost.activation_bytes / 1e6:.1f}",
+            f"{cost.disk_s * 1e3:.1f}",
+            None if cost.ram_s is None else f"{cost.ram_s * 1e3:.1f}",
+        )
+        for cost in found.costs
+    ]
+    print_table(f"{found.device}: a batch of n takes K·n + B", columns, rows)
+    tried = ", ".join(f"{pair.executors} × {pair.threads}: {pair.images_per_s:.1f}" for pair in found.pairs)
+    console.print(
+        f"{found.device}: executors × threads, images/s: {tried};"
+        f" kept {found.chosen.executors} × {found.chosen.threads}"
+    )
+    console.print(
+        f"{found.device}: {found.expert_bytes / 1e6:,.0f} MB for experts (the {found.kept} most used),"
+        f" {found.batches_bytes / 1e6:,.0f} MB for batches"
+    )
+
+
+def _bar() -> Any:
+    from contextlib import contextmanager
+
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    @contextmanager
+    def shown() -> Any:
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=errors) as bar:
+            yield bar, bar.add_task("starting", total=1.0)
+
+    return shown()
+
+
+def _short(layout: str) -> str:
+    """What a person calls it; the file has the whole name."""
+    architecture, _, size, dtype, *_ = layout.split("-")
+    return f"{architecture} {size} px {dtype}"

@@ -1,0 +1,73 @@
+"""How many executors a device should have, and how many threads each: every sensible pair is tried for a moment."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from experts.slot import LayoutShelf
+from experts.spec import ExpertSpec
+from tools.profile.measure import Bench, Effort
+from tools.profile.samples import Samples
+
+#: More streams than this never paid on the paper's GPUs (figure 17).
+_GPU_EXECUTORS = (1, 2, 3, 4)
+_BATCH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Executors of one device × intra-op threads of each, and what they managed together."""
+
+    executors: int
+    threads: int
+    images_per_s: float
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def pairs(device: str, core_count: int) -> list[tuple[int, int]]:
+    """(executors, threads) to try: on the CPU those that use every core, few large ones last."""
+    if device != "cpu":
+        return [(executors, 1) for executors in _GPU_EXECUTORS]
+    return [(core_count // threads, threads) for threads in range(1, core_count + 1) if core_count % threads == 0]
+
+
+def try_pairs(
+    device: str,
+    spec: ExpertSpec,
+    samples: Samples,
+    effort: Effort,
+    shelf: LayoutShelf,
+    on_step: Callable[[], None] = lambda: None,
+    core_count: int | None = None,
+) -> list[Pair]:
+    """Images per second of each pair on one expert, medians of interleaved rounds, fastest first.
+
+    Raises ExpertError where not even one executor's expert fits the device.
+    """
+    candidates = pairs(device, core_count or cores())
+    found: dict[tuple[int, int], list[float]] = {pair: [] for pair in candidates}
+    for _ in range(effort.pair_rounds):
+        for executors, threads in candidates:
+            with Bench(device, executors, threads, shelf) as bench:
+                slots = bench.slots(spec)
+                seconds = effort.seconds / effort.pair_rounds
+                found[executors, threads].append(bench.images_per_s(slots, samples, _BATCH, seconds))
+            on_step()
+    measured = [Pair(executors, threads, median(speeds)) for (executors, threads), speeds in found.items()]
+    return sorted(measured, key=lambda pair: -pair.images_per_s)
+
+
+def steps(device: str, effort: Effort, core_count: int | None = None) -> int:
+    """How often `try_pairs` calls `on_step`."""
+    return effort.pair_rounds * len(pairs(device, core_count or cores()))
+
+
+def best(measured: Sequence[Pair]) -> Pair:
+    """The fastest, and of those within 2 % of it the one with the fewest executors: each takes memory of its own."""
+    enough = max(pair.images_per_s for pair in measured) * 0.98
+    return min((pair for pair in measured if pair.images_per_s >= enough), key=lambda pair: pair.executors)

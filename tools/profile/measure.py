@@ -1,0 +1,228 @@
+"""Microbenchmarks of one layout on one device (CoServe §4.5): batches, intermediate results, loads.
+
+A layout costs the same whichever of its experts is in the slot, so each is measured once, with one of its experts.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+
+from experts.slot import LayoutShelf, Slot, SlotPool
+from experts.spec import ExpertSpec, LayoutId
+from experts.vision.infer import infer
+from tools.profile.fit import Line, fit_line, largest_useful_batch
+from tools.profile.samples import Samples
+
+T = TypeVar("T")
+
+#: Sizes that are measured, up to the largest asked for: dense where the average still falls.
+BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long a profile takes. `seconds` is how long each pair of executors × threads runs, in `pair_rounds` parts."""
+
+    max_batch: int = 16
+    rounds: int = 5
+    loads: int = 5
+    pair_rounds: int = 3
+    seconds: float = 1.5
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The sizes to measure."""
+        return (*(size for size in BATCH_SIZES if size < self.max_batch), self.max_batch)
+
+
+QUICK = Effort(max_batch=4, rounds=2, loads=2, pair_rounds=1, seconds=0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutCost:
+    """One layout on one device. `latencies_s` by batch size are medians; `line` is fitted to them."""
+
+    layout: LayoutId
+    weights_bytes: int
+    latencies_s: Mapping[int, float]
+    line: Line
+    max_batch: int
+    activation_bytes: int
+    disk_s: float
+    ram_s: float | None
+
+
+class Bench:
+    """So many executors of one device, each with `threads` intra-op threads and one slot, all busy at once.
+
+    That is how they will run: what they take from each other (memory bandwidth, the GPU) is in the figures.
+    """
+
+    def __init__(self, device: str, executors: int, threads: int, shelf: LayoutShelf) -> None:
+        self._device, self._executors, self._shelf = device, executors, shelf
+        self._start = threading.Barrier(executors)
+        self._pool = ThreadPoolExecutor(executors, f"profile {device}", _enter, (threads,))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._start.abort()
+        self._pool.shutdown()
+
+    def slots(self, spec: ExpertSpec) -> list[Slot]:
+        """The expert in a slot of each executor. Raises ExpertError."""
+        slots: list[Slot] = []
+        for _ in range(self._executors):
+            pool = SlotPool(self._device, spec.weights_bytes, self._shelf)
+            pool.load(spec)
+            slots.append(pool.slot(spec.expert))
+        return slots
+
+    def latencies_s(
+        self, slots: Sequence[Slot], samples: Samples, batches: Sequence[int], rounds: int
+    ) -> dict[int, float]:
+        """Median seconds by batch size, from payloads to answers; sizes in turn, so that drift meets all alike.
+
+        Ends at the first size that the device has no memory for.
+        """
+        taken: dict[int, list[float]] = {}
+        fitting = list(batches)
+        for number in range(rounds + 1):
+            for size in fitting:
+                try:
+                    seconds = self._together(slots, lambda slot, size=size: _timed(slot, samples, size))
+                except torch.OutOfMemoryError:
+                    fitting = [smaller for smaller in fitting if smaller < size]
+                    taken.pop(size, None)
+                    break
+                # The first round only warms up: kernels are chosen, memory is taken from the system.
+                if number:
+                    taken.setdefault(size, []).extend(seconds)
+        return {size: median(seconds) for size, seconds in taken.items() if size in fitting}
+
+    def images_per_s(self, slots: Sequence[Slot], samples: Samples, size: int, seconds: float) -> float:
+        """Throughput of all executors together, batches of `size`, over about so many seconds."""
+
+        def work(slot: Slot) -> tuple[int, float]:
+            begin_s, images = time.perf_counter(), 0
+            while (elapsed_s := time.perf_counter() - begin_s) < seconds or not images:
+                _timed(slot, samples, size)
+                images += size
+            return images, elapsed_s
+
+        self._together(slots, lambda slot: _timed(slot, samples, size))
+        return sum(images / elapsed_s for images, elapsed_s in self._together(slots, work))
+
+    def _together(self, slots: Sequence[Slot], work: Callable[[Slot], T]) -> list[T]:
+        def begin(slot: Slot) -> T:
+            self._start.wait()
+            return work(slot)
+
+        return [future.result() for future in [self._pool.submit(begin, slot) for slot in slots]]
+
+
+def measure_layout(
+    bench: Bench, device: str, spec: ExpertSpec, samples: Samples, effort: Effort, shelf: LayoutShelf
+) -> LayoutCost:
+    """Everything that the matrix says of a layout, with one of its experts. Raises ExpertError."""
+    slots = bench.slots(spec)
+    latencies_s = bench.latencies_s(slots, samples, effort.batches, effort.rounds)
+    line = fit_line(latencies_s)
+    sizes = sorted({1, max(latencies_s)})
+    activations = max(peak_bytes(slots[0], samples, size) // size for size in sizes)
+    del slots
+    disk_s, ram_s = load_seconds(device, spec, effort.loads, shelf)
+    return LayoutCost(
+        layout=spec.layout,
+        weights_bytes=spec.weights_bytes,
+        latencies_s=latencies_s,
+        line=line,
+        max_batch=largest_useful_batch(line, max(latencies_s)),
+        activation_bytes=activations,
+        disk_s=disk_s,
+        ram_s=ram_s,
+    )
+
+
+def load_seconds(device: str, spec: ExpertSpec, loads: int, shelf: LayoutShelf) -> tuple[float, float | None]:
+    """Median seconds of a load from disk, the file not in the page cache, and from host memory where that serves."""
+    pool = SlotPool(device, spec.weights_bytes, shelf)
+    pool.load(spec)  # The first load checks the file's sha256, later ones do not.
+    from_disk: list[float] = []
+    for _ in range(loads):
+        pool.unload(spec.expert)
+        drop_from_cache(spec.file)
+        from_disk.append(pool.load(spec).load_ms / 1e3)
+    if device == "cpu":
+        return median(from_disk), None
+    host = SlotPool("ram", spec.weights_bytes, shelf)
+    host.load(spec)
+    from_ram: list[float] = []
+    for _ in range(loads):
+        pool.unload(spec.expert)
+        from_ram.append(pool.load(spec, source=host).load_ms / 1e3)
+    return median(from_disk), median(from_ram)
+
+
+def drop_from_cache(file: Path) -> None:
+    """Let the system forget what it has cached of a file (a file system in memory has nothing else)."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def peak_bytes(slot: Slot, samples: Samples, size: int) -> int:
+    """Most bytes that a batch holds beside the weights, its own pixels among them."""
+    prepared = samples.prepared(slot.spec, size)
+    if slot.transfer.device.type == "cuda":
+        torch.cuda.synchronize(slot.transfer.device)
+        torch.cuda.reset_peak_memory_stats(slot.transfer.device)
+        before = torch.cuda.memory_allocated(slot.transfer.device)
+        infer(slot, prepared)
+        return torch.cuda.max_memory_allocated(slot.transfer.device) - before
+    with _allocations() as record:
+        infer(slot, prepared)
+    return _peak(record)
+
+
+def _allocations() -> AbstractContextManager[torch.profiler.profile]:
+    """The record that torch keeps of every allocation on the CPU."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it writes to stderr
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+
+
+def _peak(record: torch.profiler.profile) -> int:
+    results: Any = record.profiler.kineto_results if record.profiler is not None else None
+    events = [event for event in results.events() if event.name() == "[memory]"] if results is not None else []
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+def _timed(slot: Slot, samples: Samples, size: int) -> float:
+    """Seconds of one batch as an executor runs it: decode, fit, compute."""
+    begin_s = time.perf_counter()
+    infer(slot, samples.prepared(slot.spec, size))
+    return time.perf_counter() - begin_s
+
+
+def _enter(threads: int) -> None:
+    torch.set_num_threads(threads)
+    # Asking makes it this thread's own: until then the next thread's setting would overwrite it.
+    torch.get_num_threads()

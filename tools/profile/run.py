@@ -1,0 +1,267 @@
+"""`coserve profile`: everything that is measured of a line on this machine, once, as one file that the daemon loads."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from daemon.config import Config, Device
+from daemon.line import Line
+from daemon.policy.matrix import Performance
+from daemon.policy.predict import expert_facts
+from daemon.profile import ProfileFile, this_machine
+from experts.catalog import UNREADABLE
+from experts.slot import LayoutShelf
+from experts.spec import ArchitectureId, ExpertId, ExpertSpec, LayoutId
+from tools.profile.executors import Pair, best, steps, try_pairs
+from tools.profile.measure import Bench, Effort, LayoutCost, measure_layout
+from tools.profile.plots import plot_latencies, plot_split
+from tools.profile.samples import Samples
+from tools.profile.split import Plan, limited_split, search_split
+from tools.profile.usage import usage_of
+from tools.profile.window import Split
+
+#: Of a machine's free memory, what a line without a budget of its own may take.
+_FREE_SHARE = 0.8
+
+Progress = Callable[[str, float], None]
+
+
+class ProfileError(Exception):
+    """This line cannot be profiled here; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user asked for. `memory_bytes` of each device are for experts and batches; None: as configured."""
+
+    samples: Samples
+    usage: str = "rules"
+    memory_bytes: int | None = None
+    initial: float = 15.0
+    margin: float = 0.05
+    pick: Literal["best", "random"] = "best"
+    effort: Effort = field(default_factory=Effort)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """One device. `split` is the search in simulated time, `kept` how many experts the memory for experts holds."""
+
+    device: str
+    pairs: tuple[Pair, ...]
+    chosen: Pair
+    costs: tuple[LayoutCost, ...]
+    expert_bytes: int
+    batches_bytes: int
+    kept: int
+    split: Split | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The whole profile."""
+
+    devices: tuple[DeviceProfile, ...]
+    usage: dict[ExpertId, float]
+    samples: str
+
+
+def profile_line(line: Line, wish: Wish, on_progress: Progress) -> Measured:
+    """Measure every layout of the catalog on every configured device. Raises ProfileError, UsageError, ExpertError.
+
+    Minutes: the cost is by layout, however many experts have it.
+    """
+    layouts = one_of_each(line)
+    shelf = LayoutShelf()
+    devices = tuple(line.config.devices)
+    tick = _Ticks(sum(steps(device, wish.effort) + 3 * len(layouts) + 1 for device in devices) + 1, on_progress)
+    tick(f"usage from {wish.usage}", 0)
+    usage = usage_of(wish.usage, line, devices[0], shelf)
+    tick("usage counted")
+    found = [_profile_device(device, line, layouts, wish, usage, shelf, tick) for device in devices]
+    return Measured(tuple(found), usage, wish.samples.origin)
+
+
+def one_of_each(line: Line) -> dict[LayoutId, ExpertSpec]:
+    """An expert for each layout of the catalog, the layout most used first. Raises ProfileError where there is none."""
+    usage: dict[LayoutId, float] = {}
+    examples: dict[LayoutId, ExpertSpec] = {}
+    for facts in expert_facts(line.catalog.values(), line.routes):
+        spec = line.catalog[facts.expert]
+        if spec.layout != UNREADABLE:
+            examples.setdefault(spec.layout, spec)
+            usage[spec.layout] = usage.get(spec.layout, 0.0) + facts.usage
+    if not examples:
+        raise ProfileError(f"{line.config.catalog}: names no expert whose weights can be read; see `coserve check`")
+    return dict(sorted(examples.items(), key=lambda item: (-usage[item[0]], item[0])))
+
+
+def _profile_device(
+    device: str,
+    line: Line,
+    layouts: dict[LayoutId, ExpertSpec],
+    wish: Wish,
+    usage: dict[ExpertId, float],
+    shelf: LayoutShelf,
+    tick: "_Ticks",
+) -> DeviceProfile:
+    busiest = next(iter(layouts.values()))
+    tick(f"{device}: executors", 0)
+    pairs = try_pairs(device, busiest, wish.samples, wish.effort, shelf, lambda: tick(f"{device}: executors"))
+    chosen = best(pairs)
+    costs: list[LayoutCost] = []
+    for layout, spec in layouts.items():
+        tick(f"{device}: {layout}", 0)
+        with Bench(device, chosen.executors, chosen.threads, shelf) as bench:
+            costs.append(measure_layout(bench, device, spec, wish.samples, wish.effort, shelf))
+        tick(f"{device}: {layout}", 3)
+    tick(f"{device}: memory", 0)
+    specs = [spec for spec in line.catalog.values() if spec.layout != UNREADABLE]
+    plan = Plan(
+        device=device,
+        memory_bytes=wish.memory_bytes or memory_to_divide(device, line.config.devices[device]),
+        executors=chosen.executors,
+        rows=tuple(_row(device, cost) for cost in costs),
+        experts=expert_facts(specs, line.routes, usage),
+        policy=line.config.policy,
+    )
+    if plan.most_experts() == 0:
+        needed = plan.largest_expert_bytes + plan.least_batches_bytes
+        raise ProfileError(
+            f"{device}: {plan.memory_bytes / 1e6:,.0f} MB hold no expert beside one image per executor, which takes"
+            f" {needed / 1e6:,.0f} MB; give it more (--memory, or expert_memory in the configuration)"
+        )
+    split = search_split(plan, initial=wish.initial, margin=wish.margin, pick=wish.pick)
+    expert_bytes, batches_bytes = limited_split(plan)
+    if device != "cpu" and split is not None:
+        expert_bytes = plan.budget_bytes(split.experts)
+        batches_bytes = plan.memory_bytes - expert_bytes
+    kept = sum(plan.budget_bytes(count) <= expert_bytes for count in range(1, len(plan.experts) + 1))
+    tick(f"{device}: memory")
+    return DeviceProfile(device, tuple(pairs), chosen, tuple(costs), expert_bytes, batches_bytes, kept, split)
+
+
+def memory_to_divide(device: str, settings: Device) -> int:
+    """Bytes for experts and batches: what the configuration gives this device, or most of what is free there."""
+    if settings.expert_memory:
+        return settings.expert_memory + (settings.activation_memory or 0)
+    if device == "cpu":
+        return int(_free_memory_bytes() * _FREE_SHARE)
+    import torch
+
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return int(free_bytes * _FREE_SHARE)
+
+
+def _free_memory_bytes() -> int:
+    """What the system can give without swapping, caches that it would drop included."""
+    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def as_document(measured: Measured) -> dict[str, Any]:
+    """The file's content, checked against what the daemon reads."""
+    machine = this_machine()
+    document: dict[str, Any] = {
+        "profile": 1,
+        "made": datetime.now(UTC).replace(microsecond=0).isoformat(),
+        "machine": {
+            "cpu": machine.cpu,
+            "cores": machine.cores,
+            "memory_bytes": machine.memory_bytes,
+            "gpus": list(machine.gpus),
+        },
+        "devices": {found.device: _device_entry(found) for found in measured.devices},
+    }
+    if measured.usage:
+        document["usage"] = {str(expert): round(share, 6) for expert, share in measured.usage.items()}
+    ProfileFile.model_validate(document)
+    return document
+
+
+def write_profile(path: Path, measured: Measured) -> list[Path]:
+    """The profile, at once and complete, and beside it the pictures: the files that were written."""
+    head = (
+        f"# Made by `coserve profile` with {measured.samples}. Seconds: a batch of n images takes k_s * n + b_s.\n"
+        "# What coserve.yaml sets by hand wins over what stands here.\n"
+    )
+    text = yaml.safe_dump(as_document(measured), sort_keys=False, allow_unicode=True, width=120)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(head + text, encoding="utf-8")
+    temporary.replace(path)
+    written = [path]
+    for found in measured.devices:
+        name = f"{path.stem}-{found.device.replace(':', '')}"
+        latency, memory = path.with_name(f"{name}-batches.png"), path.with_name(f"{name}-memory.png")
+        plot_latencies(latency, found.device, found.costs)
+        written.append(latency)
+        if found.split is not None:
+            plot_split(memory, found.device, found.split, found.kept)
+            written.append(memory)
+    return written
+
+
+def _device_entry(found: DeviceProfile) -> dict[str, Any]:
+    return {
+        "executors": found.chosen.executors,
+        "threads": found.chosen.threads,
+        "expert_memory": found.expert_bytes,
+        "activation_memory": found.batches_bytes or None,
+        "architectures": {
+            str(cost.layout): {
+                "k_s": _rounded(cost.line.k_s),
+                "b_s": _rounded(cost.line.b_s),
+                "residual": round(cost.line.residual, 4),
+                "max_batch": cost.max_batch,
+                "activation_bytes": cost.activation_bytes,
+                "disk_s": _rounded(cost.disk_s),
+                "ram_s": None if cost.ram_s is None else _rounded(cost.ram_s),
+            }
+            for cost in found.costs
+        },
+    }
+
+
+def _row(device: str, cost: LayoutCost) -> Performance:
+    return Performance(
+        device=device,
+        architecture=ArchitectureId(cost.layout),
+        k_s=cost.line.k_s,
+        b_s=cost.line.b_s,
+        max_batch=cost.max_batch,
+        activation_bytes=cost.activation_bytes,
+        disk_s=cost.disk_s,
+        ram_s=cost.ram_s,
+    )
+
+
+def _rounded(seconds: float) -> float:
+    """Six significant digits: microseconds matter, femtoseconds do not."""
+    return float(f"{seconds:.6g}")
+
+
+class _Ticks:
+    """Steps done of all, told in words and as a share."""
+
+    def __init__(self, total: int, tell: Progress) -> None:
+        self._total, self._done, self._tell = total, 0, tell
+
+    def __call__(self, what: str, steps_done: int = 1) -> None:
+        self._done += steps_done
+        self._tell(what, self._done / self._total)
+
+
+def devices_missing(config: Config) -> Sequence[str]:
+    """Configured devices that this machine has not."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [name for name in config.devices if name != "cpu" and int(name.removeprefix("cuda:")) >= count]

@@ -1,0 +1,155 @@
+"""Memory of a device between experts and batches, tried out in simulated time on the measured matrix (CoServe §4.4)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from daemon.policy.assign import partition
+from daemon.policy.matrix import Performance
+from daemon.policy.presets import preset
+from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId
+from experts.spec import ExpertId
+from tools.profile.window import Split, search
+from tools.simulate.engine import StuckError, simulate
+from tools.simulate.world import Channel, Image, Machine, Task
+
+#: Images of the sample that each throughput is of.
+_SAMPLE_IMAGES = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One device: what there is to divide, and between what. `experts` are by descending usage."""
+
+    device: str
+    memory_bytes: int
+    executors: int
+    rows: tuple[Performance, ...]
+    experts: tuple[ExpertFacts, ...]
+    policy: str
+
+    @property
+    def full_batches_bytes(self) -> int:
+        """What the largest useful batch of every executor holds beside the weights."""
+        return self.executors * max(row.max_batch * row.activation_bytes for row in self.rows)
+
+    @property
+    def least_batches_bytes(self) -> int:
+        """What one image at a time in every executor holds."""
+        return self.executors * max(row.activation_bytes for row in self.rows)
+
+    @property
+    def largest_expert_bytes(self) -> int:
+        return max(facts.weights_bytes for facts in self.experts)
+
+    def budget_bytes(self, experts: int) -> int:
+        """Memory for so many experts, most used first; never less than the largest of all needs."""
+        return max(sum(facts.weights_bytes for facts in self.experts[:experts]), self.largest_expert_bytes)
+
+    def most_experts(self) -> int:
+        """As many as fit beside one image for each executor; 0 where not even one does."""
+        room_bytes = self.memory_bytes - self.least_batches_bytes
+        fitting = [n for n in range(1, len(self.experts) + 1) if self.budget_bytes(n) <= room_bytes]
+        return fitting[-1] if fitting else 0
+
+
+def limited_split(plan: Plan) -> tuple[int, int]:
+    """Bytes for experts and for batches on a processor of limited performance: the largest useful batch gets its
+    memory, and the rest goes to experts.
+    """
+    most_bytes = plan.memory_bytes - plan.largest_expert_bytes
+    batches_bytes = max(min(plan.full_batches_bytes, most_bytes), 0)
+    return plan.memory_bytes - batches_bytes, batches_bytes
+
+
+def search_split(plan: Plan, *, initial: float, margin: float, pick: str, seed: int = 0) -> Split | None:
+    """The decaying-window search on simulated throughput; None where not one expert fits beside a batch of one."""
+    most = plan.most_experts()
+    if not most:
+        return None
+    images = sample_images(plan, _SAMPLE_IMAGES, seed)
+    return search(
+        lambda experts: simulated_images_per_s(plan, experts, images),
+        most,
+        initial=initial,
+        margin=margin,
+        pick="random" if pick == "random" else "best",
+        seed=seed,
+    )
+
+
+def simulated_images_per_s(plan: Plan, experts: int, images: Sequence[Image]) -> float:
+    """Throughput with memory for so many experts, the rest being for batches. 0 where the policy cannot serve so."""
+    budget_bytes = plan.budget_bytes(experts)
+    each_bytes = (plan.memory_bytes - budget_bytes) // plan.executors
+    largest = max(row.max_batch for row in plan.rows)
+    pool = PoolFacts(
+        PoolId(plan.device),
+        "cpu" if plan.device == "cpu" else "gpu",
+        budget_bytes,
+        largest,
+        activation_bytes=each_bytes,
+    )
+    names = [ExecutorId(f"{plan.device}/{number}") for number in range(plan.executors)]
+    pools, executors = partition([pool], [ExecutorFacts(name, pool.pool) for name in names], preset(plan.policy))
+    disk = Channel("disk", _disk_rate(plan), 0.0)
+    machine = Machine(
+        pools=pools,
+        executors=executors,
+        matrix=plan.rows,
+        concurrency={plan.device: float(plan.executors)},  # the rows were measured with all executors busy
+        from_disk={plan.device: (disk,)},
+        from_ram={},
+        memory_bytes=plan.memory_bytes,
+    )
+    try:
+        outcome = simulate(machine, Task("profile", plan.experts, tuple(images)), plan.policy)
+    except StuckError:
+        return 0.0
+    return outcome.answered / outcome.makespan_s if outcome.makespan_s else 0.0
+
+
+def sample_images(plan: Plan, count: int, seed: int = 0) -> list[Image]:
+    """Images drawn by usage, their chains by the shares that go on, arriving as fast as the device computes them.
+
+    Were all there from the start, each expert would be loaded once, and memory for more of them worth nothing.
+    """
+    random = Random(seed)
+    inflow: dict[ExpertId, float] = {}
+    for facts in plan.experts:
+        for following, share in facts.then:
+            inflow[following] = inflow.get(following, 0.0) + facts.usage * share
+    roots = [max(facts.usage - inflow.get(facts.expert, 0.0), 0.0) for facts in plan.experts]
+    if not any(roots):
+        roots = [1.0] * len(plan.experts)
+    by_name = {facts.expert: facts for facts in plan.experts}
+    seconds = {row.architecture: row.k_s + row.b_s / row.max_batch for row in plan.rows}
+    images: list[Image] = []
+    at_s = 0.0
+    for facts in random.choices(plan.experts, roots, k=count):
+        chain = _chain(facts, by_name, random)
+        images.append(Image(at_s, tuple(chain)))
+        at_s += sum(seconds[by_name[expert].architecture] for expert in chain) / plan.executors
+    return images
+
+
+def _chain(first: ExpertFacts, by_name: dict[ExpertId, ExpertFacts], random: Random) -> list[ExpertId]:
+    chain = [first.expert]
+    while (then := by_name[chain[-1]].then) and len(chain) <= len(by_name):
+        draw, reached = random.random(), 0.0
+        for following, share in then:
+            reached += share
+            if draw < reached and following in by_name:
+                chain.append(following)
+                break
+        else:
+            break
+    return chain
+
+
+def _disk_rate(plan: Plan) -> float:
+    """Bytes per second over a load of each expert."""
+    seconds = {row.architecture: row.disk_s for row in plan.rows}
+    return sum(facts.weights_bytes for facts in plan.experts) / sum(
+        seconds[facts.architecture] for facts in plan.experts
+    )

@@ -1,0 +1,170 @@
+"""`coserve simulate`: what a policy would do, on a device that you describe or with a trace of your own line."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from daemon.policy.presets import PRESETS, UnknownPolicyError, preset
+from tools.console import AsJson, console, fail, print_json, print_table
+
+
+class LoadingOption(StrEnum):
+    """How experts are loaded; each policy's own way without it."""
+
+    SLOTS = "slots"
+    ORDINARY = "ordinary"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("simulate")(simulate_command)
+
+
+def simulate_command(
+    device: Annotated[Path | None, typer.Option(metavar="FILE", help="A device file (JSON).")] = None,
+    task: Annotated[Path | None, typer.Option(metavar="FILE", help="A task file (JSON, or JSON in gzip).")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="A policy; repeat for more, all without it.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A recorded run, instead of device and task.")
+    ] = None,
+    loading: Annotated[LoadingOption | None, typer.Option(help="How experts are loaded, for every policy.")] = None,
+    deadline: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds in which each image must be answered.")
+    ] = None,
+    timeline: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw loads and batches over time.")] = None,
+    until: Annotated[float | None, typer.Option(min=0.001, help="Seconds that the timeline shows.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate policies on a device and a task, with the same policy objects that run the line; one row for each.
+
+    With --trace, a recorded run (`record:` in coserve.yaml) is replayed with the costs measured in it, under its own
+    policy or under others: what would another policy, or a second GPU, have done?
+
+    Example: coserve simulate --device device.json --task task.json.gz --policy coserve --policy coserve-plus
+    """
+    names = list(dict.fromkeys(policy or ([] if trace else PRESETS)))
+    for name in names:
+        try:
+            preset(name)
+        except UnknownPolicyError as error:
+            fail(str(error), status=2)
+    if (trace is None) == (device is None and task is None):
+        fail("name either --device and --task, or --trace", status=2)
+    if trace is not None:
+        _simulate_trace(trace, names, timeline, until, as_json=as_json)
+        return
+    if device is None or task is None:
+        fail("both --device and --task are needed", status=2)
+    _simulate_files(device, task, names, loading, deadline, timeline, until, as_json=as_json)
+
+
+def _simulate_files(
+    device_path: Path,
+    task_path: Path,
+    names: Sequence[str],
+    loading: LoadingOption | None,
+    deadline_s: float | None,
+    timeline: Path | None,
+    until_s: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    from tools.simulate.bound import bound_s
+    from tools.simulate.engine import Simulation, StuckError
+    from tools.simulate.files import FileError, read_device, read_task
+    from tools.simulate.report import COLUMNS, cells, row_of
+    from tools.simulate.world import machine_of, task_of, with_deadlines
+
+    try:
+        device, task = read_device(device_path), task_of(read_task(task_path))
+        how = None if loading is None else loading.value
+        # Every policy is measured against one bound: all processors and all memory, whatever it uses of them.
+        bound = bound_s(machine_of(device, task, "coserve-plus"), task)
+    except (FileError, ValueError) as error:
+        fail(str(error), status=2)
+    if deadline_s is not None:
+        task = with_deadlines(task, deadline_s)
+    rows = []
+    for number, name in enumerate(names):
+        try:
+            simulation = Simulation(machine_of(device, task, name, how), task, name, keep_spans=timeline is not None)
+            outcome = simulation.run()
+        except (StuckError, ValueError) as error:
+            fail(f"{name}: {error}", status=1)
+        rows.append(row_of(outcome, bound))
+        if timeline is not None:
+            _draw(outcome, _numbered(timeline, name, number, len(names)), until_s)
+    if as_json:
+        print_json([asdict(row) for row in rows])
+        return
+    title = f"{task.name} on {device.name}: {len(task.images)} images, bound {bound:.1f} s"
+    print_table(title, COLUMNS, [cells(row) for row in rows])
+
+
+def _simulate_trace(
+    path: Path, names: list[str], timeline: Path | None, until_s: float | None, *, as_json: bool
+) -> None:
+    from daemon.trace import TraceError
+    from tools.simulate.bound import bound_s
+    from tools.simulate.engine import Simulation, StuckError
+    from tools.simulate.recorded import read_recorded
+    from tools.simulate.report import COLUMNS, cells, row_of
+
+    try:
+        recorded = read_recorded(path)
+    except OSError as error:
+        fail(f"{path}: {error.strerror or error}", status=2)
+    except TraceError as error:
+        fail(str(error), status=2)
+    bound = bound_s(recorded.machine(recorded.policy), recorded.task)
+    rows = []
+    names = names or [recorded.policy]
+    for number, name in enumerate(names):
+        try:
+            outcome = Simulation(
+                recorded.machine(name), recorded.task, name, tuning=recorded.tuning, keep_spans=timeline is not None
+            ).run()
+        except (StuckError, ValueError) as error:
+            fail(f"{name}: {error}", status=1)
+        rows.append(row_of(outcome, bound))
+        if timeline is not None:
+            _draw(outcome, _numbered(timeline, name, number, len(names)), until_s)
+    live = {
+        "policy": recorded.policy,
+        "images": len(recorded.task.images),
+        "images_per_s": round(recorded.images_per_s, 3),
+        "makespan_s": round(recorded.makespan_s, 3),
+        "loads": recorded.loads,
+    }
+    if as_json:
+        print_json([{**asdict(row), "live": live} for row in rows])
+        return
+    print_table(f"{path}: {len(recorded.task.images)} images", COLUMNS, [cells(row) for row in rows])
+    console.print(
+        f"recorded live under {recorded.policy}: {recorded.images_per_s:.2f} images/s, {recorded.makespan_s:.1f} s, "
+        f"{recorded.loads} loads"
+    )
+
+
+def _draw(outcome: object, path: Path, until_s: float | None) -> None:
+    from tools.simulate.engine import Outcome
+    from tools.simulate.timeline import draw_timeline
+
+    assert isinstance(outcome, Outcome)
+    try:
+        draw_timeline(outcome, path, until_s=until_s)
+    except (OSError, ValueError) as error:
+        _cannot_draw(path, error)
+    console.print(f"wrote {path}")
+
+
+def _cannot_draw(path: Path, error: Exception) -> NoReturn:
+    fail(f"cannot write {path}: {error}", status=2)
+
+
+def _numbered(path: Path, policy: str, _number: int, count: int) -> Path:
+    """One picture for each policy: the policy's name goes before the suffix where there are several."""
+    return path if count == 1 else path.with_name(f"{path.stem}-{policy}{path.suffix}")

@@ -1,0 +1,118 @@
+"""Devices and tasks as files (data/scenarios/README.md): read, checked, and refused with a sentence."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+M = TypeVar("M", bound=BaseModel)
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class FileError(ValueError):
+    """A device or task that cannot be simulated: the file, the place in it, and what is wrong."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Channel(_Part):
+    """One transfer at a time; `fixed_s` is spent beside the channel, for each load."""
+
+    bytes_per_s: Positive
+    fixed_s: NotNegative = 0.0
+
+
+class ArchitectureCost(_Part):
+    """A batch of n takes k_s · n + b_s; `activation_bytes` for each image of it."""
+
+    k_s: Positive
+    b_s: NotNegative
+    activation_bytes: Annotated[int, Field(ge=0)] = 0
+
+
+class Processor(_Part):
+    """`concurrency`: m batches at once each run at min(1, concurrency / m)."""
+
+    memory_bytes: Count
+    executors: Annotated[int, Field(ge=0)]
+    concurrency: Positive
+    max_batch: Count
+    expert_share: Share = 1.0
+    architectures: dict[str, ArchitectureCost]
+
+
+class Channels(_Part):
+    disk: Channel
+    link: Channel = Channel(bytes_per_s=1e12)
+
+
+class DeviceFile(_Part):
+    """One PC: its channels and processors. With unified memory a load costs disk and link, and nothing is cached."""
+
+    name: str
+    unified_memory: bool = False
+    channels: Channels
+    processors: dict[Literal["gpu", "cpu"], Processor]
+
+
+class TaskExpert(_Part):
+    """`usage` is the probability that an image uses it, `then` the expert behind it."""
+
+    id: str
+    architecture: str
+    bytes: Count
+    usage: NotNegative
+    then: str | None = None
+
+
+class TaskFile(_Part):
+    """`requests`: (arrival in seconds, first expert, the expert that follows for this image or None)."""
+
+    name: str
+    experts: Annotated[list[TaskExpert], Field(min_length=1)]
+    requests: Annotated[list[tuple[NotNegative, str, str | None]], Field(min_length=1)]
+
+
+def read_device(path: Path) -> DeviceFile:
+    """Raises FileError."""
+    return _read(path, DeviceFile)
+
+
+def read_task(path: Path) -> TaskFile:
+    """A task, its requests in the order of arrival. Raises FileError."""
+    task = _read(path, TaskFile)
+    known = {expert.id for expert in task.experts}
+    if len(known) != len(task.experts):
+        raise FileError(f"{path}: experts: two have one id; every id must be its own")
+    for expert in task.experts:
+        if expert.then is not None and expert.then not in known:
+            raise FileError(f"{path}: experts: {expert.id} is followed by {expert.then}, which is not among them")
+    for number, (_, first, then) in enumerate(task.requests):
+        for name in (first, then):
+            if name is not None and name not in known:
+                raise FileError(f"{path}: requests[{number}]: {name} is not among the experts")
+    return task.model_copy(update={"requests": sorted(task.requests, key=lambda request: request[0])})
+
+
+def _read(path: Path, model: type[M]) -> M:
+    try:
+        data = path.read_bytes()
+        found: Any = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        return model.model_validate(found)
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror or error}") from error
+    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise FileError(f"{path}: expected JSON, or JSON in gzip: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise FileError(f"{path}: {place}: {first['msg']}{more}") from error

@@ -1,0 +1,91 @@
+"""Arrivals as a line has them, below and above what it can do: latency, misses and unknowns of each policy."""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tools.simulate.engine import Outcome, simulate
+from tools.simulate.report import quantile
+from tools.simulate.world import Image, Machine, Task, with_deadlines
+
+Arrivals = Literal["poisson", "bursty"]
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineRow:
+    """One policy at one load. Latencies in seconds, without deadlines; `unknown` and `late` with them, as shares."""
+
+    policy: str
+    arrivals: Arrivals
+    load: float
+    images_per_s: float
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    longest_wait_s: float
+    unknown_share: float
+    late_share: float
+    good_per_s: float
+    wasted_share: float
+
+
+ONLINE_COLUMNS = (
+    "arrivals", "load", "policy", "images/s", "p50 s", "p95 s", "p99 s", "longest wait s", "unknown", "late", "in time/s",
+)  # fmt: skip
+
+
+def arriving(task: Task, rate_per_s: float, arrivals: Arrivals, *, board: int = 50, seed: int = 1) -> Task:
+    """The images of `task`, in their order, at `rate_per_s`: one by one, or `board` of them at once."""
+    rng = random.Random(seed)
+    images: list[Image] = []
+    now_s = 0.0
+    for number, image in enumerate(task.images):
+        if arrivals == "poisson":
+            now_s += rng.expovariate(rate_per_s)
+        elif number % board == 0 and number:
+            now_s += rng.expovariate(rate_per_s / board)
+        images.append(replace(image, arrived_s=now_s))
+    return replace(task, images=tuple(images))
+
+
+def at_once(task: Task) -> Task:
+    """The same images, all waiting from the start."""
+    return replace(task, images=tuple(replace(image, arrived_s=0.0) for image in task.images))
+
+
+def online_rows(  # noqa: PLR0913  the axes of one table
+    machines: dict[str, Machine],
+    task: Task,
+    saturated_per_s: float,
+    loads: Sequence[float],
+    kinds: Iterable[Arrivals],
+    deadline_s: float,
+) -> Iterator[OnlineRow]:
+    """A row for each policy of `machines`, load (a share of `saturated_per_s`) and kind of arrivals."""
+    for kind in kinds:
+        for load in loads:
+            paced = arriving(task, load * saturated_per_s, kind)
+            limited = with_deadlines(paced, deadline_s)
+            for policy, machine in machines.items():
+                free = simulate(machine, paced, policy)
+                yield _row(policy, kind, load, free, simulate(machine, limited, policy))
+
+
+def _row(policy: str, kind: Arrivals, load: float, free: Outcome, limited: Outcome) -> OnlineRow:
+    latencies = sorted(free.latencies_s)
+    in_time = limited.answered - limited.late
+    return OnlineRow(
+        policy=policy,
+        arrivals=kind,
+        load=load,
+        images_per_s=round(free.images / free.makespan_s, 2),
+        p50_s=round(quantile(latencies, 0.5), 3),
+        p95_s=round(quantile(latencies, 0.95), 3),
+        p99_s=round(quantile(latencies, 0.99), 3),
+        longest_wait_s=round(max(free.waits_s), 3),
+        unknown_share=round((limited.expired + limited.late) / limited.images, 4),
+        late_share=round(limited.late / limited.images, 4),
+        good_per_s=round(in_time / limited.makespan_s, 2),
+        wasted_share=round(limited.wasted_steps / max(1, limited.steps), 4),
+    )

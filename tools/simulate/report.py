@@ -1,0 +1,90 @@
+"""A simulated run as the row that people and programs read (DESIGN.md §11)."""
+
+from dataclasses import dataclass
+
+from tools.simulate.engine import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`wait`: from arrival to the start of the first expert's batch. `loads`: into pools that compute, after the fill.
+
+    `wanted_evictions`: experts that left although images were queued for them. `unknown`: images given up because
+    their deadline could not be met; `late`: answered after it.
+    """
+
+    policy: str
+    images_per_s: float
+    makespan_s: float
+    loads: int
+    disk_loads: int
+    wanted_evictions: int
+    p50_wait_s: float
+    p95_wait_s: float
+    max_wait_s: float
+    share_of_bound: float
+    bound_s: float
+    p50_latency_s: float
+    p95_latency_s: float
+    p99_latency_s: float
+    unknown: int
+    late: int
+
+
+COLUMNS = (
+    "policy",
+    "images/s",
+    "makespan s",
+    "loads",
+    "from disk",
+    "wanted evicted",
+    "wait p50",
+    "p95",
+    "max s",
+    "of bound",
+)
+
+
+def row_of(outcome: Outcome, bound_s: float) -> Row:
+    """`bound_s`: seconds below which no policy can finish this task on this machine."""
+    waits, latencies = sorted(outcome.waits_s), sorted(outcome.latencies_s)
+    makespan_s = outcome.makespan_s
+    return Row(
+        policy=outcome.policy,
+        images_per_s=round(outcome.images / makespan_s, 3) if makespan_s else 0.0,
+        makespan_s=round(makespan_s, 3),
+        loads=outcome.loads,
+        disk_loads=outcome.disk_loads,
+        wanted_evictions=outcome.wanted_evictions,
+        p50_wait_s=round(quantile(waits, 0.5), 3),
+        p95_wait_s=round(quantile(waits, 0.95), 3),
+        max_wait_s=round(quantile(waits, 1.0), 3),
+        share_of_bound=round(bound_s / makespan_s, 4) if makespan_s else 0.0,
+        bound_s=round(bound_s, 3),
+        p50_latency_s=round(quantile(latencies, 0.5), 3),
+        p95_latency_s=round(quantile(latencies, 0.95), 3),
+        p99_latency_s=round(quantile(latencies, 0.99), 3),
+        unknown=outcome.expired,
+        late=outcome.late,
+    )
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row for a person."""
+    return (
+        row.policy,
+        f"{row.images_per_s:.2f}",
+        f"{row.makespan_s:.1f}",
+        str(row.loads),
+        str(row.disk_loads),
+        str(row.wanted_evictions),
+        f"{row.p50_wait_s:.1f}",
+        f"{row.p95_wait_s:.1f}",
+        f"{row.max_wait_s:.1f}",
+        f"{row.share_of_bound:.0%}",
+    )
+
+
+def quantile(ordered: list[float], share: float) -> float:
+    """Of values in ascending order; 0 where there is none."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

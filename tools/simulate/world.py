@@ -1,0 +1,198 @@
+"""What is simulated: a machine as pools, executors, channels and costs, and a task as requests with their chains."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from daemon.policy.assign import partition
+from daemon.policy.matrix import Performance
+from daemon.policy.presets import preset
+from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId
+from experts.spec import ArchitectureId, ExpertId
+from tools.simulate.files import DeviceFile, Processor, TaskFile
+
+#: Seconds beside the channel where slots are loaded: nothing is deserialised (data/scenarios/README.md).
+SLOT_DISK_FIXED_S, SLOT_LINK_FIXED_S = 0.03, 0.005
+#: Share of the GPU's memory that the baselines give to experts.
+_BASELINE_SHARE = 0.9
+
+Loading = Literal["slots", "ordinary"]
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One transfer at a time; `fixed_s` passes beside it for each load."""
+
+    name: str
+    bytes_per_s: float
+    fixed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Everything a simulated run needs to know of a PC under one policy.
+
+    `concurrency` is by device: m batches at once each run at min(1, concurrency / m). `ways` lists the channels that
+    a load into a device's pools passes, from disk and from host memory.
+    """
+
+    pools: tuple[PoolFacts, ...]
+    executors: tuple[ExecutorFacts, ...]
+    matrix: tuple[Performance, ...]
+    concurrency: Mapping[str, float]
+    from_disk: Mapping[str, tuple[Channel, ...]]
+    from_ram: Mapping[str, tuple[Channel, ...]]
+    memory_bytes: int
+    #: Measured seconds of a load from disk and from host memory by device and architecture, instead of bytes / rate.
+    load_s: Mapping[tuple[str, ArchitectureId], tuple[float, float]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One image: its chain of experts, known to nobody but the simulated networks."""
+
+    arrived_s: float
+    chain: tuple[ExpertId, ...]
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    name: str
+    experts: tuple[ExpertFacts, ...]
+    images: tuple[Image, ...]
+
+
+def task_of(file: TaskFile) -> Task:
+    """A task file as values. A chain's pass rate follows from the usages: of a detector and of those before it."""
+    usage = {expert.id: expert.usage for expert in file.experts}
+    before: dict[str, float] = {}
+    for expert in file.experts:
+        if expert.then is not None:
+            before[expert.then] = before.get(expert.then, 0.0) + expert.usage
+    experts = tuple(
+        ExpertFacts(
+            expert=ExpertId(expert.id),
+            architecture=ArchitectureId(expert.architecture),
+            weights_bytes=expert.bytes,
+            usage=expert.usage,
+            then=() if expert.then is None else ((ExpertId(expert.then), _pass_rate(expert.then, usage, before)),),
+        )
+        for expert in file.experts
+    )
+    images = tuple(
+        Image(arrived_s, (ExpertId(first),) if then is None else (ExpertId(first), ExpertId(then)))
+        for arrived_s, first, then in file.requests
+    )
+    return Task(file.name, experts, images)
+
+
+def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading | None = None) -> Machine:
+    """A device file as it is set up for `policy` (data/scenarios/README.md, the conditions of its table).
+
+    The paper's policies load the ordinary way, `coserve-plus` into slots, unless `loading` says otherwise.
+    """
+    chosen = preset(policy)
+    slots = loading == "slots" if loading is not None else chosen.binding == "late"
+    disk = Channel("disk", file.channels.disk.bytes_per_s, SLOT_DISK_FIXED_S if slots else file.channels.disk.fixed_s)
+    link = Channel("link", file.channels.link.bytes_per_s, SLOT_LINK_FIXED_S if slots else file.channels.link.fixed_s)
+    gpu, cpu = file.processors.get("gpu"), file.processors.get("cpu")
+    pools: list[PoolFacts] = []
+    executors: list[ExecutorFacts] = []
+    if gpu is not None:
+        share = gpu.expert_share if chosen.initial_fill else _BASELINE_SHARE
+        pools.append(_pool("cuda:0", gpu, round(gpu.memory_bytes * share), gpu.memory_bytes))
+        executors += _executors("cuda:0", gpu)
+    cached_bytes = 0 if cpu is None else cpu.memory_bytes
+    if cpu is not None and cpu.executors and not (chosen.single_executor and gpu is not None):
+        needed_bytes = cpu.executors * cpu.max_batch * _most_activations(cpu)
+        for_experts = round(cpu.memory_bytes * cpu.expert_share) - needed_bytes
+        pools.append(_pool("cpu", cpu, for_experts, for_experts + needed_bytes))
+        executors += _executors("cpu", cpu)
+        cached_bytes -= for_experts + needed_bytes
+    if gpu is not None and not file.unified_memory and cached_bytes > 0:
+        pools.append(PoolFacts(RAM, "ram", cached_bytes, 1))
+    matrix = [
+        row for name, processor in file.processors.items() for row in _rows(name, processor, task, disk, link, file)
+    ]
+    kept, used = partition(pools, executors, chosen)
+    through = (disk, link)
+    return Machine(
+        pools=kept,
+        executors=used,
+        matrix=tuple(matrix),
+        concurrency={_device(name): processor.concurrency for name, processor in file.processors.items()},
+        from_disk={"cuda:0": through, "cpu": through if file.unified_memory else (disk,), RAM: (disk,)},
+        from_ram={"cuda:0": (link,)},
+        memory_bytes=sum(processor.memory_bytes for processor in file.processors.values()),
+    )
+
+
+def with_deadlines(task: Task, seconds: float) -> Task:
+    """The same task where each image must be answered `seconds` after its arrival."""
+    return replace(task, images=tuple(replace(image, deadline_s=image.arrived_s + seconds) for image in task.images))
+
+
+def _pool(name: str, processor: Processor, expert_bytes: int, all_bytes: int) -> PoolFacts:
+    free_bytes = all_bytes - expert_bytes
+    each_bytes = free_bytes // max(1, processor.executors)
+    kind = "cpu" if name == "cpu" else "gpu"
+    return PoolFacts(PoolId(name), kind, expert_bytes, processor.max_batch, each_bytes)
+
+
+def _executors(name: str, processor: Processor) -> list[ExecutorFacts]:
+    return [
+        ExecutorFacts(ExecutorId(f"{name}/{number}"), PoolId(name)) for number in range(max(1, processor.executors))
+    ]
+
+
+def _rows(
+    name: str, processor: Processor, task: Task, disk: Channel, link: Channel, file: DeviceFile
+) -> Iterable[Performance]:
+    for architecture, cost in processor.architectures.items():
+        sizes = [facts.weights_bytes for facts in task.experts if facts.architecture == architecture]
+        if not sizes:
+            continue
+        size_bytes = max(sizes)
+        disk_s = size_bytes / disk.bytes_per_s + disk.fixed_s
+        link_s = size_bytes / link.bytes_per_s + link.fixed_s
+        through_link = name == "gpu" or file.unified_memory
+        yield Performance(
+            device=_device(name),
+            architecture=ArchitectureId(architecture),
+            k_s=cost.k_s,
+            b_s=cost.b_s,
+            max_batch=processor.max_batch,
+            activation_bytes=cost.activation_bytes,
+            disk_s=disk_s + link_s if through_link else disk_s,
+            ram_s=link_s if name == "gpu" and not file.unified_memory else None,
+        )
+
+
+def _most_activations(processor: Processor) -> int:
+    return max((cost.activation_bytes for cost in processor.architectures.values()), default=0)
+
+
+def _device(name: str) -> str:
+    return "cuda:0" if name == "gpu" else name
+
+
+def _pass_rate(then: str, usage: Mapping[str, float], before: Mapping[str, float]) -> float:
+    return min(1.0, usage[then] / before[then]) if before[then] > 0.0 else 0.0
+
+
+def distinct_bytes(task: Task) -> int:
+    """Bytes of the experts that the task's images really use."""
+    sizes = {facts.expert: facts.weights_bytes for facts in task.experts}
+    used: dict[ExpertId, None] = {expert: None for image in task.images for expert in image.chain}
+    return sum(sizes[expert] for expert in used)
+
+
+def steps_of(images: Sequence[Image], architectures: Mapping[ExpertId, ArchitectureId]) -> dict[ArchitectureId, int]:
+    """Requests by architecture."""
+    counts: dict[ArchitectureId, int] = {}
+    for image in images:
+        for expert in image.chain:
+            architecture = architectures[expert]
+            counts[architecture] = counts.get(architecture, 0) + 1
+    return counts
