@@ -1,11 +1,11 @@
 """Who has which memory, and which executor's queue takes a request."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from daemon.policy.arrange import Queue
-from daemon.policy.cost import Cost, Costs
+from daemon.policy.arrange import Group, Queue
+from daemon.policy.cost import Costs
 from daemon.policy.floor import Floor
 from daemon.policy.presets import Preset
 from daemon.policy.request import RAM, ExecutorFacts, PoolFacts, PoolId
@@ -45,27 +45,47 @@ def partition(
     return tuple(kept), tuple(moved)
 
 
+class Candidate(NamedTuple):
+    """One queue that may take an expert's request, and what that adds there by the paper's conditions (CoServe §4.2).
+
+    `queued_ns` where its group waits there already, `resident_ns` where the expert is in the pool, else with a load.
+    """
+
+    queue: Queue
+    groups: Mapping[ExpertId, Group]
+    is_resident: Callable[[ExpertId], bool]
+    queued_ns: int
+    resident_ns: int
+    from_ram_ns: int
+    from_disk_ns: int
+
+
 class Candidates:
-    """The queues whose pool can hold an expert, with its costs there. Computed once per expert until `forget`."""
+    """The queues whose pool can hold an expert. Computed once per expert until `forget`."""
 
     def __init__(self, floor: Floor, queues: Sequence[Queue], costs: Costs) -> None:
         self._floor = floor
         self._queues = queues
         self._costs = costs
-        self._known: dict[ExpertId, tuple[tuple[Queue, Cost], ...]] = {}
+        self._known: dict[ExpertId, tuple[Candidate, ...]] = {}
 
-    def of(self, expert: ExpertId) -> tuple[tuple[Queue, Cost], ...]:
+    def of(self, expert: ExpertId) -> tuple[Candidate, ...]:
         """Never empty: an expert that fits nowhere now could be anywhere, and the scheduler takes its requests out."""
         known = self._known.get(expert)
         if known is None:
             fit = [queue for queue in self._queues if self._floor.fits(queue.pool, expert)]
-            chosen = fit or self._queues
-            known = tuple((queue, self._costs.of(queue.pool, expert)) for queue in chosen)
-            self._known[expert] = known
+            known = self._known[expert] = tuple(self._candidate(queue, expert) for queue in fit or self._queues)
         return known
 
     def forget(self) -> None:
         self._known.clear()
+
+    def _candidate(self, queue: Queue, expert: ExpertId) -> Candidate:
+        cost = self._costs.of(queue.pool, expert)
+        first_ns = cost.each_ns + cost.start_ns
+        from_disk_ns = first_ns + cost.disk_ns
+        from_ram_ns = from_disk_ns if cost.ram_ns is None else first_ns + cost.ram_ns
+        return Candidate(queue, queue.newest, queue.ledger.is_ready, cost.each_ns, first_ns, from_ram_ns, from_disk_ns)
 
 
 class Assigner(Protocol):
@@ -84,10 +104,10 @@ class RoundRobin:
         possible, count = self._candidates.of(expert), len(self._queues)
         for turn in range(self._next, self._next + count):
             queue = self._queues[turn % count]
-            if len(possible) == count or any(queue is one for one, _ in possible):
+            if len(possible) == count or any(queue is one.queue for one in possible):
                 self._next = (turn + 1) % count
                 return queue
-        return possible[0][0]
+        return possible[0].queue
 
 
 class LeastMakespan:
@@ -109,19 +129,20 @@ class LeastMakespan:
             if queue.work_ns > makespan_ns:  # noqa: PLR1730
                 makespan_ns = queue.work_ns
         best, best_ns, best_added_ns = None, 0, 0
-        possible = self._candidates.of(expert)
-        for queue, cost in possible:
-            added_ns = cost.each_ns
-            if expert not in queue.newest:
-                added_ns += cost.start_ns
-                if not queue.ledger.is_ready(expert):
-                    added_ns += self._costs.load_ns(cost, expert)
+        possible, in_ram = self._candidates.of(expert), self._costs.in_ram(expert)
+        for queue, groups, is_resident, queued_ns, resident_ns, from_ram_ns, from_disk_ns in possible:
+            if expert in groups:
+                added_ns = queued_ns
+            elif is_resident(expert):
+                added_ns = resident_ns
+            else:
+                added_ns = from_ram_ns if in_ram else from_disk_ns
             finish_ns = queue.work_ns + added_ns
             if finish_ns < makespan_ns:  # noqa: PLR1730
                 finish_ns = makespan_ns
             if best is None or finish_ns < best_ns or (finish_ns == best_ns and added_ns < best_added_ns):
                 best, best_ns, best_added_ns = queue, finish_ns, added_ns
-        return possible[0][0] if best is None else best
+        return possible[0].queue if best is None else best
 
 
 ASSIGN: dict[Literal["round robin", "least makespan"], type[RoundRobin] | type[LeastMakespan]] = {

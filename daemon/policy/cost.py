@@ -36,11 +36,13 @@ class Costs:
             known = self._known[pool, expert] = self._compute(pool, expert)
         return known
 
+    def in_ram(self, expert: ExpertId) -> bool:
+        """Whether the RAM tier has `expert` now; what other executors hold is no tier."""
+        return self._has_ram and self._floor.can_run(RAM, expert)
+
     def load_ns(self, cost: Cost, expert: ExpertId) -> int:
-        """The time of a load from the nearest tier that has `expert` now; what other executors hold is no tier."""
-        if cost.ram_ns is not None and self._has_ram and self._floor.can_run(RAM, expert):
-            return cost.ram_ns
-        return cost.disk_ns
+        """The time of a load from the nearest tier that has `expert` now."""
+        return cost.ram_ns if cost.ram_ns is not None and self.in_ram(expert) else cost.disk_ns
 
     def forget(self) -> None:
         self._known.clear()

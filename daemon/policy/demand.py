@@ -87,6 +87,8 @@ class DemandTable:
         self._groups: dict[ExpertId, _Group] = {}
         self._places: dict[ExpertId, _Place] = {}
         self._changed: dict[ExpertId, None] = {}
+        #: The last answer to `next_turn_s`; None: it must be found again.
+        self._next_turn_s: float | None = None
         self._shelves = {
             pool: _Shelf(facts.processor == "gpu", facts.processor == "ram") for pool, facts in floor.pools.items()
         }
@@ -133,7 +135,7 @@ class DemandTable:
         self._changed[expert] = None
         return tuple(batch)
 
-    def ended(self, expert: ExpertId, count: int) -> None:
+    def ended(self, _executor: ExecutorId, expert: ExpertId, count: int) -> None:
         self._group(expert).running -= count
         self._promise(expert, -count)
 
@@ -145,35 +147,22 @@ class DemandTable:
         self._settle()
         shelf, ledger = self._shelves[pool], self._floor.ledgers[pool]
         copying = self._floor.copying[pool]
+        room_bytes = ledger.free_bytes + shelf.keep.unwanted_bytes
         self._blocked[pool] = False
-        if copying < self._in_flight and shelf.is_gpu:
-            yield from self._copies(pool, now)
+        if shelf.is_gpu and copying < self._in_flight:
+            yield from self._copies(pool, room_bytes, now)
             yield from self._aged(pool, now, staged=True)
         if ledger.loading_count - copying >= self._in_flight:
             return
         if not shelf.is_ram:
             yield from self._aged(pool, now)
         # Nothing to run and nothing coming: whoever holds the memory holds it only for requests that are yet to come.
-        is_idle = not shelf.is_ram and shelf.fullest.first() is None and ledger.loading_count == 0
+        is_idle = not shelf.is_ram and ledger.loading_count == 0 and shelf.fullest.first() is None
         beside_gpu = self._floor.has_gpu and not shelf.is_gpu and not shelf.is_ram
         ranking = self._wanted.leavings if beside_gpu else self._wanted.reads
-        if not (is_idle or ledger.free_bytes >= self._floor.least_bytes or shelf.keep.has_unwanted()):
-            self._blocked[pool] = ranking.first() is not None
-            return
-        looked_past = 0
-        for expert in ranking.ordered():
-            if looked_past == LOOK_PAST:
-                break
-            if not self._floor.fits(pool, expert) or self._floor.has_failed(expert, now):
-                continue
-            looked_past += 1
-            group = self._groups[expert]
-            if group.requests:
-                yield Want(expert, "demand", "anybody" if is_idle else "unwanted")
-            else:
-                likely = group.promised >= WORTH_EVICTING * SHARE_UNITS
-                yield Want(expert, "prefetch", "unwanted" if likely else "nobody")
-        self._blocked[pool] = looked_past > 0
+        if is_idle or room_bytes >= self._floor.least_bytes:
+            yield from self._reads(pool, ranking, now, room_bytes, is_idle=is_idle)
+        self._blocked[pool] = ranking.first() is not None
         if beside_gpu and is_idle:
             yield from self._helps(pool)
 
@@ -203,11 +192,12 @@ class DemandTable:
 
     def next_turn_s(self, now: float) -> float | None:
         self._settle()
-        turns = [self._wanted.next_turn_s()]
-        for shelf in self._shelves.values():
-            head = shelf.turn.first()
-            turns.append(None if head is None else float(head[1][0]))
-        return min((turn_s for turn_s in turns if turn_s is not None and turn_s > now), default=None)
+        if self._next_turn_s is not None and self._next_turn_s > now:
+            return self._next_turn_s
+        rankings = [self._wanted.turns, *(shelf.turn for shelf in self._shelves.values())]
+        heads = [head for head in (ranking.first() for ranking in rankings) if head is not None]
+        self._next_turn_s = min((float(rank[0]) for _, rank in heads if float(rank[0]) > now), default=None)
+        return self._next_turn_s
 
     def rebuild(self) -> None:
         self._wanted.clear()
@@ -304,24 +294,51 @@ class DemandTable:
             return None if first is None else first[0]
         return next((expert for expert in ranking.ordered() if expert not in draining and expert != besides), None)
 
-    def _copies(self, pool: PoolId, now: float) -> Iterator[Want]:
+    def _reads(
+        self, pool: PoolId, ranking: Ranking[ExpertId], now: float, room_bytes: int, *, is_idle: bool
+    ) -> Iterator[Want]:
+        """Groups that are nowhere, in the order of `ranking`."""
+        looked_past = 0
+        for expert in ranking.ordered():
+            if looked_past == LOOK_PAST:
+                return
+            if not self._floor.fits(pool, expert) or self._floor.has_failed(expert, now):
+                continue
+            group = self._groups[expert]
+            if is_idle and not group.requests and self._queued:
+                continue  # what preliminaries will send can wait until one of them has begun
+            looked_past += 1
+            if is_idle and group.requests:
+                yield Want(expert, "demand", "anybody")
+            elif self._floor.bytes_of(expert) <= room_bytes:
+                likely = bool(group.requests) or group.promised >= WORTH_EVICTING * SHARE_UNITS
+                yield Want(expert, "demand" if group.requests else "prefetch", "unwanted" if likely else "nobody")
+
+    def _copies(self, pool: PoolId, room_bytes: int, now: float) -> Iterator[Want]:
         """What host memory has and no GPU: all that is staged; of the CPU's what it outgrew, or any for an idle GPU."""
+        if room_bytes < self._floor.least_bytes:
+            return
         looked_past = 0
         for expert in self._wanted.staged.ordered():
             if looked_past == LOOK_PAST:
                 break
-            if self._floor.fits(pool, expert) and not self._floor.has_failed(expert, now):
-                looked_past += 1
+            looked_past += 1
+            if self._may_come(pool, expert, room_bytes, now):
                 yield Want(expert, "demand" if self._groups[expert].requests else "prefetch", "unwanted")
         has_work = self._shelves[pool].fullest.first() is not None
         looked_past = 0
         for expert in self._wanted.copies.ordered():
-            is_cheap = self._floor.source_for(pool, expert) is not None
-            if looked_past == LOOK_PAST or not (self._outgrown(expert) or (is_cheap and not has_work)):
+            if looked_past == LOOK_PAST:
                 return
-            if self._floor.fits(pool, expert) and not self._floor.has_failed(expert, now):
-                looked_past += 1
+            if not self._outgrown(expert) and (has_work or self._floor.source_for(pool, expert) is None):
+                return
+            looked_past += 1
+            if self._may_come(pool, expert, room_bytes, now):
                 yield Want(expert, "demand", "unwanted")
+
+    def _may_come(self, pool: PoolId, expert: ExpertId, room_bytes: int, now: float) -> bool:
+        floor = self._floor
+        return floor.bytes_of(expert) <= room_bytes and floor.fits(pool, expert) and not floor.has_failed(expert, now)
 
     def _helps(self, pool: PoolId) -> Iterator[Want]:
         """The largest group that only GPUs have, where an idle CPU would have it read and a batch done before them."""
@@ -396,6 +413,7 @@ class DemandTable:
         """Put every expert that changed where its group and its residency now belong, in every index."""
         if not self._changed:
             return
+        self._next_turn_s = None
         changed, self._changed = self._changed, {}
         for expert in changed:
             self._index(expert, self._group(expert), self._place(expert))
@@ -417,7 +435,13 @@ class DemandTable:
         group.queued, group.read_s = queued, read_s
         for pool, shelf in place.shelves:
             spare = not shelf.is_gpu and place.on_gpu  # a GPU has it too: this copy serves only to help out
-            shelf.keep.put(expert, 0 if spare else demand, self._floor.usage(expert), spare or place.on_host)
+            shelf.keep.put(
+                expert,
+                0 if spare else demand,
+                self._floor.usage(expert),
+                self._floor.bytes_of(expert),
+                elsewhere=spare or (shelf.is_gpu and place.on_host),
+            )
             if shelf.is_ram:
                 continue
             if head is None or turn_s is None:
@@ -427,7 +451,9 @@ class DemandTable:
             else:
                 shelf.smallest.put(expert, (spare, demand, *since))
                 images = min(queued, self._floor.max_batch(pool, expert))
-                shelf.fullest.put(expert, (spare, -images, *since))
+                # Beside a GPU the CPU takes the smallest batches: a full one gains the GPU more than it gains the CPU.
+                is_beside = self._floor.has_gpu and not shelf.is_gpu
+                shelf.fullest.put(expert, (spare, images if is_beside else -images, *since))
                 shelf.turn.put(expert, (turn_s, head.request_id))
         self._wanted.put(
             expert,

@@ -35,8 +35,8 @@ class Discipline(Protocol):
         """Remove and return the next batch, all of one expert that can run in the executor's pool; empty: wait."""
         ...
 
-    def ended(self, expert: ExpertId, count: int, /) -> None:
-        """`count` requests of `expert`, taken before, have run."""
+    def ended(self, executor: ExecutorId, expert: ExpertId, count: int, /) -> None:
+        """`count` requests of `expert`, taken before by `executor`, have run."""
         ...
 
     def moved(self, expert: ExpertId) -> None:

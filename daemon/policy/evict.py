@@ -81,6 +81,8 @@ class TwoStages:
     def __init__(self, floor: Floor, _pools: Sequence[PoolId]) -> None:
         self._floor = floor
         self._preliminaries: dict[ExpertId, list[ExpertId]] = {}
+        #: Places by ascending usage probability.
+        self._places: dict[ExpertId, int] = {}
         self.rebuild()
 
     def used(self, pool: PoolId, expert: ExpertId) -> None:
@@ -91,22 +93,25 @@ class TwoStages:
 
     def victims(self, pool: PoolId) -> Iterable[ExpertId]:
         ledger, floor = self._floor.ledgers[pool], self._floor
-        residents = ledger.resident
+        residents, places = ledger.resident, self._places
+        # Not in the catalog any more: nothing speaks for them.
+        yield from [expert for expert in residents if expert not in places]
         first = [
             expert
             for expert in residents
-            if expert in self._preliminaries
-            and not any(ledger.is_ready(preliminary) for preliminary in self._preliminaries[expert])
+            if expert in self._preliminaries and not any(map(ledger.is_ready, self._preliminaries[expert]))
         ]
-        first.sort(key=lambda expert: (-floor.bytes_of(expert), expert))
-        yield from first
-        yield from sorted(residents, key=lambda expert: (floor.usage(expert), expert))
+        yield from sorted(first, key=lambda expert: (-floor.bytes_of(expert), expert))
+        yield from sorted([expert for expert in residents if expert in places], key=places.__getitem__)
 
     def rebuild(self) -> None:
         self._preliminaries.clear()
-        for facts in self._floor.experts.values():
+        known = self._floor.experts.values()
+        for facts in known:
             for subsequent, _ in facts.then:
                 self._preliminaries.setdefault(subsequent, []).append(facts.expert)
+        by_usage = sorted(known, key=lambda facts: (facts.usage, facts.expert))
+        self._places = {facts.expert: place for place, facts in enumerate(by_usage)}
 
 
 ORDERS: dict[
@@ -119,20 +124,23 @@ class LeastWanted:
 
     def __init__(self) -> None:
         self._ranking: Ranking[ExpertId] = Ranking()
+        self._spare_bytes: dict[ExpertId, int] = {}
+        #: Bytes of all that nobody waits for.
+        self.unwanted_bytes = 0
 
-    def put(self, expert: ExpertId, demand: int, usage: float, spare: bool = False) -> None:
-        """`spare`: another pool has it too, so that it is cheap to bring back."""
-        self._ranking.put(expert, (demand, not spare, usage, expert))
+    def put(self, expert: ExpertId, demand: int, usage: float, weights_bytes: int, *, elsewhere: bool = False) -> None:
+        """`elsewhere`: another pool has it too, so that it is cheap to bring back."""
+        self._ranking.put(expert, (demand, not elsewhere, usage, expert))
+        self._count(expert, 0 if demand else weights_bytes)
 
     def forget(self, expert: ExpertId) -> None:
         self._ranking.discard(expert)
+        self._count(expert, 0)
 
     def clear(self) -> None:
         self._ranking.clear()
-
-    def has_unwanted(self) -> bool:
-        first = self._ranking.first()
-        return first is not None and first[1][0] == 0
+        self._spare_bytes.clear()
+        self.unwanted_bytes = 0
 
     def unwanted(self) -> Iterable[ExpertId]:
         for expert in self._ranking.ordered():
@@ -143,3 +151,9 @@ class LeastWanted:
 
     def ordered(self) -> Iterable[ExpertId]:
         return self._ranking.ordered()
+
+    def _count(self, expert: ExpertId, spare_bytes: int) -> None:
+        before = self._spare_bytes.pop(expert, 0)
+        if spare_bytes:
+            self._spare_bytes[expert] = spare_bytes
+        self.unwanted_bytes += spare_bytes - before

@@ -29,7 +29,10 @@ class Floor:
         pools: Sequence[PoolFacts],
         executors: Sequence[ExecutorFacts],
         matrix: Matrix,
+        *,
+        across_devices: bool = True,
     ) -> None:
+        """`across_devices`: a GPU copies what the CPU's pool has; else the RAM tier is its only host memory."""
         self.matrix = matrix
         self.pools = {facts.pool: facts for facts in pools}
         self.executors = {facts.executor: facts for facts in executors}
@@ -42,10 +45,14 @@ class Floor:
         self.draining: dict[PoolId, dict[ExpertId, None]] = {facts.pool: {} for facts in pools}
         #: Loads under way into each pool that copy from host memory; the others read from disk.
         self.copying = {facts.pool: 0 for facts in pools}
+        #: And those that copy out of it: what is copied stays resident until the load has ended.
+        self.copied_from = {facts.pool: 0 for facts in pools}
         self.failures: dict[ExpertId, Failure] = {}
         self.has_gpu = any(facts.processor == "gpu" for facts in pools)
-        #: Pools whose residents can be copied to a GPU: other devices' memory is host memory.
-        self._sources = tuple(facts.pool for facts in pools if facts.processor != "gpu")
+        host = ("ram", "cpu") if across_devices else ("ram",)
+        #: Pools whose residents can be copied to a GPU, and those of GPUs, from which the RAM tier keeps what leaves.
+        self._sources = tuple(facts.pool for kind in host for facts in pools if facts.processor == kind)
+        self._gpus = tuple(facts.pool for facts in pools if facts.processor == "gpu")
         self._batch_limits: dict[tuple[PoolId, ArchitectureId], int] = {}
         self._usable: dict[ExpertId, bool] = {}
         self.experts: dict[ExpertId, ExpertFacts] = {}
@@ -74,12 +81,14 @@ class Floor:
         )
 
     def source_for(self, pool: PoolId, expert: ExpertId) -> PoolId | None:
-        """The pool in host memory that `expert` can be copied from into `pool`; None: it comes from disk."""
-        if self.pools[pool].processor != "gpu" or expert not in self.experts:
+        """The pool that `expert` can be copied from into `pool`; None: it comes from disk."""
+        processor, facts = self.pools[pool].processor, self.experts.get(expert)
+        if processor == "cpu" or facts is None:
             return None
-        for source in self._sources:
+        for source in self._sources if processor == "gpu" else self._gpus:
             if self.can_run(source, expert):
-                row = self.matrix.of(self.pools[pool].device, self.experts[expert].architecture)
+                gpu = pool if processor == "gpu" else source
+                row = self.matrix.of(self.pools[gpu].device, facts.architecture)
                 return source if row.ram_s is not None else None
         return None
 
@@ -101,6 +110,8 @@ class Floor:
     def room_bytes(self, pool: PoolId, expert: ExpertId) -> int:
         """What `expert` could ever have in `pool`: the budget less what is pinned for others."""
         pinned = self.ledgers[pool].pinned
+        if not pinned:
+            return self.targets_bytes[pool]
         return self.targets_bytes[pool] - sum(self.bytes_of(other) for other in pinned if other != expert)
 
     def fits(self, pool: PoolId, expert: ExpertId) -> bool:

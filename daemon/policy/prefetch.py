@@ -75,11 +75,6 @@ class Wanted:
         else:
             self.turns.discard(expert)
 
-    def next_turn_s(self) -> float | None:
-        """When the first group that no executor can run becomes urgent."""
-        first = self.turns.first()
-        return None if first is None else float(first[1][0])
-
     def by_turn(self, now: float) -> Iterator[ExpertId]:
         for expert in self.turns.ordered():
             rank = self.turns.rank(expert)

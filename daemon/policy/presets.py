@@ -30,6 +30,8 @@ class Preset:
     loads_in_flight: int = 1
     #: Demand counts what queued preliminary experts will send on, not only what is queued.
     foresight: bool = False
+    #: A GPU copies what the CPU's pool has instead of reading it.
+    across_devices: bool = True
     #: Share of batches, and of loads, that requests past `max_wait_s` may pull forward.
     age_share: float = 0.0
 
@@ -61,7 +63,13 @@ _ARRANGED = replace(_MANAGED, name="coserve-em-ra", arrange="behind its group")
 _COSERVE = replace(_ARRANGED, name="coserve", assign="least makespan")
 
 _LATE = Preset(
-    name="coserve-plus", binding="late", evict="least wanted", loads_in_flight=3, foresight=True, age_share=0.35
+    name="coserve-plus",
+    binding="late",
+    evict="least wanted",
+    loads_in_flight=3,
+    foresight=True,
+    across_devices=True,
+    age_share=0.35,
 )
 PRESETS: dict[str, Preset] = {
     found.name: found for found in (_SAMBA, _SAMBA_FIFO, _SAMBA_PARALLEL, _NONE, _MANAGED, _ARRANGED, _COSERVE, _LATE)

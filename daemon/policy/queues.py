@@ -85,12 +85,12 @@ class ExecutorQueues:
             del self._groups[request.request_id]
         self._counts[expert] -= len(batch)
         self._order.used(pool, expert)
+        if self._ended_last is queue:
+            self._ended_last = None
         return batch
 
-    def ended(self, expert: ExpertId, _count: int) -> None:
-        ran = [queue for queue in self._queues.values() if queue.running == expert]
-        # Where two executors ran the same expert, the one that ended has nobody left in its own pool.
-        queue = next((queue for queue in ran if queue.ledger.users(expert) == 0), ran[0])
+    def ended(self, executor: ExecutorId, _expert: ExpertId, _count: int) -> None:
+        queue = self._queues[executor]
         queue.running = None
         queue.work_ns -= queue.running_ns
         queue.running_ns = 0
@@ -101,6 +101,8 @@ class ExecutorQueues:
     def moved(self, expert: ExpertId) -> None:
         self._order.moved(expert)
         self._tier.moved(expert)
+        if not self._coming:
+            return
         for pool, coming in [key for key in self._coming if key[1] == expert]:
             ledger = self._floor.ledgers[pool]
             if not ledger.is_loading(coming):
@@ -158,7 +160,7 @@ class ExecutorQueues:
             queue.newest.clear()
             queue.work_ns = queue.running_ns
             for group in queue.groups:
-                if all(possible is not queue for possible, _ in self._candidates.of(group.expert)):
+                if all(possible.queue is not queue for possible in self._candidates.of(group.expert)):
                     stranded.append(group)
                 group.cost = self._costs.of(queue.pool, group.expert)
                 group.overhead_ns = self._overhead_ns(queue, group) if group.overhead_ns else 0
@@ -220,8 +222,8 @@ class ExecutorQueues:
     def _move_home(self, expert: ExpertId, pool: PoolId) -> None:
         """A load failed: requests that wait for it go to executors that have the expert, if there are any."""
         homes = [queue for queue in self._queues.values() if self._floor.can_run(queue.pool, expert)]
-        without = [queue for queue in self._queues.values() if not queue.ledger.holds(expert)]
-        for queue in [queue for queue in without if homes and pool in {queue.pool, RAM}]:
+        served = self._queues.values() if pool == RAM else self._of_pool[pool]
+        for queue in [queue for queue in served if homes and queue.missing() == expert]:
             for group in [group for group in queue.groups if group.expert == expert]:
                 for request in tuple(group.waiting()):
                     self._remove(request)

@@ -1,6 +1,7 @@
 """A priority queue whose items change rank or leave at any time: what every indexed decision here is made of."""
 
 import heapq
+from bisect import bisect_left, insort_left
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -11,7 +12,56 @@ Rank = tuple[float | str, ...]
 
 
 class Ranking(Generic[K]):
-    """Items by ascending rank. `put` and `discard` cost O(log n) amortised; stale heap entries are skipped lazily."""
+    """Items by ascending rank, for hundreds of experts: a sorted list, whose first items cost nothing to look at."""
+
+    __slots__ = ("_current", "_sorted")
+
+    def __init__(self) -> None:
+        self._sorted: list[tuple[Rank, K]] = []
+        self._current: dict[K, Rank] = {}
+
+    def __len__(self) -> int:
+        return len(self._current)
+
+    def __contains__(self, item: K) -> bool:
+        return item in self._current
+
+    def put(self, item: K, rank: Rank) -> None:
+        """Add `item`, or move it to `rank`. Ranks must differ, as those that end in the item's name do."""
+        known = self._current.get(item)
+        if known is not None:
+            if known == rank:
+                return
+            del self._sorted[bisect_left(self._sorted, (known,))]
+        self._current[item] = rank
+        insort_left(self._sorted, (rank, item))
+
+    def discard(self, item: K) -> None:
+        known = self._current.pop(item, None)
+        if known is not None:
+            del self._sorted[bisect_left(self._sorted, (known,))]
+
+    def clear(self) -> None:
+        self._sorted.clear()
+        self._current.clear()
+
+    def rank(self, item: K) -> Rank | None:
+        return self._current.get(item)
+
+    def first(self) -> tuple[K, Rank] | None:
+        """The item of least rank, with its rank; None where there is none."""
+        if not self._sorted:
+            return None
+        rank, item = self._sorted[0]
+        return item, rank
+
+    def ordered(self) -> Iterator[K]:
+        """Items by ascending rank; the ranking must not change meanwhile."""
+        return (item for _, item in self._sorted)
+
+
+class LongRanking(Generic[K]):
+    """The same for any number of items: a heap. `put` and `discard` cost O(log n), stale entries are skipped lazily."""
 
     __slots__ = ("_current", "_heap", "_serial")
 

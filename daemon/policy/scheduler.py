@@ -36,12 +36,14 @@ class Scheduler:
         executors: Sequence[ExecutorFacts],
         preset: Preset,
         tuning: Tuning | None = None,
-        matrix: Iterable[Performance] = (),
+        matrix: Sequence[Performance] = (),
     ) -> None:
         self._preset = preset
         self._tuning = tuning or Tuning()
-        self._floor = Floor(experts, pools, executors, Matrix(matrix))
+        self._floor = Floor(experts, pools, executors, Matrix(matrix), across_devices=preset.across_devices)
         self._measured = Measured()
+        for row in matrix:
+            self._measured.inferred(row.architecture, row.k_s + row.b_s)
         self._pace = Pace(executors)
         self._deadlines = Deadlines(self._least_s)
         self._discipline = self._new_discipline()
@@ -227,8 +229,9 @@ class Scheduler:
         for pool, ledger in self._floor.ledgers.items():
             users = sum(ledger.users(expert) for expert in ledger.resident)
             runs = sum(self._floor.executors[executor].pool == pool for executor in self._running)
-            if users != runs:
-                raise AssertionError(f"pool {pool}: {runs} batches run, the ledger counts {users}")
+            copies = self._floor.copied_from[pool]
+            if users != runs + copies:
+                raise AssertionError(f"pool {pool}: {runs} batches and {copies} copies run, the ledger counts {users}")
 
     # Parts
 
@@ -286,6 +289,7 @@ class Scheduler:
         if load.source is not None:
             self._floor.ledgers[load.source].use(load.expert)
             self._floor.copying[load.pool] += 1
+            self._floor.copied_from[load.source] += 1
         self._discipline.granted(want, load.pool)
         for expert in (*load.evict, load.expert):
             self._moved(expert)
@@ -294,6 +298,8 @@ class Scheduler:
         if load.source is not None:
             self._floor.ledgers[load.source].release(load.expert)
             self._floor.copying[load.pool] -= 1
+            self._floor.copied_from[load.source] -= 1
+            self._discipline.moved(load.expert)
 
     def _moved(self, expert: ExpertId) -> None:
         self._deadlines.refresh(expert)
@@ -307,7 +313,7 @@ class Scheduler:
     def _end(self, executor: ExecutorId) -> Run:
         run = self._running.pop(executor)
         self._floor.ledgers[self._floor.executors[executor].pool].release(run.expert)
-        self._discipline.ended(run.expert, len(run.batch))
+        self._discipline.ended(executor, run.expert, len(run.batch))
         return run
 
     def _next_s(self, now: float) -> float | None:

@@ -61,8 +61,10 @@ class RamTier:
             self._order.used(RAM, expert)
 
     def moved(self, expert: ExpertId) -> None:
+        if not self._is_there:
+            return
         self._order.moved(expert)
-        if self._is_there and not self._is_on_gpu(expert):
+        if not self._is_on_gpu(expert):
             self._order.used(RAM, expert)
             self._refused.pop(expert, None)
 

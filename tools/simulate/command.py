@@ -125,7 +125,12 @@ def _simulate_trace(
     for number, name in enumerate(names):
         try:
             outcome = Simulation(
-                recorded.machine(name), recorded.task, name, tuning=recorded.tuning, keep_spans=timeline is not None
+                recorded.machine(name),
+                recorded.task,
+                name,
+                tuning=recorded.tuning,
+                prefilled=recorded.prefilled,
+                keep_spans=timeline is not None,
             ).run()
         except (StuckError, ValueError) as error:
             fail(f"{name}: {error}", status=1)

@@ -144,10 +144,17 @@ class _Processor:
 
 
 class Simulation:
-    """One task on one machine under one policy."""
+    """One task on one machine under one policy. `prefilled`: the initial fill is over before the first image comes."""
 
     def __init__(
-        self, machine: Machine, task: Task, policy: str, *, tuning: Tuning | None = None, keep_spans: bool = False
+        self,
+        machine: Machine,
+        task: Task,
+        policy: str,
+        *,
+        tuning: Tuning | None = None,
+        prefilled: bool = True,
+        keep_spans: bool = False,
     ) -> None:
         self._machine, self._images = machine, task.images
         self._clock = _Clock()
@@ -155,7 +162,7 @@ class Simulation:
             task.experts, machine.pools, machine.executors, preset(policy), tuning, machine.matrix
         )
         self.outcome = Outcome(policy, len(task.images))
-        self._keep_spans = keep_spans
+        self._prefilled, self._keep_spans = prefilled, keep_spans
         self._facts = {facts.expert: facts for facts in task.experts}
         self._costs = {(row.device, row.architecture): (row.k_s, row.b_s) for row in machine.matrix}
         self._device = {facts.pool: facts.device for facts in machine.pools}
@@ -171,7 +178,8 @@ class Simulation:
 
     def run(self) -> Outcome:
         """Play the whole task. Raises StuckError."""
-        self._fill()
+        if self._prefilled:
+            self._fill()
         clock, arrivals = self._clock, deque(self._images)
         while self._left:
             next_s = clock.events[0][0] if clock.events else None
@@ -189,7 +197,7 @@ class Simulation:
         return self.outcome
 
     def _fill(self) -> None:
-        """The initial fill is over before the first image comes; it counts as no load."""
+        """Without time passing; it counts as no load."""
         for facts in self._machine.pools:
             while isinstance(load := self.scheduler.next_load(facts.pool, 0.0), Load):
                 self.scheduler.load_done(load, 0.0)
@@ -242,9 +250,9 @@ class Simulation:
 
     def _load(self, load: Load) -> None:
         outcome, begin_s = self.outcome, self._clock.now_s
-        if load.pool != RAM:
-            outcome.loads += 1
-        outcome.disk_loads += load.source is None
+        if load.cause != "startup":
+            outcome.loads += load.pool != RAM
+            outcome.disk_loads += load.source is None
         outcome.wanted_evictions += sum(1 for victim in load.evict if self._queued.get(victim, 0))
         device = self._device[load.pool]
         way = self._machine.from_disk[device] if load.source is None else self._machine.from_ram[device]
@@ -265,7 +273,7 @@ class Simulation:
         facts, measured = self._facts[load.expert], self._machine.load_s
         if measured is None:
             return facts.weights_bytes / channel.bytes_per_s
-        disk_s, ram_s = measured[self._device[load.pool], facts.architecture]
+        disk_s, ram_s = measured.get((self._device[load.pool], facts.architecture), (0.0, 0.0))
         return disk_s if load.source is None else ram_s
 
     # Batches
@@ -313,6 +321,8 @@ class Simulation:
             self.outcome.spans.append(span)
 
 
-def simulate(machine: Machine, task: Task, policy: str, *, tuning: Tuning | None = None) -> Outcome:
+def simulate(
+    machine: Machine, task: Task, policy: str, *, tuning: Tuning | None = None, prefilled: bool = True
+) -> Outcome:
     """Play `task` under `policy`. Raises StuckError."""
-    return Simulation(machine, task, policy, tuning=tuning).run()
+    return Simulation(machine, task, policy, tuning=tuning, prefilled=prefilled).run()

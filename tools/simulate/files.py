@@ -55,7 +55,7 @@ class Channels(_Part):
 
 
 class DeviceFile(_Part):
-    """One PC: its channels and processors. With unified memory a load costs disk and link, and nothing is cached."""
+    """One PC: its channels and processors. With unified memory nothing is cached: a GPU's loads cost disk and link."""
 
     name: str
     unified_memory: bool = False

@@ -34,6 +34,8 @@ class Recorded:
     images_per_s: float
     makespan_s: float
     loads: int
+    #: Whether the initial fill was over when the first image came.
+    prefilled: bool
     _makeup: Makeup
     _matrix: tuple[Performance, ...]
 
@@ -51,7 +53,7 @@ class Recorded:
             # What executors cost each other is in the measured batches already.
             concurrency={device: float(max(1, count)) for device, count in counts.items()},
             from_disk=dict.fromkeys((*devices, str(RAM)), (disk,)),
-            from_ram=dict.fromkeys(devices, (link,)),
+            from_ram={**dict.fromkeys(devices, (link,)), str(RAM): (Channel("link back", _AS_MEASURED, 0.0),)},
             memory_bytes=sum(facts.budget_bytes for facts in pools),
             load_s={(row.device, row.architecture): (row.disk_s, row.ram_s or 0.0) for row in self._matrix},
         )
@@ -69,6 +71,7 @@ class _Reading:
     reads: dict[Key, list[float]] = field(default_factory=dict)
     copies: dict[Key, list[float]] = field(default_factory=dict)
     loads: int = 0
+    prefilled: bool = False
     first_s: float | None = None
     last_s: float = 0.0
     ended: bool = False
@@ -98,6 +101,7 @@ def read_recorded(path: Path) -> Recorded:
         images_per_s=len(images) / makespan_s,
         makespan_s=makespan_s,
         loads=reading.loads,
+        prefilled=reading.prefilled,
         _makeup=makeup,
         _matrix=tuple(_measured_rows(makeup, reading, device_of, architectures)),
     )
@@ -161,6 +165,8 @@ def _loaded(
     device_of: Mapping[PoolId, str],
 ) -> None:
     reading.loads += load.cause != "startup"
+    if load.cause == "startup":
+        reading.prefilled = reading.first_s is None
     if load.expert in architectures:
         times = reading.reads if load.source is None else reading.copies
         times.setdefault((device_of[load.pool], architectures[load.expert]), []).append(load_s)

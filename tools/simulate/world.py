@@ -9,7 +9,7 @@ from daemon.policy.matrix import Performance
 from daemon.policy.presets import preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId
 from experts.spec import ArchitectureId, ExpertId
-from tools.simulate.files import DeviceFile, Processor, TaskFile
+from tools.simulate.files import DeviceFile, FileError, Processor, TaskFile
 
 #: Seconds beside the channel where slots are loaded: nothing is deserialised (data/scenarios/README.md).
 SLOT_DISK_FIXED_S, SLOT_LINK_FIXED_S = 0.03, 0.005
@@ -91,9 +91,11 @@ def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading | Non
     """A device file as it is set up for `policy` (data/scenarios/README.md, the conditions of its table).
 
     The paper's policies load the ordinary way, `coserve-plus` into slots, unless `loading` says otherwise.
+    Raises FileError where the device says nothing of an architecture that the task uses.
     """
     chosen = preset(policy)
     slots = loading == "slots" if loading is not None else chosen.binding == "late"
+    _check_costs(file, task)
     disk = Channel("disk", file.channels.disk.bytes_per_s, SLOT_DISK_FIXED_S if slots else file.channels.disk.fixed_s)
     link = Channel("link", file.channels.link.bytes_per_s, SLOT_LINK_FIXED_S if slots else file.channels.link.fixed_s)
     gpu, cpu = file.processors.get("gpu"), file.processors.get("cpu")
@@ -122,8 +124,9 @@ def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading | Non
         executors=used,
         matrix=tuple(matrix),
         concurrency={_device(name): processor.concurrency for name, processor in file.processors.items()},
-        from_disk={"cuda:0": through, "cpu": through if file.unified_memory else (disk,), RAM: (disk,)},
-        from_ram={"cuda:0": (link,)},
+        from_disk={"cuda:0": through, "cpu": (disk,), RAM: (disk,)},
+        # Both directions of the link work at once; what comes back is written over nothing that must be set up.
+        from_ram={"cuda:0": (link,), RAM: (Channel("link back", link.bytes_per_s, 0.0),)},
         memory_bytes=sum(processor.memory_bytes for processor in file.processors.values()),
     )
 
@@ -131,6 +134,16 @@ def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading | Non
 def with_deadlines(task: Task, seconds: float) -> Task:
     """The same task where each image must be answered `seconds` after its arrival."""
     return replace(task, images=tuple(replace(image, deadline_s=image.arrived_s + seconds) for image in task.images))
+
+
+def _check_costs(file: DeviceFile, task: Task) -> None:
+    for name, processor in file.processors.items():
+        for facts in task.experts:
+            if facts.architecture not in processor.architectures:
+                raise FileError(
+                    f"device {file.name}: processors.{name}.architectures: what {facts.architecture} costs is missing, "
+                    f"and {facts.expert} of task {task.name} is one: add its k_s, b_s and activation_bytes"
+                )
 
 
 def _pool(name: str, processor: Processor, expert_bytes: int, all_bytes: int) -> PoolFacts:
@@ -156,7 +169,6 @@ def _rows(
         size_bytes = max(sizes)
         disk_s = size_bytes / disk.bytes_per_s + disk.fixed_s
         link_s = size_bytes / link.bytes_per_s + link.fixed_s
-        through_link = name == "gpu" or file.unified_memory
         yield Performance(
             device=_device(name),
             architecture=ArchitectureId(architecture),
@@ -164,7 +176,7 @@ def _rows(
             b_s=cost.b_s,
             max_batch=processor.max_batch,
             activation_bytes=cost.activation_bytes,
-            disk_s=disk_s + link_s if through_link else disk_s,
+            disk_s=disk_s + link_s if name == "gpu" else disk_s,
             ram_s=link_s if name == "gpu" and not file.unified_memory else None,
         )
 

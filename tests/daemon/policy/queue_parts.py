@@ -60,9 +60,16 @@ class Parts:
         self.queues.check()
         return [request.request_id for request in batch]
 
+    def run(self, executor: str) -> list[int]:
+        """Take the next batch, and end it."""
+        head = self.waiting(executor)[0]
+        batch = self.take(executor)
+        self.end(executor, head)
+        return batch
+
     def end(self, executor: str, expert: str) -> None:
         self.floor.ledgers[self.floor.executors[ExecutorId(executor)].pool].release(ExpertId(expert))
-        self.queues.ended(ExpertId(expert), 1)
+        self.queues.ended(ExecutorId(executor), ExpertId(expert), 1)
         self.queues.check()
 
     def wants(self, pool: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,7 +50,6 @@ def test_a_request_goes_where_the_makespan_stays_least_and_among_equals_where_it
     assert parts.add("a") == ["cuda:0/0"]
     assert parts.add("b") == ["cuda:0/1"]
     assert parts.add("c") == ["cuda:0/1"], "adding to the shorter third queue would have cost a load"
-    assert parts.add("a") == ["cuda:0/0"] or parts.waiting("cuda:0/0") == ["a"]
 
 
 def test_a_load_costs_nothing_where_the_expert_is_resident_or_queued_and_less_from_host_memory():
@@ -63,7 +63,7 @@ def test_a_load_costs_nothing_where_the_expert_is_resident_or_queued_and_less_fr
         before = queue.work_ns
         parts.add(expert)
         grown.append((queue.work_ns - before) / NS_PER_S)
-    assert grown == [K_S + B_S + DISK_S, K_S, K_S + B_S, K_S + B_S + RAM_S]
+    assert grown == pytest.approx([K_S + B_S + DISK_S, K_S, K_S + B_S, K_S + B_S + RAM_S])
 
 
 def test_an_expert_goes_only_to_executors_whose_memory_can_hold_it():
@@ -120,9 +120,7 @@ class Naive:
             entry[1] = K_S if entry[0] == expert else entry[1]
 
 
-STEPS = st.lists(
-    st.sampled_from("abcdef") | st.sampled_from([f"run {name}" for name in GPUS]), min_size=1, max_size=80
-)
+STEPS = st.lists(st.sampled_from("abcdef") | st.sampled_from([f"run {name}" for name in GPUS]), min_size=1, max_size=80)
 
 
 @settings(max_examples=60, deadline=None)

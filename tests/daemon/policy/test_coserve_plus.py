@@ -65,7 +65,7 @@ def test_what_queued_preliminaries_will_send_counts_as_demand():
     line = a_line(experts, budget_bytes=20)
     line.arrive(*(a_request(n, "aabbc"[n]) for n in range(5)))
     line.run(until_s=0.0)
-    assert [(load.expert, load.cause) for load in line.loads()] == [("d", "prefetch"), ("a", "demand")]
+    assert [(load.expert, load.cause) for load in line.loads()] == [("a", "demand"), ("d", "prefetch")]
 
 
 def test_an_expert_without_demand_goes_by_least_usage():

@@ -212,4 +212,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

@@ -1,0 +1,132 @@
+"""`coserve-plus` with several kinds of memory: the RAM tier, the CPU's pool as a source, slow processors."""
+
+from daemon.policy.actions import Load, Wait
+from daemon.policy.assign import partition
+from daemon.policy.matrix import Performance
+from daemon.policy.presets import preset
+from daemon.policy.request import RAM, PoolFacts, PoolId
+from daemon.policy.scheduler import Scheduler
+from experts.spec import ArchitectureId, ExpertId
+from tests.daemon.policy.line import Clockwork, a_pool, a_request, an_expert, executors_on
+
+GPU, CPU = PoolId("cuda:0"), PoolId("cpu")
+MATRIX = (
+    Performance("cuda:0", ArchitectureId("resnet18"), k_s=0.1, b_s=0.1, max_batch=8, disk_s=1.0, ram_s=0.1),
+    Performance("cpu", ArchitectureId("resnet18"), k_s=0.4, b_s=0.1, max_batch=4, disk_s=1.0),
+)
+
+
+def a_machine(*pools: PoolFacts, experts: str = "abcd", executors: tuple[str, ...] = ("cuda:0",)) -> Clockwork:
+    known = [an_expert(name, usage=0.0) for name in experts]
+    chosen = preset("coserve-plus")
+    kept, used = partition(pools, executors_on(*executors), chosen)
+    return Clockwork(Scheduler(known, kept, used, chosen, None, MATRIX), used)
+
+
+def a_ram(budget_bytes: int) -> PoolFacts:
+    return PoolFacts(RAM, "ram", budget_bytes, 1)
+
+
+def test_the_ram_tier_takes_what_the_gpu_has_no_room_for_and_the_gpu_copies_it():
+    line = a_machine(a_pool("cuda:0", 10), a_ram(20))
+    line.arrive(*(a_request(n, "aab"[n]) for n in range(3)))
+    line.run()
+    copied = [load for load in line.loads() if load.pool == GPU and load.source == RAM]
+    assert [load.expert for load in copied] == ["b"]
+    assert len(line.ran) == 3
+
+
+def test_what_is_copied_stays_in_host_memory_until_the_copy_has_ended():
+    line = a_machine(a_pool("cuda:0", 10), a_ram(10), experts="abc")
+    line.arrive(*(a_request(n, "abc"[n]) for n in range(3)))
+    line.run()
+    assert len(line.ran) == 3
+    line.scheduler.check()
+
+
+def test_a_group_that_waits_in_the_ram_tier_becomes_urgent_as_any_other():
+    line = a_machine(a_pool("cuda:0", 10), a_ram(10), experts="ab")
+    line.arrive(a_request(1, "a"), a_request(2, "b"))
+    line.arrive(*(a_request(100 + n, "a", arrived_s=0.15 * n) for n in range(600)))
+    line.run()
+    assert line.started_s[2] < 40.0
+
+
+def test_an_idle_gpu_copies_what_the_cpu_has_rather_than_reading_it():
+    line = a_machine(a_pool("cuda:0", 20), a_pool("cpu", 20, 4), executors=("cuda:0", "cpu"))
+    scheduler = line.scheduler
+    scheduler.arrive(a_request(0, "a"), 0.0)
+    load = scheduler.next_load(CPU, 0.0)
+    assert isinstance(load, Load)
+    scheduler.load_done(load, 1.0)
+    copy = scheduler.next_load(GPU, 1.0)
+    assert isinstance(copy, Load)
+    assert (copy.expert, copy.source) == ("a", CPU)
+
+
+def test_a_copy_that_fails_lets_go_of_its_source():
+    line = a_machine(a_pool("cuda:0", 20), a_pool("cpu", 20, 4), executors=("cuda:0", "cpu"))
+    scheduler = line.scheduler
+    scheduler.arrive(a_request(0, "a"), 0.0)
+    read = scheduler.next_load(CPU, 0.0)
+    assert isinstance(read, Load)
+    scheduler.load_done(read, 1.0)
+    copy = scheduler.next_load(GPU, 1.0)
+    assert isinstance(copy, Load)
+    assert scheduler.load_failed(copy, "no memory", 1.0) == ()
+    scheduler.check()
+    scheduler.unload(ExpertId("a"), CPU)
+    assert not isinstance(scheduler.next_load(CPU, 1.0), Wait)
+
+
+def test_where_no_copy_can_serve_the_gpu_it_reads():
+    unified = (MATRIX[1], Performance("cuda:0", ArchitectureId("resnet18"), 0.1, 0.1, 8, disk_s=1.0, ram_s=None))
+    chosen = preset("coserve-plus")
+    pools = [a_pool("cuda:0", 20), a_pool("cpu", 20, 4)]
+    kept, used = partition(pools, executors_on("cuda:0", "cpu"), chosen)
+    scheduler = Scheduler([an_expert("a", usage=0.0)], kept, used, chosen, None, unified)
+    for number in range(9):
+        scheduler.arrive(a_request(number, "a"), 0.0)
+    read = scheduler.next_load(CPU, 0.0)
+    assert isinstance(read, Load)
+    scheduler.load_done(read, 1.0)
+    again = scheduler.next_load(GPU, 1.0)
+    assert isinstance(again, Load)
+    assert again.source is None
+
+
+def test_a_cpu_with_nothing_to_do_helps_with_the_gpus_longest_queue():
+    line = a_machine(a_pool("cuda:0", 10), a_pool("cpu", 10, 4), experts="a", executors=("cuda:0", "cpu"))
+    line.arrive(*(a_request(n, "a") for n in range(60)))
+    line.run()
+    assert {run.executor for run in line.runs()} == {"cuda:0/0", "cpu/1"}
+    assert len(line.ran) == 60
+
+
+def test_a_short_queue_is_left_to_the_gpu():
+    line = a_machine(a_pool("cuda:0", 10), a_pool("cpu", 10, 4), experts="a", executors=("cuda:0", "cpu"))
+    line.arrive(*(a_request(n, "a") for n in range(6)))
+    line.run()
+    assert {load.pool for load in line.loads()} == {GPU}
+
+
+def test_where_the_disk_binds_small_groups_are_finished_first_so_that_memory_is_freed():
+    line = a_machine(a_pool("cuda:0", 20, 4), experts="abcdefgh")
+    line.arrive(*(a_request(n, "a") for n in range(8)))
+    line.arrive(*(a_request(10 + n, "b") for n in range(3)))
+    line.arrive(*(a_request(20 + n, "cdefgh"[n]) for n in range(6)))
+    line.run()
+    last_of = {run.expert: place for place, run in enumerate(line.runs())}
+    assert last_of["b"] < last_of["a"]
+    assert len(line.ran) == 17
+
+
+def test_beside_a_gpu_the_cpu_takes_the_smallest_batch():
+    line = a_machine(a_pool("cuda:0", 5), a_pool("cpu", 20, 4), experts="ab", executors=("cuda:0", "cpu"))
+    for expert in "ab":
+        line.scheduler.pin(ExpertId(expert), CPU)
+    line.turn()
+    line.run()
+    line.arrive(*(a_request(n, "aaab"[n], 50.0) for n in range(4)))
+    line.run()
+    assert [run.expert for run in line.runs()] == ["b", "a"]

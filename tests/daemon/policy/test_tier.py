@@ -1,0 +1,101 @@
+"""Host memory behind GPUs under the paper's policies: read into it, copied from it, kept in it."""
+
+from daemon.policy.request import RAM, PoolFacts
+from tests.daemon.policy.line import Clockwork, a_pool, a_request, a_scheduler, an_expert, executors_on
+from tests.daemon.policy.queue_parts import Parts, some_parts
+
+EXPERTS = [an_expert(name) for name in "abcde"]
+GPU = "cuda:0/0"
+
+
+def some_gpus(gpu_bytes: int = 20, ram_bytes: int = 30, gpus: int = 1) -> Parts:
+    pools = [a_pool(f"cuda:0/{n}", gpu_bytes) for n in range(gpus)]
+    return some_parts(EXPERTS, [*pools, PoolFacts(RAM, "ram", ram_bytes, 1)], "samba-parallel")
+
+
+def test_a_miss_is_read_into_host_memory_and_then_copied():
+    parts = some_gpus()
+    parts.add("a")
+    assert (parts.wants("ram"), parts.wants(GPU)) == (["a"], [])
+    parts.hold("ram", "a")
+    assert (parts.wants("ram"), parts.wants(GPU)) == ([], ["a"])
+
+
+def test_what_does_not_fit_host_memory_is_read_from_disk_at_once():
+    parts = some_gpus(ram_bytes=5)
+    parts.add("a")
+    assert (parts.wants("ram"), parts.wants(GPU)) == ([], ["a"])
+
+
+def test_a_cpu_executor_reads_from_disk():
+    pools = [a_pool("cpu", 20), PoolFacts(RAM, "ram", 30, 1)]
+    parts = some_parts(EXPERTS, pools, "samba")
+    parts.add("a")
+    assert (parts.wants("ram"), parts.wants("cpu")) == ([], ["a"])
+
+
+def test_whoever_leaves_the_gpu_is_kept_in_host_memory_first():
+    parts = some_gpus()
+    parts.hold(GPU, "a", "b")
+    parts.hold("ram", "c")
+    parts.add("c")
+    assert (parts.wants("ram"), parts.wants(GPU)) == (["a"], [])
+    parts.hold("ram", "a")
+    assert (parts.wants("ram"), parts.wants(GPU)) == ([], ["c"])
+
+
+def test_host_memory_gives_up_copies_of_what_a_gpu_has_and_then_the_least_recently_used():
+    parts = some_gpus(ram_bytes=50)
+    parts.hold("ram", *"abcde")
+    parts.hold(GPU, "d")
+    assert parts.victims("ram") == list("dabce")
+
+
+def test_what_an_executor_waits_for_stays_in_host_memory():
+    parts = some_gpus(ram_bytes=10, gpus=2)
+    parts.add("a", "b")
+    parts.hold("ram", "a")
+    assert parts.wants("ram") == ["b"]
+    assert parts.victims("ram") == []
+    parts.hold(GPU, "a")
+    assert parts.victims("ram") == ["a"]
+
+
+def test_a_copy_that_failed_is_not_tried_for_ever():
+    parts = some_gpus()
+    parts.hold(GPU, "a", "b")
+    parts.hold("ram", "c")
+    parts.add("c")
+    want = next(iter(parts.queues.wants(RAM, 0.0)))
+    ledger = parts.floor.ledgers[RAM]
+    ledger.begin_load(want.expert, 10)
+    parts.queues.granted(want, RAM)
+    parts.queues.moved(want.expert)
+    ledger.abandon_load(want.expert)
+    parts.queues.moved(want.expert)
+    assert (parts.wants("ram"), parts.wants(GPU)) == ([], ["c"])
+
+
+def test_the_disk_is_shared_by_turns():
+    parts = some_gpus(ram_bytes=30, gpus=3)
+    parts.add("a", "b", "c")
+    want = next(iter(parts.queues.wants(RAM, 0.0)))
+    parts.floor.ledgers[RAM].begin_load(want.expert, 10)
+    parts.queues.granted(want, RAM)
+    assert (want.expert, parts.wants("ram")) == ("a", ["b", "c"])
+    parts.floor.ledgers[RAM].finish_load(want.expert)
+    parts.hold(GPU, "a")
+    parts.queues.take(parts.floor.executors[next(iter(parts.floor.executors))].executor, 0.0)
+    parts.add("d")
+    assert parts.wants("ram") == ["b", "c"]
+
+
+def test_three_gpu_executors_and_host_memory_for_one_expert_come_to_an_end():
+    executors = executors_on("cuda:0", "cuda:0", "cuda:0")
+    for policy in ("samba-parallel", "coserve-none", "coserve"):
+        pools = [a_pool("cuda:0", 30), PoolFacts(RAM, "ram", 10, 1)]
+        line = Clockwork(a_scheduler(EXPERTS, pools, executors, policy), executors)
+        line.arrive(*(a_request(n, "abcde"[n % 5], 0.1 * n) for n in range(60)))
+        line.run()
+        assert len(line.ran) == 60
+        assert {load.source for load in line.loads("demand") if load.pool != RAM} == {RAM}

@@ -1,0 +1,210 @@
+"""`coserve simulate`: the same policy objects on described devices, and its figures."""
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from daemon.policy.presets import PRESETS
+from tools.cli import app
+from tools.simulate.bound import bound_s, compute_s
+from tools.simulate.engine import Simulation, simulate
+from tools.simulate.files import DeviceFile, FileError, TaskFile, read_device, read_task
+from tools.simulate.online import arriving, at_once
+from tools.simulate.world import machine_of, task_of, with_deadlines
+
+SIZE = 100_000_000
+KEYS = {
+    "policy", "images_per_s", "makespan_s", "loads", "disk_loads", "wanted_evictions", "p50_wait_s", "p95_wait_s",
+    "max_wait_s", "share_of_bound",
+}  # fmt: skip
+
+
+def a_processor(**fields: Any) -> dict[str, Any]:
+    costs = {"k_s": 0.01, "b_s": 0.01, "activation_bytes": 10_000_000}
+    known = {"memory_bytes": 10 * SIZE, "executors": 1, "concurrency": 1.0, "max_batch": 4}
+    return {**known, "architectures": {"small": costs}, **fields}
+
+
+def a_device(**fields: Any) -> dict[str, Any]:
+    channels = {"disk": {"bytes_per_s": 5e8, "fixed_s": 0.1}, "link": {"bytes_per_s": 1e10, "fixed_s": 0.01}}
+    processors = {
+        "gpu": a_processor(executors=2, expert_share=0.5, concurrency=1.5),
+        "cpu": a_processor(architectures={"small": {"k_s": 0.05, "b_s": 0.01, "activation_bytes": 10_000_000}}),
+    }
+    return {"name": "bench", "unified_memory": False, "channels": channels, "processors": processors, **fields}
+
+
+def a_task(images: int = 200, experts: int = 30, every_s: float = 0.001) -> dict[str, Any]:
+    listed = [
+        {
+            "id": f"c{n}",
+            "architecture": "small",
+            "bytes": SIZE,
+            "usage": 1 / experts,
+            "then": "d" if n % 3 == 0 else None,
+        }
+        for n in range(experts)
+    ]
+    detector = {"id": "d", "architecture": "small", "bytes": SIZE, "usage": 0.3, "then": None}
+    requests = [
+        [every_s * n, f"c{n * 7 % experts}", "d" if n * 7 % experts % 3 == 0 and n % 10 else None]
+        for n in range(images)
+    ]
+    return {"name": "made", "experts": [*listed, detector], "requests": requests}
+
+
+def a_world(policy: str = "coserve-plus", **fields: Any):
+    task = task_of(TaskFile.model_validate(a_task(**fields)))
+    return machine_of(DeviceFile.model_validate(a_device()), task, policy), task
+
+
+@pytest.mark.parametrize("policy", list(PRESETS))
+def test_every_policy_answers_every_image_and_none_beats_the_bound(policy: str):
+    machine, task = a_world(policy)
+    outcome = simulate(machine, task, policy)
+    full, _ = a_world()
+    assert outcome.answered == len(task.images) == len(outcome.waits_s)
+    assert outcome.makespan_s > bound_s(full, task)
+
+
+def test_a_simulation_repeats_exactly():
+    machine, task = a_world()
+    first, second = simulate(machine, task, "coserve-plus"), simulate(machine, task, "coserve-plus")
+    assert first == second
+
+
+def test_one_batch_takes_k_times_n_plus_b_and_a_load_its_bytes_over_the_channel_and_what_is_fixed():
+    made = a_task(images=1, experts=1)
+    made["experts"] = [{**made["experts"][0], "then": None, "usage": 0.0}]
+    made["requests"] = [[0.0, "c0", None]]
+    task = task_of(TaskFile.model_validate(made))
+    device = DeviceFile.model_validate(a_device())
+    ordinary = simulate(machine_of(device, task, "samba", "ordinary"), task, "samba")
+    assert ordinary.makespan_s == pytest.approx(0.2 + 0.1 + 0.01 + 0.01 + 0.02)
+    slots = simulate(machine_of(device, task, "coserve-plus"), task, "coserve-plus")
+    assert slots.makespan_s < ordinary.makespan_s
+
+
+def test_batches_on_one_processor_share_it():
+    """Two executors, concurrency 1: two batches at once take twice as long as one."""
+    device = a_device()
+    device["processors"] = {"gpu": a_processor(executors=2, concurrency=1.0, expert_share=1.0)}
+    made = a_task(images=2, experts=2)
+    made["requests"] = [[0.0, "c1", None], [0.0, "c0", None]]
+    task = task_of(TaskFile.model_validate(made))
+    outcome = simulate(machine_of(DeviceFile.model_validate(device), task, "coserve-plus"), task, "coserve-plus")
+    assert outcome.makespan_s == pytest.approx(0.04)
+
+
+def test_the_bound_divides_the_work_so_that_both_processors_end_together():
+    machine, task = a_world()
+    steps = sum(len(image.chain) for image in task.images)
+    gpu_s, cpu_s = (0.01 + 0.01 / 4) / 1.5, 0.05 + 0.01 / 4
+    assert compute_s(machine, task) == pytest.approx(steps / (1 / gpu_s + 1 / cpu_s))
+
+
+def test_the_bound_counts_the_bytes_that_must_move():
+    machine, task = a_world(images=60, experts=60)
+    moved_s = (61 * SIZE - machine.memory_bytes) / 5e8
+    assert bound_s(machine, task) == pytest.approx(moved_s)
+    spread = replace(task, images=(*task.images[:-1], replace(task.images[-1], arrived_s=500.0)))
+    assert bound_s(machine, spread) == 500.0
+
+
+def test_an_image_that_cannot_be_in_time_costs_no_compute():
+    machine, task = a_world(images=100)
+    late = with_deadlines(at_once(task), 1e-6)
+    outcome = simulate(machine, late, "coserve-plus")
+    assert (outcome.answered, outcome.expired, outcome.busy_s) == (0, 100, {})
+
+
+def test_under_overload_nothing_starves_and_throughput_stays():
+    machine, task = a_world(images=600)
+    free = simulate(machine, at_once(task), "coserve-plus")
+    rate = len(task.images) / free.makespan_s
+    outcomes = {load: simulate(machine, arriving(task, rate * load, "poisson"), "coserve-plus") for load in (1.2, 1.5)}
+    assert outcomes[1.5].makespan_s <= outcomes[1.2].makespan_s * 1.02
+    assert max(outcomes[1.5].waits_s) < outcomes[1.5].makespan_s
+
+
+def test_bursts_come_a_board_at_once():
+    _, task = a_world(images=100)
+    times = [image.arrived_s for image in arriving(task, 10.0, "bursty", board=25).images]
+    assert len(set(times)) == 4
+    assert times == sorted(times)
+
+
+def write(folder: Path) -> list[str]:
+    (folder / "device.json").write_text(json.dumps(a_device()))
+    (folder / "task.json.gz").write_bytes(gzip.compress(json.dumps(a_task()).encode()))
+    return ["simulate", "--device", str(folder / "device.json"), "--task", str(folder / "task.json.gz")]
+
+
+def test_the_command_prints_a_row_for_every_policy_as_json(tmp_path: Path):
+    found = CliRunner().invoke(app, [*write(tmp_path), "--json"])
+    rows = json.loads(found.stdout)
+    assert [row["policy"] for row in rows] == list(PRESETS)
+    assert all(set(row) >= KEYS for row in rows)
+    assert all(0 < row["share_of_bound"] <= 1 for row in rows)
+
+
+def test_policies_can_be_chosen_and_a_timeline_drawn(tmp_path: Path):
+    picture = tmp_path / "line.png"
+    options = ["--policy", "samba", "--policy", "coserve-plus", "--timeline", str(picture), "--until", "2"]
+    found = CliRunner().invoke(app, [*write(tmp_path), *options])
+    assert found.exit_code == 0
+    assert "coserve-plus" in found.stdout
+    for policy in ("samba", "coserve-plus"):
+        assert (tmp_path / f"line-{policy}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_spans_cover_every_load_and_batch():
+    machine, task = a_world()
+    simulation = Simulation(machine, task, "coserve-plus", keep_spans=True)
+    outcome = simulation.run()
+    batches = [span for span in outcome.spans if span.kind == "batch"]
+    assert sum(span.images for span in batches) == sum(len(image.chain) for image in task.images)
+    assert {span.lane for span in batches} == {"cuda:0/0", "cuda:0/1", "cpu/0"}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"experts": []}, "experts"),
+        ({"requests": [[0.0, "nobody", None]]}, "requests[0]: nobody is not among the experts"),
+        ({"experts": [{"id": "c0", "architecture": "small", "bytes": -1, "usage": 0.1}]}, "experts.0.bytes"),
+    ],
+)
+def test_a_task_that_makes_no_sense_is_refused_with_the_place(tmp_path: Path, change: dict[str, Any], says: str):
+    path = tmp_path / "task.json"
+    path.write_text(json.dumps({**a_task(), **change}))
+    with pytest.raises(FileError, match=r"task\.json") as refused:
+        read_task(path)
+    assert says in str(refused.value)
+
+
+def test_a_broken_file_and_an_unknown_policy_are_wrong_use(tmp_path: Path):
+    command = write(tmp_path)
+    assert CliRunner().invoke(app, [*command, "--policy", "fastest"]).exit_code == 2
+    (tmp_path / "task.json.gz").write_bytes(b"\x1f\x8bno")
+    broken = CliRunner().invoke(app, command)
+    assert broken.exit_code == 2
+    with pytest.raises(FileError):
+        read_device(tmp_path / "absent.json")
+    assert CliRunner().invoke(app, ["simulate"]).exit_code == 2
+
+
+def test_an_architecture_that_the_device_does_not_know_is_named(tmp_path: Path):
+    made = a_task()
+    made["experts"][0]["architecture"] = "giant"
+    (tmp_path / "device.json").write_text(json.dumps(a_device()))
+    (tmp_path / "task.json").write_text(json.dumps(made))
+    paths = ["--device", str(tmp_path / "device.json"), "--task", str(tmp_path / "task.json")]
+    found = CliRunner().invoke(app, ["simulate", *paths])
+    assert found.exit_code == 2
+    assert "giant" in found.stderr

@@ -1,0 +1,80 @@
+"""`coserve simulate --trace`: a recorded run, predicted from its own arrivals, chains and costs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from daemon.policy.matrix import Performance
+from daemon.policy.presets import PRESETS
+from daemon.trace import TraceError
+from experts.spec import ArchitectureId
+from tests.daemon.bench_line import a_line, an_image
+from tools.cli import app
+from tools.simulate.engine import simulate
+from tools.simulate.recorded import fit_costs, read_recorded
+
+ROW = Performance("cpu", ArchitectureId("resnet18"), k_s=0.2, b_s=0.2, max_batch=4)
+
+
+def record(path: Path, policy: str, images: int = 80) -> float:
+    """A run of images that all wait from the start; the seconds it took."""
+    line = a_line(policy=policy, budgets={"cpu": 40}, executors=("cpu", "cpu"), record=path)
+    line.accept(*(an_image(number, ["A1", "A2", "B"][number % 3]) for number in range(images)))
+    line.run()
+    line.drive.stop(1.0)
+    assert len(line.outcomes) == images
+    return max(line.ended_s.values())
+
+
+@pytest.mark.parametrize("policy", PRESETS)
+def test_a_recorded_run_is_predicted_within_a_tenth(tmp_path: Path, policy: str):
+    took_s = record(tmp_path / "trace", policy)
+    recorded = read_recorded(tmp_path / "trace")
+    assert len(recorded.task.images) == 80
+    assert recorded.makespan_s == pytest.approx(took_s)
+    machine = recorded.machine(policy)
+    outcome = simulate(machine, recorded.task, policy, tuning=recorded.tuning, prefilled=recorded.prefilled)
+    assert outcome.makespan_s == pytest.approx(took_s, rel=0.1)
+
+
+def test_chains_are_put_together_again(tmp_path: Path):
+    record(tmp_path / "trace", "coserve-plus")
+    chains = [image.chain for image in read_recorded(tmp_path / "trace").task.images]
+    assert {len(chain) for chain in chains} <= {1, 2, 3}
+    assert any(len(chain) > 1 for chain in chains)
+
+
+def test_another_policy_can_be_asked_what_it_would_have_done(tmp_path: Path):
+    record(tmp_path / "trace", "samba")
+    command = [
+        "simulate",
+        "--trace",
+        str(tmp_path / "trace"),
+        "--policy",
+        "samba",
+        "--policy",
+        "coserve-plus",
+        "--json",
+    ]
+    rows = json.loads(CliRunner().invoke(app, command).stdout)
+    assert [row["policy"] for row in rows] == ["samba", "coserve-plus"]
+    assert rows[1]["images_per_s"] > rows[0]["images_per_s"]
+    assert rows[0]["live"]["images_per_s"] > 0
+
+
+def test_costs_are_fitted_to_the_batches_of_several_sizes():
+    assert fit_costs([(1, 0.3), (2, 0.5), (4, 0.9)], ROW) == pytest.approx((0.2, 0.1))
+
+
+def test_with_one_size_the_known_proportion_is_scaled():
+    assert fit_costs([(3, 1.6), (3, 1.6)], ROW) == pytest.approx((0.4, 0.4))
+    assert fit_costs([], ROW) == (0.2, 0.2)
+
+
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path):
+    (tmp_path / "no.txt").write_text("hello\n")
+    assert CliRunner().invoke(app, ["simulate", "--trace", str(tmp_path / "no.txt")]).exit_code == 2
+    with pytest.raises(TraceError, match="not a trace"):
+        read_recorded(tmp_path / "no.txt")
