@@ -56,7 +56,7 @@ class PoolFacts:
 
     @property
     def device(self) -> str:
-        """ "cpu" of the pools "cpu" and "cpu/0"."""
+        """`cpu` of the pools `cpu` and `cpu/0`."""
         return self.pool.partition("/")[0]
 
 

@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from daemon.policy.presets import PRESETS, UnknownPolicyError, preset
-from tools.console import AsJson, console, fail, print_json, print_table
+from tools.console import AsJson, console, errors, fail, print_json, print_table
+
+if TYPE_CHECKING:
+    from tools.simulate.engine import Outcome
 
 
 class LoadingOption(StrEnum):
@@ -88,7 +91,7 @@ def _simulate_files(
     if deadline_s is not None:
         task = with_deadlines(task, deadline_s)
     rows = []
-    for number, name in enumerate(names):
+    for name in names:
         try:
             simulation = Simulation(machine_of(device, task, name, how), task, name, keep_spans=timeline is not None)
             outcome = simulation.run()
@@ -96,7 +99,7 @@ def _simulate_files(
             fail(f"{name}: {error}", status=1)
         rows.append(row_of(outcome, bound))
         if timeline is not None:
-            _draw(outcome, _numbered(timeline, name, number, len(names)), until_s)
+            _draw(outcome, _named(timeline, name, len(names)), until_s)
     if as_json:
         print_json([asdict(row) for row in rows])
         return
@@ -122,7 +125,7 @@ def _simulate_trace(
     bound = bound_s(recorded.machine(recorded.policy), recorded.task)
     rows = []
     names = names or [recorded.policy]
-    for number, name in enumerate(names):
+    for name in names:
         try:
             outcome = Simulation(
                 recorded.machine(name),
@@ -136,7 +139,7 @@ def _simulate_trace(
             fail(f"{name}: {error}", status=1)
         rows.append(row_of(outcome, bound))
         if timeline is not None:
-            _draw(outcome, _numbered(timeline, name, number, len(names)), until_s)
+            _draw(outcome, _named(timeline, name, len(names)), until_s)
     live = {
         "policy": recorded.policy,
         "images": len(recorded.task.images),
@@ -154,22 +157,16 @@ def _simulate_trace(
     )
 
 
-def _draw(outcome: object, path: Path, until_s: float | None) -> None:
-    from tools.simulate.engine import Outcome
+def _draw(outcome: "Outcome", path: Path, until_s: float | None) -> None:
     from tools.simulate.timeline import draw_timeline
 
-    assert isinstance(outcome, Outcome)
     try:
         draw_timeline(outcome, path, until_s=until_s)
     except (OSError, ValueError) as error:
-        _cannot_draw(path, error)
-    console.print(f"wrote {path}")
+        fail(f"cannot write {path}: {error}", status=2)
+    errors.print(f"wrote {path}")
 
 
-def _cannot_draw(path: Path, error: Exception) -> NoReturn:
-    fail(f"cannot write {path}: {error}", status=2)
-
-
-def _numbered(path: Path, policy: str, _number: int, count: int) -> Path:
-    """One picture for each policy: the policy's name goes before the suffix where there are several."""
+def _named(path: Path, policy: str, count: int) -> Path:
+    """One picture for each policy: its name goes before the suffix where there are several."""
     return path if count == 1 else path.with_name(f"{path.stem}-{policy}{path.suffix}")

@@ -14,7 +14,9 @@ Arrivals = Literal["poisson", "bursty"]
 
 @dataclass(frozen=True, slots=True)
 class OnlineRow:
-    """One policy at one load. Latencies in seconds, without deadlines; `unknown` and `late` with them, as shares."""
+    """One policy at one load. Latencies in seconds, without deadlines; with them, as shares: images that were not
+    answered in time, those of them that were computed to the end, and the requests that were computed in vain.
+    """
 
     policy: str
     arrivals: Arrivals
@@ -31,7 +33,7 @@ class OnlineRow:
 
 
 ONLINE_COLUMNS = (
-    "arrivals", "load", "policy", "images/s", "p50 s", "p95 s", "p99 s", "longest wait s", "unknown", "late", "in time/s",
+    "arrivals", "load", "policy", "images/s", "p50 s", "p95 s", "p99 s", "longest wait", "unknown", "in vain",
 )  # fmt: skip
 
 
@@ -54,7 +56,7 @@ def at_once(task: Task) -> Task:
     return replace(task, images=tuple(replace(image, arrived_s=0.0) for image in task.images))
 
 
-def online_rows(  # noqa: PLR0913  the axes of one table
+def online_rows(
     machines: dict[str, Machine],
     task: Task,
     saturated_per_s: float,
