@@ -253,9 +253,14 @@ class SlotPool:
         origin = source.slot(spec.expert)
         if (origin.spec.sha256, origin.spec.layout) != (spec.sha256, spec.layout):
             return False
-        if origin.place.memory is None:
-            raise ExpertError(spec.expert, f"cannot be copied from {source.device}, only from host memory")
-        self._transfer.copy(slot.place, origin.place.memory)
+        if origin.place.memory is not None:
+            self._transfer.copy(slot.place, origin.place.memory)
+        elif slot.place.memory is not None:
+            source._transfer.copy_out(origin.place, slot.place.memory)
+        else:
+            raise ExpertError(
+                spec.expert, f"cannot be copied from {source.device} to {self.device}, only by way of ram"
+            )
         return True
 
     def _fill(self, slot: Slot, spec: ExpertSpec) -> None:
@@ -266,7 +271,7 @@ class SlotPool:
             raise ExpertError(spec.expert, describe_os_error(error), spec.file) from error
         try:
             state = os.fstat(descriptor)
-            identity = (state.st_ino, state.st_size, state.st_mtime_ns, spec.sha256, slot.layout.layout)
+            identity = file_identity(state, spec)
             if self._shelf.verified.get(spec.file) == identity:
                 self._transfer.fill(slot.place, self._reader, descriptor, state.st_size - slot.size_bytes)
                 return
@@ -283,6 +288,11 @@ class SlotPool:
             raise ExpertError(spec.expert, describe_os_error(error), spec.file) from error
         finally:
             os.close(descriptor)
+
+
+def file_identity(state: os.stat_result, spec: ExpertSpec) -> tuple[object, ...]:
+    """What must not have changed for a file to count as checked (`LayoutShelf.verified`)."""
+    return (state.st_ino, state.st_size, state.st_mtime_ns, spec.sha256, spec.layout)
 
 
 def _pop(slots: list[Slot], layout: Layout) -> Slot | None:

@@ -72,6 +72,10 @@ class Transfer(Protocol):
         """All of the place from as many bytes of host memory."""
         ...
 
+    def copy_out(self, place: Place, target: HostMemory) -> None:
+        """All of the place into as many bytes of host memory; nobody may be filling it."""
+        ...
+
     def computing(self) -> AbstractContextManager[Any]:
         """The stream that this thread computes on."""
         ...
@@ -106,6 +110,9 @@ class HostTransfer:
 
     def copy(self, place: Place, source: HostMemory) -> None:
         np.copyto(_host(place).array, source.array)
+
+    def copy_out(self, place: Place, target: HostMemory) -> None:
+        np.copyto(target.array, _host(place).array)
 
     def computing(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -152,6 +159,9 @@ class StagedTransfer:
             np.copyto(np.frombuffer(view, np.uint8), source.array[position : position + len(view)])
 
         self._staging().fill(place.pieces, read)
+
+    def copy_out(self, place: Place, target: HostMemory) -> None:
+        self._staging().bring_back(place.buffer, target)
 
     def computing(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -259,6 +269,14 @@ class Staging:
         self._lane.begin()
         try:
             self._lane.copy(target, source.tensor)
+        finally:
+            self._lane.finish()
+
+    def bring_back(self, source: torch.Tensor, target: HostMemory) -> None:
+        """From the device into host memory."""
+        self._lane.begin()
+        try:
+            self._lane.copy(target.tensor, source)
         finally:
             self._lane.finish()
 

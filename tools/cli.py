@@ -8,7 +8,9 @@ from typing import Any
 import typer
 
 from tools import operate, teach, watch
+from tools.bench import command as bench
 from tools.console import fail
+from tools.profile import command as profile
 from tools.simulate import command as simulate
 
 app = typer.Typer(
@@ -21,7 +23,9 @@ app = typer.Typer(
 operate.register(app)
 watch.register(app)
 teach.register(app)
+profile.register(app)
 simulate.register(app)
+bench.register(app)
 
 
 def main() -> Any:

@@ -1,4 +1,4 @@
-"""Commands that send images and look at verdicts: demo, camera, results, bench."""
+"""Commands that send images and look at verdicts: demo, camera, results."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -6,11 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tools.bench import line, live
 from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, ConfigPath, fail, print_json, print_table
-
-bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine against itself.")
-
 
 #: What fits a terminal of 80 columns; `--json` has everything.
 _IMAGE_COLUMNS = ("board_type", "serial", "designator", "component", "verdict", "defect", "reason")
@@ -30,9 +26,6 @@ def register(app: typer.Typer) -> None:
     """Add this module's commands to `app`."""
     for command in (demo, camera, results):
         app.command()(command)
-    app.add_typer(bench_app, name="bench")
-    line.register(bench_app)
-    live.register(bench_app)
 
 
 def demo(

@@ -49,9 +49,10 @@ def normalise(pixels: torch.Tensor, spec: ExpertSpec, dtype: torch.dtype, *, cha
 def _row_constants(mean: Triple, std: Triple, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Scale and offset of a row of `width` pixels, so that a pixel p becomes (p / 255 - mean) / std."""
     with torch.inference_mode(mode=False):
-        scale = torch.tensor([1 / (255 * deviation) for deviation in std], dtype=torch.float32, device=device)
-        offset = torch.tensor([-m / deviation for m, deviation in zip(mean, std, strict=True)], device=device)
-        return scale.repeat(width), offset.float().repeat(width)
+        scale = torch.tensor([1 / (255 * deviation) for deviation in std], dtype=torch.float32).repeat(width)
+        offset = torch.tensor([-m / deviation for m, deviation in zip(mean, std, strict=True)]).float().repeat(width)
+        # Made on the CPU: a copy is complete when it returns, and every executor's stream may use it.
+        return scale.to(device), offset.to(device)
 
 
 def probabilities(logits: torch.Tensor, spec: ExpertSpec) -> NDArray[np.float32]:

@@ -6,13 +6,14 @@ stored bytes is what the kernels want; everything else is stored as it is.
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from experts.spec import LayoutId
 from experts.vision.architectures import ARCHITECTURES, END_TO_END_HEAD, Architecture
+from experts.vision.graphs import GraphedNetwork, Recordings, recordings_for
 from experts.vision.networks import Classifier, Detector, build_shell
 from experts.weights import Block, Entry, plan_entries
 
@@ -38,6 +39,7 @@ class Layout:
     shell: Classifier | Detector
     entries: tuple[Entry, ...]
     region_bytes: int
+    _recordings: dict[torch.device, Recordings | None] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def end_to_end(self) -> bool:
@@ -55,7 +57,9 @@ class Layout:
         for submodule in module.modules():
             for name, constant in submodule.named_buffers(recurse=False):
                 setattr(submodule, name, constant.to(buffer.device))
-        return module.eval()
+        module.eval()
+        recordings = self._recordings.setdefault(buffer.device, recordings_for(buffer.device))
+        return module if recordings is None else GraphedNetwork(module, recordings)
 
 
 def build_layout(layout: LayoutId) -> Layout:

@@ -233,15 +233,27 @@ def test_weights_replaced_since_the_source_was_filled_come_from_the_file(tmp_pat
     assert answers(pool, new) == answers(fresh, new)
 
 
-def test_a_source_that_is_not_in_host_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_leaves_a_gpu_can_be_kept_in_host_memory_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     spec = an_expert_file(tmp_path)
-    pool = a_pool()
+    ram, pool = SlotPool("ram", spec.weights_bytes), a_pool()
     monkeypatch.setattr("experts.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
     gpu = SlotPool("cuda:0", spec.weights_bytes)
     gpu.load(spec)
-    with pytest.raises(ExpertError, match="only from host memory"):
-        pool.load(spec, source=gpu)
+    assert ram.load(spec, source=gpu).tier == "ram"
+    gpu.unload(spec.expert)
+    assert gpu.load(spec, source=ram).tier == "ram"
     pool.load(spec)
+    assert answers(gpu, spec) == answers(pool, spec)
+
+
+def test_gpus_copy_from_each_other_only_by_way_of_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec = an_expert_file(tmp_path)
+    monkeypatch.setattr("experts.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
+    first, second = SlotPool("cuda:0", spec.weights_bytes), SlotPool("cuda:1", spec.weights_bytes)
+    first.load(spec)
+    with pytest.raises(ExpertError, match="only by way of ram"):
+        second.load(spec, source=first)
+    second.load(spec)
 
 
 @pytest.mark.parametrize("make", [DirectReader, lambda: PacedReader(DirectReader(), 5e8)])

@@ -186,6 +186,30 @@ def test_reduced_precision_halves_the_file_within_a_tolerance_of_the_users(tmp_p
     assert half.agreement.confidence > full.agreement.confidence
 
 
+def test_auto_keeps_the_fastest_dtype_that_agrees_and_shows_what_it_tried(tmp_path: Path):
+    file = a_state_dict(tmp_path)
+    report = import_file(
+        file, a_target(tmp_path, expert="a", form=Form(dtype="auto")), images=an_image_folder(tmp_path)
+    )
+    assert [trial.dtype for trial in report.trials] == ["float32", "bfloat16", "float16"]
+    assert all(trial.batch_ms > 0 for trial in report.trials)
+    fitting = [trial for trial in report.trials if trial.agrees]
+    assert report.dtype == min(fitting, key=lambda trial: trial.batch_ms).dtype
+    catalog, problems = the_catalog(tmp_path)
+    assert problems == []
+    assert f"-{report.dtype}-" in catalog["a"].layout
+    assert report.agreement.labels_agree
+    assert sorted(made.name for made in (tmp_path / "experts").iterdir()) == ["a.safetensors", "catalog.yaml"]
+
+
+def test_auto_refuses_a_network_that_no_dtype_carries(tmp_path: Path):
+    state = a_model().state_dict()
+    state["fc.bias"] = torch.full_like(state["fc.bias"], float("nan"))
+    with pytest.raises(ImportRefusedError, match="differs from the original by inf"):
+        import_classifier(state, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype="auto"))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_importing_again_replaces_the_entry_and_keeps_the_rest(tmp_path: Path):
     file = a_state_dict(tmp_path)
     import_file(file, a_target(tmp_path, expert="a"))

@@ -11,11 +11,11 @@ from statistics import median
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from tools.bench.bound import Bound, live_bound
 from tools.bench.job import DISKS, NAIVE, ORDINARY, OTHER_SIDES, PACED_BYTES_PER_S, RAY, Disk, Job, Run
 from tools.bench.stage import SideError, Size, Stage, set_stage
+from tools.bench.tables import print_narrow
 from tools.bench.workload import Order
 from tools.console import console, errors
 
@@ -135,11 +135,7 @@ class Comparison:
                 "bound",
                 *(f"/{name}" for name in _BASES.values()),
             )
-            table = Table(*columns, title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-            for row in self._rows(cell):
-                table.add_row(*("–" if value is None else str(value) for value in row))
-            console.print(table)
-            console.print()
+            print_narrow(title, columns, self._rows(cell))
         for cell in self.cells:
             for side, why in cell.failures.items():
                 errors.print(f"{side}, {cell.trace}, {cell.disk}: {why}", markup=False)
@@ -220,12 +216,13 @@ def compare(settings: Settings, scratch: Path) -> Comparison:
 
 
 def _fitting_jobs(settings: Settings, stage: Stage) -> dict[str, Job]:
-    """Fewer experts, on the skewed trace, with memory for all of them in every executor's share."""
+    """Fewer experts, on the skewed trace, with memory for all of them, and all loaded before the start."""
     few = max(2, settings.size.recipe.classifiers // _FEWER)
     trace = stage.trace("skewed", classifiers=few)
     needed_bytes = sum(stage.specs[expert].weights_bytes for expert in stage.specs if expert in trace.visits())
     disk = settings.disks[0]
-    return {side: stage.job(side, trace, disk, memory_bytes=needed_bytes) for side in _FITTING_SIDES}
+    jobs = {side: stage.job(side, trace, disk, memory_bytes=needed_bytes) for side in _FITTING_SIDES}
+    return {side: replace(job, warm=True) for side, job in jobs.items()}
 
 
 class _Runner:

@@ -29,7 +29,7 @@ from tools.bench.job import ORDINARY, Job, Run
 from tools.bench.ordinary import ModulePool, OrdinaryFiles, OrdinaryModel, answer
 from tools.bench.pictures import goes_on
 from tools.bench.stock import read_stock
-from tools.bench.workload import BOARD_TYPE, LABELS
+from tools.bench.workload import BOARD_TYPE, LABELS, Ask
 
 _CPU = PoolId("cpu")
 #: How long the initial fill may take, and the threads' end.
@@ -91,9 +91,17 @@ class Engine:
         while self.drive.is_filling and time.monotonic() < until_s:
             time.sleep(0.01)
 
-    def image(self, number: int, wall_s: float) -> Accepted:
-        """The trace's image of this number, as accepted now."""
-        ask = self.job.trace.asks[number]
+    def warm(self) -> None:
+        """Inspect one image of each part that is in the trace, all the way."""
+        asks = self.job.trace.asks
+        first = {ask.classifier: Ask(ask.classifier, ask.detector, ask.picture, goes_on=True) for ask in asks}
+        wall_s = time.time()
+        self.drive.accept([self.image(len(asks) + n, ask, wall_s) for n, ask in enumerate(first.values())])
+        for _ in first:
+            self.outcomes.get(timeout=_PATIENCE_S)
+
+    def image(self, number: int, ask: Ask, wall_s: float) -> Accepted:
+        """An image of the trace as it is accepted at `wall_s`."""
         deadline_ms = None if self.job.deadline_s is None else round(self.job.deadline_s * 1000)
         return Accepted(
             inspection_id=number + 1,
@@ -113,6 +121,8 @@ def run_engine(job: Job) -> Run:
     """All images of the trace as they arrive; stopped at the limit."""
     engine = Engine(job)
     engine.fill()
+    if job.warm:
+        engine.warm()
     asks = job.trace.asks
     began_s, began_wall_s = time.monotonic(), time.time()
     ended: list[_Ended] = []
@@ -122,7 +132,7 @@ def run_engine(job: Job) -> Run:
         while due < len(asks) and asks[due].at_s <= time.monotonic() - began_s:
             due += 1
         if due > sent:
-            engine.drive.accept([engine.image(n, began_wall_s + asks[n].at_s) for n in range(sent, due)])
+            engine.drive.accept([engine.image(n, asks[n], began_wall_s + asks[n].at_s) for n in range(sent, due)])
             sent = due
         next_s = left_s if sent == len(asks) else began_s + asks[sent].at_s - time.monotonic()
         try:

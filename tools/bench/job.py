@@ -48,6 +48,7 @@ class Job:
     max_batch: int = 8
     matrix: tuple[Performance, ...] = ()
     deadline_s: float | None = None
+    warm: bool = False
     record: Path | None = None
 
     def key(self, picture: int, *, goes_on: bool) -> JournalKey:

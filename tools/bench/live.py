@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
     app.command("live")(bench_live)
 
 
-def bench_live(  # noqa: PLR0913, PLR0917  a benchmark's every size can be chosen
+def bench_live(
     folder: Folder = None,
     sides: Annotated[str | None, typer.Option(help=f"With commas between; without it {_DEFAULT_SIDES}.")] = None,
     traces: Annotated[str, typer.Option(help="skewed (by usage), board (placement order), or both.")] = "skewed,board",

@@ -1,12 +1,13 @@
 """What moving one expert costs: slots beside the raw rate of the same channel and beside the ordinary ways.
 
 All in one process and in turn, in rounds that go forth and back, so that whatever else the machine does falls on every
-way alike. Shares and ratios are taken within a round; their medians over the rounds are what is reported.
+way alike. Within a round the raw way and the slot's alternate several times. Shares and ratios are taken within a
+round; their medians over the rounds are what is reported.
 """
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -31,6 +32,8 @@ from tools.proof import pattern_images
 _LABELS = ("ok", "bridge", "missing", "shifted")
 #: Weights do not depend on it, and the proof at import is quick.
 _INPUT_SIZE = 64
+#: How often a raw way and a slot's alternate in a round: they are short beside what disturbs them.
+_ALTERNATIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,37 +130,41 @@ class LoadBench:
         self._scratch = HostMemory(expert.spec.weights_bytes)
         self._ram = self._pool("ram", CachedReader())
         self._ram.load(expert.spec)
-        self.ways = [*self._from_disk(), *self._from_page_cache(), *self._from_ram()]
+        # Ways of one group alternate.
+        self._groups = [*self._from_disk(), *self._from_page_cache(), self._from_ram()]
         if gpu is not None:
-            self.ways += self._to_gpu(gpu)
+            self._groups += self._to_gpu(gpu)
 
     def measure(self, rounds: int, advance: Callable[[], None] = lambda: None) -> list[Figures]:
         """One round more is run first and not counted: it checks digests, builds the slot and imports what is lazy."""
-        taken_s: dict[str, list[float]] = {way.name: [] for way in self.ways}
+        ways = [way for group in self._groups for way in group]
+        taken_s: dict[str, list[float]] = {way.name: [] for way in ways}
         for number in range(rounds + 1):
-            for way in self.ways if number % 2 else reversed(self.ways):
-                seconds = way.run()
-                if number:
-                    taken_s[way.name].append(seconds)
+            for group in self._groups if number % 2 else reversed(self._groups):
+                for way, seconds in zip(group, _alternate(group), strict=True):
+                    if number:
+                        taken_s[way.name].append(seconds)
             advance()
         architecture, dtype = self._expert.spec.architecture, str(self._expert.dtype).removeprefix("torch.")
-        return [figures_of(way, taken_s, architecture, dtype) for way in self.ways]
+        return [figures_of(way, taken_s, architecture, dtype) for way in ways]
 
-    def _from_disk(self) -> list[Way]:
+    def _from_disk(self) -> list[list[Way]]:
         size_bytes = self._expert.spec.weights_bytes
-        return [
+        slot = self._load(self._pool("cpu", self.direct))
+        pair = [
             Way("raw read, cold", "disk", lambda: self._read(self.direct), size_bytes),
-            Way("slot, cold", "disk", self._load(self._pool("cpu", self.direct)), size_bytes, raw="raw read, cold"),
-            *self._ordinary("cold", "disk", drop_cached),
+            Way("slot, cold", "disk", slot, size_bytes, raw="raw read, cold"),
         ]
+        return [pair, *self._ordinary("cold", "disk", drop_cached)]
 
-    def _from_page_cache(self) -> list[Way]:
+    def _from_page_cache(self) -> list[list[Way]]:
         size_bytes, reader = self._expert.spec.weights_bytes, CachedReader()
-        return [
+        slot = self._load(self._pool("cpu", reader))
+        pair = [
             Way("raw read, warm", "page cache", lambda: self._read(reader), size_bytes),
-            Way("slot, warm", "page cache", self._load(self._pool("cpu", reader)), size_bytes, raw="raw read, warm"),
-            *self._ordinary("warm", "page cache", _read_through),
+            Way("slot, warm", "page cache", slot, size_bytes, raw="raw read, warm"),
         ]
+        return [pair, *self._ordinary("warm", "page cache", _read_through)]
 
     def _from_ram(self) -> list[Way]:
         size_bytes = self._expert.spec.weights_bytes
@@ -175,7 +182,7 @@ class LoadBench:
             Way("slot, from RAM tier", "ram", slot, size_bytes, raw="raw memory copy"),
         ]
 
-    def _to_gpu(self, gpu: str) -> list[Way]:
+    def _to_gpu(self, gpu: str) -> list[list[Way]]:
         size_bytes = self._expert.spec.weights_bytes
         pinned = HostMemory(size_bytes, pin=True)
         target = torch.empty(size_bytes, dtype=torch.uint8, device=gpu)
@@ -190,14 +197,17 @@ class LoadBench:
         from_ram = self._load(self._pool(gpu, CachedReader()), self._ram)
         cold = self._load(self._pool(gpu, self.direct))
         warm = self._load(self._pool(gpu, CachedReader()))
-        return [
+        pair = [
             Way("raw pinned copy to GPU", "ram", copy, size_bytes),
             Way("slot on GPU, from RAM tier", "ram", from_ram, size_bytes, raw="raw pinned copy to GPU"),
-            Way("slot on GPU, cold", "disk", cold, size_bytes, raw="raw read, cold"),
-            Way("slot on GPU, warm", "page cache", warm, size_bytes, raw="raw read, warm"),
+        ]
+        return [
+            pair,
+            [Way("slot on GPU, cold", "disk", cold, size_bytes, raw="raw read, cold")],
+            [Way("slot on GPU, warm", "page cache", warm, size_bytes, raw="raw read, warm")],
         ]
 
-    def _ordinary(self, state: str, tier: str, prepare: Callable[[Path], None]) -> list[Way]:
+    def _ordinary(self, state: str, tier: str, prepare: Callable[[Path], None]) -> list[list[Way]]:
         expert, slot = self._expert, f"slot, {state}"
         kept = self._construct()
 
@@ -224,7 +234,7 @@ class LoadBench:
             "safetensors, module kept": (expert.plain, lambda: _with_state(kept, load_file(expert.plain))),
         }
         return [
-            Way(f"{name}, {state}", tier, timed(file, load), file.stat().st_size, slot=slot)
+            [Way(f"{name}, {state}", tier, timed(file, load), file.stat().st_size, slot=slot)]
             for name, (file, load) in ways.items()
         ]
 
@@ -257,6 +267,16 @@ class LoadBench:
             return seconds
 
         return run
+
+
+def _alternate(group: Sequence[Way]) -> list[float]:
+    """Median seconds of each way of a group, which take turns; a way that is alone runs once."""
+    taken_s: list[list[float]] = [[] for _ in group]
+    for turn in range(_ALTERNATIONS if len(group) > 1 else 1):
+        order = range(len(group))
+        for index in order if turn % 2 else reversed(order):
+            taken_s[index].append(group[index].run())
+    return [median(seconds) for seconds in taken_s]
 
 
 def _with_state(model: nn.Module, state: dict[str, torch.Tensor]) -> nn.Module:

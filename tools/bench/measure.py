@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -74,22 +74,29 @@ def measure(question: Question) -> Machine:
     residuals: dict[str, float] = {}
     for layout, spec in {spec.layout: spec for spec in specs.values()}.items():
         seconds = {size: _batch_s(question, spec, size) for size in question.batches}
-        sizes = np.array(list(seconds))
-        (k_s, b_s), *_ = np.linalg.lstsq(np.stack([sizes, np.ones_like(sizes)], 1), np.array(list(seconds.values())))
-        residuals[layout] = float(np.sqrt(np.mean((k_s * sizes + b_s - np.array(list(seconds.values()))) ** 2)))
+        k_s, b_s, residuals[layout] = fit(seconds)
         each_s = {size: seconds[size] / size for size in seconds}
         best = next(size for size in each_s if each_s[size] <= min(each_s.values()) * (1.0 + _WORTH))
         rows.append(
             Performance(
                 device="cpu",
                 architecture=ArchitectureId(layout),
-                k_s=float(k_s),
-                b_s=max(0.0, float(b_s)),
+                k_s=k_s,
+                b_s=b_s,
                 max_batch=best,
                 disk_s=spec.weights_bytes / bytes_per_s,
             )
         )
     return Machine(tuple(rows), residuals, bytes_per_s, method)
+
+
+def fit(seconds: Mapping[int, float]) -> tuple[float, float, float]:
+    """K, B and the root mean square residual, in seconds, of seconds by batch size; B is never below 0."""
+    sizes, times_s = np.array(list(seconds), float), np.array(list(seconds.values()))
+    (k_s, b_s), *_ = np.linalg.lstsq(np.stack([sizes, np.ones_like(sizes)], 1), times_s)
+    if b_s < 0.0:
+        k_s, b_s = sizes @ times_s / (sizes @ sizes), 0.0
+    return float(k_s), float(b_s), float(np.sqrt(np.mean((k_s * sizes + b_s - times_s) ** 2)))
 
 
 def _batch_s(question: Question, spec: ExpertSpec, size: int) -> float:

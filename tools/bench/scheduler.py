@@ -87,7 +87,7 @@ class _Line:
         self._decide()
 
     def serve(self, requests: int) -> int:
-        """Let batches end and as many requests arrive; decide after each report, as the drive does. How many there were."""
+        """Let batches end and as many requests arrive; decide after each report. Returns how many there were."""
         served = 0
         while served < requests:
             served += self._turn()
@@ -138,7 +138,7 @@ class _Line:
 
 
 def measure(policy: str, queued: int, *, requests: int, rounds: int) -> Cost:
-    """Median microseconds of processor time per request of `rounds` stretches of `requests`, with `queued` waiting all the time."""
+    """Median processor time per request of `rounds` stretches of `requests`, with `queued` waiting all the time."""
     line = _Line(policy, queued)
     line.serve(requests)
     gc.collect()

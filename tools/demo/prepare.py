@@ -126,19 +126,19 @@ def _render(bars: Progress) -> list[Sample]:
 
 
 def _teach(rendered: list[Sample], out: Path, bars: Progress) -> Catalog:
-    """Both trainings side by side, each on its own core; the catalog of what came out."""
+    """Two trainings at a time, each on its own core; the catalog of what came out."""
     out.mkdir(exist_ok=True)
-    names = {
-        "classifiers": (f"training 16 classifiers ({teach.CLASSIFIER})", teach.teach_classifiers),
-        "detectors": (f"training 2 shared detectors ({teach.DETECTOR})", teach.teach_detectors),
-    }
-    tasks = {name: bars.add_task(title, total=1.0) for name, (title, _) in names.items()}
+    # The longest first: whoever is done takes the next.
+    longest = sorted(range(len(teach.DETECTORS)), key=lambda number: -teach.DETECTORS[number].effort)
+    jobs = [_Job(f"training {teach.DETECTORS[number].expert} ({teach.DETECTOR})", number) for number in longest]
+    jobs.insert(1, _Job(f"training 16 classifiers ({teach.CLASSIFIER})", None))
+    tasks = {job.title: bars.add_task(job.title, total=1.0) for job in jobs}
     with multiprocessing.get_context("spawn").Manager() as manager, _two_processes() as pool:
         shares: Queue[tuple[str, float] | None] = manager.Queue()
         listener = threading.Thread(target=_follow, args=(shares, bars, tasks), daemon=True)
         listener.start()
         running: list[Future[dict[str, dict[str, Any]]]] = [
-            pool.submit(_in_process, name, rendered, out, shares) for name in names
+            pool.submit(_in_process, job, rendered, out, shares) for job in jobs
         ]
         entries = {expert: entry for done in running for expert, entry in done.result().items()}
         shares.put(None)
@@ -149,20 +149,29 @@ def _teach(rendered: list[Sample], out: Path, bars: Progress) -> Catalog:
     return catalog
 
 
-def _in_process(name: str, rendered: Sequence[Sample], out: Path, shares: "Queue[tuple[str, float] | None]") -> Any:
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Something to train: the detector of that number, or the classifiers."""
+
+    title: str
+    detector: int | None
+
+
+def _in_process(job: _Job, rendered: Sequence[Sample], out: Path, shares: "Queue[tuple[str, float] | None]") -> Any:
     import cv2
 
     cv2.setNumThreads(1)
-    train = {"classifiers": teach.teach_classifiers, "detectors": teach.teach_detectors}[name]
     last = 0.0
 
     def on_share(share: float) -> None:
         nonlocal last
         if share - last >= 0.005 or share >= 1.0:
             last = share
-            shares.put((name, share))
+            shares.put((job.title, share))
 
-    return train(list(rendered), out, on_share)
+    if job.detector is None:
+        return teach.teach_classifiers(list(rendered), out, on_share)
+    return teach.teach_detector(job.detector, list(rendered), out, on_share)
 
 
 def _follow(shares: "Queue[tuple[str, float] | None]", bars: Progress, tasks: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """Training the demo's 18 experts on rendered parts: 16 ResNet-18 from one backbone, two shared YOLO nanos.
 
-Classifiers and detectors train side by side, each in a process with one thread: two executors of one thread beat one
-of two, in training as in serving. Steps and epochs are fixed, so that a seed gives the same experts on any machine.
+Two processes with one thread each train side by side: two executors of one thread beat one of two, in training as in
+serving. The classifiers and the smaller detector together take about as long as the larger one. Steps and epochs are
+fixed, so that a seed gives the same experts on any machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +19,8 @@ from tools.demo.samples import Sample
 CLASSIFIER = "resnet18"
 DETECTOR = "yolov8n"
 CLASSIFIER_SIZE = 64
-_BACKBONE_EPOCHS, _BACKBONE_LEARNING_RATE = 5, 2e-3
-_EXPERT_EPOCHS, _EXPERT_LEARNING_RATE = 3, 5e-4
+_BACKBONE_EPOCHS, _BACKBONE_LEARNING_RATE = 4, 2e-3
+_EXPERT_EPOCHS, _EXPERT_LEARNING_RATE = 2, 5e-4
 #: Share of the samples that train; the rest calibrates confidences and thresholds.
 TRAINING_SHARE = 0.88
 
@@ -36,14 +37,19 @@ class SharedDetector:
     input_size: int
     steps: int
 
+    @property
+    def effort(self) -> int:
+        """Pixels to learn from, which is what its training's time goes by."""
+        return self.steps * self.input_size**2
+
     def covers(self, part: PartType) -> bool:
         return part.family in self.families
 
 
 DETECTORS = (
-    SharedDetector("solder-chip", ("chip", "led", "electrolytic"), ("insufficient", "bridge"), 96, 400),
+    SharedDetector("solder-chip", ("chip", "led", "electrolytic"), ("insufficient", "bridge"), 96, 500),
     SharedDetector(
-        "solder-leaded", ("sot23", "soic", "qfp", "connector"), ("insufficient", "lifted_lead", "bridge"), 128, 1400
+        "solder-leaded", ("sot23", "soic", "qfp", "connector"), ("insufficient", "lifted_lead", "bridge"), 128, 1700
     ),
 )
 
@@ -90,8 +96,8 @@ def teach_classifiers(samples: list[Sample], out: Path, on_share: OnShare) -> di
     return entries
 
 
-def teach_detectors(samples: list[Sample], out: Path, on_share: OnShare) -> dict[str, dict[str, Any]]:
-    """Train and import the shared detectors; catalog entries by expert id."""
+def teach_detector(number: int, samples: list[Sample], out: Path, on_share: OnShare) -> dict[str, dict[str, Any]]:
+    """Train and import `DETECTORS[number]`; its catalog entry by expert id."""
     import torch
 
     from tools.importer import Form, import_detector
@@ -99,34 +105,26 @@ def teach_detectors(samples: list[Sample], out: Path, on_share: OnShare) -> dict
 
     torch.set_num_threads(1)
     training, calibration = split(samples)
-    cost = [detector.steps * detector.input_size**2 for detector in DETECTORS]
-    entries: dict[str, dict[str, Any]] = {}
-    for number, detector in enumerate(DETECTORS):
-        sampler = SolderSampler(training, detector)
-        effort = Effort(steps=detector.steps, learning_rate=2e-3, seed=number, threads=1)
-        before, mine = sum(cost[:number]) / sum(cost), cost[number] / sum(cost)
-        model = fit_detector(
-            sampler,
-            detector.labels,
-            DETECTOR,
-            detector.input_size,
-            effort,
-            on_progress=lambda progress, before=before, mine=mine: on_share(before + mine * progress.share),
-        )
-        images = [s.pixels for s in calibration if detector.covers(part_types()[s.component])][:8]
-        form = Form(origin="trained on rendered parts")
-        report = import_detector(
-            model,
-            DETECTOR,
-            detector.input_size,
-            out,
-            expert=detector.expert,
-            classes=detector.labels,
-            images=images,
-            form=form,
-        )
-        entries[detector.expert] = report.entry | {"confidence_floor": 0.1}
-    return entries
+    detector = DETECTORS[number]
+    model = fit_detector(
+        SolderSampler(training, detector),
+        detector.labels,
+        DETECTOR,
+        detector.input_size,
+        Effort(steps=detector.steps, learning_rate=2e-3, seed=number, threads=1),
+        on_progress=lambda progress: on_share(progress.share),
+    )
+    report = import_detector(
+        model,
+        DETECTOR,
+        detector.input_size,
+        out,
+        expert=detector.expert,
+        classes=detector.labels,
+        images=[s.pixels for s in calibration if detector.covers(part_types()[s.component])][:8],
+        form=Form(origin="trained on rendered parts"),
+    )
+    return {detector.expert: report.entry | {"confidence_floor": 0.1}}
 
 
 class SolderSampler:

@@ -1,0 +1,96 @@
+import gc
+import mmap
+from pathlib import Path
+
+import pytest
+import torch
+
+from experts import memory
+from experts.memory import HostMemory
+
+
+class Runtime:
+    """The two calls of CUDA's runtime that memory makes, refusing memory that is registered or not as CUDA does."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.registered: dict[int, int] = {}
+        self._code = code
+
+    def cudaHostRegister(self, address: int, size_bytes: int, _flags: int) -> int:  # noqa: N802
+        if self._code == 0:
+            assert address not in self.registered
+            self.registered[address] = size_bytes
+        return self._code
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        del self.registered[address]
+        return 0
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    made = Runtime()
+    monkeypatch.setattr(memory, "_cuda", lambda: made)
+    return made
+
+
+def test_pinned_memory_is_pinned_while_it_is_occupied(runtime: Runtime):
+    host = HostMemory(10_000, pin=True)
+    address = host.array.ctypes.data
+    for _ in range(2):
+        assert (host.pinned, runtime.registered) == (True, {address: 10_000})
+        host.occupy()  # occupied already: nothing to do
+        host.vacate()
+        assert (host.pinned, runtime.registered) == (False, {})
+        host.occupy()
+    del host
+    gc.collect()
+    assert runtime.registered == {}
+
+
+def test_memory_that_cannot_be_pinned_is_ordinary_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory, "_cuda", lambda: Runtime(code=2))
+    host = HostMemory(10_000, pin=True)
+    assert not host.pinned
+    host.array[:] = 3
+    host.vacate()
+    assert bool((host.tensor == 0).all())
+
+
+def test_all_views_are_of_the_same_page_aligned_bytes():
+    host = HostMemory(3 << 20)
+    assert host.array.ctypes.data % mmap.PAGESIZE == 0
+    host.view[4096] = 7
+    assert (host.array[4096], host.tensor[4096].item()) == (7, 7)
+    kept = host.tensor
+    del host
+    gc.collect()
+    assert kept[4096].item() == 7  # whoever holds a view holds the memory
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_cuda_takes_the_memory_for_pinned():
+    host = HostMemory(3 << 20, pin=True)
+    assert host.pinned
+    assert host.tensor.is_pinned()
+    host.vacate()
+    assert not host.tensor.is_pinned()
+
+
+def test_large_memory_is_asked_for_in_huge_pages():
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not enabled.is_file() or "[never]" in enabled.read_text(encoding="ascii"):
+        pytest.skip("this kernel gives no huge pages")
+    host = HostMemory(8 << 20)
+    host.array[:] = 1
+    address, flags, inside = host.array.ctypes.data, None, False
+    for line in Path("/proc/self/smaps").read_text(encoding="ascii").splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            begin, end = (int(edge, 16) for edge in words[0].split("-"))
+            inside = begin <= address < end
+        elif words[0] == "VmFlags:" and inside:
+            flags = words[1:]
+    assert flags is not None
+    assert "hg" in flags

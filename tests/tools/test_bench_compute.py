@@ -1,0 +1,69 @@
+"""The comparison runs on real networks; what it says of speed is for benchmarks, what it says of answers is tested."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from experts.spec import Answer, Detection
+from tests.lines import a_jpeg
+from tools.bench.compute import compare_network, has_bfloat16, register, share_of_same_labels
+from tools.profile.samples import Samples
+
+
+@pytest.mark.parametrize("network", ["resnet18", "yolov8n"])
+def test_slots_and_plain_torch_give_the_same_answers(tmp_path: Path, network: str):
+    samples = Samples(tuple(a_jpeg(seed) for seed in range(3)), "pictures")
+    sides = compare_network(network, [1, 2], ["float32", "bfloat16"], 1, samples, tmp_path)
+    assert [(side.batch, side.side) for side in sides] == [
+        (batch, side) for batch in (1, 2) for side in ("plain", "float32", "bfloat16")
+    ]
+    for side in sides:
+        assert side.batch_ms > 0
+        assert side.ratio > 0
+        if side.side == "float32":
+            assert side.same_labels == 1.0
+            assert side.confidence < 1e-3
+            assert side.box_pixels < 0.5
+
+
+def test_the_command_prints_figures_for_programs():
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    register(app)
+    arguments = ["--networks", "resnet18", "--batches", "1", "--dtypes", "float32", "--rounds", "1", "--json"]
+    found = CliRunner().invoke(app, ["compute", *arguments])
+    assert found.exit_code == 0, found.output
+    figures = json.loads(found.stdout)
+    assert [side["side"] for side in figures["sides"]] == ["plain", "float32"]
+    assert all(pair["images_per_s"] > 0 for pair in figures["pairs"])
+    assert isinstance(figures["cpu"]["bfloat16"], bool)
+
+
+def test_an_unknown_network_is_wrong_use():
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    register(app)
+    found = CliRunner().invoke(app, ["compute", "--networks", "resnet19"])
+    assert found.exit_code == 2
+    assert "unknown network 'resnet19'" in found.stderr
+
+
+def test_bfloat16_is_read_off_the_processors_flags():
+    assert has_bfloat16(["model name: x", "flags\t: fpu avx512f avx512_bf16"])
+    assert has_bfloat16(["flags : amx_bf16 amx_tile"])
+    assert has_bfloat16(["Features\t: fp asimd bf16"])
+    assert not has_bfloat16(["flags : fpu avx512f avx512bw"])
+    assert not has_bfloat16([])
+
+
+def test_answers_are_compared_by_what_they_name():
+    def found(*labels: str) -> Answer:
+        return Answer(labels[0], 0.9, tuple(Detection(label, 0.9, (0, 0, 1, 1)) for label in labels))
+
+    ok, bad = Answer("ok", 0.9), Answer("bad", 0.9)
+    assert share_of_same_labels([ok, ok, bad, ok], [ok, bad, bad, ok]) == 0.75
+    assert share_of_same_labels([found("a", "b")], [found("b", "a")]) == 1.0
+    assert share_of_same_labels([found("a", "a")], [found("a")]) == 0.0

@@ -1,0 +1,64 @@
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tools.top import draw
+
+
+def a_look(**changes: Any) -> dict[str, Any]:
+    """What the daemon says of itself, with two executors that have their own memory."""
+    executors = [
+        {
+            "name": f"cpu/{number}",
+            "device": "cpu",
+            "resident": ["R0402", "C0603"][: number + 1],
+            "used_bytes": 90_000_000,
+            "budget_bytes": 100_000_000,
+            "queued": 3 * number,
+            "busy_share": 0.5,
+        }
+        for number in range(2)
+    ]
+    return {
+        "state": "ready",
+        "uptime_s": 12.3,
+        "policy": "coserve",
+        "images_per_s": 42.0,
+        "backlog": 7,
+        "completed": 100,
+        "expert_switches": 5,
+        "last_error": None,
+        "executors": executors,
+        "running": [{"executor": "cpu/1", "expert": "R0402"}],
+        "queues": [{"expert": "QFP64", "queued": 7, "resident": [], "loading": ["cpu/0"]}],
+    } | changes
+
+
+def shown(look: dict[str, Any]) -> str:
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(draw(look))
+    return capture.get()
+
+
+def test_a_look_says_what_runs_what_is_resident_and_what_waits() -> None:
+    said = shown(a_look())
+    for part in ("42.0 images/s", "backlog 7", "cpu/1", "R0402", "90 of 100 MB", "QFP64", "█"):
+        assert part in said
+
+
+def test_an_executor_that_is_out_of_service_and_the_last_error_are_shown() -> None:
+    look = a_look(last_error="executor cuda:0/0: CUDA error")
+    look["executors"][0]["out_of_service"] = "CUDA error"
+    said = shown(look)
+    assert "out of service" in said
+    assert "last error: executor cuda:0/0" in said
+
+
+@pytest.mark.parametrize("count", [0, 40])
+def test_any_number_of_queues_fits_the_screen(count: int) -> None:
+    queues = [{"expert": f"E{n}", "queued": 2, "resident": [], "loading": []} for n in range(count)]
+    said = shown(a_look(queues=queues))
+    assert len(said.splitlines()) < 40
+    assert ("25 more" in said) == (count == 40)

@@ -1,0 +1,14 @@
+"""`coserve bench …`: this machine against itself, each claim with its peer in the same run."""
+
+import typer
+
+from tools.bench import compute, line, live, load, online, scheduler
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine against itself.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add `bench` to `app`; each benchmark has a module of its own."""
+    app.add_typer(bench_app, name="bench")
+    for module in (line, live, online, load, compute, scheduler):
+        module.register(bench_app)

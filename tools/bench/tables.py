@@ -1,0 +1,17 @@
+"""Tables with many columns that still fit a terminal of 80."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from tools.console import console
+
+
+def print_narrow(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """No lines, one blank between columns; None prints as a dash."""
+    table = Table(*columns, title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for row in rows:
+        table.add_row(*("–" if value is None else str(value) for value in row))
+    console.print(table)
+    console.print()
