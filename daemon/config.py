@@ -105,7 +105,7 @@ class Limits(_Section):
     credit: Count = 256
     max_payload_bytes: Bytes = 64 * 2**20
     max_pixels: Count = 64_000_000
-    max_wait: Seconds = 30.0
+    max_wait: Seconds = 20.0
 
 
 class Retention(_Section):

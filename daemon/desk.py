@@ -177,25 +177,25 @@ def executor_rows(
 ) -> list[dict[str, Any]]:
     """`executors` of control's `status`: `queued` is what waits for the experts in an executor's pool.
 
-    Executors that share a pool show the same experts and bytes.
+    Executors that share a pool show the same experts and bytes; one that is out of service says why.
     """
     pools = {pool.pool: pool for pool in now.pools}
     rows: list[dict[str, Any]] = []
     for facts in executors:
         pool = pools.get(facts.pool)  # None where the policy does not use this device
         resident = () if pool is None else pool.resident
-        rows.append(
-            {
-                "name": facts.executor,
-                "device": device_of(facts.pool),
-                "resident": list(resident),
-                "used_bytes": 0 if pool is None else pool.used_bytes,
-                "budget_bytes": 0 if pool is None else pool.budget_bytes,
-                "queued": sum(now.queued.get(expert, 0) for expert in resident),
-                "busy_share": round(busy_shares[facts.executor], 4),
-                "out_of_service": out_of_service.get(facts.executor),
-            }
-        )
+        row = {
+            "name": facts.executor,
+            "device": device_of(facts.pool),
+            "resident": list(resident),
+            "used_bytes": 0 if pool is None else pool.used_bytes,
+            "budget_bytes": 0 if pool is None else pool.budget_bytes,
+            "queued": sum(now.queued.get(expert, 0) for expert in resident),
+            "busy_share": round(busy_shares[facts.executor], 4),
+        }
+        if facts.executor in out_of_service:
+            row["out_of_service"] = out_of_service[facts.executor]
+        rows.append(row)
     return rows
 
 

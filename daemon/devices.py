@@ -92,10 +92,16 @@ def memory_problems(config: Config, used: Sequence[str], catalog: Mapping[Expert
 
 
 def profile_warnings(config: Config, measured: Measurements, catalog: Mapping[ExpertId, ExpertSpec]) -> list[str]:
-    """Layouts of the catalog that a profile has not measured: the scheduler then assumes what they cost."""
+    """What a profile has not measured: layouts of the catalog, whose cost is then assumed, and copies from RAM."""
     found: list[str] = []
     known = {(row.device, row.architecture) for row in measured.matrix}
+    copied = {row.device for row in measured.matrix if row.ram_s is not None}
     for name, device in config.devices.items():
+        if device.host_cache is not None and name not in copied:
+            found.append(
+                f"devices.{name}.host_cache is not used: how long a copy from there takes was not measured;"
+                " measure it: coserve profile CONFIG"
+            )
         if device.profile is None:
             continue
         missing = sorted({spec.layout for spec in catalog.values() if (name, spec.layout) not in known})

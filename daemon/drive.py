@@ -315,7 +315,6 @@ class Drive:
     def _batch_ended(self, report: BatchReport) -> None:
         running = self._running.pop(report.executor)
         self._busy[report.executor].add(report.started_s, report.ended_s)
-        self._note_health(report)
         if report.memory_limit is not None:
             self._scheduler.limit_batch(report.executor, running.run.expert, report.memory_limit)
         # Before any next step arrives: until then the scheduler counts this batch as about to send some.
@@ -335,11 +334,13 @@ class Drive:
                 else:
                     self._on_bad_image(self._chains.accepted(request.request_id), result.detail)
                 self._end(request, result.fault)
+        self._note_health(report)
 
     def _note_health(self, report: BatchReport) -> None:
         if report.device_error is None:
-            if any(isinstance(result, Answered) for result in report.results):
-                self._health.well(report.executor)
+            was_answered = any(isinstance(result, Answered) for result in report.results)
+            if was_answered and self._health.well(report.executor):
+                self._note_failures()
             return
         self._last_error = f"executor {report.executor}: {report.device_error}"
         if self._health.batch_failed(report.executor, report.device_error, self._clock()):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from daemon.channel import WaitingLine, copy_channel
+from daemon.errors import is_device_error
 from daemon.orders import Answered, BatchOrder, BatchReport, ImageOrder, LoadEnd, LoadOrder, Unanswered
 from daemon.policy.actions import Cause, Resize, Unload
 from daemon.policy.request import ExecutorFacts, PoolId
@@ -55,7 +56,7 @@ class FakeLoad:
 
 
 class FakePool:
-    """Residents by name only. `broken` experts fail to load, as a damaged file does.
+    """Residents by name only. `broken` experts fail to load, as a damaged file does, or a lost device ("CUDA error").
 
     `load_s` is the time of a load from disk, `copy_s` that of one from another pool.
     """
@@ -198,7 +199,7 @@ class FakeLoader:
             done = self._pool.load(order.spec, source=source)
             end = LoadEnd(order.load, order.spec, done.bytes, done.load_ms, done.tier)
         except ExpertError as error:
-            end = LoadEnd(order.load, order.spec, 0, seconds * 1000.0, "disk", str(error))
+            end = LoadEnd(order.load, order.spec, 0, seconds * 1000.0, "disk", str(error), is_device_error(error))
         self._report(end)
 
 

@@ -26,10 +26,12 @@ class Health:
     def __init__(self, executors: Iterable[ExecutorFacts]) -> None:
         self._states = {facts.executor: _State(facts.pool) for facts in executors}
 
-    def well(self, executor: ExecutorId) -> None:
-        """A batch of `executor` was answered: its device works."""
+    def well(self, executor: ExecutorId) -> bool:
+        """A batch of `executor` was answered: its device works. True: it was out of service, and is back."""
         state = self._states[executor]
+        was_out = state.reason is not None
         state.errors, state.reason = 0, None
+        return was_out
 
     def batch_failed(self, executor: ExecutorId, error: str, now: float) -> bool:
         """A batch failed by an error of its device. True: the executor is out of service from now on."""

@@ -38,10 +38,16 @@ class Line:
         return profile_warnings(self.config, self.measured, self.catalog)
 
 
-def load_line(path: Path, environ: Mapping[str, str] | None = None) -> Line:
-    """Read `path` and all it names; ConfigError lists every mistake in all of the files."""
+def load_line(path: Path, environ: Mapping[str, str] | None = None, *, with_profiles: bool = True) -> Line:
+    """Read `path` and all it names; ConfigError lists every mistake in all of the files.
+
+    Whoever is about to measure a profile reads the line without those it names: they may be missing, or of another
+    machine, and what they recommend is not what a person set.
+    """
     config = load_config(path) if environ is None else load_config(path, environ)
-    config, measured, problems = complete(path, config, this_machine())
+    measured, problems = Measurements(), list[Problem | str]()
+    if with_profiles:
+        config, measured, problems = complete(path, config, this_machine())
     try:
         routes, catalog = load_rules_and_catalog(config)
     except ConfigError as error:

@@ -6,6 +6,7 @@ is a pickled program, is opened only on request and only in a process of its own
 
 import copy
 import json
+import math
 import os
 import pickle
 import re
@@ -37,6 +38,7 @@ from tools.proof import (
     Agreement,
     Image,
     Reference,
+    batch_ms,
     compare,
     image_folder,
     original_outputs,
@@ -45,9 +47,13 @@ from tools.proof import (
 )
 from tools.unpickle import Unpickled, unpickle_elsewhere
 
-#: Largest difference of a confidence, and of a box in pixels, between an expert and its original.
-CONFIDENCE_TOLERANCE = 1e-3
-BOX_TOLERANCE_PIXELS = 0.5
+#: Instead of a dtype: the fastest on this machine that agrees with the original.
+AUTO = "auto"
+AUTO_DTYPES = ("float32", "bfloat16", "float16")
+#: Largest difference of a confidence, and of a box in pixels, between an expert and its original. Eight bits of
+#: mantissa round more; what that does to verdicts is shown.
+CONFIDENCE_TOLERANCES: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.03, "float16": 5e-3}
+BOX_TOLERANCES_PIXELS: Mapping[str, float] = {"float32": 0.5, "bfloat16": 2.0, "float16": 0.5}
 
 
 class ImportRefusedError(Exception):
@@ -55,24 +61,48 @@ class ImportRefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """One dtype tried: milliseconds of a batch of four on this machine, and whether its answers are near enough."""
+
+    dtype: str
+    batch_ms: float
+    agreement: Agreement
+    agrees: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What was made. `entry` is the catalog's entry, its `file` relative to the catalog's folder."""
+    """What was made. `entry` is the catalog's entry, its `file` relative to the catalog's folder.
+
+    `trials` has every dtype that was tried, where the choice was ours.
+    """
 
     expert: str
     file: Path
     entry: dict[str, Any]
-    weights_bytes: int
-    layout: str
+    spec: ExpertSpec
     agreement: Agreement
+    dtype: str
+    trials: tuple[Trial, ...] = ()
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.spec.weights_bytes
+
+    @property
+    def layout(self) -> str:
+        return self.spec.layout
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an expert is stored and proved. `tolerance` is of confidences; `origin` goes into the results table."""
+    """How an expert is stored and proved. `tolerance` is of confidences, None meaning that of the dtype, infinity that
+    no answer is refused (benchmarks). `origin` goes into the results table.
+    """
 
     dtype: str = "float32"
     memory_format: str = "channels_last"
-    tolerance: float = CONFIDENCE_TOLERANCE
+    tolerance: float | None = None
     normalisation: str | None = None
     origin: str = "imported"
 
@@ -211,17 +241,47 @@ class _Job:
     form: Form
 
 
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """One way to store the expert: written under another name, and compared with the original."""
+
+    dtype: str
+    spec: ExpertSpec
+    metadata: Mapping[str, str]
+    agreement: Agreement
+
+
 def _make(job: _Job, original: nn.Module, pictures: Sequence[Image], reference: Reference) -> ImportReport:
     """Fold, pack, write under another name, prove, and only then put the file in its place."""
     file = job.out / f"{job.expert}.safetensors"
-    candidate = job.out / f".{job.expert}.{os.getpid()}.candidate"
-    head = END_TO_END_HEAD if is_end_to_end(original) else PLAIN_HEAD
-    layout_name = layout_id(
-        job.architecture, len(job.classes), job.input_size, job.form.dtype, job.form.memory_format, head
-    )
+    dtypes = AUTO_DTYPES if job.form.dtype == AUTO else (job.form.dtype,)
+    places = {dtype: job.out / f".{job.expert}.{os.getpid()}.{dtype}.candidate" for dtype in dtypes}
     try:
-        layout = build_layout(layout_name)
-        blocks = pack(layout, adapt(job.architecture, original, job.input_size))
+        found = [_candidate(job, dtype, place, original, pictures, reference) for dtype, place in places.items()]
+        trials, kept = _choose(job, found, pictures)
+        _refuse_disagreement(job, kept)
+        kept.spec.file.replace(file)
+    finally:
+        for place in places.values():
+            place.unlink(missing_ok=True)
+    entry = {
+        "architecture": job.architecture.name,
+        "file": file.name,
+        "classes": list(job.classes),
+        "input_size": job.input_size,
+        "normalisation": kept.metadata["normalisation"],
+        "sha256": kept.spec.sha256,
+    }
+    return ImportReport(job.expert, file, entry, replace(kept.spec, file=file), kept.agreement, kept.dtype, trials)
+
+
+def _candidate(
+    job: _Job, dtype: str, place: Path, original: nn.Module, pictures: Sequence[Image], reference: Reference
+) -> _Candidate:
+    head = END_TO_END_HEAD if is_end_to_end(original) else PLAIN_HEAD
+    layout_name = layout_id(job.architecture, len(job.classes), job.input_size, dtype, job.form.memory_format, head)
+    try:
+        blocks = pack(build_layout(layout_name), adapt(job.architecture, original, job.input_size))
     except ValueError as error:
         raise ImportRefusedError(f"{job.expert}: {error}") from error
     normalisation = job.form.normalisation or job.architecture.normalisation
@@ -230,35 +290,37 @@ def _make(job: _Job, original: nn.Module, pictures: Sequence[Image], reference: 
         "classes": json.dumps(list(job.classes)),
         "input_size": str(job.input_size),
         "normalisation": normalisation,
-        "dtype": job.form.dtype,
+        "dtype": dtype,
         "memory_format": job.form.memory_format,
         "head": head,
         "layout": layout_name,
         "origin": job.form.origin,
     }
-    try:
-        sha256 = write_weights(candidate, blocks, metadata)
-        spec = _spec(job, candidate, sha256, NORMALISATIONS[normalisation])
-        agreement = compare(spec, pictures, reference)
-        _refuse_disagreement(job, agreement)
-        candidate.replace(file)
-    finally:
-        candidate.unlink(missing_ok=True)
-    entry = {
-        "architecture": job.architecture.name,
-        "file": file.name,
-        "classes": list(job.classes),
-        "input_size": job.input_size,
-        "normalisation": normalisation,
-        "sha256": sha256,
-    }
-    return ImportReport(job.expert, file, entry, spec.weights_bytes, layout_name, agreement)
+    sha256 = write_weights(place, blocks, metadata)
+    spec = _spec(job, place, sha256, NORMALISATIONS[normalisation])
+    return _Candidate(dtype, spec, metadata, compare(spec, pictures, reference))
+
+
+def _choose(job: _Job, found: Sequence[_Candidate], pictures: Sequence[Image]) -> tuple[tuple[Trial, ...], _Candidate]:
+    """The fastest on this machine of those that agree with the original, labels on every image included.
+
+    The first where there is no choice, or where none agrees.
+    """
+    if len(found) == 1:
+        return (), found[0]
+    milliseconds = batch_ms([candidate.spec for candidate in found], pictures)
+    trials = tuple(
+        Trial(candidate.dtype, ms, candidate.agreement, _agrees(job, candidate) and candidate.agreement.labels_agree)
+        for candidate, ms in zip(found, milliseconds, strict=True)
+    )
+    fit = [(trial.batch_ms, number) for number, trial in enumerate(trials) if trial.agrees]
+    return trials, found[min(fit)[1] if fit else 0]
 
 
 def _check_request(known: Architecture, input_size: int, expert: str, form: Form) -> None:
     """Before any model is run."""
-    if form.dtype not in DTYPES or form.memory_format not in MEMORY_FORMATS:
-        known_forms = f"dtypes {', '.join(DTYPES)}; memory formats {', '.join(MEMORY_FORMATS)}"
+    if form.dtype not in (*DTYPES, AUTO) or form.memory_format not in MEMORY_FORMATS:
+        known_forms = f"dtypes {', '.join((*DTYPES, AUTO))}; memory formats {', '.join(MEMORY_FORMATS)}"
         raise ImportRefusedError(
             f"{form.dtype} {form.memory_format} is no way to store weights; known are {known_forms}"
         )
@@ -270,13 +332,23 @@ def _check_request(known: Architecture, input_size: int, expert: str, form: Form
         raise ImportRefusedError(f"--input-size {input_size} is not a multiple of {YOLO_STRIDE_PIXELS}")
 
 
-def _refuse_disagreement(job: _Job, agreement: Agreement) -> None:
-    if agreement.confidence <= job.form.tolerance and agreement.box_pixels <= BOX_TOLERANCE_PIXELS:
+def _agrees(job: _Job, candidate: _Candidate) -> bool:
+    agreement = candidate.agreement
+    if job.form.tolerance == math.inf:
+        return True
+    tolerance = job.form.tolerance if job.form.tolerance is not None else CONFIDENCE_TOLERANCES[candidate.dtype]
+    return agreement.confidence <= tolerance and agreement.box_pixels <= BOX_TOLERANCES_PIXELS[candidate.dtype]
+
+
+def _refuse_disagreement(job: _Job, candidate: _Candidate) -> None:
+    if _agrees(job, candidate):
         return
+    agreement, dtype = candidate.agreement, candidate.dtype
+    tolerance = job.form.tolerance if job.form.tolerance is not None else CONFIDENCE_TOLERANCES[dtype]
     raise ImportRefusedError(
         f"{job.expert}: differs from the original by {agreement.confidence:.2g} in confidence and "
-        f"{agreement.box_pixels:.2g} pixels in boxes on {agreement.images} images; at most {job.form.tolerance:g} and "
-        f"{BOX_TOLERANCE_PIXELS:g} are accepted" + ("; import it as float32" if job.form.dtype != "float32" else "")
+        f"{agreement.box_pixels:.2g} pixels in boxes on {agreement.images} images; at most {tolerance:g} and "
+        f"{BOX_TOLERANCES_PIXELS[dtype]:g} are accepted" + ("; import it as float32" if dtype != "float32" else "")
     )
 
 

@@ -1,10 +1,13 @@
 """Commands that start the daemon, check its files, and talk to it over its control socket."""
 
+import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tools import top
 from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, ConfigPath, console, fail, print_json, print_table
 
 rules_app = typer.Typer(no_args_is_help=True, help="Work with routing rules.")
@@ -15,14 +18,23 @@ def register(app: typer.Typer) -> None:
     app.add_typer(rules_app, name="rules")
     for command in (run, check, status, experts, queues, reload, drain, pin, unpin, unload, limits):
         app.command()(command)
+    top.register(app)
 
 
-def run(config: ConfigPath) -> None:
+def run(
+    config: ConfigPath,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Record what the scheduler is told and decides, to simulate it."),
+    ] = None,
+) -> None:
     """Run the daemon in the foreground; prints one line when it is ready, and stops on SIGTERM or Ctrl-C.
 
     Example: coserve run /etc/coserve/coserve.yaml
     """
     _must_exist(config)
+    if trace is not None:
+        os.environ["COSERVE_RECORD"] = json.dumps(str(trace.resolve()))
     from daemon.serve import serve
 
     raise SystemExit(serve(config))
@@ -42,6 +54,8 @@ def check(config: ConfigPath, as_json: AsJson = False) -> None:
     else:
         for problem in problems:
             console.print(str(problem), markup=False)
+        for warning in facts.get("warnings", ()):
+            console.print(f"warning: {warning}", markup=False, style="yellow")
         if not problems:
             console.print(
                 f"{config}: all well: {facts['boards']} board types, {facts['experts']} experts,"
@@ -102,7 +116,7 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
             len(e["resident"]),
             f"{e['used_bytes'] / 1e6:,.0f} of {e['budget_bytes'] / 1e6:,.0f} MB",
             e["queued"],
-            f"{e['busy_share']:.0%}",
+            "out of service" if e.get("out_of_service") else f"{e['busy_share']:.0%}",
         )
         for e in answer["executors"]
     ]
@@ -166,7 +180,11 @@ def drain(
 
 Expert = Annotated[str, typer.Argument(help="The expert's id in the catalog.", show_default=False)]
 DeviceName = Annotated[
-    str | None, typer.Option("--device", help="A device such as cpu or cuda:0; without it, the daemon picks.")
+    str | None,
+    typer.Option(
+        "--device",
+        help="A device (cpu, cuda:0) or one pool of it (cpu/1); without it, the daemon picks.",
+    ),
 ]
 
 
@@ -230,7 +248,9 @@ def limits(
     if as_json:
         print_json(answer)
     else:
-        _list("Limits", [{"limit": k, "value": v} for k, v in answer.items() if k != "type"], as_json=False)
+        now = {f"expert_memory {device}": size for device, size in answer["expert_memory"].items()}
+        now |= {key: value for key, value in answer.items() if key not in ("type", "expert_memory")}
+        _list("Limits", [{"limit": k, "value": v} for k, v in now.items()], as_json=False)
 
 
 def _places(expert: dict[str, Any]) -> str:

@@ -1,6 +1,8 @@
 """Whether an expert answers as its original: the same images through both, the largest difference measured."""
 
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,13 +11,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from experts.errors import ImageError
-from experts.slot import SlotPool
+from experts.errors import ExpertError, ImageError
+from experts.slot import Slot, SlotPool
 from experts.spec import ExpertSpec, Task
 from experts.vision.architectures import Triple
 from experts.vision.decode import Image, decode
-from experts.vision.infer import normalise, probabilities
-from experts.vision.preprocess import to_square
+from experts.vision.detections import select_detections
+from experts.vision.infer import infer, normalise, probabilities
+from experts.vision.preprocess import Prepared, fit, to_square
 
 #: As many images of a folder are used at most.
 _MAX_IMAGES = 32
@@ -24,15 +27,26 @@ _CONFIDENT = 0.05
 _SUREST = 100
 #: How far an end-to-end head's scores weigh against pixels when its boxes are paired with the original's.
 _PIXELS_PER_CONFIDENCE = 1000.0
+#: To choose a dtype: images of a batch, batches of each, and when a dtype is given up before.
+_TIMED_BATCH, _TIMED_ROUNDS, _HOPELESS = 4, 6, 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The largest differences found: of confidences, and of box edges in input pixels (0 for classifiers)."""
+    """The largest differences found: of confidences, and of box edges in input pixels (0 for classifiers).
+
+    `same_labels` counts the images with the same labels in both answers: a classifier's best, a detector's boxes'.
+    """
 
     confidence: float
     box_pixels: float
     images: int
+    same_labels: int
+
+    @property
+    def labels_agree(self) -> bool:
+        """Whether no image is called something else."""
+        return self.same_labels == self.images
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +111,7 @@ def compare(spec: ExpertSpec, images: Sequence[Image], reference: Reference) -> 
     pool.load(spec)
     slot = pool.slot(spec.expert)
     confidence = box_pixels = 0.0
+    same_labels = 0
     for square, expected in zip(squares(images, spec.task, spec.input_size), reference.outputs, strict=True):
         batch = torch.from_numpy(square[None])
         with torch.inference_mode():
@@ -110,7 +125,59 @@ def compare(spec: ExpertSpec, images: Sequence[Image], reference: Reference) -> 
         # Not a number is a disagreement, whatever it is compared with.
         confidence = max(confidence, float(np.nan_to_num(difference[0], nan=np.inf)))
         box_pixels = max(box_pixels, float(np.nan_to_num(difference[1], nan=np.inf)))
-    return Agreement(confidence, box_pixels, len(images))
+        same_labels += _labels(found, slot) == _labels(_as_ours(expected, slot), slot)
+    return Agreement(confidence, box_pixels, len(images), same_labels)
+
+
+def batch_ms(specs: Sequence[ExpertSpec], images: Sequence[Image], device: str | None = None) -> list[float]:
+    """Least milliseconds of a batch of four for each of some experts, in turn, on `device` or the first GPU there is.
+
+    The least, since whatever else runs on the machine only adds; one thread, as executors have. An expert that takes
+    many times as long as the fastest is not run to the end.
+    """
+    device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+    taken: list[list[float]] = [[] for _ in specs]
+    slots: list[Slot] = []
+    for spec in specs:
+        pool = SlotPool(device, spec.weights_bytes)
+        pool.load(spec)
+        slots.append(pool.slot(spec.expert))
+    ready = [fit(images[number % len(images)], specs[0].task, specs[0].input_size) for number in range(_TIMED_BATCH)]
+    for round_number in range(_TIMED_ROUNDS):
+        for slot, milliseconds in zip(slots, taken, strict=True):
+            fastest = min((min(others) for others in taken if others), default=float("inf"))
+            if round_number > 1 and min(milliseconds) > _HOPELESS * fastest:
+                continue
+            milliseconds.append(_one_thread_ms(slot, ready))
+    return [min(milliseconds) for milliseconds in taken]
+
+
+def _one_thread_ms(slot: Slot, ready: Sequence[Prepared]) -> float:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        begin_s = time.perf_counter()
+        with suppress(ExpertError):  # numbers that are not finite take as long
+            infer(slot, ready)
+        return (time.perf_counter() - begin_s) * 1e3
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _labels(output: torch.Tensor, slot: Slot) -> list[int]:
+    """What an answer (batch of one, in the form of a slot's) names: sorted class numbers."""
+    if slot.spec.task == "classify":
+        return [int(probabilities(output, slot.spec)[0].argmax())]
+    (rows,) = select_detections(output.cpu(), slot.spec, end_to_end=slot.layout.end_to_end)
+    return sorted(int(row[5]) for row in rows.tolist())
+
+
+def _as_ours(expected: torch.Tensor, slot: Slot) -> torch.Tensor:
+    """An original's answer in the form of a slot's: boxes as corners."""
+    if slot.spec.task == "classify" or slot.layout.end_to_end:
+        return expected
+    centres, sizes = expected[:, :2], expected[:, 2:4]
+    return torch.cat((centres - sizes / 2, centres + sizes / 2, expected[:, 4:]), 1)
 
 
 def _compare_dense(found: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:

@@ -48,6 +48,8 @@ class Floor:
         #: And those that copy out of it: what is copied stays resident until the load has ended.
         self.copied_from = {facts.pool: 0 for facts in pools}
         self.failures: dict[ExpertId, Failure] = {}
+        #: Experts whose last load failed while another pool was loading them too.
+        self.suspects: dict[ExpertId, None] = {}
         self.has_gpu = any(facts.processor == "gpu" for facts in pools)
         host = ("ram", "cpu") if across_devices else ("ram",)
         #: Pools whose residents can be copied to a GPU, and those of GPUs, from which the RAM tier keeps what leaves.
@@ -61,6 +63,7 @@ class Floor:
 
     def set_facts(self, experts: Iterable[ExpertFacts]) -> None:
         self.experts = {facts.expert: facts for facts in experts}
+        self.suspects.clear()
         self._usable.clear()
         self.least_bytes = min((facts.weights_bytes for facts in self.experts.values()), default=0)
         self.then_units = {

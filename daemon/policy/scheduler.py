@@ -122,6 +122,7 @@ class Scheduler:
 
     def load_done(self, load: Load, load_s: float) -> None:
         self._floor.ledgers[load.pool].finish_load(load.expert)
+        self._floor.suspects.pop(load.expert, None)
         self._free_source(load)
         facts = self._floor.experts.get(load.expert)
         if facts is not None:
@@ -134,8 +135,14 @@ class Scheduler:
         self._free_source(load)
         was_leaving = self._operator.load_failed(load.pool, load.expert)
         self._moved(load.expert)
-        if was_leaving or self._floor.homes(load.expert) or self._floor.is_coming(load.expert):
+        if was_leaving or self._floor.homes(load.expert):
             return ()
+        # Another pool's load of it may still succeed. Only the first failure waits for that: two pools that load what
+        # cannot be loaded would otherwise wait for each other for ever.
+        if self._floor.is_coming(load.expert) and load.expert not in self._floor.suspects:
+            self._floor.suspects[load.expert] = None
+            return ()
+        self._floor.suspects.pop(load.expert, None)
         self._floor.failures[load.expert] = Failure(reason, now + self._tuning.retry_s)
         lost = self._discipline.requests_of(load.expert)
         for request in lost:

@@ -100,6 +100,7 @@ class Line:
     drive: Drive
     timeline: Timeline
     pools: dict[PoolId, FakePool]
+    executors: dict[str, FakeExecutor]
     reported: list[Outcome]
     switches: list[ExpertSwitch]
     bad_images: list[tuple[Accepted, str]]
@@ -119,7 +120,10 @@ class Line:
 
     def run(self, until_s: float | None = None) -> None:
         self.turn()
+        turns = 0
         while until_s is None or self.timeline.now() < until_s:
+            turns += 1
+            assert turns < 20_000, "the line goes round in circles"
             limits = [limit for limit in (self.until_s, until_s) if limit is not None]
             if not self.timeline.step(min(limits, default=None)):
                 return
@@ -154,6 +158,7 @@ def a_line(
     facts, used = partition(devices, hands, preset(policy))
     pools = {one.pool: FakePool(one.budget_bytes, lambda _spec: load_s, lambda _spec: load_s / 10.0) for one in facts}
     channels = FakeChannels(timeline)
+    workers = {str(one.executor): FakeExecutor(one, pools[one.pool], timeline, answer or says()) for one in used}
     outcomes: list[Outcome] = []
     switches: list[ExpertSwitch] = []
     bad_images: list[tuple[Accepted, str]] = []
@@ -161,7 +166,7 @@ def a_line(
         rulebook=rulebook or Rulebook(routes()),
         catalog=a_catalog() if catalog is None else catalog,
         pools=facts,
-        executors=[FakeExecutor(one, pools[one.pool], timeline, answer or says()) for one in used],
+        executors=list(workers.values()),
         loaders=[FakeLoader(name, pool, timeline, channels, pools) for name, pool in pools.items()],
         policy=policy,
         matrix=matrix,
@@ -175,7 +180,7 @@ def a_line(
         wall=lambda: 1000.0 + timeline.now(),
     )
     drive.start_hands()
-    return Line(drive, timeline, pools, outcomes, switches, bad_images)
+    return Line(drive, timeline, pools, workers, outcomes, switches, bad_images)
 
 
 def _processor(device: str) -> Processor:

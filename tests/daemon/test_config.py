@@ -123,3 +123,20 @@ def test_devices_are_the_cpu_and_numbered_gpus(tmp_path: Path) -> None:
     assert "devices" in problems_of(tmp_path, MINIMAL.replace("cpu:", "gpu:"))
     config = a_config(tmp_path, MINIMAL + "  cuda:0: {expert_memory: 8GiB, executors: 3}\n")
     assert config.devices["cuda:0"].executors == 3
+
+
+def test_memory_for_experts_comes_from_the_file_or_from_a_profile(tmp_path: Path) -> None:
+    assert "coserve.yaml:4:8: missing key `expert_memory`" in problems_of(
+        tmp_path, MINIMAL.replace("expert_memory: 250MB", "threads: 1")
+    )
+    config = a_config(tmp_path, MINIMAL.replace("expert_memory: 250MB", "profile: measured/here.yaml"))
+    assert config.devices["cpu"].profile == tmp_path / "measured/here.yaml"
+
+
+def test_a_host_cache_is_for_gpus(tmp_path: Path) -> None:
+    said = problems_of(tmp_path, MINIMAL.replace("250MB", "250MB, host_cache: 1GB"))
+    assert "coserve.yaml:4:" in said
+    assert "the CPU's experts are in RAM already" in said
+    config = a_config(tmp_path, MINIMAL + "  cuda:0: {expert_memory: 8GiB, host_cache: 16GB, activation_memory: 2GB}\n")
+    assert config.devices["cuda:0"].host_cache == 16 * 10**9
+    assert config.devices["cuda:0"].activation_memory == 2 * 10**9

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from daemon.channel import Channels
 from daemon.drive import Drive
 from daemon.executors import ExecutorThread
 from daemon.journal import Journal
-from daemon.loader import LoaderThread
+from daemon.loader import PoolLoader
+from daemon.policy.assign import partition
+from daemon.policy.presets import preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels
 from daemon.rulebook import Rulebook
@@ -35,7 +38,7 @@ detectors:
 @dataclass
 class Bench:
     drive: Drive
-    pool: SlotPool
+    pools: tuple[SlotPool, ...]
     journal: Journal
     outcomes: "queue.SimpleQueue[Outcome]"
     switches: list[ExpertSwitch]
@@ -67,22 +70,24 @@ def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[ExpertId, ExpertSpec
     return {spec.expert: spec for spec in known}
 
 
-@pytest.fixture(params=["samba", "coserve-plus"])
+@pytest.fixture(params=["samba", "coserve", "coserve-plus"])
 def bench(request: pytest.FixtureRequest, specs: dict[ExpertId, ExpertSpec], tmp_path: Path) -> Iterator[Bench]:
     """Memory for one classifier, or the detector and nothing else: every chain needs at least two switches."""
-    budget_bytes = specs[ExpertId("A")].weights_bytes
-    pool, journal = SlotPool("cpu", budget_bytes), Journal(tmp_path / "journal")
+    chosen = preset(request.param)
+    budget_bytes = specs[ExpertId("A")].weights_bytes * (2 if chosen.own_pools else 1)
+    hands = [ExecutorFacts(ExecutorId(f"cpu/{n}"), CPU) for n in range(2)]
+    facts, executors = partition([PoolFacts(CPU, "cpu", budget_bytes, 4)], hands, chosen)
+    pools, channels = {one.pool: SlotPool("cpu", one.budget_bytes) for one in facts}, Channels()
+    journal = Journal(tmp_path / "journal")
     routes = compile_rules(RULES)
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     switches: list[ExpertSwitch] = []
     drive = Drive(
         rulebook=Rulebook(routes),
         catalog=specs,
-        pools=[PoolFacts(CPU, "cpu", budget_bytes, 4)],
-        executors=[
-            ExecutorThread(ExecutorFacts(ExecutorId(f"cpu/{n}"), CPU), pool.slot, journal.read) for n in range(2)
-        ],
-        loaders=[LoaderThread(CPU, pool)],
+        pools=facts,
+        executors=[ExecutorThread(one, pools[one.pool].slot, journal.read) for one in executors],
+        loaders=[PoolLoader(name, pool, channels, pools) for name, pool in pools.items()],
         policy=request.param,
         on_outcome=outcomes.put,
         on_switch=switches.append,
@@ -90,10 +95,11 @@ def bench(request: pytest.FixtureRequest, specs: dict[ExpertId, ExpertSpec], tmp
     )
     payloads = [encoded(a_picture(seed=seed)) for seed in range(4)]
     drive.start()
-    yield Bench(drive, pool, journal, outcomes, switches, routes.version, payloads)
+    yield Bench(drive, tuple(pools.values()), journal, outcomes, switches, routes.version, payloads)
     assert drive.stop(20.0)
     journal.close()
-    pool.check()
+    for pool in pools.values():
+        pool.check()
     assert list(replay(tmp_path / "trace.jsonl")) == []
 
 
@@ -103,7 +109,7 @@ def test_chains_run_with_memory_for_one_expert_and_the_run_replays(bench: Bench)
     assert len(outcomes) == 12
     assert all(outcome.verdict in ("pass", "review") for outcome in outcomes.values())
     assert all([stage.expert for stage in outcome.stages][1:] == ["yolo"] for outcome in outcomes.values())
-    assert bench.pool.used_bytes <= bench.pool.budget_bytes
+    assert all(pool.used_bytes <= pool.budget_bytes for pool in bench.pools)
     status = bench.drive.ask("status", {})
     assert status["completed"] == 12
     assert status["expert_switches"] == sum(switch.cause != "startup" for switch in bench.switches)
@@ -119,6 +125,30 @@ def test_a_missing_file_and_a_bad_image_fail_alone(bench: Bench, specs: dict[Exp
     finally:
         aside.rename(file)
     assert [outcomes[n].reason for n in (1, 2, 3)] == ["expert_failed", None, "bad_image"]
+
+
+def test_weights_that_are_replaced_under_a_running_daemon_fail_alone_and_are_named(
+    bench: Bench, specs: dict[ExpertId, ExpertSpec]
+):
+    bench.accept(*"BBAA")
+    bench.wait(4)
+    file = specs[ExpertId("B")].file
+    right = file.read_bytes()
+    try:
+        middle = len(right) // 2
+        file.write_bytes(right[:middle] + bytes(64) + right[middle + 64 :])
+        bench.accept("A")
+        bench.wait(1)
+        if any("B" in pool.resident() for pool in bench.pools):
+            bench.drive.ask("unload", {"expert": "B"})
+        bench.accept("B", "A")
+        outcomes = bench.wait(2)
+        reasons = sorted((outcome.reason or "") for outcome in outcomes.values())
+        assert reasons == ["", "expert_failed"]
+        assert "B" in str(bench.drive.ask("status", {})["last_error"])
+        assert "sha256" in str(bench.drive.ask("status", {})["failed"]["B"])
+    finally:
+        file.write_bytes(right)
 
 
 def test_stop_reports_what_runs_and_leaves_the_rest(bench: Bench):

@@ -173,6 +173,32 @@ def test_out_of_memory_halves_the_batch_and_says_what_fitted(error: Exception, s
 
 
 @pytest.mark.parametrize(
+    ("error", "is_of_the_device"),
+    [
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), True),
+        (RuntimeError("CUDA driver error: device not ready"), True),
+        (RuntimeError("the network chokes"), False),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),
+    ],
+)
+def test_an_error_of_the_device_ends_the_batch_at_once_and_is_reported(
+    error: Exception, is_of_the_device: bool, spec: ExpertSpec, pool: SlotPool
+):
+    sizes: list[int] = []
+
+    def run(_slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+        sizes.append(len(prepared))
+        raise error
+
+    bench = a_thread(run, pool)
+    report = bench.run(an_order(spec, 0, 1, 2, 3))
+    assert [result.fault for result in report.results if isinstance(result, Unanswered)] == ["expert_failed"] * 4
+    assert (report.device_error is not None) == is_of_the_device
+    assert (sizes == [4]) == is_of_the_device
+    assert bench.executor.stop(10.0)
+
+
+@pytest.mark.parametrize(
     "answer",
     [Answer("ok", float("nan")), Answer("ok", 0.9, (Detection("ok", 0.9, (0.0, float("inf"), 1.0, 1.0)),))],
 )

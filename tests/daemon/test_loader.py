@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from daemon.fakes import FakeLoader, FakePool, Timeline
+from daemon.channel import Channels
+from daemon.fakes import FakeChannels, FakeLoader, FakePool, Timeline
 from daemon.loader import PoolLoader
 from daemon.orders import LoadEnd, Loader, LoadOrder
 from daemon.policy.actions import Load, Resize, Unload
-from daemon.policy.request import PoolId
+from daemon.policy.request import RAM, PoolId
 from experts.slot import SlotPool
 from experts.spec import ExpertId, ExpertSpec
 from tests.experts.samples import an_expert_file
@@ -117,6 +118,45 @@ def test_a_loader_survives_orders_that_make_no_sense(bench: Bench, specs: list[E
     bench.loader.submit(an_order(specs[1]))
     ends += bench.wait(2)
     assert [end.error is None for end in ends] == [True, False, True]
+
+
+@pytest.mark.parametrize("kind", ["real", "fake"])
+def test_an_expert_in_host_memory_is_copied_from_there(kind: str, specs: list[ExpertSpec]):
+    budget_bytes, timeline = specs[0].weights_bytes, Timeline()
+    ends: queue.SimpleQueue[LoadEnd] = queue.SimpleQueue()
+    pools: dict[PoolId, Any]
+    if kind == "real":
+        pools = {name: SlotPool(name, budget_bytes) for name in (RAM, CPU)}
+        channels = Channels()
+        loaders: list[Loader] = [PoolLoader(name, pool, channels, pools) for name, pool in pools.items()]
+    else:
+        pools = {name: FakePool(budget_bytes, lambda _spec: 0.5, lambda _spec: 0.1) for name in (RAM, CPU)}
+        simulated = FakeChannels(timeline)
+        loaders = [FakeLoader(name, pool, timeline, simulated, pools) for name, pool in pools.items()]
+    for loader in loaders:
+        loader.start(ends.put)
+    spec, found = specs[0], []
+    copy = LoadOrder(Load(CPU, spec.expert, (), "demand", source=RAM), spec)
+    for loader, order in zip(loaders, (LoadOrder(Load(RAM, spec.expert, (), "demand"), spec), copy), strict=True):
+        loader.submit(order)
+        while timeline.step():
+            pass
+        found.append(ends.get(timeout=20.0))
+    assert [(end.error, end.tier, end.bytes) for end in found] == [
+        (None, "disk", spec.weights_bytes),
+        (None, "ram", spec.weights_bytes),
+    ]
+    assert pools[RAM].resident() == pools[CPU].resident() == (spec.expert,)
+    assert all(loader.stop(10.0) for loader in loaders)
+
+
+def test_a_copy_from_a_pool_that_is_not_there_fails_alone(specs: list[ExpertSpec]):
+    ends: queue.SimpleQueue[LoadEnd] = queue.SimpleQueue()
+    loader = PoolLoader(CPU, SlotPool("cpu", specs[0].weights_bytes))
+    loader.start(ends.put)
+    loader.submit(LoadOrder(Load(CPU, specs[0].expert, (), "demand", source=RAM), specs[0]))
+    assert "cannot be copied from ram" in str(ends.get(timeout=10).error)
+    assert loader.stop(10.0)
 
 
 def test_a_defect_of_the_pool_is_reported_and_evicts_what_the_ledger_gave_up(specs: list[ExpertSpec]):

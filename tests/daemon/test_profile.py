@@ -111,7 +111,8 @@ def test_values_set_by_hand_win(tmp_path: Path) -> None:
     a_profile(tmp_path)
     config, _ = completed(
         tmp_path,
-        "{cpu: {profile: profile.yaml, executors: 1, threads: 1, expert_memory: 50, max_batch: 2, activation_memory: 7}}",
+        "{cpu: {profile: profile.yaml, executors: 1, threads: 1, expert_memory: 50, max_batch: 2,"
+        " activation_memory: 7}}",
     )
     device = config.devices["cpu"]
     assert (device.executors, device.threads, device.expert_memory, device.max_batch) == (1, 1, 50, 2)
@@ -179,6 +180,15 @@ def test_host_caches_of_all_gpus_are_one_tier(tmp_path: Path) -> None:
         (RAM, "ram", 42),
     ]
     assert RAM not in {one.pool for one in executors}
+
+
+def test_a_host_cache_without_a_measured_copy_is_a_warning(tmp_path: Path) -> None:
+    devices = "{'cuda:0': {expert_memory: 10, host_cache: 30, profile: profile.yaml}}"
+    for ram_s, count in ((None, 1), (0.01, 0)):
+        row = {**ROW, "ram_s": ram_s}
+        a_profile(tmp_path, devices={"cuda:0": {"architectures": {"resnet18": row}}})
+        config, measured = completed(tmp_path, devices)
+        assert len(profile_warnings(config, measured, a_catalog())) == count
 
 
 def test_an_expert_that_fits_no_pool_is_named_with_what_to_do(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from tools.service import Service
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
     "demo", "run", "check", "rules check", "status", "experts", "queues", "reload", "drain", "pin", "unpin", "unload",
-    "limits", "camera", "results", "train classifier", "train detector", "train deeppcb", "import", "bench live",
+    "limits", "camera", "results", "train classifier", "train detector", "train deeppcb", "import", "top", "profile",
+    "simulate", "bench line", "bench live", "bench online", "bench load", "bench compute", "bench scheduler",
 )  # fmt: skip
-LIGHT = ("check", "rules check", "status", "experts", "queues", "reload", "drain", "results", "camera")
+LIGHT = ("check", "rules check", "status", "experts", "queues", "top", "reload", "drain", "results", "camera")
 
 
 def coserve(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,7 @@ from tools.bench.ordinary import OrdinaryFiles, answer
 from tools.bench.stock import read_stock
 
 #: Requests that a replica takes at once; more would only wait inside it, where no other replica can help.
-_ONGOING = 1
+_ONGOING = 5
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_memory_monitor_refresh_ms": "0",

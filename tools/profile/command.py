@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
     app.command()(profile)
 
 
-def profile(  # noqa: PLR0913, PLR0917  # one parameter for each option
+def profile(  # one parameter for each option
     config: ConfigPath,
     out: Annotated[Path | None, typer.Option(help="The file to write; profile.yaml beside CONFIG without it.")] = None,
     images: Annotated[Path | None, typer.Option(help="A folder of real images; rendered parts without it.")] = None,
@@ -56,7 +56,7 @@ def profile(  # noqa: PLR0913, PLR0917  # one parameter for each option
 
     effort = replace(QUICK, max_batch=min(max_batch, QUICK.max_batch)) if quick else Effort(max_batch=max_batch)
     try:
-        line = load_line(config)
+        line = load_line(config, with_profiles=False)
         samples = read_samples(images) if images is not None else rendered_samples()
         memory_bytes = parse_bytes(memory) if memory is not None else None
     except (ConfigError, ValueError) as error:

@@ -50,7 +50,10 @@ QUICK = Effort(max_batch=4, rounds=2, loads=2, pair_rounds=1, seconds=0.2)
 
 @dataclass(frozen=True, slots=True)
 class LayoutCost:
-    """One layout on one device. `latencies_s` by batch size are medians; `line` is fitted to them."""
+    """One layout on one device. `latencies_s` by batch size are medians; `line` is fitted to them.
+
+    `activation_bytes` is for each image of a batch of `max_batch`.
+    """
 
     layout: LayoutId
     weights_bytes: int
@@ -139,8 +142,10 @@ def measure_layout(
     slots = bench.slots(spec)
     latencies_s = bench.latencies_s(slots, samples, effort.batches, effort.rounds)
     line = fit_line(latencies_s)
-    sizes = sorted({1, max(latencies_s)})
-    activations = max(peak_bytes(slots[0], samples, size) // size for size in sizes)
+    max_batch = largest_useful_batch(line, max(latencies_s))
+    # Some is needed once for a batch of any size (oneDNN reorders the weights of a layer), so it is shared out over the
+    # largest one: memory for that holds every smaller batch, too.
+    activations = -(-max(peak_bytes(slots[0], samples, size) for size in {1, max_batch}) // max_batch)
     del slots
     disk_s, ram_s = load_seconds(device, spec, effort.loads, shelf)
     return LayoutCost(
@@ -148,7 +153,7 @@ def measure_layout(
         weights_bytes=spec.weights_bytes,
         latencies_s=latencies_s,
         line=line,
-        max_batch=largest_useful_batch(line, max(latencies_s)),
+        max_batch=max_batch,
         activation_bytes=activations,
         disk_s=disk_s,
         ram_s=ram_s,

@@ -103,7 +103,7 @@ def _simulate_files(
     if as_json:
         print_json([asdict(row) for row in rows])
         return
-    title = f"{task.name} on {device.name}: {len(task.images)} images, bound {bound:.1f} s"
+    title = f"{task.name} on {device.name}: {len(task.images)} images, bound {bound:.1f} s; waits to the first batch"
     print_table(title, COLUMNS, [cells(row) for row in rows])
 
 
@@ -150,7 +150,7 @@ def _simulate_trace(
     if as_json:
         print_json([{**asdict(row), "live": live} for row in rows])
         return
-    print_table(f"{path}: {len(recorded.task.images)} images", COLUMNS, [cells(row) for row in rows])
+    print_table(f"{path}: {len(recorded.task.images)} images; waits to the first batch", COLUMNS, [cells(row) for row in rows])
     console.print(
         f"recorded live under {recorded.policy}: {recorded.images_per_s:.2f} images/s, {recorded.makespan_s:.1f} s, "
         f"{recorded.loads} loads"

@@ -32,7 +32,7 @@ class Row:
 
 
 #: What fits a terminal; the rest is for programs.
-COLUMNS = ("policy", "images/s", "loads", "of them disk", "wait p50", "p95", "max s", "of bound")
+COLUMNS = ("policy", "images/s", "loads", "disk", "p50 s", "p95 s", "max s", "bound")
 
 
 def row_of(outcome: Outcome, bound_s: float) -> Row:

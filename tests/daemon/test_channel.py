@@ -1,0 +1,225 @@
+"""One transfer at a time on a channel, demand before prefetch before the first fill, and nobody waits for ever."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from daemon.channel import PATIENCE, Channel, Channels, WaitingLine, copy_channel
+from daemon.fakes import FakeChannels, FakeLoader, FakePool, Timeline
+from daemon.loader import PoolLoader
+from daemon.orders import LoadEnd, LoadOrder
+from daemon.policy.actions import Cause, Load, Resize, Unload
+from daemon.policy.request import RAM, PoolId
+from experts.spec import ExpertId
+from tests.daemon.bench_line import a_spec
+
+CPU, OTHER, GPU = PoolId("cpu/0"), PoolId("cpu/1"), PoolId("cuda:0")
+
+
+def an_order(pool: PoolId, name: str, cause: Cause, *evict: str, source: PoolId | None = None) -> LoadOrder:
+    victims = tuple(ExpertId(victim) for victim in evict)
+    return LoadOrder(Load(pool, ExpertId(name), victims, cause, source), a_spec(name))
+
+
+def test_demand_goes_before_prefetch_before_the_first_fill() -> None:
+    line: WaitingLine[str] = WaitingLine()
+    for cause, name in (("startup", "s"), ("prefetch", "p1"), ("demand", "d1"), ("prefetch", "p2"), ("pin", "d2")):
+        line.put(cause, name)
+    assert [line.take() for _ in range(6)] == ["d1", "d2", "p1", "p2", "s", None]
+
+
+def test_whoever_waits_is_overtaken_boundedly() -> None:
+    line: WaitingLine[str] = WaitingLine()
+    line.put("startup", "fill")
+    line.put("prefetch", "early")
+    taken: list[str | None] = []
+    for number in range(3 * PATIENCE):
+        line.put("demand", f"d{number}")
+        taken.append(line.take())
+    assert taken.index("early") == PATIENCE
+    assert taken.index("fill") <= 2 * PATIENCE + 2
+
+
+def test_transfers_of_a_channel_never_overlap() -> None:
+    channel, lock, done = Channel("disk"), threading.Lock(), threading.Semaphore(0)
+    overlaps: list[bool] = []
+
+    def transfer() -> None:
+        overlaps.append(not lock.acquire(blocking=False))
+        if not overlaps[-1]:
+            lock.release()
+        done.release()
+
+    channel.open()
+    callers = [threading.Thread(target=lambda: [channel.submit("demand", transfer) for _ in range(20)]) for _ in "ab"]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert all(done.acquire(timeout=10.0) for _ in range(40))
+    assert channel.close(10.0)
+    assert not any(overlaps)
+
+
+def test_a_transfer_that_fails_by_a_defect_leaves_the_channel_in_service() -> None:
+    channel, done = Channel("disk"), threading.Event()
+
+    def defect() -> None:
+        raise ZeroDivisionError
+
+    channel.open()
+    channel.submit("demand", defect)
+    channel.submit("demand", done.set)
+    assert done.wait(10.0)
+    assert channel.close(10.0)
+
+
+def test_the_last_one_who_closes_a_channel_gives_up_what_waits() -> None:
+    channel, begun, go_on, late = Channel("disk"), threading.Event(), threading.Event(), threading.Event()
+
+    def transfer() -> None:
+        begun.set()
+        assert go_on.wait(10.0)
+
+    channel.open()
+    channel.open()
+    channel.submit("demand", transfer)
+    assert begun.wait(10.0)
+    channel.submit("demand", late.set)
+    assert channel.close(0.0)
+    assert not channel.close(0.01)
+    go_on.set()
+    channel._thread.join(10.0)
+    assert not late.is_set()
+
+
+def test_each_gpu_has_its_channel_and_host_memory_one() -> None:
+    assert [copy_channel(pool) for pool in (GPU, PoolId("cuda:0/1"), CPU, OTHER, RAM)] == [
+        "cuda:0",
+        "cuda:0",
+        "memory",
+        "memory",
+        "memory",
+    ]
+    channels = Channels()
+    assert channels.copying_to(GPU) is channels.copying_to(PoolId("cuda:0/1"))
+    assert channels.copying_to(GPU) is not channels.copying_to(CPU)
+
+
+@dataclass
+class Machine:
+    """Pools whose loads take a second from disk and a tenth from memory, and the order in which they ended."""
+
+    timeline: Timeline = field(default_factory=Timeline)
+    pools: dict[PoolId, FakePool] = field(default_factory=dict)
+    loaders: dict[PoolId, FakeLoader] = field(default_factory=dict)
+    ends: list[tuple[str, float, str | None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        channels = FakeChannels(self.timeline)
+        for pool in (CPU, OTHER, GPU, RAM):
+            self.pools[pool] = FakePool(30, lambda _spec: 1.0, lambda _spec: 0.1)
+            self.loaders[pool] = FakeLoader(pool, self.pools[pool], self.timeline, channels, self.pools)
+            self.loaders[pool].start(self._ended)
+
+    def _ended(self, end: LoadEnd) -> None:
+        self.ends.append((end.load.expert, round(self.timeline.now(), 6), end.error))
+
+    def run(self) -> list[tuple[str, float]]:
+        while self.timeline.step():
+            for pool in self.pools.values():
+                pool.check()
+        assert all(error is None for _, _, error in self.ends)
+        return [(expert, at_s) for expert, at_s, _ in self.ends]
+
+
+def test_pools_share_the_disk_and_a_copy_goes_beside_it() -> None:
+    machine = Machine()
+    machine.loaders[RAM].submit(an_order(RAM, "A", "demand"))
+    machine.run()
+    machine.loaders[CPU].submit(an_order(CPU, "B", "demand"))
+    machine.loaders[OTHER].submit(an_order(OTHER, "C", "demand"))
+    machine.loaders[GPU].submit(an_order(GPU, "A", "demand", source=RAM))
+    assert machine.run()[1:] == [("A", 1.1), ("B", 2.0), ("C", 3.0)]
+    assert "A" in machine.pools[GPU].resident()
+
+
+def test_a_demand_overtakes_what_waits_in_its_own_and_in_other_pools() -> None:
+    machine = Machine()
+    machine.loaders[CPU].submit(an_order(CPU, "running", "startup"))
+    machine.loaders[OTHER].submit(an_order(OTHER, "fill", "startup"))
+    machine.loaders[CPU].submit(an_order(CPU, "early", "prefetch"))
+    machine.loaders[CPU].submit(an_order(CPU, "wanted", "demand"))
+    assert [expert for expert, _ in machine.run()] == ["running", "wanted", "early", "fill"]
+
+
+def fill(machine: Machine, *names: str) -> None:
+    """Residents of the CPU's first pool; then the disk is busy, so that what comes next must wait."""
+    for name in names:
+        machine.loaders[CPU].submit(an_order(CPU, name, "startup"))
+    machine.run()
+    machine.ends.clear()
+    machine.loaders[OTHER].submit(an_order(OTHER, "busy", "demand"))
+
+
+def test_loads_that_change_their_order_never_exceed_the_budget() -> None:
+    machine = Machine()
+    fill(machine, "A", "B", "C")
+    # Decided in this order by the ledger; the demand goes first, with the room that B gave up for it.
+    machine.loaders[CPU].submit(an_order(CPU, "D", "prefetch", "A"))
+    machine.loaders[CPU].submit(an_order(CPU, "E", "demand", "B"))
+    machine.loaders[CPU].submit(Unload(CPU, (ExpertId("C"),)))
+    machine.loaders[CPU].submit(Resize(CPU, 20))
+    assert [expert for expert, _ in machine.run()] == ["busy", "E", "D"]
+    assert machine.pools[CPU].resident() == (ExpertId("E"), ExpertId("D"))
+    assert machine.pools[CPU].budget_bytes == 20
+
+
+def test_an_expert_may_be_evicted_and_wanted_again_while_its_successor_is_still_coming() -> None:
+    machine = Machine()
+    fill(machine, "A", "B", "C")
+    machine.loaders[CPU].submit(an_order(CPU, "D", "prefetch", "A"))
+    machine.loaders[CPU].submit(an_order(CPU, "A", "demand", "B"))
+    assert [expert for expert, _ in machine.run()] == ["busy", "A", "D"]
+    assert sorted(machine.pools[CPU].resident()) == ["A", "C", "D"]
+
+
+@pytest.mark.parametrize("cause", ["demand", "prefetch"])
+def test_threads_and_the_simulation_make_the_same_order(cause: Cause) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    ended: list[str] = []
+    all_ended = threading.Semaphore(0)
+
+    class Slow(FakePool):
+        def load(self, spec, evict=(), source=None):  # type: ignore[no-untyped-def]
+            if spec.expert == "first":
+                begun.set()
+                assert go_on.wait(10.0)
+            return super().load(spec, evict, source)
+
+    def report(end: LoadEnd) -> None:
+        ended.append(end.load.expert)
+        all_ended.release()
+
+    channels = Channels()
+    loaders = {pool: PoolLoader(pool, Slow(30), channels) for pool in (CPU, OTHER)}
+    for loader in loaders.values():
+        loader.start(report)
+    orders = [an_order(CPU, "first", "demand"), an_order(CPU, "fill", "startup"), an_order(OTHER, "late", cause)]
+    _submit(loaders[CPU].submit, orders[0], begun)
+    loaders[CPU].submit(orders[1])
+    loaders[OTHER].submit(orders[2])
+    go_on.set()
+    assert all(all_ended.acquire(timeout=10.0) for _ in orders)
+    assert all(loader.stop(10.0) for loader in loaders.values())
+    machine = Machine()
+    for order in orders:
+        machine.loaders[order.load.pool].submit(order)
+    assert ended == [expert for expert, _ in machine.run()] == ["first", "late", "fill"]
+
+
+def _submit(submit: Callable[[LoadOrder], None], order: LoadOrder, begun: threading.Event) -> None:
+    submit(order)
+    assert begun.wait(10.0)

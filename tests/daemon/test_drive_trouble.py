@@ -1,0 +1,232 @@
+"""The drive when a device fails, and where each executor has its own share of a device: simulated, nothing waits."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from daemon.control import ControlError
+from daemon.fakes import FakeExecutor
+from daemon.orders import BatchReport, Unanswered
+from daemon.policy.matrix import Performance
+from daemon.policy.request import PoolId
+from experts.spec import ArchitectureId, ExpertId
+from tests.daemon.bench_line import Line, a_catalog, a_line, an_image
+
+LOST = "AcceleratorError: CUDA error: device-side assert triggered"
+
+
+def ask(line: Line, kind: str, **fields: Any) -> dict[str, Any]:
+    answer: Future[dict[str, Any]] = line.drive.ask_later(kind, fields)
+    line.turn()
+    return answer.result(0)
+
+
+def lose(line: Line, *executors: str, batches: int = 1 << 30) -> None:
+    """From now on the next batches of `executors` end with an error of their device."""
+    left = dict.fromkeys(executors, batches)
+    for name in executors:
+        executor = line.executors[name]
+        assert isinstance(executor, FakeExecutor)
+        answered = executor._report
+
+        def report(done: BatchReport, name: str = name, answered: Any = answered) -> None:
+            left[name] -= 1
+            if left[name] >= 0:
+                lost = tuple(Unanswered("expert_failed", LOST) for _ in done.results)
+                done = replace(done, results=lost, device_error=LOST)
+            answered(done)
+
+        executor._report = report
+
+
+def reasons(line: Line) -> list[str | None]:
+    return [line.outcomes[number].reason for number in sorted(line.outcomes)]
+
+
+@pytest.mark.parametrize("policy", ["samba-parallel", "coserve", "coserve-plus"])
+def test_a_device_that_disappears_costs_a_few_batches_and_the_others_serve_the_rest(policy: str):
+    line = a_line(policy=policy, budgets={"cuda:0": 60, "cpu": 60}, executors=["cuda:0", "cpu"])
+    lose(line, "cuda:0/0")
+    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4]) for n in range(80)))
+    line.run()
+    assert len(line.outcomes) == 80
+    failed = sum(reason == "expert_failed" for reason in reasons(line))
+    assert 3 <= failed <= 3 * 4
+    assert line.drive.is_failing
+    status = ask(line, "status")
+    rows = {row["name"]: row for row in status["executors"]}
+    assert "device-side assert" in rows["cuda:0/0"]["out_of_service"]
+    assert "out_of_service" not in rows["cpu/1"]
+    assert "cuda:0/0" in status["last_error"]
+    assert (rows["cuda:0/0"]["resident"], rows["cuda:0/0"]["budget_bytes"]) == ([], 0)
+    with pytest.raises(ControlError, match="restart the daemon"):
+        ask(line, "limits", expert_memory={"cuda:0": 60})
+
+
+def test_one_executor_of_a_shared_pool_goes_and_the_other_serves_on():
+    line = a_line(budgets={"cuda:0": 60}, executors=["cuda:0", "cuda:0"])
+    lose(line, "cuda:0/1")
+    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4]) for n in range(60)))
+    line.run()
+    assert sum(reason == "expert_failed" for reason in reasons(line)) <= 3 * 4
+    assert {row["name"]: row["budget_bytes"] for row in ask(line, "status")["executors"]} == {
+        "cuda:0/0": 60,
+        "cuda:0/1": 60,
+    }
+
+
+def test_the_only_device_is_tried_again_after_a_while():
+    line = a_line(budgets={"cuda:0": 60}, executors=["cuda:0"])
+    lose(line, "cuda:0/0", batches=3)
+    line.accept(*(an_image(n, "B") for n in range(40)))
+    line.run(until_s=20.0)
+    assert reasons(line) == ["expert_failed"] * 12
+    assert line.drive.is_failing
+    line.run()
+    assert reasons(line)[12:] == [None] * 28
+    assert not line.drive.is_failing
+
+
+def test_a_device_that_takes_no_experts_any_more_is_given_up_too():
+    line = a_line(budgets={"cuda:0": 20, "cpu": 60}, executors=["cuda:0", "cpu"])
+    for name in a_catalog():
+        line.pools[PoolId("cuda:0")].broken[name] = "CUDA error: unspecified launch failure"
+    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4]) for n in range(40)))
+    line.run(until_s=60.0)
+    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4], accepted_wall_s=1060.0) for n in range(40, 80)))
+    line.run()
+    assert [line.outcomes[n].reason for n in range(40, 80)] == [None] * 40
+    rows = {row["name"]: row for row in ask(line, "status")["executors"]}
+    assert "out_of_service" in rows["cuda:0/0"]
+    assert rows["cuda:0/0"]["budget_bytes"] == 0
+
+
+def test_one_error_is_an_accident():
+    line = a_line(budgets={"cuda:0": 60, "cpu": 60}, executors=["cuda:0", "cpu"])
+    lose(line, "cuda:0/0", batches=2)
+    line.accept(*(an_image(n, "B") for n in range(40)))
+    line.run()
+    assert not line.drive.is_failing
+    assert "out_of_service" not in ask(line, "status")["executors"][0]
+
+
+def test_a_batch_fits_the_memory_for_intermediate_results():
+    row = Performance("cpu", ArchitectureId("resnet18"), 0.01, 0.01, max_batch=8, activation_bytes=30)
+    line = a_line(budgets={"cpu": 60}, max_batch=8, activation_bytes=100, matrix=[row])
+    line.accept(*(an_image(n, "B") for n in range(12)))
+    line.run()
+    assert {line.outcomes[n].stages[0].batch_size for n in range(12)} == {3}
+
+
+def own_pools(budgets: dict[str, int] | None = None, executors: Sequence[str] = ("cpu", "cpu")) -> Line:
+    line = a_line(policy="coserve", budgets=budgets or {"cpu": 60}, executors=executors)
+    line.run()
+    return line
+
+
+def test_executors_with_their_own_memory_show_their_own_experts():
+    line = own_pools()
+    rows = ask(line, "status")["executors"]
+    assert [(row["name"], row["device"], row["budget_bytes"]) for row in rows] == [
+        ("cpu/0", "cpu", 30),
+        ("cpu/1", "cpu", 30),
+    ]
+    assert all(len(row["resident"]) == 3 and row["used_bytes"] == 30 for row in rows)
+    line.accept(an_image(1, "B"))
+    line.run()
+    assert line.outcomes[1].stages[0].device == "cpu"
+    assert {switch.device for switch in line.switches} == {"cpu"}
+    assert {switch.executor for switch in line.switches} == {"cpu/0", "cpu/1"}
+
+
+def test_limits_are_of_devices_and_are_divided_over_their_pools():
+    line = own_pools()
+    assert ask(line, "limits", expert_memory={"cpu": 40}) == {"expert_memory": {"cpu": 40}}
+    line.run()
+    assert {pool.budget_bytes for pool in line.pools.values()} == {20}
+    assert ask(line, "limits") == {"expert_memory": {"cpu": 40}}
+
+
+def test_limits_that_one_pool_refuses_change_no_pool():
+    line = own_pools({"cpu": 60, "cuda:0": 60}, ["cpu", "cpu", "cuda:0"])
+    with pytest.raises(ControlError) as caught:
+        ask(line, "limits", expert_memory={"cuda:0": 5, "cpu": 18})
+    assert caught.value.code == "does_not_fit"
+    assert ask(line, "limits") == {"expert_memory": {"cpu": 60, "cuda:0": 60}}
+
+
+def test_memory_may_move_from_one_device_to_another_at_once():
+    line = own_pools({"cpu": 20, "cuda:0": 8}, ["cpu", "cuda:0"])
+    assert ask(line, "limits", expert_memory={"cpu": 8, "cuda:0": 20}) == {"expert_memory": {"cpu": 8, "cuda:0": 20}}
+
+
+def test_a_pin_on_a_device_takes_the_pool_that_has_the_expert():
+    line = own_pools()
+    (home,) = [pool for pool, fake in line.pools.items() if "C" in fake.resident()]
+    assert ask(line, "pin", expert="C", device="cpu") == {"expert": "C", "device": "cpu"}
+    (row,) = [row for row in ask(line, "experts")["experts"] if row["expert"] == "C"]
+    assert row["pinned"] == [home]
+    with pytest.raises(ControlError) as caught:
+        ask(line, "unload", expert="C", device="cpu")
+    assert caught.value.code == "pinned"
+    assert ask(line, "unpin", expert="C", device="cpu") == {"expert": "C"}
+    with pytest.raises(ControlError, match="not pinned on cpu"):
+        ask(line, "unpin", expert="C", device="cpu")
+
+
+def test_a_pin_that_one_pool_refuses_goes_to_the_next_of_the_device():
+    line = own_pools({"cpu": 40})
+    assert ask(line, "pin", expert="C", device="cpu")["device"] == "cpu"
+    assert ask(line, "pin", expert="B", device="cpu")["device"] == "cpu"
+    pinned = {row["expert"]: row["pinned"] for row in ask(line, "experts")["experts"] if row["pinned"]}
+    assert {len(pools) for pools in pinned.values()} == {1}
+    assert set(pinned) == {"B", "C"}
+
+
+def test_unload_frees_an_expert_in_every_pool_of_the_device():
+    line = own_pools()
+    (home,) = [pool for pool, fake in line.pools.items() if "C" in fake.resident()]
+    ask(line, "unload", expert="C", device="cpu")
+    line.run()
+    assert "C" not in line.pools[home].resident()
+    with pytest.raises(ControlError, match="not resident on cpu"):
+        ask(line, "unload", expert="C", device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["pin", "unpin", "unload"])
+def test_devices_and_experts_that_do_not_exist_are_named(kind: str):
+    line = own_pools()
+    with pytest.raises(ControlError) as caught:
+        ask(line, kind, expert="C", device="cuda:3")
+    assert caught.value.code == "unknown_device"
+    assert "expected one of cpu" in caught.value.reason
+    with pytest.raises(ControlError) as caught:
+        ask(line, kind, expert="nobody", device="cpu")
+    assert caught.value.code == "unknown_expert"
+
+
+def test_one_pool_may_be_named_by_its_executor():
+    line = own_pools()
+    assert ask(line, "pin", expert="C", device="cpu/1") == {"expert": "C", "device": "cpu"}
+    (row,) = [row for row in ask(line, "experts")["experts"] if row["expert"] == "C"]
+    assert row["pinned"] == ["cpu/1"]
+
+
+def test_usage_that_was_counted_decides_what_is_loaded_first():
+    line = a_line(budgets={"cpu": 10}, usage={ExpertId("yolo-shape"): 1.0})
+    line.run()
+    assert line.pools[next(iter(line.pools))].resident() == ("yolo-shape",)
+
+
+@pytest.mark.parametrize("policy", ["coserve", "coserve-plus"])
+def test_the_first_fill_does_not_delay_what_images_need(policy: str):
+    line = a_line(policy=policy, budgets={"cpu": 60}, executors=["cpu", "cpu"], load_s=1.0)
+    line.run(until_s=0.5)
+    line.accept(an_image(1, "C"))
+    line.run()
+    # One load under way, at most one fill of the same pool that has begun to wait, and its own.
+    assert line.ended_s[1] < 3.2
+    assert len([switch for switch in line.switches if switch.cause == "startup"]) >= 4

@@ -1,0 +1,114 @@
+"""What `coserve check` and the daemon's start find wrong in a whole line before anything runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from daemon.app import App
+from daemon.errors import ConfigError
+from daemon.line import check_line, load_line
+from daemon.profile import this_machine
+from tests.lines import a_line
+
+
+@pytest.fixture
+def folder(tmp_path: Path, experts_folder: Path) -> Path:
+    a_line(tmp_path, experts_folder)
+    return tmp_path
+
+
+def settings(folder: Path, policy: str = "coserve-plus", **device: Any) -> Path:
+    path = folder / "coserve.yaml"
+    content = yaml.safe_load(path.read_text())
+    content["policy"] = policy
+    content["devices"] = {"cpu": device}
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def a_profile(folder: Path, **machine: Any) -> None:
+    here = this_machine()
+    content = {
+        "profile": 1,
+        "made": "2026-11-21T18:00:00Z",
+        "machine": {
+            "cpu": here.cpu,
+            "cores": here.cores,
+            "memory_bytes": here.memory_bytes,
+            "gpus": list(here.gpus),
+            **machine,
+        },
+        "devices": {
+            "cpu": {
+                "executors": 2,
+                "expert_memory": 150_000_000,
+                "architectures": {"other": {"k_s": 0.1, "b_s": 0.1, "max_batch": 4, "disk_s": 0.1}},
+            }
+        },
+    }
+    (folder / "profile.yaml").write_text(yaml.safe_dump(content))
+
+
+def start_problems(path: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        App(load_line(path), path)
+    return str(caught.value)
+
+
+def test_an_expert_larger_than_the_memory_is_named_by_check_and_start(folder: Path) -> None:
+    path = settings(folder, expert_memory="20MB")
+    problems, _ = check_line(path)
+    (problem,) = problems
+    assert "needs 44," in problem
+    assert "raise devices.cpu.expert_memory to at least 44," in problem
+    assert problem in start_problems(path)
+
+
+def test_a_share_of_the_memory_that_is_too_small_names_the_policy_that_shares(folder: Path) -> None:
+    path = settings(folder, "coserve", expert_memory="60MB", executors=2)
+    (problem,), _ = check_line(path)
+    assert "policy coserve divides 60,000,000 over 2 executors" in problem
+    assert "or lower its executors" in problem
+    assert problem in start_problems(path)
+    assert check_line(settings(folder, "coserve-plus", expert_memory="60MB", executors=2))[0] == []
+
+
+def test_a_profile_of_another_machine_is_named_by_check_and_start(folder: Path) -> None:
+    a_profile(folder, cpu="Another Processor")
+    path = settings(folder, profile="profile.yaml")
+    (problem,), _ = check_line(path)
+    assert "this profile is of another machine: its processor is 'Another Processor'" in problem
+    assert "coserve profile" in problem
+    assert problem in start_problems(path)
+
+
+def test_a_damaged_profile_is_named_with_its_line(folder: Path) -> None:
+    a_profile(folder)
+    profile = folder / "profile.yaml"
+    profile.write_text(profile.read_text().replace(" k_s: 0.1", " k_s: fast"))
+    path = settings(folder, profile="profile.yaml")
+    (problem,) = check_line(path)[0]
+    assert "profile.yaml:7:" in problem
+    assert problem in start_problems(path)
+
+
+def test_a_profile_of_this_machine_fills_what_is_left_open_and_layouts_it_lacks_are_a_warning(folder: Path) -> None:
+    a_profile(folder)
+    path = settings(folder, profile="profile.yaml")
+    problems, facts = check_line(path)
+    assert problems == []
+    assert "was not measured with" in facts["warnings"][0]
+    line = load_line(path)
+    assert (line.config.devices["cpu"].executors, line.config.devices["cpu"].expert_memory) == (2, 150_000_000)
+    assert line.warnings == facts["warnings"]
+
+
+def test_a_line_whose_profile_is_still_to_be_measured_can_be_read_without_it(folder: Path) -> None:
+    path = settings(folder, profile="profile.yaml")
+    with pytest.raises(ConfigError, match=r"profile\.yaml"):
+        load_line(path)
+    line = load_line(path, with_profiles=False)
+    assert line.config.devices["cpu"].expert_memory == 0
+    assert line.measured.matrix == ()

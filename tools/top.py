@@ -1,0 +1,120 @@
+"""`coserve top`: the running line at a glance, drawn again every second: executors, memory, queues."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
+
+#: Groups of waiting images that are shown; the rest is a number.
+_GROUPS = 15
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command to `app`."""
+    app.command()(top)
+
+
+def top(
+    config: ConfigOption = DEFAULT_CONFIG,
+    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="One look, as when the output is not a terminal.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What each executor does, what its memory holds and what waits, as it changes; Ctrl-C ends it.
+
+    Example: coserve top --config demo/coserve.yaml
+    """
+    look = _looker(config)
+    if as_json:
+        print_json(look())
+        return
+    if once or not console.is_terminal:
+        console.print(draw(look()))
+        return
+    try:
+        with Live(draw(look()), console=console, screen=True, auto_refresh=False) as screen:
+            while True:
+                time.sleep(interval_s)
+                screen.update(draw(look()), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def _looker(config: Path) -> Callable[[], dict[str, Any]]:
+    """What asks the daemon of `config`: its status with the queues in one answer."""
+    if not config.is_file():
+        fail(f"no file {config}: name the line's coserve.yaml, or make a small line with `coserve demo`", status=2)
+    from daemon.config import load_config
+    from daemon.control import ControlError, ask
+    from daemon.errors import ConfigError
+
+    try:
+        endpoint = load_config(config).endpoints.control
+    except ConfigError as error:
+        fail(str(error), status=2)
+
+    def look() -> dict[str, Any]:
+        try:
+            return ask(endpoint, "status") | {key: ask(endpoint, "queues")[key] for key in ("queues", "running")}
+        except ControlError as error:
+            fail(str(error), status=1)
+
+    return look
+
+
+def draw(seen: dict[str, Any]) -> RenderableType:
+    """One look at the line, for a terminal of 80 columns or more."""
+    parts: list[RenderableType] = [_headline(seen)]
+    if seen["last_error"]:
+        parts.append(Text(f"last error: {seen['last_error']}", style="red", overflow="ellipsis", no_wrap=True))
+    return Group(*parts, _executors(seen), _queues(seen))
+
+
+def _headline(seen: dict[str, Any]) -> Text:
+    return Text(
+        f"CoServe {seen['state']} for {seen['uptime_s']:.0f} s, policy {seen['policy']}:"
+        f" {seen['images_per_s']:.1f} images/s,"
+        f" backlog {seen['backlog']}, {seen['completed']} done, {seen['expert_switches']} switches"
+    )
+
+
+def _executors(seen: dict[str, Any]) -> Table:
+    table = Table("executor", "runs", "busy", "experts", "expert memory", "waits for them")
+    running = {row["executor"]: row["expert"] for row in seen["running"]}
+    for row in seen["executors"]:
+        share = row["used_bytes"] / row["budget_bytes"] if row["budget_bytes"] else 0.0
+        runs = "out of service" if row.get("out_of_service") else running.get(row["name"], "–")
+        table.add_row(
+            row["name"],
+            runs,
+            f"{row['busy_share']:.0%}",
+            str(len(row["resident"])),
+            f"{_bar(share)} {row['used_bytes'] / 1e6:,.0f} of {row['budget_bytes'] / 1e6:,.0f} MB",
+            str(row["queued"]),
+        )
+    return table
+
+
+def _queues(seen: dict[str, Any]) -> Table:
+    table = Table("expert", "queued", "resident in", "loading into")
+    for row in seen["queues"][:_GROUPS]:
+        table.add_row(
+            row["expert"], str(row["queued"]), ", ".join(row["resident"]) or "–", ", ".join(row["loading"]) or "–"
+        )
+    rest = seen["queues"][_GROUPS:]
+    if rest:
+        table.add_row(f"{len(rest)} more", str(sum(row["queued"] for row in rest)), "", "")
+    return table
+
+
+def _bar(share: float, width: int = 10) -> str:
+    filled = min(width, round(share * width))
+    return "█" * filled + "░" * (width - filled)
