@@ -279,6 +279,7 @@ class SlotPool:
             digest = hashlib.sha256(head)
             self._transfer.fill(slot.place, self._reader, descriptor, len(head), digest)
             check_digest(digest.hexdigest(), spec)
+            _check_finite(slot, spec)
             self._shelf.verified[spec.file] = identity
         except WeightsError as error:
             raise ExpertError(spec.expert, error.message, spec.file) from error
@@ -288,6 +289,12 @@ class SlotPool:
             raise ExpertError(spec.expert, describe_os_error(error), spec.file) from error
         finally:
             os.close(descriptor)
+
+
+def _check_finite(slot: Slot, spec: ExpertSpec) -> None:
+    """Fused activations turn what is not a number into zero, so that its answers would look sound."""
+    if not bool(slot.buffer.view(slot.layout.dtype).isfinite().all()):
+        raise WeightsError(spec.file, "holds weights that are not finite numbers; train or import the expert again")
 
 
 def file_identity(state: os.stat_result, spec: ExpertSpec) -> tuple[object, ...]:

@@ -1,3 +1,4 @@
+import hashlib
 import os
 import threading
 from collections import Counter
@@ -231,6 +232,21 @@ def test_weights_replaced_since_the_source_was_filled_come_from_the_file(tmp_pat
     fresh = a_pool()
     fresh.load(new)
     assert answers(pool, new) == answers(fresh, new)
+
+
+@pytest.mark.parametrize("device", ["cpu", "ram"])
+def test_weights_that_are_not_numbers_never_answer(tmp_path: Path, device: str):
+    spec = an_expert_file(tmp_path)
+    bad = bytearray(spec.file.read_bytes())
+    at = len(bad) - spec.weights_bytes // 2 // 4 * 4
+    bad[at : at + 4] = np.float32("nan").tobytes()
+    spec.file.write_bytes(bad)
+    spec = replace(spec, sha256=hashlib.sha256(bad).hexdigest())
+    pool = SlotPool(device, spec.weights_bytes)
+    for _ in range(2):
+        with pytest.raises(ExpertError, match="not finite"):
+            pool.load(spec)
+    assert pool.resident() == ()
 
 
 def test_what_leaves_a_gpu_can_be_kept_in_host_memory_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

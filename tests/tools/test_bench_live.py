@@ -24,7 +24,7 @@ from tools.bench.compare import Cell, Comparison, Settings, quantile
 from tools.bench.engine import run_engine
 from tools.bench.job import JOB, NAIVE, ORDINARY, RUN, SIDES, Job, Run
 from tools.bench.live import chosen
-from tools.bench.measure import Machine
+from tools.bench.measure import Machine, fit
 from tools.bench.naive import run_naive
 from tools.bench.ordinary import ModulePool, OrdinaryFiles, answer
 from tools.bench.pictures import WIDTH_PX, goes_on, make_pictures
@@ -213,6 +213,14 @@ def a_stage(job: Job, scratch: Path) -> Stage:
     return Stage(size, scratch, job.catalog, specs, job.keys, machine, {}, {"ray-serve": "no pip"})
 
 
+def test_costs_are_fitted_by_least_squares_and_a_batch_never_costs_less_than_nothing() -> None:
+    k_s, b_s, residual = fit({size: 0.02 * size + 0.05 for size in (1, 2, 4, 8)})
+    assert (k_s, b_s, residual) == (pytest.approx(0.02), pytest.approx(0.05), pytest.approx(0.0, abs=1e-9))
+    k_s, b_s, _ = fit({size: 0.02 * size - 0.01 for size in (1, 2, 4, 8)})
+    assert b_s == 0.0
+    assert 0.015 < k_s < 0.02
+
+
 def test_the_bound_is_the_slower_of_full_batches_and_bytes_that_must_move(job: Job) -> None:
     specs = read_stock(job.catalog)
     trace = job.trace
@@ -250,6 +258,12 @@ def test_the_report_has_medians_shares_and_ratios_and_says_who_failed(job: Job, 
     assert json.loads((tmp_path / "live.json").read_text())["cells"][0]["sides"][1]["images_per_s"] == 10.0
     draw_live(comparison, tmp_path / "live.png")
     assert (tmp_path / "live.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_only_sides_that_serve_images_as_they_come_are_judged_by_a_part_of_the_trace(job: Job, tmp_path: Path) -> None:
+    stage = a_stage(job, tmp_path)
+    short = {side for side in SIDES if stage.job(side, job.trace, "paced").limit_s == stage.size.limit_s}
+    assert short == {"samba", "samba-fifo", "samba-parallel", "coserve-none", "coserve-em", ORDINARY, NAIVE}
 
 
 def test_quantiles_are_values_that_occurred() -> None:

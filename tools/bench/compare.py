@@ -141,8 +141,8 @@ class Comparison:
                 errors.print(f"{side}, {cell.trace}, {cell.disk}: {why}", markup=False)
         if any(run.stopped for cell in self.cells for runs in cell.runs.values() for run in runs):
             console.print(
-                f"* stopped after {self.settings.size.limit_s:.0f} s: the rate is over what was finished, "
-                "waits are of the images that were (the others wait longer)"
+                "* stopped at the limit: the rate is over what was finished, waits are of the images that were (the"
+                " others wait longer)"
             )
         console.print(
             "p50, p95: wait from arrival to the start of the first expert's batch; bound: share of it; /coserve,"

@@ -26,6 +26,17 @@ OTHER_SIDES = {
 SIDES = (*PRESETS, *OTHER_SIDES)
 
 
+def is_stationary(side: str) -> bool:
+    """Whether a side serves images as they come, so that a part of a run says what the whole would.
+
+    Who groups images serves the popular experts first: only the whole trace says how fast it is. Ray Serve's router
+    groups too, for it prefers a replica that has the model.
+    """
+    if side in OTHER_SIDES:
+        return side != RAY
+    return PRESETS[side].binding == "arrival" and PRESETS[side].arrange == "last"
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """`catalog` names the stock, `keys` the pictures in `journal`: two per picture, see pictures.py.

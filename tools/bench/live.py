@@ -32,7 +32,9 @@ def bench_live(
     requests: Annotated[int, typer.Option(min=1, help="Images, all waiting from the start.")] = 600,
     memory: Annotated[float, typer.Option(min=0.01, max=1.0, help="Memory, as a share of the experts' bytes.")] = 0.1,
     rounds: Annotated[int, typer.Option(min=1, help="Runs per side; one for those slower than a tenth.")] = 3,
-    limit_s: Annotated[float, typer.Option(min=1.0, help="A side is stopped then; what it finished counts.")] = 60.0,
+    limit_s: Annotated[
+        float, typer.Option(min=1.0, help="Sides that serve images as they come are stopped then.")
+    ] = 25.0,
     executors: Annotated[int, typer.Option(min=1, help="Executors of sides that have several.")] = 2,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads of every side, over its executors.")] = 2,
     fits: Annotated[bool, typer.Option(help="Also compare where every expert fits the memory.")] = True,

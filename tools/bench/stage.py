@@ -11,7 +11,7 @@ import tools
 from daemon.journal import Journal
 from daemon.records import JournalKey
 from experts.spec import ExpertId, ExpertSpec
-from tools.bench.job import JOB, RAY, RUN, Disk, Job, Run
+from tools.bench.job import JOB, RAY, RUN, Disk, Job, Run, is_stationary
 from tools.bench.measure import MACHINE, QUESTION, Machine, Question
 from tools.bench.pictures import make_pictures
 from tools.bench.ray_env import RayUnavailableError, make_environment
@@ -23,6 +23,8 @@ _PICTURES = 120
 _SEED = 17
 #: What a side's process may take beside its run: imports, the initial fill, a cluster's start.
 _AROUND_A_RUN_S = 240.0
+#: Sides of which a part says little may take so many times the limit.
+_WHOLE_TRACE = 10
 _ROOT = Path(tools.__file__).parents[1]
 
 Say = Callable[[str], None]
@@ -40,7 +42,7 @@ def default_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large the benchmark is: the same for every side."""
+    """How large the benchmark is: the same for every side. `limit_s` is of sides that serve images as they come."""
 
     recipe: Recipe
     requests: int
@@ -95,7 +97,7 @@ class Stage:
             keys=self.keys,
             memory_bytes=memory_bytes or self.memory_bytes,
             disk=disk,
-            limit_s=self.size.limit_s,
+            limit_s=self.size.limit_s * (1 if is_stationary(side) else _WHOLE_TRACE),
             scratch=self.scratch,
             executors=self.size.executors,
             threads=self.size.threads,
