@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -191,8 +191,13 @@ class Comparison:
             )
 
 
-def compare(settings: Settings, scratch: Path) -> Comparison:
-    """Set the stage and make all runs: round after round, every side in turn."""
+def compare(
+    settings: Settings, scratch: Path, after_cell: Callable[[Comparison], None] = lambda _so_far: None
+) -> Comparison:
+    """Set the stage and make all runs: round after round, every side in turn. Raises SideError before the first run.
+
+    `after_cell` sees what is there after each trace and disk: an hour's figures need not be lost with its last run.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors) as bar:
         cells = len(settings.traces) * len(settings.disks)
@@ -210,6 +215,7 @@ def compare(settings: Settings, scratch: Path) -> Comparison:
                 trace = stage.trace(order)
                 jobs = {side: stage.job(side, trace, disk) for side in settings.sides}
                 comparison.cells.append(runner.run(order, disk, jobs))
+                after_cell(comparison)
         if settings.fits:
             comparison.fitting = runner.run("everything fits", settings.disks[0], _fitting_jobs(settings, stage))
     return comparison

@@ -49,9 +49,9 @@ def bench_live(
 
     Example: coserve bench live --traces skewed --disks paced --sides samba,coserve,coserve-plus
     """
-    from tools.bench.compare import Settings, compare
+    from tools.bench.compare import Comparison, Settings, compare
     from tools.bench.job import DISKS, SIDES
-    from tools.bench.stage import Size, default_folder
+    from tools.bench.stage import SideError, Size, default_folder
     from tools.bench.stock import Recipe
     from tools.bench.workload import ORDERS
 
@@ -66,10 +66,17 @@ def bench_live(
         fits=fits,
         record=record,
     )
+
+    def save(so_far: Comparison) -> None:
+        if json_file is not None:
+            so_far.write(json_file)
+
     with tempfile.TemporaryDirectory(prefix="coserve-bench-") as scratch:
-        comparison = compare(settings, Path(scratch))
-    if json_file is not None:
-        comparison.write(json_file)
+        try:
+            comparison = compare(settings, Path(scratch), save)
+        except SideError as error:
+            fail(str(error), status=1)
+    save(comparison)
     if chart_file is not None:
         from tools.bench.chart import draw_live
 
