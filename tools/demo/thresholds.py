@@ -16,7 +16,7 @@ from tools.demo.teach import DETECTORS, SharedDetector
 
 _LOWEST, _HIGHEST = 0.4, 0.6
 #: Share of good parts that may become a review because their classifier is unsure, and where the limit may lie.
-_REVIEWS, _LEAST_REVIEW, _MOST_REVIEW = 0.01, 0.6, 0.75
+_REVIEWS, _LEAST_REVIEW, _MOST_REVIEW = 0.01, 0.6, 0.88
 _BATCH = 16
 
 
