@@ -143,6 +143,7 @@ def _simulate_trace(
     live = {
         "policy": recorded.policy,
         "images": len(recorded.task.images),
+        "answered": recorded.answered,
         "images_per_s": round(recorded.images_per_s, 3),
         "makespan_s": round(recorded.makespan_s, 3),
         "loads": recorded.loads,
@@ -150,10 +151,12 @@ def _simulate_trace(
     if as_json:
         print_json([{**asdict(row), "live": live} for row in rows])
         return
-    print_table(f"{path}: {len(recorded.task.images)} images; waits to the first batch", COLUMNS, [cells(row) for row in rows])
+    print_table(
+        f"{path}: {len(recorded.task.images)} images; waits to the first batch", COLUMNS, [cells(row) for row in rows]
+    )
     console.print(
-        f"recorded live under {recorded.policy}: {recorded.images_per_s:.2f} images/s, {recorded.makespan_s:.1f} s, "
-        f"{recorded.loads} loads"
+        f"recorded live under {recorded.policy}: {recorded.images_per_s:.2f} images/s ({recorded.answered} answered in "
+        f"{recorded.makespan_s:.1f} s), {recorded.loads} loads"
     )
 
 

@@ -26,18 +26,22 @@ Key = tuple[str, ArchitectureId]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a trace says. `images_per_s` and `makespan_s` are the live run's own, from first arrival to last answer."""
+    """What a trace says. `answered` and `makespan_s` are the live run's own, from first arrival to last answer."""
 
     policy: str
     tuning: Tuning
     task: Task
-    images_per_s: float
+    answered: int
     makespan_s: float
     loads: int
     #: Whether the initial fill was over when the first image came.
     prefilled: bool
     _makeup: Makeup
     _matrix: tuple[Performance, ...]
+
+    @property
+    def images_per_s(self) -> float:
+        return self.answered / self.makespan_s
 
     def machine(self, policy: str) -> Machine:
         """The recorded machine as `policy` divides it, with the measured costs."""
@@ -71,6 +75,7 @@ class _Reading:
     reads: dict[Key, list[float]] = field(default_factory=dict)
     copies: dict[Key, list[float]] = field(default_factory=dict)
     loads: int = 0
+    answered: int = 0
     prefilled: bool = False
     first_s: float | None = None
     last_s: float = 0.0
@@ -98,7 +103,7 @@ def read_recorded(path: Path) -> Recorded:
         policy=makeup.policy,
         tuning=makeup.tuning,
         task=Task(path.name, makeup.experts, images),
-        images_per_s=len(images) / makespan_s,
+        answered=reading.answered + len(reading.going_on),
         makespan_s=makespan_s,
         loads=reading.loads,
         prefilled=reading.prefilled,
@@ -116,6 +121,10 @@ def _read(
     runs: TypeAdapter[Run],
 ) -> None:
     result = call.recorded.get("result")
+    if call.name != "arrive":
+        # Whoever did not go on right after its batch has its answer.
+        reading.answered += len(reading.going_on)
+        reading.going_on = []
     match call.name, call.arguments:
         case "arrive", (request, now):
             if result is None:
