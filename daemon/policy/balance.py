@@ -14,9 +14,10 @@ TAKEOVER_BATCHES = 2
 
 
 class Balance:
-    """Questions about backlogs, in the performance matrix's seconds."""
+    """Questions about backlogs, in the performance matrix's seconds; without `balances` backlogs do not count."""
 
-    def __init__(self, floor: Floor, groups: Groups, pace: Pace) -> None:
+    def __init__(self, floor: Floor, groups: Groups, pace: Pace, *, balances: bool) -> None:
+        self._balances = balances
         self._floor = floor
         self._groups = groups
         self._pace = pace
@@ -32,7 +33,8 @@ class Balance:
 
     def pays(self, pool: PoolId, expert: ExpertId) -> bool:
         """Whether a CPU should run a group that a GPU has too: only where the GPU would come to it later."""
-        if self._gpu is None or self._floor.pools[pool].processor == "gpu" or not self._groups.place(expert).on_gpu:
+        is_gpu = self._floor.pools[pool].processor == "gpu"
+        if not self._balances or self._gpu is None or is_gpu or not self._groups.place(expert).on_gpu:
             return True
         images = min(len(self._groups[expert].requests), self._floor.max_batch(pool, expert))
         return self._gpu_backlog_s(expert) > self._batch_s(pool, expert, images)
@@ -41,12 +43,16 @@ class Balance:
         """Whether a group that only the CPU has should go to a GPU: the CPU would need longer than the GPU's queue."""
         if self._gpu is None or self._cpu is None or len(self._groups[expert].requests) <= self._takeover:
             return False
+        if not self._balances:
+            return True
         here = self._floor.matrix.of(self._cpu, self._floor.experts[expert].architecture)
         return self._groups.cpu_queued * here.k_s > self._gpu_backlog_s(expert)
 
     def to_help(self, pool: PoolId) -> ExpertId | None:
         """The largest group that only GPUs have, if an idle CPU has read it and done a batch before they come to it."""
         groups, floor = self._groups, self._floor
+        if not self._balances:
+            return None
         candidates = (
             expert
             for shelf in groups.shelves.values()

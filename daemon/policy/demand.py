@@ -26,15 +26,17 @@ class DemandTable:
         self._floor = floor
         self._deadlines = deadlines
         self._in_flight = preset.loads_in_flight
+        self._makes_room = preset.makes_room
         self._margin_s = tuning.deadline_margin_s
         self._groups = Groups(
             floor,
             deadlines,
             foresight=preset.foresight,
+            balances=preset.balances,
             max_wait_s=tuning.max_wait_s,
             margin_s=tuning.deadline_margin_s,
         )
-        self._balance = Balance(floor, self._groups, pace)
+        self._balance = Balance(floor, self._groups, pace, balances=preset.balances)
         #: Pools into which somebody should come and cannot, because all that is resident is wanted.
         self._blocked = dict.fromkeys(floor.pools, False)
         self._batch_share = {pool: Share(preset.age_share) for pool in floor.pools}
@@ -157,7 +159,7 @@ class DemandTable:
         Where the disk binds and nobody can come, the group that is finished soonest: its memory is needed.
         """
         shelf, share = self._groups.shelves[pool], self._batch_share[pool]
-        makes_room = self._blocked[pool] and self._balance.disk_binds()
+        makes_room = self._makes_room and self._blocked[pool] and self._balance.disk_binds()
         chosen = self._first_steady(pool, shelf.smallest if makes_room else shelf.fullest)
         if chosen is None or not self._balance.pays(pool, chosen):
             return None

@@ -71,10 +71,20 @@ class Place:
 class Groups:
     """All groups, where their experts are, and the shelves. `settle` before looking into an index."""
 
-    def __init__(self, floor: Floor, deadlines: Deadlines, *, foresight: bool, max_wait_s: float, margin_s: float):
+    def __init__(
+        self,
+        floor: Floor,
+        deadlines: Deadlines,
+        *,
+        foresight: bool,
+        balances: bool,
+        max_wait_s: float,
+        margin_s: float,
+    ) -> None:
         self._floor = floor
         self._deadlines = deadlines
         self._foresight = foresight
+        self._balances = balances
         self._max_wait_s = max_wait_s
         self._margin_s = margin_s
         self._groups: dict[ExpertId, Group] = {}
@@ -217,7 +227,7 @@ class Groups:
                 continue
             images = min(queued, floor.max_batch(pool, expert))
             # Beside a GPU the CPU takes the smallest batches: a full one gains the GPU more than it gains the CPU.
-            is_beside = floor.has_gpu and not shelf.is_gpu
+            is_beside = self._balances and floor.has_gpu and not shelf.is_gpu
             shelf.fullest.put(expert, (spare, images if is_beside else -images, *since))
             shelf.smallest.put(expert, (spare, demand, *since))
             shelf.turn.put(expert, (turn_s, head.request_id))

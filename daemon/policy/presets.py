@@ -32,6 +32,10 @@ class Preset:
     foresight: bool = False
     #: A GPU copies what the CPU's pool has instead of reading it.
     across_devices: bool = True
+    #: Where the disk binds and memory is full, small groups are finished first so that somebody can leave.
+    makes_room: bool = False
+    #: Between a GPU and a CPU by their backlogs; else each takes the fullest batch of what it has.
+    balances: bool = False
     #: Share of batches, and of loads, that requests past `max_wait_s` may pull forward.
     age_share: float = 0.0
 
@@ -68,9 +72,21 @@ _LATE = Preset(
     evict="least wanted",
     loads_in_flight=3,
     foresight=True,
-    across_devices=True,
+    makes_room=True,
+    balances=True,
     age_share=0.35,
 )
+#: What each idea of late binding is without: `coserve-plus-without-foresight` measures what foresight brings.
+WITHOUT: dict[str, Preset] = {
+    "one-pool": replace(_LATE, own_pools=True),
+    "initial-fill": replace(_LATE, initial_fill=False),
+    "running-ahead": replace(_LATE, loads_in_flight=1),
+    "foresight": replace(_LATE, foresight=False),
+    "copies": replace(_LATE, across_devices=False),
+    "making-room": replace(_LATE, makes_room=False),
+    "balance": replace(_LATE, balances=False),
+    "age": replace(_LATE, age_share=0.0),
+}
 PRESETS: dict[str, Preset] = {
     found.name: found for found in (_SAMBA, _SAMBA_FIFO, _SAMBA_PARALLEL, _NONE, _MANAGED, _ARRANGED, _COSERVE, _LATE)
 }
@@ -81,7 +97,10 @@ class UnknownPolicyError(ValueError):
 
 
 def preset(name: str) -> Preset:
-    found = PRESETS.get(name)
+    """The policy of that name, or `coserve-plus-without-IDEA` for an idea of `WITHOUT`. Raises UnknownPolicyError."""
+    base, _, idea = name.partition("-without-")
+    found = WITHOUT.get(idea) if base == _LATE.name and idea else PRESETS.get(name)
     if found is None:
-        raise UnknownPolicyError(f"unknown policy {name!r}: expected one of {', '.join(PRESETS)}")
-    return found
+        ideas = f"{_LATE.name}-without-{' or -'.join(WITHOUT)}"
+        raise UnknownPolicyError(f"unknown policy {name!r}: expected one of {', '.join(PRESETS)}, or {ideas}")
+    return replace(found, name=name)

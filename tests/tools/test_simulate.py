@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from daemon.policy.presets import PRESETS
+from daemon.policy.presets import PRESETS, WITHOUT
 from tools.cli import app
 from tools.simulate.bound import bound_s, compute_s
 from tools.simulate.engine import Simulation, simulate
@@ -63,7 +63,7 @@ def a_world(policy: str = "coserve-plus", **fields: Any):
     return machine_of(DeviceFile.model_validate(a_device()), task, policy), task
 
 
-@pytest.mark.parametrize("policy", list(PRESETS))
+@pytest.mark.parametrize("policy", [*PRESETS, *(f"coserve-plus-without-{idea}" for idea in WITHOUT)])
 def test_every_policy_answers_every_image_and_none_beats_the_bound(policy: str):
     machine, task = a_world(policy)
     outcome = simulate(machine, task, policy)
