@@ -20,7 +20,7 @@ from routing_rules.compile import compile_rules
 from tools.bench.arrivals import arriving
 from tools.bench.bound import live_bound
 from tools.bench.chart import draw_live
-from tools.bench.compare import Cell, Comparison, Settings, quantile
+from tools.bench.compare import Cell, Comparison, Settings
 from tools.bench.engine import run_engine
 from tools.bench.job import JOB, NAIVE, ORDINARY, RUN, SIDES, Job, Run
 from tools.bench.live import chosen
@@ -31,6 +31,7 @@ from tools.bench.pictures import WIDTH_PX, goes_on, make_pictures
 from tools.bench.stage import SideError, Size, Stage
 from tools.bench.stock import Recipe, make_stock, ordinary_file, read_stock
 from tools.bench.workload import BOARD_TYPE, PASS_RATE, Order, Trace, make_parts, make_trace
+from tools.simulate.report import quantile
 
 torch.set_num_threads(1)
 

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tools.bench.compare import quantile
 from tools.bench.job import Job, Run
 from tools.bench.stage import Size, Stage, set_stage
 from tools.bench.workload import Order, Trace
 from tools.console import errors
+from tools.simulate.report import quantile
 
 Arrivals = Literal["poisson", "bursty"]
 #: Which images arrive how: single images by usage, whole boards in placement order.
@@ -117,7 +117,7 @@ def _row(kind: Arrivals, load: float, free: Run, limited: Run, images: int) -> L
         p50_s=round(quantile(free.latencies_s, 0.5), 2),
         p95_s=round(quantile(free.latencies_s, 0.95), 2),
         p99_s=round(quantile(free.latencies_s, 0.99), 2),
-        longest_wait_s=round(max(free.waits_s), 2),
+        longest_wait_s=round(max(free.waits_s, default=0.0), 2),
         finished=round(free.images / images, 3),
         unknown_share=round((limited.unknown + never) / images, 4),
         loads=free.loads or 0,

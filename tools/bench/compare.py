@@ -18,6 +18,7 @@ from tools.bench.stage import SideError, Size, Stage, set_stage
 from tools.bench.tables import print_narrow
 from tools.bench.workload import Order
 from tools.console import console, errors
+from tools.simulate.report import quantile
 
 #: Sides slower than this share of the fastest run once.
 _SLOW = 0.1
@@ -276,12 +277,6 @@ class _Runner:
         note = cell.runs[side][-1].note
         if note:
             cell.failures[side] = note
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def _median(values: Sequence[float]) -> float | None:

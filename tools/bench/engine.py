@@ -18,7 +18,7 @@ from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels
 from daemon.rulebook import Rulebook
 from experts.reading import Reader
-from experts.slot import LayoutShelf, Slot, SlotPool
+from experts.slot import LayoutShelf, Slot, SlotPool, file_identity
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared
@@ -178,8 +178,7 @@ def _slot_pools(
     for spec in specs.values():
         # As in a line that has run for a while: layouts are built, and files were checked when first loaded.
         shelf.get(spec)
-        state = spec.file.stat()
-        shelf.verified[spec.file] = (state.st_ino, state.st_size, state.st_mtime_ns, spec.sha256, spec.layout)
+        shelf.verified[spec.file] = file_identity(spec.file.stat(), spec)
     return {facts.pool: SlotPool(facts.device, facts.budget_bytes, shelf, reader) for facts in pools}
 
 

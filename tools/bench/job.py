@@ -17,12 +17,8 @@ DISKS: tuple[Disk, ...] = ("cold", "paced")
 PACED_BYTES_PER_S = 530e6
 
 ORDINARY, NAIVE, RAY = "samba-ordinary", "naive", "ray-serve"
-#: What each side does, for people; the policies' names are the others.
-OTHER_SIDES = {
-    ORDINARY: "policy samba; torch.load, construct, load_state_dict",
-    NAIVE: "loads the model for every request, the ordinary way; two workers",
-    RAY: "Ray Serve, @serve.multiplexed, the ordinary way of loading; one replica per executor",
-}
+#: The sides that are no policies of ours.
+OTHER_SIDES = (ORDINARY, NAIVE, RAY)
 SIDES = (*PRESETS, *OTHER_SIDES)
 
 

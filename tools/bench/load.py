@@ -66,7 +66,7 @@ def load(
     if as_json:
         print_json({**result, "figures": [asdict(figures) for figures in result["figures"]]})
     else:
-        _print(result)
+        print_result(result)
 
 
 def _measure(names: list[str], dtype: str, rounds: int, folder: Path | None) -> dict[str, Any]:
@@ -104,7 +104,8 @@ def _progress() -> Iterator[Any]:
         yield bar
 
 
-def _print(result: dict[str, Any]) -> None:
+def print_result(result: dict[str, Any]) -> None:
+    """What `_measure` found, for a person."""
     columns = ("way", "from", "MB", "ms", "GB/s", "of raw", "slot is ×")
     figures: list[Figures] = result["figures"]
     for architecture in dict.fromkeys(entry.architecture for entry in figures):

@@ -13,6 +13,9 @@ from tools.console import console, fail
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_EXAMPLES = Path(__file__).parents[1] / "simulate" / "examples"
+EXAMPLE_DEVICE, EXAMPLE_TASK = _EXAMPLES / "device.json", _EXAMPLES / "task.json"
+
 #: First come, first served; the paper; ours.
 POLICIES = ("samba", "coserve", "coserve-plus")
 
@@ -60,7 +63,8 @@ def bench_online(
 ) -> None:
     """Latency, deadline misses and unknown verdicts of FCFS, coserve and coserve-plus, Poisson and board by board.
 
-    Simulated on a device and a task file, or with --live on this machine (paced disk); status 1 where a run failed.
+    Simulated on a device and a task file (docs/simulating.md; examples without), at 60, 90, 120 and 150 % of what
+    coserve can do; or with --live on this machine (paced disk) at 90 %. Status 1 where a run failed.
 
     Example: coserve bench online --live
     """
@@ -77,10 +81,10 @@ def bench_online(
                 title, rows = run_online(settings, Path(scratch), POLICIES)
             except SideError as error:
                 fail(str(error), status=1)
-    elif device is not None and task is not None:
-        title, rows = _simulated(device, task, shares, deadline_s)
+    elif (device is None) == (task is None):
+        title, rows = _simulated(device or EXAMPLE_DEVICE, task or EXAMPLE_TASK, shares, deadline_s)
     else:
-        fail("name --live, or a device and a task to simulate: --device FILE --task FILE", status=2)
+        fail("name a device and a task, or neither: without both the examples are simulated", status=2)
     _show(title, rows)
     if json_file is not None:
         json_file.write_text(json.dumps({"title": title, "rows": rows}, indent=2) + "\n", encoding="utf-8")
@@ -112,8 +116,8 @@ def _show(title: str, rows: list[dict[str, Any]]) -> None:
     shown = [name for name in rows[0] if name in _COLUMNS]
     print_narrow(title, [_COLUMNS[name] for name in shown], [[row[name] for name in shown] for row in rows])
     console.print(
-        "latencies (from arrival to verdict) and waits are of runs without deadlines; unknown and late (verdicts after"
-        " the deadline) of runs with them"
+        "latencies (from arrival to verdict) and waits are of runs without deadlines; unknown (no verdict in time) of"
+        " runs with them"
     )
 
 

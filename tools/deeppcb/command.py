@@ -29,7 +29,7 @@ def train_deeppcb(
 
     A training of the detector that was interrupted goes on when the command is given again.
 
-    Example: coserve train deeppcb --data ../shared/data/deeppcb --out deeppcb
+    Example: coserve train deeppcb --data path/to/DeepPCB --out deeppcb
     """
     if detector is not None and not detector.is_file():
         fail(f"no file {detector}", status=2)

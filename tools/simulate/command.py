@@ -44,7 +44,7 @@ def simulate_command(
     """Simulate policies on a device and a task, with the same policy objects that run the line; one row for each.
 
     With --trace, a recorded run (`record:` in coserve.yaml) is replayed with the costs measured in it, under its own
-    policy or under others: what would another policy, or a second GPU, have done?
+    policy or under others: what would another policy have done?
 
     Example: coserve simulate --device device.json --task task.json.gz --policy coserve --policy coserve-plus
     """

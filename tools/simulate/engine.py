@@ -5,15 +5,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from daemon.channel import WaitingLine
 from daemon.policy.actions import Load, Run, Wait
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import RAM, ExecutorId, Request, RequestId
 from daemon.policy.scheduler import Scheduler
 from experts.spec import ArchitectureId, ExpertId
 from tools.simulate.world import Channel, Image, Machine, Task
-
-#: Demand goes before prefetch, and prefetch before the fill.
-_URGENCY = {"demand": 0, "pin": 0, "prefetch": 1, "startup": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +66,26 @@ class _Clock:
 
 
 class _Transfers:
-    """One channel: one transfer at a time, the most urgent first; what is fixed passes beside the channel."""
+    """One channel: one transfer at a time, in the daemon's order; what is fixed passes beside the channel."""
 
     def __init__(self, channel: Channel, clock: _Clock, note: Callable[[Span], None]) -> None:
         self._channel = channel
         self._clock = clock
         self._note = note
-        self._waiting: list[tuple[int, int, Load, float, Callable[[], None]]] = []
-        self._serial = 0
+        self._waiting: WaitingLine[tuple[Load, float, Callable[[], None]]] = WaitingLine()
         self._busy = False
 
     def move(self, load: Load, seconds: float, done: Callable[[], None]) -> None:
         """Keep the channel busy for `seconds` when it is this load's turn, then call `done`."""
-        self._serial += 1
-        heapq.heappush(self._waiting, (_URGENCY[load.cause], self._serial, load, seconds, done))
+        self._waiting.put(load.cause, (load, seconds, done))
         if not self._busy:
             self._next()
 
     def _next(self) -> None:
-        if not self._waiting:
+        turn = self._waiting.take()
+        if turn is None:
             return
-        _, _, load, seconds, done = heapq.heappop(self._waiting)
+        load, seconds, done = turn
         self._busy = True
         begin_s = self._clock.now_s
         end_s = begin_s + seconds

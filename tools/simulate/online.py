@@ -32,11 +32,6 @@ class OnlineRow:
     wasted_share: float
 
 
-ONLINE_COLUMNS = (
-    "arrivals", "load", "policy", "images/s", "p50 s", "p95 s", "p99 s", "longest wait", "unknown", "in vain",
-)  # fmt: skip
-
-
 def arriving(task: Task, rate_per_s: float, arrivals: Arrivals, *, board: int = 50, seed: int = 1) -> Task:
     """The images of `task`, in their order, at `rate_per_s`: one by one, or `board` of them at once."""
     rng = random.Random(seed)
@@ -75,7 +70,7 @@ def online_rows(
 
 
 def _row(policy: str, kind: Arrivals, load: float, free: Outcome, limited: Outcome) -> OnlineRow:
-    latencies = sorted(free.latencies_s)
+    latencies = free.latencies_s
     in_time = limited.answered - limited.late
     return OnlineRow(
         policy=policy,

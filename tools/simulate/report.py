@@ -1,5 +1,6 @@
-"""A simulated run as the row that people and programs read (DESIGN.md §11)."""
+"""A simulated run as the row that people and programs read (docs/simulating.md)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tools.simulate.engine import Outcome
@@ -37,7 +38,7 @@ COLUMNS = ("policy", "images/s", "loads", "disk", "p50 s", "p95 s", "max s", "bo
 
 def row_of(outcome: Outcome, bound_s: float) -> Row:
     """`bound_s`: seconds below which no policy can finish this task on this machine."""
-    waits, latencies = sorted(outcome.waits_s), sorted(outcome.latencies_s)
+    waits, latencies = outcome.waits_s, outcome.latencies_s
     makespan_s = outcome.makespan_s
     return Row(
         policy=outcome.policy,
@@ -73,6 +74,7 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def quantile(ordered: list[float], share: float) -> float:
-    """Of values in ascending order; 0 where there is none."""
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of the values do not exceed; 0 where there is none."""
+    ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

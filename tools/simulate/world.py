@@ -11,7 +11,7 @@ from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, ExpertFacts, P
 from experts.spec import ArchitectureId, ExpertId
 from tools.simulate.files import DeviceFile, FileError, Processor, TaskFile
 
-#: Seconds beside the channel where slots are loaded: nothing is deserialised (data/scenarios/README.md).
+#: Seconds beside the channel where slots are loaded: nothing is deserialised (docs/simulating.md).
 SLOT_DISK_FIXED_S, SLOT_LINK_FIXED_S = 0.03, 0.005
 #: Share of the GPU's memory that the baselines give to experts.
 _BASELINE_SHARE = 0.9
@@ -32,8 +32,8 @@ class Channel:
 class Machine:
     """Everything a simulated run needs to know of a PC under one policy.
 
-    `concurrency` is by device: m batches at once each run at min(1, concurrency / m). `ways` lists the channels that
-    a load into a device's pools passes, from disk and from host memory.
+    `concurrency` is by device: m batches at once each run at min(1, concurrency / m). `from_disk` and
+    `from_ram` list the channels that a load into a device's pools passes.
     """
 
     pools: tuple[PoolFacts, ...]
@@ -88,7 +88,7 @@ def task_of(file: TaskFile) -> Task:
 
 
 def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading | None = None) -> Machine:
-    """A device file as it is set up for `policy` (data/scenarios/README.md, the conditions of its table).
+    """A device file as it is set up for `policy` (docs/simulating.md).
 
     The paper's policies load the ordinary way, `coserve-plus` into slots, unless `loading` says otherwise.
     Raises FileError where the device says nothing of an architecture that the task uses.
