@@ -16,6 +16,8 @@ class _Image:
     deadline_s: float | None
     stages: list[Stage] = field(default_factory=list[Stage])
     judgement: Judgement | None = None
+    #: The device of this step's first batch has failed.
+    is_second_try: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,19 @@ class Chains:
         if image.deadline_s is not None and now > image.deadline_s:
             return _unjudged(image, "deadline")
         if image.judgement.next is not None:
-            image.step = image.judgement.next
+            image.step, image.is_second_try = image.judgement.next, False
             return self._request(image)
         verdict, defect = image.judgement.verdict, image.judgement.defect
         return Outcome(image.accepted.inspection_id, verdict, defect, None, tuple(image.stages))
+
+    def again(self, request_id: RequestId) -> Request | None:
+        """The same step once more; None where this was its second try, and the image is to end."""
+        image = self._images[request_id]
+        if image.is_second_try:
+            return None
+        del self._images[request_id]
+        image.is_second_try = True
+        return self._request(image)
 
     def ended(self, request_id: RequestId, reason: str) -> Outcome:
         """The end of an image that could not be judged."""

@@ -28,7 +28,7 @@ class WaitingLine(Generic[T]):
     """Transfers that wait for one channel: by urgency, then in the order in which they came, overtaken boundedly."""
 
     def __init__(self) -> None:
-        self._lanes: tuple[deque[T], ...] = tuple(deque() for _ in set(_URGENCY.values()))
+        self._lanes: tuple[deque[T], ...] = tuple(deque() for _ in range(max(_URGENCY.values()) + 1))
         self._overtaken = [0] * len(self._lanes)
 
     def put(self, cause: Cause, transfer: T) -> None:
@@ -110,7 +110,10 @@ class Channels:
     def copying_to(self, pool: PoolId) -> Channel:
         """The way into `pool` for bytes that are in memory already."""
         name = copy_channel(pool)
-        return self._copying.setdefault(name, Channel(name))
+        channel = self._copying.get(name)
+        if channel is None:
+            channel = self._copying[name] = Channel(name)
+        return channel
 
 
 def copy_channel(pool: PoolId) -> str:

@@ -1,4 +1,4 @@
-"""`coserve.yaml`: one file that names everything a line is made of (DESIGN.md §12).
+"""`coserve.yaml`: one file that names everything a line is made of.
 
 Paths are relative to the file. An environment variable overrides one value: `COSERVE_DATABASE`,
 `COSERVE_ENDPOINTS_RESULTS`, `COSERVE_DEVICES_CPU_EXPERT_MEMORY`; its text is read as YAML.

@@ -138,7 +138,7 @@ class Desk:
             pools = self._pools(device)
             lost = [pool for pool in pools if self._is_lost(pool)]
             if lost:
-                raise ControlError("out_of_service", f"{lost[0]} is out of service: restart the daemon to use it again")
+                raise ControlError("out_of_service", _out_of_service(lost[0], is_empty=before[lost[0]] == 0))
             budgets.update((pool, size_bytes // len(pools)) for pool in pools)
         # What grows comes first: an expert that leaves one device may then fit another.
         order = sorted(budgets, key=lambda pool: before[pool] - budgets[pool])
@@ -167,6 +167,12 @@ class Desk:
                 "unknown_device", f"{device} is not a device that the policy uses: expected one of {', '.join(devices)}"
             )
         return pools
+
+
+def _out_of_service(pool: PoolId, *, is_empty: bool) -> str:
+    if is_empty:
+        return f"{pool} is out of service: restart the daemon to use it again"
+    return f"{pool} is out of service: it is tried again by itself, for other devices cannot serve all of its experts"
 
 
 def executor_rows(

@@ -91,24 +91,25 @@ def memory_problems(config: Config, used: Sequence[str], catalog: Mapping[Expert
     ]
 
 
-def profile_warnings(config: Config, measured: Measurements, catalog: Mapping[ExpertId, ExpertSpec]) -> list[str]:
-    """What a profile has not measured: layouts of the catalog, whose cost is then assumed, and copies from RAM."""
+def profile_warnings(
+    path: Path, config: Config, measured: Measurements, catalog: Mapping[ExpertId, ExpertSpec]
+) -> list[str]:
+    """What the profiles of `path` have not measured: layouts of the catalog, whose cost is assumed, copies from RAM."""
     found: list[str] = []
-    known = {(row.device, row.architecture) for row in measured.matrix}
-    copied = {row.device for row in measured.matrix if row.ram_s is not None}
+    advice = f"measure it: coserve profile {path}"
+    known = {(row.device, row.architecture): row for row in measured.matrix}
     for name, device in config.devices.items():
-        if device.host_cache is not None and name not in copied:
-            found.append(
-                f"devices.{name}.host_cache is not used: how long a copy from there takes was not measured;"
-                " measure it: coserve profile CONFIG"
-            )
+        rows = [row for (where, _), row in known.items() if where == name]
+        if device.host_cache is not None and all(row.ram_s is None for row in rows):
+            effect = "is not used" if rows else "is used, and what a copy from there costs is assumed"
+            found.append(f"devices.{name}.host_cache {effect}: no such copy was measured; {advice}")
         if device.profile is None:
             continue
         missing = sorted({spec.layout for spec in catalog.values() if (name, spec.layout) not in known})
         if missing:
             found.append(
                 f"{device.profile}: {name} was not measured with {', '.join(missing)}: what it costs is assumed;"
-                " measure it: coserve profile CONFIG"
+                f" {advice}"
             )
     return found
 

@@ -4,28 +4,35 @@ Everything that happens (images accepted, loads and batches ended, an operator's
 After each the scheduler is asked what to do next, its loads go to the loaders and its batches to the executors.
 """
 
-import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
 from daemon.chain import Chains, ImageAnswer
-from daemon.control import ControlError
 from daemon.desk import Desk, executor_rows
+from daemon.events import Ask, Event, Events, Reload, Stop, answer_of
 from daemon.gauge import BusyGauge
 from daemon.health import Health
-from daemon.orders import Answered, BatchOrder, BatchReport, Executor, ImageOrder, LoadEnd, Loader, LoadOrder
+from daemon.orders import (
+    Answered,
+    BatchOrder,
+    BatchReport,
+    Executor,
+    ImageOrder,
+    LoadEnd,
+    Loader,
+    LoadOrder,
+    Unanswered,
+)
 from daemon.policy.actions import Load, Resize, Run, Unload, Wait
 from daemon.policy.matrix import Performance
-from daemon.policy.operate import RefusedError
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning
 from daemon.policy.request import ExecutorId, PoolFacts, PoolId, Request
@@ -36,33 +43,10 @@ from daemon.trace import Makeup, RecordingScheduler
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.routes import Routes
 
-#: Events handled before the scheduler is asked again: many at once are cheap, too many leave executors idle.
-_EVENTS_PER_TURN = 256
 #: The pause after a turn that failed by our own fault, so that it cannot spin.
 _AFTER_DEFECT_S = 0.5
-_ANSWER_WITHIN_S = 10.0
 
-
-@dataclass(frozen=True, slots=True)
-class _Ask:
-    kind: str
-    fields: Mapping[str, Any]
-    answer: Future[dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Reload:
-    catalog: Mapping[ExpertId, ExpertSpec]
-    routes: Routes
-    done: Future[None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    pass
-
-
-Event = tuple[Accepted, ...] | BatchReport | LoadEnd | _Ask | _Reload | _Stop
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +105,9 @@ class Drive:
         )
         self._scheduler = RecordingScheduler(self._makeup, record) if record else self._makeup.scheduler()
         self._chains = Chains(rulebook.get, clock, wall)
-        self._health = Health(self._makeup.executors)
+        self._health = Health(self._makeup.executors, self._scheduler)
         self._desk = Desk(self._scheduler, lambda: self._catalog, self._health.is_lost)
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events = Events()
         self._thread = threading.Thread(target=self._loop, name="drive", daemon=True)
         self._running: dict[ExecutorId, _Running] = {}
         self._busy = {name: BusyGauge(clock()) for name in self._executors}
@@ -157,11 +141,11 @@ class Drive:
 
     def ask(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Answer one of control's requests, on the drive thread. Raises ControlError."""
-        return self._await(self.ask_later(kind, fields))
+        return self._answer_of(self.ask_later(kind, fields))
 
     def ask_later(self, kind: str, fields: Mapping[str, Any]) -> Future[dict[str, Any]]:
         answer: Future[dict[str, Any]] = Future()
-        self._events.put(_Ask(kind, fields, answer))
+        self._events.put(Ask(kind, fields, answer))
         return answer
 
     def reload(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> None:
@@ -169,17 +153,17 @@ class Drive:
 
         Call it before `Rulebook.replace`: an image under new rules must not meet a catalog without their experts.
         """
-        self._await(self.reload_later(catalog, routes))
+        self._answer_of(self.reload_later(catalog, routes))
 
     def reload_later(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> Future[None]:
         done: Future[None] = Future()
-        self._events.put(_Reload(dict(catalog), routes, done))
+        self._events.put(Reload(dict(catalog), routes, done))
         return done
 
     def stop(self, timeout_s: float) -> bool:
         """Begin nothing new, report what runs, end. What waits stays in the journal. False: it took too long."""
         deadline_s = time.monotonic() + timeout_s
-        self._events.put(_Stop())
+        self._events.put(Stop())
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         stopped = not self._thread.is_alive()
@@ -210,12 +194,8 @@ class Drive:
 
         Returns when, on the drive's clock, to turn again although nothing was reported; None: when something is.
         """
-        try:
-            self._handle(self._events.get(timeout=timeout_s) if timeout_s != 0.0 else self._events.get_nowait())
-            for _ in range(_EVENTS_PER_TURN):
-                self._handle(self._events.get_nowait())
-        except queue.Empty:
-            pass
+        for event in self._events.take(timeout_s):
+            self._handle(event)
         return None if self._stopping else self._decide()
 
     def _loop(self) -> None:
@@ -229,7 +209,7 @@ class Drive:
                 self._last_error = f"{type(error).__name__}: {error}"
                 until_s = self._clock() + _AFTER_DEFECT_S
                 time.sleep(_AFTER_DEFECT_S)
-        self._refuse_the_rest()
+        self._events.refuse_the_rest()
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -237,11 +217,11 @@ class Drive:
                 self._batch_ended(event)
             case LoadEnd():
                 self._load_ended(event)
-            case _Ask():
+            case Ask():
                 self._answer(event)
-            case _Reload():
+            case Reload():
                 self._replace(event)
-            case _Stop():
+            case Stop():
                 self._stopping = True
             case images if not self._stopping:
                 for accepted in images:
@@ -253,7 +233,7 @@ class Drive:
         now = self._clock()
         for request in self._scheduler.expire(now):
             self._end(request, "deadline")
-        wakes: list[float | None] = []
+        wakes = [self._health.next_try_s(now)]
         for pool, loader in self._loaders.items():
             while not isinstance(change := self._scheduler.next_load(pool, now), Wait):
                 self._change(loader, change)
@@ -261,11 +241,7 @@ class Drive:
             if not self._loading[pool]:
                 self._filling.discard(pool)  # the fill is what a loader does when nothing else is wanted
         for name, executor in self._executors.items():
-            if name in self._running:
-                continue
-            rests_until_s = self._health.rests_until_s(name, now)
-            if rests_until_s is not None:
-                wakes.append(rests_until_s)
+            if name in self._running or self._health.rests(name, now):
                 continue
             action = self._scheduler.next_action(name, now)
             if isinstance(action, Run):
@@ -275,13 +251,11 @@ class Drive:
         return min((until_s for until_s in wakes if until_s is not None), default=None)
 
     def _change(self, loader: Loader, change: Load | Unload | Resize) -> None:
-        if not isinstance(change, Load):
+        if isinstance(change, Load):
+            self._loading[change.pool] += 1
+            loader.submit(LoadOrder(change, self._catalog[change.expert]))
+        else:
             loader.submit(change)
-            if isinstance(change, Resize) and change.budget_bytes == 0:
-                self._health.emptied(change.pool)
-            return
-        self._loading[change.pool] += 1
-        loader.submit(LoadOrder(change, self._catalog[change.expert]))
 
     def _run(self, executor: Executor, run: Run, now: float) -> None:
         self._last_batch_id += 1
@@ -299,10 +273,10 @@ class Drive:
         self._loading[load.pool] -= 1
         if end.error is not None:
             self._last_error = end.error
-            for request in self._scheduler.load_failed(load, end.error, now):
+            for request in self._scheduler.load_failed(load, end.error, now, end.is_device_error):
                 self._end(request, "expert_failed")
             if end.is_device_error:
-                self._out_of_service(load.pool, end.error, self._health.load_failed(load.pool, end.error, now))
+                self._health.load_failed(load.pool, end.error, now)
             self._note_failures()
             return
         self._scheduler.load_done(load, end.load_ms / 1000.0)
@@ -322,6 +296,7 @@ class Drive:
             self._scheduler.batch_done(report.executor, report.ended_s - report.started_s)
         else:
             self._scheduler.batch_failed(report.executor)
+        self._note_health(report)
         pool = self._executors[report.executor].facts.pool
         for request, result in zip(running.run.batch, report.results, strict=True):
             if isinstance(result, Answered):
@@ -329,12 +304,18 @@ class Drive:
                 found = ImageAnswer(request.request_id, result.answer, result.image_size, stage)
                 self._go_on(self._chains.answered(found, self._clock()))
             else:
-                if result.fault == "expert_failed":
-                    self._last_error = f"expert {running.run.expert}: {result.detail}"
-                else:
-                    self._on_bad_image(self._chains.accepted(request.request_id), result.detail)
-                self._end(request, result.fault)
-        self._note_health(report)
+                self._unanswered(request, result, is_device_error=report.device_error is not None)
+
+    def _unanswered(self, request: Request, result: Unanswered, *, is_device_error: bool) -> None:
+        """The image ends, but where its batch's device has failed: that is no fault of it, and it may try once more."""
+        if result.fault == "bad_image":
+            self._on_bad_image(self._chains.accepted(request.request_id), result.detail)
+        elif not is_device_error:
+            self._last_error = f"expert {request.expert}: {result.detail}"
+        elif (again := self._chains.again(request.request_id)) is not None:
+            self._go_on(again)
+            return
+        self._end(request, result.fault)
 
     def _note_health(self, report: BatchReport) -> None:
         if report.device_error is None:
@@ -343,20 +324,8 @@ class Drive:
                 self._note_failures()
             return
         self._last_error = f"executor {report.executor}: {report.device_error}"
-        if self._health.batch_failed(report.executor, report.device_error, self._clock()):
-            pool = self._executors[report.executor].facts.pool
-            self._out_of_service(pool, report.device_error, [report.executor])
-            self._note_failures()
-
-    def _out_of_service(self, pool: PoolId, error: str, executors: Sequence[ExecutorId]) -> None:
-        """`executors` of `pool` run no more; where nobody else can use the pool, its experts go elsewhere."""
-        for executor in executors:
-            self._log.error("executor_out_of_service", executor=executor, error=error)
-        if executors and self._health.is_lost(pool):
-            try:
-                self._scheduler.set_budget(pool, 0)
-            except RefusedError as refused:
-                self._log.error("experts_cannot_move", device=pool, reason=refused.reason)
+        self._health.batch_failed(report.executor, report.device_error, self._clock())
+        self._note_failures()
 
     def _go_on(self, step: Request | Outcome) -> None:
         """Queue a chain's next request, or let the image end."""
@@ -379,7 +348,7 @@ class Drive:
         self._completed += 1
         self._on_outcome(outcome)
 
-    def _replace(self, reload: _Reload) -> None:
+    def _replace(self, reload: Reload) -> None:
         changed = [expert for expert, spec in reload.catalog.items() if self._catalog.get(expert, spec) != spec]
         facts = expert_facts(reload.catalog.values(), reload.routes, self._usage)
         self._catalog = dict(reload.catalog)
@@ -387,12 +356,12 @@ class Drive:
         for request in self._scheduler.replace_facts(facts, changed):
             self._end(request, "expert_failed" if request.expert in self._catalog else "rules_changed")
         self._note_failures()
-        reload.done.set_result(None)
+        reload.answer.set_result(None)
 
     def _note_failures(self) -> None:
         self._failing = bool(self._scheduler.snapshot().failed) or bool(self._health.out_of_service())
 
-    def _answer(self, ask: _Ask) -> None:
+    def _answer(self, ask: Ask) -> None:
         try:
             answer = self._status() if ask.kind == "status" else self._desk.answer(ask.kind, ask.fields)
         except Exception as error:  # noqa: BLE001  whoever asked gets it
@@ -420,22 +389,7 @@ class Drive:
             "last_error": self._last_error,
         }
 
-    def _refuse_the_rest(self) -> None:
-        """Whoever still waits for an answer hears that the line has stopped."""
-        while True:
-            try:
-                event = self._events.get_nowait()
-            except queue.Empty:
-                return
-            if isinstance(event, _Ask):
-                event.answer.set_exception(ControlError("stopping", "the line is stopping"))
-            elif isinstance(event, _Reload):
-                event.done.set_exception(ControlError("stopping", "the line is stopping"))
-
-    def _await(self, answer: Future[Any]) -> Any:
+    def _answer_of(self, answer: Future[R]) -> R:
         if self._thread.ident is not None and not self._thread.is_alive():
-            self._refuse_the_rest()
-        try:
-            return answer.result(_ANSWER_WITHIN_S)
-        except FutureTimeoutError:
-            raise ControlError("internal", f"the scheduler gave no answer within {_ANSWER_WITHIN_S:g} s") from None
+            self._events.refuse_the_rest()
+        return answer_of(answer)

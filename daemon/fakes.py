@@ -155,7 +155,11 @@ class FakeChannels:
         self._copying: dict[str, FakeChannel] = {}
 
     def copying_to(self, pool: PoolId) -> FakeChannel:
-        return self._copying.setdefault(copy_channel(pool), FakeChannel(self._timeline))
+        name = copy_channel(pool)
+        channel = self._copying.get(name)
+        if channel is None:
+            channel = self._copying[name] = FakeChannel(self._timeline)
+        return channel
 
 
 class FakeLoader:

@@ -1,4 +1,4 @@
-"""Our import packages have common names (DESIGN.md §3): nobody else may own them in this environment."""
+"""Our import packages have common names (docs/architecture.md): nobody else may own them in this environment."""
 
 from importlib import import_module
 from importlib.metadata import packages_distributions

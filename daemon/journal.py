@@ -1,4 +1,4 @@
-"""Accepted image bytes on disk: append-only segments of checksummed records (DESIGN.md §9).
+"""Accepted image bytes on disk: append-only segments of checksummed records (docs/architecture.md).
 
 A record is a 16-byte header (magic, payload length, CRC-32 of length and payload) and the payload. A group of
 records costs one `fdatasync`; only then does a caller commit the rows that point at them. So a torn tail belongs

@@ -4,7 +4,7 @@ The daemon's start, its reload, `coserve check` and `coserve rules check` all go
 check accepts is what the daemon accepts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,8 @@ class Line:
     routes: Routes
     catalog: Catalog
     measured: Measurements
-
-    @property
-    def warnings(self) -> list[str]:
-        """What is worth a person's look and stops nothing."""
-        return profile_warnings(self.config, self.measured, self.catalog)
+    #: What is worth a person's look and stops nothing.
+    warnings: Sequence[str] = ()
 
 
 def load_line(path: Path, environ: Mapping[str, str] | None = None, *, with_profiles: bool = True) -> Line:
@@ -54,7 +51,7 @@ def load_line(path: Path, environ: Mapping[str, str] | None = None, *, with_prof
         raise ConfigError([*problems, *error.problems]) from None
     if problems:
         raise ConfigError(problems)
-    return Line(config, routes, catalog, measured)
+    return Line(config, routes, catalog, measured, profile_warnings(path, config, measured, catalog))
 
 
 def load_rules_and_catalog(config: Config) -> tuple[Routes, Catalog]:
@@ -137,7 +134,7 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
         "experts": len(catalog),
         "weights_bytes": sum(spec.weights_bytes for spec in catalog.values()),
         "rules_version": routes.version,
-        "warnings": profile_warnings(config, measured, catalog),
+        "warnings": profile_warnings(path, config, measured, catalog),
     }
     return problems, facts
 

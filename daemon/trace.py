@@ -35,7 +35,7 @@ _ARGUMENTS: dict[str, Any] = {
     "next_action": tuple[ExecutorId, float],
     "next_load": tuple[PoolId, float],
     "load_done": tuple[Load, float],
-    "load_failed": tuple[Load, str, float],
+    "load_failed": tuple[Load, str, float] | tuple[Load, str, float, bool],
     "batch_done": tuple[ExecutorId, float],
     "batch_failed": tuple[ExecutorId],
     "limit_batch": tuple[ExecutorId, ExpertId, int],
@@ -99,8 +99,8 @@ class RecordingScheduler(Scheduler):
     def load_done(self, load: Load, load_s: float) -> None:
         self._note("load_done", (load, load_s), super().load_done)
 
-    def load_failed(self, load: Load, reason: str, now: float) -> tuple[Request, ...]:
-        return self._note("load_failed", (load, reason, now), super().load_failed)
+    def load_failed(self, load: Load, reason: str, now: float, is_device_error: bool = False) -> tuple[Request, ...]:
+        return self._note("load_failed", (load, reason, now, is_device_error), super().load_failed)
 
     def batch_done(self, executor: ExecutorId, infer_s: float) -> None:
         self._note("batch_done", (executor, infer_s), super().batch_done)

@@ -1,4 +1,4 @@
-"""The writer thread: the only one that writes to the journal and to the results database (DESIGN.md §9).
+"""The writer thread: the only one that writes to the journal and to the results database (docs/architecture.md).
 
 Arrivals are taken in groups: bytes into the journal with one `fdatasync`, then their rows in one transaction, then the
 replies. Verdicts are written in batches of their own, and published once they are durable.

@@ -15,7 +15,10 @@ import torch
 
 
 class HostMemory:
-    """`size_bytes` of memory at one address for good. `vacate` gives the pages back, `occupy` takes new ones."""
+    """`size_bytes` of memory at one address for good. `vacate` gives the pages back, `occupy` takes new ones.
+
+    `pin_error` is CUDA's number for why these pages are not pinned, though they were to be; else 0.
+    """
 
     def __init__(self, size_bytes: int, *, pin: bool = False) -> None:
         self._mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -25,6 +28,7 @@ class HostMemory:
         self.view = memoryview(self._mapping)
         self.tensor = torch.from_numpy(self.array)
         self.pinned = False
+        self.pin_error = 0
         self._pin = pin
         self.occupy()
 
@@ -32,7 +36,10 @@ class HostMemory:
         """Pages come with the first byte written to them, or now where they are to be pinned."""
         if self._pin and not self.pinned:
             # Not torch's pinned memory: that rounds up to a power of two, which wastes a third of a machine's memory.
-            self.pinned = int(_cuda().cudaHostRegister(self.array.ctypes.data, self.array.nbytes, 1)) == 0
+            self.pin_error = int(_cuda().cudaHostRegister(self.array.ctypes.data, self.array.nbytes, 1))
+            self.pinned = self.pin_error == 0
+            if self.pin_error:
+                _take_back_error()
 
     def vacate(self) -> None:
         """The contents are lost; whoever has a view keeps it, reading zeros until it is filled again."""
@@ -51,3 +58,16 @@ class HostMemory:
 
 def _cuda() -> Any:
     return torch.cuda.cudart()
+
+
+def _take_back_error() -> None:
+    """CUDA keeps a thread's last error, and torch would find it after this thread's next kernel and blame that one.
+
+    torch 2.13 gives no access to the call that clears it, but clears it by raising: a kernel nobody needs does so.
+    """
+    clear = getattr(_cuda(), "cudaGetLastError", None)
+    if clear is not None:
+        clear()
+        return
+    with suppress(RuntimeError):
+        torch.empty(1, device="cuda").fill_(1)

@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -20,8 +20,12 @@ from experts.errors import ExpertError, WeightsError
 from experts.reading import CachedReader, Reader
 from experts.spec import ExpertId, ExpertSpec, LayoutId
 from experts.transfer import Place, Transfer, transfer_for
+from experts.vision.graphs import GraphedNetwork, Recorders
 from experts.vision.layouts import Layout, build_layout
 from experts.weights import Header, check_digest, describe_os_error, read_header_from
+
+#: As many at a time are asked whether they are finite numbers.
+_CHECKED_WEIGHTS = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +39,13 @@ class LoadReport:
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """A place of one layout. `spec` is the expert in it; a slot that is kept free keeps its last one.
-
-    `graphs` is for whoever computes here: recordings that hold as long as the slot stays at its address.
-    """
+    """A place of one layout. `spec` is the expert in it; a slot that is kept free keeps its last one."""
 
     spec: ExpertSpec
     layout: Layout = field(repr=False)
     place: Place = field(repr=False)
     module: nn.Module = field(repr=False)
     transfer: Transfer = field(repr=False)
-    graphs: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
     def buffer(self) -> torch.Tensor:
@@ -58,9 +58,12 @@ class Slot:
 
 @dataclass(slots=True)
 class LayoutShelf:
-    """What pools of one process may share: layouts by name, built once each, and the files whose sha256 was right."""
+    """What pools of one process may share: layouts by name, built once each, the files whose sha256 was right, and
+    what records batches where a device can.
+    """
 
     verified: dict[Path, tuple[object, ...]] = field(default_factory=dict)
+    recorders: Recorders = field(default_factory=Recorders)
     _layouts: dict[LayoutId, Layout] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -69,7 +72,7 @@ class LayoutShelf:
             layout = self._layouts.get(spec.layout)
             if layout is None:
                 try:
-                    layout = build_layout(spec.layout)
+                    layout = build_layout(spec.layout, self.recorders)
                 except (KeyError, ValueError) as error:
                     message = "its weights file could not be read when the catalog was; correct it and reload"
                     raise ExpertError(spec.expert, message, spec.file) from error
@@ -237,7 +240,8 @@ class SlotPool:
         """Take the memory of slots that are kept free, longest kept first, until all slots fit `limit_bytes`."""
         while self._kept and self._used_bytes() + self._kept_bytes() > limit_bytes:
             slot = self._kept.pop(0)
-            slot.graphs.clear()
+            if isinstance(slot.module, GraphedNetwork):
+                slot.module.forget()  # its next memory may be elsewhere; a replay would read what lies here by then
             self._transfer.vacate(slot.place)
             self._vacant.append(slot)
 
@@ -287,14 +291,21 @@ class SlotPool:
             raise ExpertError(spec.expert, f"{error}; import the expert again", spec.file) from error
         except OSError as error:
             raise ExpertError(spec.expert, describe_os_error(error), spec.file) from error
+        except torch.OutOfMemoryError as error:
+            message = f"{self.device} has no memory left to check weights in; lower the device's budget"
+            raise ExpertError(spec.expert, message) from error
         finally:
             os.close(descriptor)
 
 
 def _check_finite(slot: Slot, spec: ExpertSpec) -> None:
-    """Fused activations turn what is not a number into zero, so that its answers would look sound."""
-    if not bool(slot.buffer.view(slot.layout.dtype).isfinite().all()):
-        raise WeightsError(spec.file, "holds weights that are not finite numbers; train or import the expert again")
+    """Fused activations turn what is not a number into zero, so that its answers would look sound.
+
+    Piece by piece: to ask all at once takes more memory on the device than the weights do.
+    """
+    for piece in slot.buffer.view(slot.layout.dtype).split(_CHECKED_WEIGHTS):
+        if not bool(piece.isfinite().all()):
+            raise WeightsError(spec.file, "holds weights that are not finite numbers; train or import the expert again")
 
 
 def file_identity(state: os.stat_result, spec: ExpertSpec) -> tuple[object, ...]:

@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import structlog
 import torch
 from numpy.typing import NDArray
 
 from experts.memory import HostMemory
 from experts.reading import Reader
 
-#: Two of these per loader thread are in flight between file and GPU; large enough that neither side waits for calls.
+#: Two of these per loader thread and pool are in flight between file and GPU; large enough that neither side waits
+#: for calls.
 _STAGING_BYTES = 16 << 20
 
 
@@ -91,16 +93,21 @@ class HostTransfer:
     def __init__(self, *, pin: bool = False) -> None:
         self.device = torch.device("cpu")
         self._pin = pin
+        self._told = False
+        self._log: Any = structlog.get_logger("transfer")
 
     def allocate(self, size_bytes: int) -> Place:
         memory = HostMemory(size_bytes, pin=self._pin)
+        self._tell(memory)
         return Place(memory.tensor, memory)
 
     def vacate(self, place: Place) -> None:
         _host(place).vacate()
 
     def occupy(self, place: Place) -> None:
-        _host(place).occupy()
+        memory = _host(place)
+        memory.occupy()
+        self._tell(memory)
 
     def fill(self, place: Place, reader: Reader, descriptor: int, offset: int, digest: Digest | None = None) -> None:
         view = _host(place).view
@@ -119,6 +126,17 @@ class HostTransfer:
 
     def upload(self, batch: NDArray[np.uint8]) -> torch.Tensor:
         return torch.from_numpy(batch)
+
+    def _tell(self, memory: HostMemory) -> None:
+        """Once: loads from memory that is not pinned work, but take longer, and nothing else would show why."""
+        if memory.pin_error and not self._told:
+            self._told = True
+            self._log.warning(
+                "memory_not_pinned",
+                bytes=len(memory.view),
+                cuda_error=memory.pin_error,
+                instead="copies by staging pages",
+            )
 
 
 class StagedTransfer:

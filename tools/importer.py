@@ -44,6 +44,7 @@ from tools.proof import (
     original_outputs,
     pattern_images,
     squares,
+    why_unfit,
 )
 from tools.unpickle import Unpickled, unpickle_elsewhere
 
@@ -74,7 +75,7 @@ class Trial:
 class ImportReport:
     """What was made. `entry` is the catalog's entry, its `file` relative to the catalog's folder.
 
-    `trials` has every dtype that was tried, where the choice was ours.
+    Where the choice was ours, `trials` has every dtype that was tried, and `unfit` why others were not.
     """
 
     expert: str
@@ -84,6 +85,7 @@ class ImportReport:
     agreement: Agreement
     dtype: str
     trials: tuple[Trial, ...] = ()
+    unfit: tuple[str, ...] = ()
 
     @property
     def weights_bytes(self) -> int:
@@ -254,10 +256,20 @@ class _Candidate:
 def _make(job: _Job, original: nn.Module, pictures: Sequence[Image], reference: Reference) -> ImportReport:
     """Fold, pack, write under another name, prove, and only then put the file in its place."""
     file = job.out / f"{job.expert}.safetensors"
-    dtypes = AUTO_DTYPES if job.form.dtype == AUTO else (job.form.dtype,)
-    places = {dtype: job.out / f".{job.expert}.{os.getpid()}.{dtype}.candidate" for dtype in dtypes}
     try:
-        found = [_candidate(job, dtype, place, original, pictures, reference) for dtype, place in places.items()]
+        adapted = adapt(job.architecture, original, job.input_size)
+    except ValueError as error:
+        raise ImportRefusedError(f"{job.expert}: {error}") from error
+    dtypes = AUTO_DTYPES if job.form.dtype == AUTO else (job.form.dtype,)
+    unfit = {dtype: reason for dtype in dtypes if (reason := why_unfit(adapted, dtype)) is not None}
+    if len(unfit) == len(dtypes):
+        raise ImportRefusedError(f"{job.expert}: {unfit[dtypes[0]]}")
+    places = {
+        dtype: job.out / f".{job.expert}.{os.getpid()}.{dtype}.candidate" for dtype in dtypes if dtype not in unfit
+    }
+    head = END_TO_END_HEAD if is_end_to_end(original) else PLAIN_HEAD
+    try:
+        found = [_candidate(job, dtype, place, head, adapted, pictures, reference) for dtype, place in places.items()]
         trials, kept = _choose(job, found, pictures)
         _refuse_disagreement(job, kept)
         kept.spec.file.replace(file)
@@ -272,16 +284,22 @@ def _make(job: _Job, original: nn.Module, pictures: Sequence[Image], reference: 
         "normalisation": kept.metadata["normalisation"],
         "sha256": kept.spec.sha256,
     }
-    return ImportReport(job.expert, file, entry, replace(kept.spec, file=file), kept.agreement, kept.dtype, trials)
+    spec = replace(kept.spec, file=file)
+    return ImportReport(job.expert, file, entry, spec, kept.agreement, kept.dtype, trials, tuple(unfit.values()))
 
 
 def _candidate(
-    job: _Job, dtype: str, place: Path, original: nn.Module, pictures: Sequence[Image], reference: Reference
+    job: _Job,
+    dtype: str,
+    place: Path,
+    head: str,
+    adapted: nn.Module,
+    pictures: Sequence[Image],
+    reference: Reference,
 ) -> _Candidate:
-    head = END_TO_END_HEAD if is_end_to_end(original) else PLAIN_HEAD
     layout_name = layout_id(job.architecture, len(job.classes), job.input_size, dtype, job.form.memory_format, head)
     try:
-        blocks = pack(build_layout(layout_name), adapt(job.architecture, original, job.input_size))
+        blocks = pack(build_layout(layout_name), adapted)
     except ValueError as error:
         raise ImportRefusedError(f"{job.expert}: {error}") from error
     normalisation = job.form.normalisation or job.architecture.normalisation
@@ -304,9 +322,9 @@ def _candidate(
 def _choose(job: _Job, found: Sequence[_Candidate], pictures: Sequence[Image]) -> tuple[tuple[Trial, ...], _Candidate]:
     """The fastest on this machine of those that agree with the original, labels on every image included.
 
-    The first where there is no choice, or where none agrees.
+    The first where the choice was not ours, or where none agrees.
     """
-    if len(found) == 1:
+    if job.form.dtype != AUTO:
         return (), found[0]
     milliseconds = batch_ms([candidate.spec for candidate in found], pictures)
     trials = tuple(

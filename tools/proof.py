@@ -18,6 +18,7 @@ from experts.vision.architectures import Triple
 from experts.vision.decode import Image, decode
 from experts.vision.detections import select_detections
 from experts.vision.infer import infer, normalise, probabilities
+from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.preprocess import Prepared, fit, to_square
 
 #: As many images of a folder are used at most.
@@ -127,6 +128,17 @@ def compare(spec: ExpertSpec, images: Sequence[Image], reference: Reference) -> 
         box_pixels = max(box_pixels, float(np.nan_to_num(difference[1], nan=np.inf)))
         same_labels += _labels(found, slot) == _labels(_as_ours(expected, slot), slot)
     return Agreement(confidence, box_pixels, len(images), same_labels)
+
+
+def why_unfit(adapted: nn.Module, dtype: str) -> str | None:
+    """Why a folded network cannot be stored like this: a pool refuses weights that are not finite. None if it can."""
+    kind = TORCH_DTYPES[dtype]
+    for name, parameter in adapted.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            return f"{name}, batch norms folded in, holds weights that are not finite numbers; train it again"
+        if not bool(parameter.to(kind).isfinite().all()):
+            return f"{name} holds weights beyond {torch.finfo(kind).max:g}, the largest {dtype}; import it as float32"
+    return None
 
 
 def batch_ms(specs: Sequence[ExpertSpec], images: Sequence[Image], device: str | None = None) -> list[float]:

@@ -69,7 +69,8 @@ def import_expert(
     if as_json:
         made = {"expert": report.expert, "file": str(report.file), "entry": report.entry}
         tried = [asdict(trial) for trial in report.trials]
-        print_json(made | {"dtype": report.dtype, "agreement": asdict(agreement), "tried": tried})
+        said = {"dtype": report.dtype, "agreement": asdict(agreement), "tried": tried, "not_tried": list(report.unfit)}
+        print_json(made | said)
         return
     for trial in report.trials:
         kept = "kept" if trial.dtype == report.dtype else "slower" if trial.agrees else "differs too much"
@@ -77,6 +78,8 @@ def import_expert(
             f"{trial.dtype}: {trial.batch_ms:.1f} ms for 4 images, same labels on {trial.agreement.same_labels} of"
             f" {trial.agreement.images}, confidence within {trial.agreement.confidence:.1e}: {kept}"
         )
+    for reason in report.unfit:
+        console.print(f"not tried: {reason}", markup=False)
     proof = f"images of {images}" if images is not None else "generated patterns (no photos: name some with --images)"
     console.print(
         f"{report.expert}: {report.weights_bytes / 1e6:,.1f} MB, {report.file}, {report.dtype}; on"

@@ -1,4 +1,7 @@
-"""Age as a deadline, not an order (DESIGN.md §7): who is due, and how much of the capacity being due may cost."""
+"""Age as a deadline, not an order: who is due, and how much of the capacity being due may cost.
+
+See docs/how-it-schedules.md.
+"""
 
 from collections.abc import Callable
 

@@ -61,8 +61,6 @@ class Queue:
     work_ns: int = 0
     running: ExpertId | None = None
     running_ns: int = 0
-    #: The budget and the pins under which its requests were assigned.
-    ground: tuple[int, tuple[ExpertId, ...]] = (0, ())
 
     @property
     def head(self) -> Group | None:

@@ -61,7 +61,7 @@ class Candidate(NamedTuple):
 
 
 class Candidates:
-    """The queues whose pool can hold an expert. Computed once per expert until `forget`."""
+    """The queues whose pool takes an expert. Computed once per expert until `forget`."""
 
     def __init__(self, floor: Floor, queues: Sequence[Queue], costs: Costs) -> None:
         self._floor = floor
@@ -70,10 +70,10 @@ class Candidates:
         self._known: dict[ExpertId, tuple[Candidate, ...]] = {}
 
     def of(self, expert: ExpertId) -> tuple[Candidate, ...]:
-        """Never empty: an expert that fits nowhere now could be anywhere, and the scheduler takes its requests out."""
+        """Never empty: where no pool takes an expert now, it waits anywhere until one does or the scheduler ends it."""
         known = self._known.get(expert)
         if known is None:
-            fit = [queue for queue in self._queues if self._floor.fits(queue.pool, expert)]
+            fit = [queue for queue in self._queues if self._floor.takes(queue.pool, expert)]
             known = self._known[expert] = tuple(self._candidate(queue, expert) for queue in fit or self._queues)
         return known
 

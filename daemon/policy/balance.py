@@ -58,7 +58,7 @@ class Balance:
             for shelf in groups.shelves.values()
             if shelf.is_gpu
             for expert in shelf.fullest.ordered()
-            if not groups.place(expert).on_cpu and floor.fits(pool, expert)
+            if not groups.place(expert).on_cpu and floor.takes(pool, expert)
         )
         largest = max(candidates, key=lambda expert: len(groups[expert].requests), default=None)
         if largest is None or self._gpu is None or len(groups[largest].requests) <= self._takeover:

@@ -1,4 +1,7 @@
-"""One demand table, late binding (`coserve-plus`, DESIGN.md §7): a free executor pulls, the loader runs ahead."""
+"""One demand table, late binding: a free executor pulls, the loader runs ahead (`coserve-plus`).
+
+See docs/how-it-schedules.md.
+"""
 
 from collections.abc import Iterable, Iterator
 
@@ -41,6 +44,8 @@ class DemandTable:
         self._blocked = dict.fromkeys(floor.pools, False)
         self._batch_share = {pool: Share(preset.age_share) for pool in floor.pools}
         self._load_share = {pool: Share(preset.age_share) for pool in floor.pools}
+        #: The floor's `room_changes` that the groups have heard of.
+        self._room_changes = floor.room_changes
         #: The last answer to `next_turn_s`; None: it must be found again.
         self._next_turn_s: float | None = None
 
@@ -149,6 +154,9 @@ class DemandTable:
     # Choosing
 
     def _settle(self) -> None:
+        if self._room_changes != self._floor.room_changes:
+            self._room_changes = self._floor.room_changes
+            self._groups.room_changed()
         if self._groups.settle():
             self._next_turn_s = None
 
@@ -187,7 +195,7 @@ class DemandTable:
         for expert in ranking.ordered():
             if looked_past >= LOOK_PAST:
                 return
-            if not self._floor.fits(pool, expert) or self._floor.has_failed(expert, now):
+            if not self._floor.takes(pool, expert) or self._floor.has_failed(expert, now):
                 continue
             group = self._groups[expert]
             if is_idle and not group.requests and self._groups.queued:
@@ -220,7 +228,7 @@ class DemandTable:
 
     def _may_come(self, pool: PoolId, expert: ExpertId, room_bytes: int, now: float) -> bool:
         floor = self._floor
-        return floor.bytes_of(expert) <= room_bytes and floor.fits(pool, expert) and not floor.has_failed(expert, now)
+        return floor.bytes_of(expert) <= room_bytes and floor.takes(pool, expert) and not floor.has_failed(expert, now)
 
     def _aged(self, pool: PoolId, now: float, *, staged: bool = False) -> Iterator[Want]:
         """The most urgent group that waits for memory, while its share of the loads is not spent."""
@@ -228,6 +236,6 @@ class DemandTable:
         for expert in wanted.by_turn(now) if self._load_share[pool].can_spend() else ():
             if staged and expert not in wanted.staged:
                 continue
-            if self._floor.fits(pool, expert) and not self._floor.has_failed(expert, now):
+            if self._floor.takes(pool, expert) and not self._floor.has_failed(expert, now):
                 yield Want(expert, "demand", "anybody", aged=True)
                 return

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from daemon.policy.matrix import Matrix
-from daemon.policy.request import ExecutorFacts, ExpertFacts, PoolFacts, PoolId
+from daemon.policy.request import ExecutorFacts, ExpertFacts, PoolFacts, PoolId, Processor
 from experts.ledger import Ledger
 from experts.spec import ArchitectureId, ExpertId
 
@@ -50,6 +50,10 @@ class Floor:
         self.failures: dict[ExpertId, Failure] = {}
         #: Experts whose last load failed while another pool was loading them too.
         self.suspects: dict[ExpertId, None] = {}
+        #: What a pool is not asked to load before that second: its load failed there, which says nothing of others.
+        self._refused_s: dict[tuple[PoolId, ExpertId], float] = {}
+        #: Counts what may change where an expert could be: budgets, pins and refusals.
+        self.room_changes = 0
         self.has_gpu = any(facts.processor == "gpu" for facts in pools)
         host = ("ram", "cpu") if across_devices else ("ram",)
         #: Pools whose residents can be copied to a GPU, and those of GPUs, from which the RAM tier keeps what leaves.
@@ -64,6 +68,7 @@ class Floor:
     def set_facts(self, experts: Iterable[ExpertFacts]) -> None:
         self.experts = {facts.expert: facts for facts in experts}
         self.suspects.clear()
+        self._refused_s.clear()
         self._usable.clear()
         self.least_bytes = min((facts.weights_bytes for facts in self.experts.values()), default=0)
         self.then_units = {
@@ -74,8 +79,9 @@ class Floor:
         }
 
     def room_changed(self) -> None:
-        """Pins or budgets are others: who fits where must be asked again."""
+        """Pins, budgets or refusals are others: who fits where must be asked again."""
         self._usable.clear()
+        self.room_changes += 1
 
     def homes(self, expert: ExpertId) -> tuple[PoolId, ...]:
         """Pools where a batch of `expert` may start."""
@@ -109,6 +115,36 @@ class Floor:
     def has_failed(self, expert: ExpertId, now: float) -> bool:
         failure = self.failures.get(expert)
         return failure is not None and now < failure.retry_s
+
+    def refuse(self, pool: PoolId, expert: ExpertId, retry_s: float) -> None:
+        """Do not ask `pool` for `expert` before `retry_s`: it is to be read elsewhere until then."""
+        self._refused_s[pool, expert] = retry_s
+        self.room_changed()
+
+    def forgive(self, now: float) -> None:
+        """Pools may be asked again for what they refused long enough ago."""
+        due = [key for key, retry_s in self._refused_s.items() if retry_s <= now]
+        for pool, expert in due:
+            self.unrefuse(pool, expert)
+
+    def unrefuse(self, pool: PoolId, expert: ExpertId) -> None:
+        """Nothing speaks against loading `expert` into `pool` any more."""
+        if self._refused_s.pop((pool, expert), None) is not None:
+            self.room_changed()
+
+    def next_forgiven_s(self) -> float | None:
+        return min(self._refused_s.values(), default=None)
+
+    def is_refused(self, pool: PoolId, expert: ExpertId) -> bool:
+        return (pool, expert) in self._refused_s
+
+    def takes(self, pool: PoolId, expert: ExpertId) -> bool:
+        """Whether `pool` may be asked to load `expert`."""
+        return not self.is_refused(pool, expert) and self.fits(pool, expert)
+
+    def is_taken(self, expert: ExpertId, *processors: Processor) -> bool:
+        """Whether any pool of `processors` may be asked to load `expert`."""
+        return any(self.takes(pool, expert) for pool, facts in self.pools.items() if facts.processor in processors)
 
     def room_bytes(self, pool: PoolId, expert: ExpertId) -> int:
         """What `expert` could ever have in `pool`: the budget less what is pinned for others."""

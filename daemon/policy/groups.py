@@ -64,6 +64,8 @@ class Place:
     on_cpu: bool
     #: In some memory of the host, the RAM tier or the CPU's pool.
     on_host: bool
+    #: In the RAM tier only, and no GPU takes it from there.
+    out_of_reach: bool
     coming: bool
     coming_gpu: bool
 
@@ -126,6 +128,12 @@ class Groups:
     def moved(self, expert: ExpertId) -> None:
         self._places.pop(expert, None)
         self._changed[expert] = None
+
+    def room_changed(self) -> None:
+        """Pools may take other experts than before: what the RAM tier keeps may be out of reach, or no more."""
+        for pool, shelf in self.shelves.items():
+            for expert in self._floor.ledgers[pool].resident if shelf.is_ram else ():
+                self.moved(expert)
 
     def place(self, expert: ExpertId) -> Place:
         place = self._places.get(expert)
@@ -199,11 +207,13 @@ class Groups:
             if not floor.can_run(pool, expert):
                 shelf.withdraw(expert)
                 shelf.keep.forget(expert)
+        in_ram = bool(here) and all(shelf.is_ram for _, shelf in here)
         return Place(
             here,
             on_gpu=any(shelf.is_gpu for _, shelf in here),
             on_cpu=any(not shelf.is_gpu and not shelf.is_ram for _, shelf in here),
             on_host=any(not shelf.is_gpu for _, shelf in here),
+            out_of_reach=in_ram and not floor.is_taken(expert, "gpu"),
             coming=floor.is_coming(expert),
             coming_gpu=floor.has_gpu and floor.is_coming(expert, "gpu"),
         )
@@ -213,7 +223,7 @@ class Groups:
         turn_s = self.turn_s(expert, group)
         head = next(iter(group.requests.values())) if queued else None
         since = (head.arrived_s, head.request_id) if head is not None else (float("inf"), 0)
-        nowhere = not place.shelves and not place.coming
+        nowhere = (not place.shelves or place.out_of_reach) and not place.coming
         self._total(expert, group, place, nowhere=nowhere)
         for pool, shelf in place.shelves:
             spare = not shelf.is_gpu and place.on_gpu  # a GPU has it too: this copy serves only to help out
@@ -238,7 +248,7 @@ class Groups:
             since=since,
             turn_s=turn_s,
             nowhere=nowhere,
-            staged=place.on_host and not place.on_gpu and not place.on_cpu and not place.coming,
+            staged=place.on_host and not place.on_gpu and not place.on_cpu and not place.coming and not nowhere,
             copyable=place.on_cpu and not place.on_gpu and not place.coming_gpu,
         )
 

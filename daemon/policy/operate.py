@@ -125,8 +125,9 @@ class Operator:
         if expert in self._floor.leaving[pool]:
             del self._floor.leaving[pool][expert]
             return True
-        self._floor.ledgers[pool].unpin(expert)
-        self._floor.room_changed()
+        if self._floor.ledgers[pool].is_pinned(expert):
+            self._floor.ledgers[pool].unpin(expert)
+            self._floor.room_changed()
         return False
 
     def forget(self, experts: Iterable[ExpertId], pools: Iterable[PoolId] | None = None) -> None:

@@ -1,4 +1,7 @@
-"""The policies by name: each a combination of switches, so that each idea can be measured alone (DESIGN.md §5, §7)."""
+"""The policies by name: each a combination of switches, so that each idea can be measured alone.
+
+See docs/how-it-schedules.md.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -44,7 +44,8 @@ class ExecutorQueues:
         self._coming: dict[tuple[PoolId, ExpertId], None] = {}
         #: Who ended a batch last: the steps behind it arrive right after that report.
         self._ended_last: Queue | None = None
-        self._note_ground()
+        #: The floor's `room_changes` when requests were last assigned anew.
+        self._room_changes = floor.room_changes
 
     # Requests
 
@@ -53,7 +54,7 @@ class ExecutorQueues:
         self._counts[expert] = self._counts.get(expert, 0) + 1
         if self._chain_first and request.step > 0 and self._ended_last is not None:
             queue = self._ended_last
-            if self._floor.fits(queue.pool, expert):
+            if self._floor.takes(queue.pool, expert):
                 self._put(request, self._open(queue, expert, at_front=True))
                 return
         queue = self._assign.choose(expert)
@@ -64,9 +65,8 @@ class ExecutorQueues:
         self._remove(request)
 
     def take(self, executor: ExecutorId, _now: float) -> tuple[Request, ...]:
+        self._settle()
         queue = self._queues[executor]
-        if queue.ground != self._ground(queue):
-            self.rebuild()
         group = queue.head
         if group is None:
             return ()
@@ -108,11 +108,10 @@ class ExecutorQueues:
             if not ledger.is_loading(coming):
                 del self._coming[pool, coming]
                 if not ledger.holds(coming):
-                    if pool == RAM:
-                        self._tier.failed(coming)
                     self._move_home(coming, pool)
 
     def wants(self, pool: PoolId, _now: float) -> Iterable[Want]:
+        self._settle()
         if pool == RAM:
             return self._tier.wants()
         if self._floor.ledgers[pool].loading_count:
@@ -120,7 +119,9 @@ class ExecutorQueues:
         return [
             Want(expert, "demand", "anybody")
             for queue in self._of_pool[pool]
-            if (expert := queue.missing()) is not None and not self._tier.delays(queue, expert)
+            if (expert := queue.missing()) is not None
+            and not self._floor.is_refused(pool, expert)
+            and not self._tier.delays(queue, expert)
         ]
 
     def granted(self, want: Want, pool: PoolId) -> None:
@@ -150,11 +151,11 @@ class ExecutorQueues:
         return None
 
     def rebuild(self) -> None:
-        """Predict everything again; requests bound to a pool that can never have their expert go elsewhere."""
+        """Predict everything again; requests bound to a pool that does not take their expert go elsewhere."""
         self._costs.forget()
         self._candidates.forget()
         self._order.rebuild()
-        self._note_ground()
+        self._room_changes = self._floor.room_changes
         stranded: list[Group] = []
         for queue in self._queues.values():
             queue.newest.clear()
@@ -230,9 +231,7 @@ class ExecutorQueues:
                     home = min(homes, key=lambda one: one.work_ns)
                     self._put(request, self._join(home, expert) or self._open(home, expert))
 
-    def _ground(self, queue: Queue) -> tuple[int, tuple[ExpertId, ...]]:
-        return self._floor.targets_bytes[queue.pool], queue.ledger.pinned
-
-    def _note_ground(self) -> None:
-        for queue in self._queues.values():
-            queue.ground = self._ground(queue)
+    def _settle(self) -> None:
+        """Assign anew where budgets, pins or refusals have changed, before any pool is asked what it wants."""
+        if self._room_changes != self._floor.room_changes:
+            self.rebuild()

@@ -1,4 +1,4 @@
-"""The scheduler as drivers see it: reports in, actions out. Pure: `now` comes in as an argument (STYLE.md, Shape).
+"""The scheduler as drivers see it: reports in, actions out. Pure: `now` comes in as an argument (docs/architecture.md).
 
 A driver asks `next_load` for every pool before `next_action` for every idle executor, after each report: a load
 that may not wait longer marks the experts that must become idle for it, and `next_action` heeds that.
@@ -101,6 +101,7 @@ class Scheduler:
         ledger = self._floor.ledgers.get(pool)
         if ledger is None:
             return Wait()
+        self._floor.forgive(now)
         self._floor.draining[pool].clear()
         change = self._operator.next_change(pool)
         if change is not None:
@@ -123,28 +124,38 @@ class Scheduler:
     def load_done(self, load: Load, load_s: float) -> None:
         self._floor.ledgers[load.pool].finish_load(load.expert)
         self._floor.suspects.pop(load.expert, None)
+        self._floor.unrefuse(load.pool, load.expert)
         self._free_source(load)
         facts = self._floor.experts.get(load.expert)
         if facts is not None:
             self._measured.loaded(facts.architecture, load_s)
         self._moved(load.expert)
 
-    def load_failed(self, load: Load, reason: str, now: float) -> tuple[Request, ...]:
-        """Free the bytes; where no other pool has the expert, take out and return its requests, which fail."""
-        self._floor.ledgers[load.pool].abandon_load(load.expert)
+    def load_failed(self, load: Load, reason: str, now: float, is_device_error: bool = False) -> tuple[Request, ...]:
+        """Free the bytes; where the expert can be had from no other pool, take out and return its requests, which fail.
+
+        Host memory fails no request, since it can be done without; nor does a device that has failed
+        (`is_device_error`) where another takes the expert. Such a pool is not asked for it again before `retry_s`.
+        """
+        floor, pool, expert = self._floor, load.pool, load.expert
+        floor.ledgers[pool].abandon_load(expert)
         self._free_source(load)
-        was_leaving = self._operator.load_failed(load.pool, load.expert)
-        self._moved(load.expert)
-        if was_leaving or self._floor.homes(load.expert):
+        was_leaving = self._operator.load_failed(pool, expert)
+        is_ram = floor.pools[pool].processor == "ram"
+        retry_s = now + self._tuning.retry_s
+        if (is_ram or is_device_error) and not was_leaving:
+            floor.refuse(pool, expert, retry_s)
+        self._moved(expert)
+        if was_leaving or is_ram or floor.homes(expert) or (is_device_error and floor.is_taken(expert, "gpu", "cpu")):
             return ()
         # Another pool's load of it may still succeed. Only the first failure waits for that: two pools that load what
         # cannot be loaded would otherwise wait for each other for ever.
-        if self._floor.is_coming(load.expert) and load.expert not in self._floor.suspects:
-            self._floor.suspects[load.expert] = None
+        if floor.is_coming(expert) and expert not in floor.suspects:
+            floor.suspects[expert] = None
             return ()
-        self._floor.suspects.pop(load.expert, None)
-        self._floor.failures[load.expert] = Failure(reason, now + self._tuning.retry_s)
-        lost = self._discipline.requests_of(load.expert)
+        floor.suspects.pop(expert, None)
+        floor.failures[expert] = Failure(reason, retry_s)
+        lost = self._discipline.requests_of(expert)
         for request in lost:
             self._discard(request)
         return lost
@@ -273,7 +284,8 @@ class Scheduler:
             fill = self._fill.get(pool, [])
             while fill:
                 expert = fill.pop(0)
-                if not self._floor.homes(expert) and not self._floor.is_coming(expert):
+                is_somewhere = self._floor.homes(expert) or self._floor.is_coming(expert)
+                if not is_somewhere and not self._floor.is_refused(pool, expert):
                     yield Want(expert, "startup", "nobody")
 
     def _plan(self, pool: PoolId, want: Want) -> Load | None:
@@ -324,5 +336,5 @@ class Scheduler:
         return run
 
     def _next_s(self, now: float) -> float | None:
-        times = [self._deadlines.next_s(), self._discipline.next_turn_s(now)]
+        times = [self._deadlines.next_s(), self._discipline.next_turn_s(now), self._floor.next_forgiven_s()]
         return min((time_s for time_s in times if time_s is not None), default=None)

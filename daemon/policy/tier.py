@@ -32,8 +32,6 @@ class RamTier:
         #: Who has waited longest for a turn of the disk comes first.
         self._served = [queue for queue in queues if self._is_there and floor.pools[queue.pool].processor == "gpu"]
         self._gpus = list(dict.fromkeys(queue.pool for queue in self._served))
-        #: Could not be copied into host memory; tried again when they leave a GPU the next time.
-        self._refused: dict[ExpertId, None] = {}
 
     def delays(self, queue: Queue, expert: ExpertId) -> bool:
         """Whether `queue`'s load of `expert` waits for host memory: for its copy, or to keep who leaves for it."""
@@ -56,6 +54,7 @@ class RamTier:
     def granted(self, expert: ExpertId, pool: PoolId) -> None:
         """A load of `expert` into `pool` has begun: into host memory, or perhaps from it."""
         if pool == RAM:
+            # True sorts after False, and the sort is stable: who waits for `expert` goes behind the others.
             self._served.sort(key=lambda queue: queue.missing() == expert)
         elif self._is_there:
             self._order.used(RAM, expert)
@@ -66,12 +65,6 @@ class RamTier:
         self._order.moved(expert)
         if not self._is_on_gpu(expert):
             self._order.used(RAM, expert)
-            self._refused.pop(expert, None)
-
-    def failed(self, expert: ExpertId) -> None:
-        """A load of `expert` into host memory gave nothing."""
-        if self._is_on_gpu(expert):
-            self._refused[expert] = None
 
     def victims(self) -> Iterable[ExpertId]:
         """Copies of what a GPU has, then the others."""
@@ -87,7 +80,7 @@ class RamTier:
 
     def _must_stage(self, queue: Queue, expert: ExpertId) -> bool:
         """Whether `expert` comes from disk, and through host memory."""
-        if self._costs.of(queue.pool, expert).ram_ns is None or not self._floor.fits(RAM, expert):
+        if self._costs.of(queue.pool, expert).ram_ns is None or not self._floor.takes(RAM, expert):
             return False
         return self._floor.source_for(queue.pool, expert) is None
 
@@ -95,7 +88,7 @@ class RamTier:
         """Who leaves the pool of `queue` for `expert`, and is not yet in host memory although it has room."""
         floor, ledger = self._floor, self._floor.ledgers[RAM]
         for leaving in self._leaving(queue, expert):
-            if leaving in self._refused or ledger.is_ready(leaving) or floor.source_for(RAM, leaving) is None:
+            if floor.is_refused(RAM, leaving) or ledger.is_ready(leaving) or floor.source_for(RAM, leaving) is None:
                 continue
             if ledger.is_loading(leaving) or ledger.plan_room(floor.bytes_of(leaving), self.victims()) is not None:
                 yield leaving

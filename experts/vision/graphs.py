@@ -1,13 +1,13 @@
 """CUDA graphs of slots: the kernels of a batch recorded once, then replayed for every expert that passes through.
 
-A slot's weights stay at one address for good, so a recording stays right whichever expert fills the slot. It is made
-by the executor that will replay it, on that executor's stream, and replayed only there: what one executor records may
-then share scratch memory, because a stream runs one thing after the other. A batch size is recorded when it comes for
-the third time; the runs before it warm up what the kernels need. On CPUs, and where recording fails, the network
-simply runs.
+A slot's weights stay at one address for as long as the slot has its memory, so a recording stays right whichever
+expert fills it. A slot that gives its memory back may get other memory later: it forgets its recordings first. A
+recording is made by the executor that will replay it, on that executor's stream, and replayed only there: what one
+executor records may then share scratch memory, because a stream runs one thing after the other. A batch size is
+recorded when it comes for the third time; the runs before it warm up what the kernels need. On CPUs, and where
+recording fails, the network simply runs.
 """
 
-import functools
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -71,6 +71,11 @@ class GraphedNetwork(nn.Module):
         self._seen: dict[tuple[Hashable, torch.Size], int] = {}
         self._replays: dict[tuple[Hashable, torch.Size], Network] = {}
 
+    def forget(self) -> None:
+        """Drop every recording, for the weights are leaving their address. Nobody may be running this network."""
+        self._replays.clear()
+        self._seen.clear()
+
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         key = (self._recordings.recorder.lane(), images.shape)
         replay = self._replays.get(key) or self._recorded(key, images)
@@ -90,15 +95,35 @@ class GraphedNetwork(nn.Module):
         return replay
 
 
-@dataclass(slots=True)
-class _Lane:
-    """What everything recorded on one lane shares. `first` keeps the pool alive: torch refuses to record into one
-    whose graphs have all gone.
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Lane:
+    """What everything recorded by one thread on one stream shares: scratch memory, and an input of each shape.
+
+    `first` keeps the pool alive: torch refuses to record into one whose graphs have all gone.
     """
 
-    pool: Any
-    first: torch.cuda.CUDAGraph
+    pool: Any = None
+    first: Any = None
     inputs: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
+
+
+class Lanes:
+    """The lanes of each thread, by stream. A lane goes with its thread, or with the last network recorded on it.
+
+    By thread, too, since torch hands out a limited number of streams: two threads with the same one must not share
+    inputs.
+    """
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+
+    def of_this_thread(self, stream: int) -> Lane:
+        if not hasattr(self._own, "lanes"):
+            self._own.lanes = {}
+        lanes: dict[int, Lane] = self._own.lanes
+        if stream not in lanes:
+            lanes[stream] = Lane()
+        return lanes[stream]
 
 
 class CudaRecorder:
@@ -106,24 +131,24 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._lanes: dict[Hashable, _Lane] = {}
+        self._lanes = Lanes()
 
-    def lane(self) -> Hashable:
-        # torch hands out a limited number of streams; two threads with the same one must not share inputs.
-        return threading.get_ident(), torch.cuda.current_stream(self._device).cuda_stream
+    def lane(self) -> Lane:
+        return self._lanes.of_this_thread(torch.cuda.current_stream(self._device).cuda_stream)
 
     def record(self, network: Network, images: torch.Tensor) -> Network:
         stream = torch.cuda.current_stream(self._device)
         if stream == torch.cuda.default_stream(self._device):
             raise RuntimeError("the default stream cannot be recorded")
-        graph = torch.cuda.CUDAGraph()
-        name = self.lane()
-        lane = self._lanes.get(name) or _Lane(torch.cuda.graph_pool_handle(), graph)
-        entry = lane.inputs.setdefault((images.shape, images.stride(), images.dtype), torch.empty_like(images))
+        graph, lane = torch.cuda.CUDAGraph(), self.lane()
+        pool = torch.cuda.graph_pool_handle() if lane.first is None else lane.pool
+        form = (images.shape, images.stride(), images.dtype)
+        entry = lane.inputs[form] if form in lane.inputs else torch.empty_like(images)
         # Loader threads go on allocating and copying meanwhile: only this thread's calls are restricted.
-        with torch.cuda.graph(graph, pool=lane.pool, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             answer = network(entry)
-        self._lanes[name] = lane
+        lane.pool, lane.first = pool, lane.first or graph
+        lane.inputs[form] = entry
 
         def replay(batch: torch.Tensor) -> torch.Tensor:
             entry.copy_(batch)
@@ -134,11 +159,19 @@ class CudaRecorder:
         return replay
 
 
-@functools.cache
-def _cuda_recorder(device: torch.device) -> CudaRecorder:
-    return CudaRecorder(device)
+def recorder_for(device: torch.device) -> Recorder | None:
+    """What a device offers; None where there are no graphs."""
+    return CudaRecorder(device) if device.type == "cuda" else None
 
 
-def recordings_for(device: torch.device) -> Recordings | None:
-    """For one layout on a device; None where there are no graphs."""
-    return Recordings(_cuda_recorder(device)) if device.type == "cuda" else None
+@dataclass(slots=True)
+class Recorders:
+    """One recorder for each device. Layouts that share them share an executor's scratch memory, too."""
+
+    make: Callable[[torch.device], Recorder | None] = recorder_for
+    _made: dict[torch.device, Recorder | None] = field(default_factory=dict)
+
+    def recordings(self, device: torch.device) -> Recordings | None:
+        """For one layout on a device; None where there are no graphs."""
+        recorder = self._made.setdefault(device, self.make(device))  # one wins where two threads ask at once
+        return None if recorder is None else Recordings(recorder)

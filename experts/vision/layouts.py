@@ -13,7 +13,7 @@ from torch import nn
 
 from experts.spec import LayoutId
 from experts.vision.architectures import ARCHITECTURES, END_TO_END_HEAD, Architecture
-from experts.vision.graphs import GraphedNetwork, Recordings, recordings_for
+from experts.vision.graphs import GraphedNetwork, Recorders, Recordings
 from experts.vision.networks import Classifier, Detector, build_shell
 from experts.weights import Block, Entry, plan_entries
 
@@ -39,6 +39,7 @@ class Layout:
     shell: Classifier | Detector
     entries: tuple[Entry, ...]
     region_bytes: int
+    recorders: Recorders = field(default_factory=Recorders, repr=False, compare=False)
     _recordings: dict[torch.device, Recordings | None] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -58,12 +59,15 @@ class Layout:
             for name, constant in submodule.named_buffers(recurse=False):
                 setattr(submodule, name, constant.to(buffer.device))
         module.eval()
-        recordings = self._recordings.setdefault(buffer.device, recordings_for(buffer.device))
+        recordings = self._recordings.setdefault(buffer.device, self.recorders.recordings(buffer.device))
         return module if recordings is None else GraphedNetwork(module, recordings)
 
 
-def build_layout(layout: LayoutId) -> Layout:
-    """Everything about a layout from its name; takes up to a second for the largest YOLO, once per layout."""
+def build_layout(layout: LayoutId, recorders: Recorders | None = None) -> Layout:
+    """Everything about a layout from its name; takes up to a second for the largest YOLO, once per layout.
+
+    `recorders` are shared with the other layouts of this process; without them the layout has its own.
+    """
     name, rows, input_size, dtype, memory_format, head = layout.split("-")
     architecture, channels_last = ARCHITECTURES[name], memory_format == "channels_last"
     shell = build_shell(architecture, int(rows), int(input_size), end_to_end=head == END_TO_END_HEAD)
@@ -82,6 +86,7 @@ def build_layout(layout: LayoutId) -> Layout:
         shell=shell,
         entries=entries,
         region_bytes=region_bytes,
+        recorders=recorders or Recorders(),
     )
 
 

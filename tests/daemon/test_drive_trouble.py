@@ -11,7 +11,8 @@ from daemon.control import ControlError
 from daemon.fakes import FakeExecutor
 from daemon.orders import BatchReport, Unanswered
 from daemon.policy.matrix import Performance
-from daemon.policy.request import PoolId
+from daemon.policy.presets import PRESETS
+from daemon.policy.request import RAM, PoolId
 from experts.spec import ArchitectureId, ExpertId
 from tests.daemon.bench_line import Line, a_catalog, a_line, an_image
 
@@ -53,8 +54,8 @@ def test_a_device_that_disappears_costs_a_few_batches_and_the_others_serve_the_r
     line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4]) for n in range(80)))
     line.run()
     assert len(line.outcomes) == 80
-    failed = sum(reason == "expert_failed" for reason in reasons(line))
-    assert 3 <= failed <= 3 * 4
+    # Each image of a batch that the device lost is tried once more, which the same device may lose again.
+    assert sum(reason == "expert_failed" for reason in reasons(line)) <= 4
     assert line.drive.is_failing
     status = ask(line, "status")
     rows = {row["name"]: row for row in status["executors"]}
@@ -71,7 +72,7 @@ def test_one_executor_of_a_shared_pool_goes_and_the_other_serves_on():
     lose(line, "cuda:0/1")
     line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4]) for n in range(60)))
     line.run()
-    assert sum(reason == "expert_failed" for reason in reasons(line)) <= 3 * 4
+    assert sum(reason == "expert_failed" for reason in reasons(line)) <= 4
     assert {row["name"]: row["budget_bytes"] for row in ask(line, "status")["executors"]} == {
         "cuda:0/0": 60,
         "cuda:0/1": 60,
@@ -83,22 +84,78 @@ def test_the_only_device_is_tried_again_after_a_while():
     lose(line, "cuda:0/0", batches=3)
     line.accept(*(an_image(n, "B") for n in range(40)))
     line.run(until_s=20.0)
-    assert reasons(line) == ["expert_failed"] * 12
+    assert reasons(line) == []
     assert line.drive.is_failing
+    with pytest.raises(ControlError, match="tried again by itself"):
+        ask(line, "limits", expert_memory={"cuda:0": 50})
     line.run()
-    assert reasons(line)[12:] == [None] * 28
+    assert reasons(line) == [None] * 40
     assert not line.drive.is_failing
 
 
-def test_a_device_that_takes_no_experts_any_more_is_given_up_too():
-    line = a_line(budgets={"cuda:0": 20, "cpu": 60}, executors=["cuda:0", "cpu"])
+def test_an_image_whose_second_batch_the_device_loses_too_ends_and_no_image_waits_for_ever():
+    line = a_line(budgets={"cuda:0": 60}, executors=["cuda:0"])
+    lose(line, "cuda:0/0")
+    line.accept(*(an_image(n, "B") for n in range(8)))
+    line.run(until_s=20.0)
+    assert reasons(line) == ["expert_failed"] * 4
+    assert "cuda:0/0" in ask(line, "status")["last_error"]
+    line.run()
+    assert reasons(line) == ["expert_failed"] * 8
+
+
+def test_each_step_of_a_chain_may_be_tried_twice():
+    line = a_line(budgets={"cuda:0": 60}, executors=["cuda:0"])
+    executor = line.executors["cuda:0/0"]
+    answered, batches = executor._report, 0
+
+    def report(done: BatchReport) -> None:
+        nonlocal batches
+        batches += 1
+        if batches % 2:
+            done = replace(done, results=(Unanswered("expert_failed", LOST),), device_error=LOST)
+        answered(done)
+
+    executor._report = report
+    line.accept(an_image(1, "A1"))
+    line.run()
+    assert (batches, line.outcomes[1].reason) == (4, None)
+    assert [stage.expert for stage in line.outcomes[1].stages] == ["A1", "yolo-solder"]
+
+
+def test_an_executor_whose_pool_is_served_by_another_is_not_tried_again():
+    line = a_line(budgets={"cuda:0": 60}, executors=["cuda:0", "cuda:0"])
+    lose(line, "cuda:0/1", batches=3)
+    for when_s in (0.0, 60.0, 120.0):
+        numbers = range(int(when_s), int(when_s) + 60)
+        line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4], accepted_wall_s=1000.0 + when_s) for n in numbers))
+        line.run(until_s=when_s + 60.0)
+    assert {stage.executor for n in range(60, 180) for stage in line.outcomes[n].stages} == {"cuda:0/0"}
+    assert "out_of_service" in ask(line, "status")["executors"][1]
+
+
+@pytest.mark.parametrize("policy", PRESETS)
+def test_host_memory_that_takes_no_experts_costs_no_image(policy: str):
+    line = a_line(policy=policy, budgets={"cuda:0": 20, "ram": 60}, executors=["cuda:0", "cuda:0"])
+    for name in a_catalog():
+        line.pools[RAM].broken[name] = "MemoryError: host_cache is larger than the memory"
+    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4]) for n in range(40)))
+    line.run()
+    assert reasons(line) == [None] * 40
+    assert not line.drive.is_failing
+    assert "MemoryError" in ask(line, "status")["last_error"]
+
+
+@pytest.mark.parametrize("policy", ["samba-parallel", "coserve", "coserve-plus"])
+def test_a_device_that_takes_no_experts_any_more_is_given_up_too(policy: str):
+    line = a_line(policy=policy, budgets={"cuda:0": 20, "cpu": 60}, executors=["cuda:0", "cpu"])
     for name in a_catalog():
         line.pools[PoolId("cuda:0")].broken[name] = "CUDA error: unspecified launch failure"
     line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4]) for n in range(40)))
     line.run(until_s=60.0)
     line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4], accepted_wall_s=1060.0) for n in range(40, 80)))
     line.run()
-    assert [line.outcomes[n].reason for n in range(40, 80)] == [None] * 40
+    assert [line.outcomes[n].reason for n in range(80)] == [None] * 80
     rows = {row["name"]: row for row in ask(line, "status")["executors"]}
     assert "out_of_service" in rows["cuda:0/0"]
     assert rows["cuda:0/0"]["budget_bytes"] == 0

@@ -160,10 +160,11 @@ def test_a_profile_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_layouts_that_were_not_measured_are_a_warning_and_others_are_fine(tmp_path: Path) -> None:
     a_profile(tmp_path)
     config, measured = completed(tmp_path, "{cpu: {profile: profile.yaml}}")
-    assert profile_warnings(config, measured, a_catalog()) == []
+    assert profile_warnings(tmp_path / "coserve.yaml", config, measured, a_catalog()) == []
     other = {ExpertId("B"): replace(a_catalog()[ExpertId("B")], layout="resnet101")}  # type: ignore[arg-type]
-    (warning,) = profile_warnings(config, measured, other)
+    (warning,) = profile_warnings(tmp_path / "coserve.yaml", config, measured, other)
     assert "resnet101" in warning
+    assert f"coserve profile {tmp_path / 'coserve.yaml'}" in warning
 
 
 def test_host_caches_of_all_gpus_are_one_tier(tmp_path: Path) -> None:
@@ -184,11 +185,19 @@ def test_host_caches_of_all_gpus_are_one_tier(tmp_path: Path) -> None:
 
 def test_a_host_cache_without_a_measured_copy_is_a_warning(tmp_path: Path) -> None:
     devices = "{'cuda:0': {expert_memory: 10, host_cache: 30, profile: profile.yaml}}"
-    for ram_s, count in ((None, 1), (0.01, 0)):
+    for ram_s, said in ((None, ["host_cache is not used"]), (0.01, [])):
         row = {**ROW, "ram_s": ram_s}
         a_profile(tmp_path, devices={"cuda:0": {"architectures": {"resnet18": row}}})
         config, measured = completed(tmp_path, devices)
-        assert len(profile_warnings(config, measured, a_catalog())) == count
+        warnings = profile_warnings(tmp_path / "coserve.yaml", config, measured, a_catalog())
+        assert [text for text, warning in zip(said, warnings, strict=True) if text not in warning] == []
+
+
+def test_a_host_cache_without_a_profile_is_used_at_an_assumed_cost(tmp_path: Path) -> None:
+    config, measured = completed(tmp_path, "{'cuda:0': {expert_memory: 10, host_cache: 30}}")
+    (warning,) = profile_warnings(tmp_path / "coserve.yaml", config, measured, a_catalog())
+    assert "devices.cuda:0.host_cache is used, and what a copy from there costs is assumed" in warning
+    assert f"coserve profile {tmp_path / 'coserve.yaml'}" in warning
 
 
 def test_an_expert_that_fits_no_pool_is_named_with_what_to_do(tmp_path: Path) -> None:

@@ -3,24 +3,32 @@ import mmap
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 
 from experts import memory
 from experts.memory import HostMemory
+from experts.transfer import HostTransfer
 
 
 class Runtime:
-    """The two calls of CUDA's runtime that memory makes, refusing memory that is registered or not as CUDA does."""
+    """The calls of CUDA's runtime that memory makes, refusing memory that is registered or not as CUDA does."""
 
     def __init__(self, code: int = 0) -> None:
         self.registered: dict[int, int] = {}
+        self.last_error = 0
         self._code = code
 
     def cudaHostRegister(self, address: int, size_bytes: int, _flags: int) -> int:  # noqa: N802
         if self._code == 0:
             assert address not in self.registered
             self.registered[address] = size_bytes
+        self.last_error = self._code
         return self._code
+
+    def cudaGetLastError(self) -> int:  # noqa: N802
+        code, self.last_error = self.last_error, 0
+        return code
 
     def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
         del self.registered[address]
@@ -49,12 +57,33 @@ def test_pinned_memory_is_pinned_while_it_is_occupied(runtime: Runtime):
 
 
 def test_memory_that_cannot_be_pinned_is_ordinary_memory(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(memory, "_cuda", lambda: Runtime(code=2))
+    runtime = Runtime(code=2)
+    monkeypatch.setattr(memory, "_cuda", lambda: runtime)
     host = HostMemory(10_000, pin=True)
-    assert not host.pinned
+    assert (host.pinned, host.pin_error) == (False, 2)
+    assert runtime.last_error == 0, "the next kernel of this thread would be blamed"
     host.array[:] = 3
     host.vacate()
     assert bool((host.tensor == 0).all())
+
+
+def test_a_pool_says_once_that_its_memory_is_not_pinned(monkeypatch: pytest.MonkeyPatch):
+    runtime = Runtime(code=2)
+    monkeypatch.setattr(memory, "_cuda", lambda: runtime)
+    transfer = HostTransfer(pin=True)
+    with structlog.testing.capture_logs() as lines:
+        place = transfer.allocate(10_000)
+        transfer.vacate(place)
+        transfer.occupy(place)
+        transfer.allocate(20_000)
+    assert [(line["event"], line["bytes"], line["cuda_error"]) for line in lines] == [("memory_not_pinned", 10_000, 2)]
+
+
+def test_memory_that_is_pinned_or_need_not_be_says_nothing(runtime: Runtime):
+    with structlog.testing.capture_logs() as lines:
+        for transfer in (HostTransfer(pin=True), HostTransfer()):
+            transfer.allocate(10_000)
+    assert lines == []
 
 
 def test_all_views_are_of_the_same_page_aligned_bytes():
@@ -76,6 +105,17 @@ def test_cuda_takes_the_memory_for_pinned():
     assert host.tensor.is_pinned()
     host.vacate()
     assert not host.tensor.is_pinned()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_after_cuda_refused_memory_the_next_kernel_is_not_blamed():
+    host = HostMemory(3 << 20, pin=True)
+    host.pinned = False  # so that the same memory is registered twice
+    host.occupy()
+    assert host.pin_error != 0
+    assert torch.ones(4, device="cuda:0").mul_(2).sum().item() == 8
+    host.pinned = True
 
 
 def test_large_memory_is_asked_for_in_huge_pages():

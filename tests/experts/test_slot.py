@@ -21,10 +21,12 @@ from experts.reading import DirectReader, PacedReader
 from experts.slot import LayoutShelf, Slot, SlotPool
 from experts.spec import ExpertId, ExpertSpec
 from experts.transfer import HostTransfer, StagedTransfer
+from experts.vision.graphs import WARM_UPS, Recorders
 from experts.vision.infer import infer
 from experts.vision.layouts import Layout
 from experts.vision.preprocess import fit
 from tests.experts.lanes import LateLane
+from tests.experts.recorder import FakeRecorder
 from tests.experts.samples import a_picture, an_expert_file
 
 
@@ -171,17 +173,34 @@ def every_slot(pool: SlotPool) -> list[Slot]:
     return [*pool._resident.values(), *pool._kept, *pool._vacant]
 
 
-def test_a_slot_that_gave_its_memory_back_answers_as_before_and_forgets_its_graphs(tmp_path: Path):
+def test_a_slot_that_gave_its_memory_back_answers_as_before(tmp_path: Path):
     small, large = an_expert_file(tmp_path, "small", "yolov8n", 2), an_expert_file(tmp_path, "large")
     pool = a_pool(large.weights_bytes)
     pool.load(small)
     expected, slot = answers(pool, small), pool.slot(small.expert)
-    slot.graphs[4] = "a recording"
     pool.load(large, (small.expert,))
-    assert (slot.graphs, pool.allocated_bytes) == ({}, large.weights_bytes)
+    assert pool.allocated_bytes == large.weights_bytes
     pool.load(small, (large.expert,))
     assert pool.slot(small.expert) is slot
     assert answers(pool, small) == expected
+    pool.check()
+
+
+def test_a_slot_that_gave_its_memory_back_is_recorded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    small, large = an_expert_file(tmp_path, "small", "yolov8n", 2), an_expert_file(tmp_path, "large")
+    plain = a_pool()
+    plain.load(small)
+    plain.load(large)
+    monkeypatch.setattr("experts.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
+    recorder = FakeRecorder()
+    pool = SlotPool("cuda:0", large.weights_bytes, LayoutShelf(recorders=Recorders(lambda _: recorder)))
+    previous: tuple[ExpertId, ...] = ()
+    for recordings, spec in enumerate((small, large, small, small), start=1):
+        pool.load(spec, previous)
+        previous = (spec.expert,)
+        for _ in range(WARM_UPS + 2):
+            assert answers(pool, spec) == answers(plain, spec)
+        assert len(recorder.recorded) == min(recordings, 3), "the last load found the slot where it was"
     pool.check()
 
 
@@ -247,6 +266,46 @@ def test_weights_that_are_not_numbers_never_answer(tmp_path: Path, device: str):
         with pytest.raises(ExpertError, match="not finite"):
             pool.load(spec)
     assert pool.resident() == ()
+
+
+class Checks(TorchFunctionMode):
+    """How many weights are asked at a time whether they are finite; without memory for so many as `fails_at`."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+        self._fails_at = fails_at
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.isfinite:
+            self.asked.append(args[0].numel())
+            if len(self.asked) == self._fails_at:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        return func(*args, **(kwargs or {}))
+
+
+def test_weights_are_checked_piece_by_piece_up_to_the_first_bad_one(tmp_path: Path):
+    spec = an_expert_file(tmp_path)
+    with Checks() as checks:
+        a_pool().load(spec)
+    assert (sum(checks.asked), max(checks.asked)) == (spec.weights_bytes // 4, 4 << 20)
+    bad = bytearray(spec.file.read_bytes())
+    begin = len(bad) - spec.weights_bytes
+    bad[begin : begin + 4] = np.float32("inf").tobytes()
+    spec.file.write_bytes(bad)
+    with Checks() as checks, pytest.raises(ExpertError, match="not finite"):
+        a_pool().load(replace(spec, sha256=hashlib.sha256(bad).hexdigest()))
+    assert checks.asked == [4 << 20]
+
+
+def test_a_device_without_memory_to_check_in_fails_the_expert(tmp_path: Path):
+    spec = an_expert_file(tmp_path)
+    pool = a_pool(spec.weights_bytes)
+    with Checks(fails_at=2), pytest.raises(ExpertError, match="no memory left to check weights in"):
+        pool.load(spec)
+    pool.check()
+    assert pool.resident() == ()
+    pool.load(spec)
 
 
 def test_what_leaves_a_gpu_can_be_kept_in_host_memory_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

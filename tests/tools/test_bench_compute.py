@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from experts.spec import Answer, Detection
 from tests.lines import a_jpeg
 from tools.bench.compute import compare_network, has_bfloat16, register, share_of_same_labels
+from tools.profile.executors import cores
 from tools.profile.samples import Samples
 
 
@@ -20,9 +21,9 @@ def test_slots_and_plain_torch_give_the_same_answers(tmp_path: Path, network: st
     assert [(side.batch, side.side) for side in sides] == [
         (batch, side) for batch in (1, 2) for side in ("plain", "float32", "bfloat16")
     ]
+    plain_ms = {side.batch: side.batch_ms for side in sides if side.side == "plain"}
     for side in sides:
-        assert side.batch_ms > 0
-        assert side.ratio > 0
+        assert side.ratio == pytest.approx(plain_ms[side.batch] / side.batch_ms)
         if side.side == "float32":
             assert side.same_labels == 1.0
             assert side.confidence < 1e-3
@@ -38,7 +39,11 @@ def test_the_command_prints_figures_for_programs():
     assert found.exit_code == 0, found.output
     figures = json.loads(found.stdout)
     assert [side["side"] for side in figures["sides"]] == ["plain", "float32"]
-    assert all(pair["images_per_s"] > 0 for pair in figures["pairs"])
+    plain, slot = figures["sides"]
+    assert slot["ratio"] == pytest.approx(plain["batch_ms"] / slot["batch_ms"])
+    assert {pair["executors"] * pair["threads"] for pair in figures["pairs"]} == {cores()}
+    speeds = [pair["images_per_s"] for pair in figures["pairs"]]
+    assert speeds == sorted(speeds, reverse=True)
     assert isinstance(figures["cpu"]["bfloat16"], bool)
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from experts.errors import ExpertError
 from experts.spec import ExpertId
 from tools.bench import loading
-from tools.bench.load import register
+from tools.bench.load import print_result, register
 
 torch.set_num_threads(1)
 
@@ -40,26 +40,17 @@ def test_every_way_is_measured_and_slots_stand_beside_raw_and_ordinary(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_table_says_how_it_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("cold_reads", "said"),
+    [("direct", "O_DIRECT"), ("dropped", "page cache was dropped"), ("cached", "NO COLD READS")],
+)
+def test_the_table_says_how_it_was_measured(capsys: pytest.CaptureFixture[str], cold_reads: str, said: str):
     figures = loading.Figures("resnet18", "float32", "slot, cold", "disk", 44_000_000, 22.0, 2.0, 0.98, None)
-    monkeypatch.setattr(loading, "make_expert", lambda *_: None)
-    monkeypatch.setattr(loading, "LoadBench", lambda *_: Measured(figures))
-    result = run("--folder", str(tmp_path))
-    assert result.exit_code == 0, result.stderr
-    for words in ("slot, cold", "0.98", "page cache was dropped", "first load only", "random weights"):
-        assert words in result.stdout
-
-
-class Measured:
-    """A bench whose figures are known."""
-
-    def __init__(self, figures: loading.Figures) -> None:
-        self._figures = figures
-        self.direct = loading.DirectReader()
-        self.direct.method = "dropped"
-
-    def measure(self, _rounds: int, _advance: object) -> list[loading.Figures]:
-        return [self._figures]
+    result = {"figures": [figures], "rounds": 7, "cold_reads": cold_reads, "cores": 2, "torch": "2", "torch_threads": 1}
+    print_result(result)
+    shown = capsys.readouterr().out
+    for words in (said, "slot, cold", "44.0", "0.98", "7 rounds", "first load only", "random weights", "2 cores"):
+        assert words in shown
 
 
 def test_wrong_use_is_refused_with_what_is_known(tmp_path: Path):

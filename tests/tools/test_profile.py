@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 import yaml
 from typer.testing import CliRunner
@@ -15,13 +16,16 @@ from daemon.policy.request import ExpertFacts
 from daemon.profile import load_profile, this_machine
 from experts.slot import LayoutShelf, SlotPool
 from experts.spec import ArchitectureId, ExpertId
+from experts.vision.graphs import WARM_UPS, Recorders
 from tests.daemon.store.store_parts import a_line as a_store
 from tests.daemon.store.store_parts import a_stage, an_arrival, an_outcome
+from tests.experts.recorder import FakeRecorder
 from tests.lines import a_jpeg, a_line, make_experts
 from tools.profile import measure
 from tools.profile.command import register
-from tools.profile.executors import Pair, best, pairs
-from tools.profile.measure import Effort
+from tools.profile.executors import Pair, best, pairs, try_pairs
+from tools.profile.fit import fit_line
+from tools.profile.measure import Bench, Effort
 from tools.profile.run import ProfileError, Wish, memory_to_divide, profile_line
 from tools.profile.samples import Samples, read_samples
 from tools.profile.split import Plan, limited_split, sample_images, search_split, simulated_images_per_s
@@ -74,8 +78,10 @@ def test_the_command_writes_a_profile_that_the_daemon_reads(tmp_path: Path, expe
     catalog = load_line(config).catalog
     assert {row.architecture for row in profile.rows} == {spec.layout for spec in catalog.values()}
     for row in profile.rows:
-        assert row.k_s + row.b_s > 0
-        assert row.disk_s > 0
+        entry = figures["devices"]["cpu"]["architectures"][row.architecture]
+        fitted = fit_line({int(size): seconds for size, seconds in entry["latencies_s"].items()})
+        assert (row.k_s, row.b_s) == (pytest.approx(fitted.k_s, rel=1e-5), pytest.approx(fitted.b_s, rel=1e-5))
+        assert (row.disk_s, row.ram_s) == (entry["disk_s"], None)
         assert 1 <= row.max_batch <= 2
         assert row.activation_bytes > 64 * 64 * 3 * 4
     recommended = profile.devices["cpu"]
@@ -161,6 +167,63 @@ def test_a_configured_budget_is_what_is_divided_and_without_one_most_of_what_is_
     assert memory_to_divide("cpu", device.model_copy(update={"activation_memory": 5})) == 150_000_005
     free_bytes = memory_to_divide("cpu", device.model_copy(update={"expert_memory": 0}))
     assert 0 < free_bytes < this_machine().memory_bytes
+
+
+def test_memory_is_asked_for_before_anything_is_measured(
+    tmp_path: Path, experts: Path, monkeypatch: pytest.MonkeyPatch
+):
+    loads: list[str] = []
+    loads_before: list[int] = []
+
+    class CountingPool(SlotPool):
+        def load(self, spec, *args, **kwargs):
+            loads.append(spec.expert)
+            return super().load(spec, *args, **kwargs)
+
+    def free_bytes() -> int:
+        loads_before.append(len(loads))
+        return 1_000_000_000
+
+    monkeypatch.setattr(measure, "SlotPool", CountingPool)
+    monkeypatch.setattr("tools.profile.run._free_memory_bytes", free_bytes)
+    line = load_line(a_line(tmp_path / "line", experts))
+    device = line.config.devices["cpu"].model_copy(update={"expert_memory": 0})
+    line = replace(line, config=line.config.model_copy(update={"devices": {"cpu": device}}))
+    measured = profile_line(line, a_wish(), quiet).devices[0]
+    assert measured.expert_bytes + measured.batches_bytes == 800_000_000
+    assert loads_before == [0]
+    assert loads
+
+
+def test_batches_are_timed_only_after_they_were_recorded(tmp_path: Path, experts: Path):
+    spec = next(iter(load_line(a_line(tmp_path / "line", experts)).catalog.values()))
+    recorder = FakeRecorder()
+    with Bench("cpu", 1, 1, LayoutShelf(recorders=Recorders(lambda _device: recorder))) as bench:
+        slots = bench.slots(spec)
+        assert measure.warm_ups(slots[0]) == WARM_UPS + 1
+        bench.latencies_s(slots, SAMPLES, (1, 2), rounds=2)
+        assert ([images for _, images in recorder.recorded], recorder.replayed) == ([1, 2], 2 * (1 + 2))
+    with Bench("cpu", 1, 1, LayoutShelf()) as bench:
+        assert measure.warm_ups(bench.slots(spec)[0]) == 1
+
+
+def test_a_device_without_memory_for_one_image_is_refused_with_what_to_do(
+    tmp_path: Path, experts: Path, monkeypatch: pytest.MonkeyPatch
+):
+    line = load_line(a_line(tmp_path / "line", experts))
+    spec, shelf = next(iter(line.catalog.values())), LayoutShelf()
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(measure, "infer", fail)
+    with (
+        Bench("cpu", 1, 1, shelf) as bench,
+        pytest.raises(ProfileError, match=r"cpu: has no memory for one image of .* smaller --input-size"),
+    ):
+        measure.measure_layout(bench, "cpu", spec, SAMPLES, HASTY, shelf)
+    with pytest.raises(ProfileError, match="cpu: has no memory for 4 images"):
+        try_pairs("cpu", spec, SAMPLES, HASTY, shelf, core_count=1)
 
 
 # Usage

@@ -2,12 +2,15 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 
+from torch import OutOfMemoryError
+
 from experts.slot import LayoutShelf
 from experts.spec import ExpertSpec
-from tools.profile.measure import Bench, Effort
+from tools.profile.measure import Bench, Effort, ProfileError
 from tools.profile.samples import Samples
 
 #: More streams than this never paid on the paper's GPUs (figure 17).
@@ -47,7 +50,8 @@ def try_pairs(
 ) -> list[Pair]:
     """Images per second of each pair on one expert, medians of interleaved rounds, fastest first.
 
-    Raises ExpertError where not even one executor's expert fits the device.
+    Pairs whose batches the device has no memory for are left out. Raises ProfileError where none is left, ExpertError
+    where their experts do not fit the device.
     """
     candidates = pairs(device, core_count or cores())
     found: dict[tuple[int, int], list[float]] = {pair: [] for pair in candidates}
@@ -56,9 +60,15 @@ def try_pairs(
             with Bench(device, executors, threads, shelf) as bench:
                 slots = bench.slots(spec)
                 seconds = effort.seconds / effort.pair_rounds
-                found[executors, threads].append(bench.images_per_s(slots, samples, _BATCH, seconds))
+                with suppress(OutOfMemoryError):
+                    found[executors, threads].append(bench.images_per_s(slots, samples, _BATCH, seconds))
             on_step()
-    measured = [Pair(executors, threads, median(speeds)) for (executors, threads), speeds in found.items()]
+    measured = [Pair(executors, threads, median(speeds)) for (executors, threads), speeds in found.items() if speeds]
+    if not measured:
+        raise ProfileError(
+            f"{device}: has no memory for {_BATCH} images of {spec.expert} beside the weights; stop what else uses the"
+            " device, or import the expert with a smaller --input-size"
+        )
     return sorted(measured, key=lambda pair: -pair.images_per_s)
 
 

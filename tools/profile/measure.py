@@ -10,15 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import torch
 
+from experts.reading import drop_cached
 from experts.slot import LayoutShelf, Slot, SlotPool
 from experts.spec import ExpertSpec, LayoutId
+from experts.vision.graphs import WARM_UPS, GraphedNetwork
 from experts.vision.infer import infer
 from tools.profile.fit import Line, fit_line, largest_useful_batch
 from tools.profile.samples import Samples
@@ -27,6 +28,10 @@ T = TypeVar("T")
 
 #: Sizes that are measured, up to the largest asked for: dense where the average still falls.
 BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+class ProfileError(Exception):
+    """This line cannot be profiled here; the text says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,7 @@ class Bench:
         """
         taken: dict[int, list[float]] = {}
         fitting = list(batches)
-        for number in range(rounds + 1):
+        for number in range(-warm_ups(slots[0]), rounds):
             for size in fitting:
                 try:
                     seconds = self._together(slots, lambda slot, size=size: _timed(slot, samples, size))
@@ -109,8 +114,7 @@ class Bench:
                     fitting = [smaller for smaller in fitting if smaller < size]
                     taken.pop(size, None)
                     break
-                # The first round only warms up: kernels are chosen, memory is taken from the system.
-                if number:
+                if number >= 0:
                     taken.setdefault(size, []).extend(seconds)
         return {size: median(seconds) for size, seconds in taken.items() if size in fitting}
 
@@ -124,7 +128,8 @@ class Bench:
                 images += size
             return images, elapsed_s
 
-        self._together(slots, lambda slot: _timed(slot, samples, size))
+        for _ in range(warm_ups(slots[0])):
+            self._together(slots, lambda slot: _timed(slot, samples, size))
         return sum(images / elapsed_s for images, elapsed_s in self._together(slots, work))
 
     def _together(self, slots: Sequence[Slot], work: Callable[[Slot], T]) -> list[T]:
@@ -138,9 +143,14 @@ class Bench:
 def measure_layout(
     bench: Bench, device: str, spec: ExpertSpec, samples: Samples, effort: Effort, shelf: LayoutShelf
 ) -> LayoutCost:
-    """Everything that the matrix says of a layout, with one of its experts. Raises ExpertError."""
+    """Everything that the matrix says of a layout, with one of its experts. Raises ExpertError, ProfileError."""
     slots = bench.slots(spec)
     latencies_s = bench.latencies_s(slots, samples, effort.batches, effort.rounds)
+    if not latencies_s:
+        raise ProfileError(
+            f"{device}: has no memory for one image of {spec.expert} beside the weights; stop what else uses the"
+            " device, or import the expert with a smaller --input-size"
+        )
     line = fit_line(latencies_s)
     max_batch = largest_useful_batch(line, max(latencies_s))
     # Some is needed once for a batch of any size (oneDNN reorders the weights of a layer), so it is shared out over the
@@ -160,6 +170,11 @@ def measure_layout(
     )
 
 
+def warm_ups(slot: Slot) -> int:
+    """Runs of a batch size before it is timed: kernels are chosen, memory is taken, and recorded where that is done."""
+    return WARM_UPS + 1 if isinstance(slot.module, GraphedNetwork) else 1
+
+
 def load_seconds(device: str, spec: ExpertSpec, loads: int, shelf: LayoutShelf) -> tuple[float, float | None]:
     """Median seconds of a load from disk, the file not in the page cache, and from host memory where that serves."""
     pool = SlotPool(device, spec.weights_bytes, shelf)
@@ -167,7 +182,7 @@ def load_seconds(device: str, spec: ExpertSpec, loads: int, shelf: LayoutShelf) 
     from_disk: list[float] = []
     for _ in range(loads):
         pool.unload(spec.expert)
-        drop_from_cache(spec.file)
+        drop_cached(spec.file)
         from_disk.append(pool.load(spec).load_ms / 1e3)
     if device == "cpu":
         return median(from_disk), None
@@ -178,16 +193,6 @@ def load_seconds(device: str, spec: ExpertSpec, loads: int, shelf: LayoutShelf) 
         pool.unload(spec.expert)
         from_ram.append(pool.load(spec, source=host).load_ms / 1e3)
     return median(from_disk), median(from_ram)
-
-
-def drop_from_cache(file: Path) -> None:
-    """Let the system forget what it has cached of a file (a file system in memory has nothing else)."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
 
 
 def peak_bytes(slot: Slot, samples: Samples, size: int) -> int:

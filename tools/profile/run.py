@@ -18,7 +18,7 @@ from experts.catalog import UNREADABLE
 from experts.slot import LayoutShelf
 from experts.spec import ArchitectureId, ExpertId, ExpertSpec, LayoutId
 from tools.profile.executors import Pair, best, steps, try_pairs
-from tools.profile.measure import Bench, Effort, LayoutCost, measure_layout
+from tools.profile.measure import Bench, Effort, LayoutCost, ProfileError, measure_layout
 from tools.profile.plots import plot_latencies, plot_split
 from tools.profile.samples import Samples
 from tools.profile.split import Plan, limited_split, search_split
@@ -29,10 +29,6 @@ from tools.profile.window import Split
 _FREE_SHARE = 0.8
 
 Progress = Callable[[str, float], None]
-
-
-class ProfileError(Exception):
-    """This line cannot be profiled here; the text says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +76,17 @@ def profile_line(line: Line, wish: Wish, on_progress: Progress) -> Measured:
     shelf = LayoutShelf()
     devices = tuple(line.config.devices)
     tick = _Ticks(sum(steps(device, wish.effort) + 3 * len(layouts) + 1 for device in devices) + 1, on_progress)
+    # Now, for afterwards what torch keeps for its next batches would count as used.
+    memory_bytes = {
+        device: wish.memory_bytes or memory_to_divide(device, settings)
+        for device, settings in line.config.devices.items()
+    }
     tick(f"usage from {wish.usage}", 0)
     usage = usage_of(wish.usage, line, devices[0], shelf)
     tick("usage counted")
-    found = [_profile_device(device, line, layouts, wish, usage, shelf, tick) for device in devices]
+    found = [
+        _profile_device(device, memory_bytes[device], line, layouts, wish, usage, shelf, tick) for device in devices
+    ]
     return Measured(tuple(found), usage, wish.samples.origin)
 
 
@@ -103,6 +106,7 @@ def one_of_each(line: Line) -> dict[LayoutId, ExpertSpec]:
 
 def _profile_device(
     device: str,
+    memory_bytes: int,
     line: Line,
     layouts: dict[LayoutId, ExpertSpec],
     wish: Wish,
@@ -124,7 +128,7 @@ def _profile_device(
     specs = [spec for spec in line.catalog.values() if spec.layout != UNREADABLE]
     plan = Plan(
         device=device,
-        memory_bytes=wish.memory_bytes or memory_to_divide(device, line.config.devices[device]),
+        memory_bytes=memory_bytes,
         executors=chosen.executors,
         rows=tuple(_row(device, cost) for cost in costs),
         experts=expert_facts(specs, line.routes, usage),

@@ -6,6 +6,7 @@ from heapq import heappop, heappush
 
 from daemon.policy.actions import Load, Resize, Run, Unload, Wait
 from daemon.policy.assign import partition
+from daemon.policy.matrix import Performance
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request, RequestId
 from daemon.policy.scheduler import Scheduler
@@ -41,10 +42,11 @@ def a_scheduler(
     executors: Sequence[ExecutorFacts] = (),
     policy: str = "coserve-plus",
     tuning: Tuning | None = None,
+    matrix: Sequence[Performance] = (),
 ) -> Scheduler:
     chosen = preset(policy)
     pools, executors = partition(pools or [a_pool()], executors or executors_on("cpu"), chosen)
-    return Scheduler(experts, pools, executors, chosen, tuning)
+    return Scheduler(experts, pools, executors, chosen, tuning, matrix)
 
 
 @dataclass
@@ -63,6 +65,9 @@ class Clockwork:
     started_s: dict[int, float] = field(default_factory=dict)
     expired: list[Request] = field(default_factory=list)
     refused: list[Request] = field(default_factory=list)
+    #: Which loads give nothing, and the requests that then failed.
+    breaks: Callable[[Load], bool] = lambda _load: False
+    failed: list[Request] = field(default_factory=list)
     _timers: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _serial: int = 0
     _next_id: int = 1_000_000
@@ -113,7 +118,13 @@ class Clockwork:
     def _load(self, action: Load | Unload | Resize) -> None:
         self.actions.append(action)
         if isinstance(action, Load):
-            self.at(self.now + self.load_s, lambda: self.scheduler.load_done(action, self.load_s))
+            self.at(self.now + self.load_s, lambda: self._loaded(action))
+
+    def _loaded(self, load: Load) -> None:
+        if self.breaks(load):
+            self.failed += self.scheduler.load_failed(load, "broken", self.now)
+        else:
+            self.scheduler.load_done(load, self.load_s)
 
     def _run(self, run: Run) -> None:
         self.actions.append(run)

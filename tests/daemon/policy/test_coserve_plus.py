@@ -1,4 +1,4 @@
-"""`coserve-plus`: one demand table, late binding, a loader that runs ahead, age within bounds (DESIGN.md §7)."""
+"""`coserve-plus`: one demand table, late binding, a loader that runs ahead, age within bounds."""
 
 import pytest
 

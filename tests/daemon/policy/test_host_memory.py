@@ -1,13 +1,15 @@
 """`coserve-plus` with several kinds of memory: the RAM tier, the CPU's pool as a source, slow processors."""
 
-from daemon.policy.actions import Load, Wait
+import pytest
+
+from daemon.policy.actions import Load, Resize, Wait
 from daemon.policy.assign import partition
 from daemon.policy.matrix import Performance
-from daemon.policy.presets import preset
+from daemon.policy.presets import PRESETS, preset
 from daemon.policy.request import RAM, PoolFacts, PoolId
 from daemon.policy.scheduler import Scheduler
 from experts.spec import ArchitectureId, ExpertId
-from tests.daemon.policy.line import Clockwork, a_pool, a_request, an_expert, executors_on
+from tests.daemon.policy.line import Clockwork, a_pool, a_request, a_scheduler, an_expert, executors_on
 
 GPU, CPU = PoolId("cuda:0"), PoolId("cpu")
 MATRIX = (
@@ -77,6 +79,71 @@ def test_a_copy_that_fails_lets_go_of_its_source():
     scheduler.check()
     scheduler.unload(ExpertId("a"), CPU)
     assert not isinstance(scheduler.next_load(CPU, 1.0), Wait)
+
+
+@pytest.mark.parametrize("policy", PRESETS)
+def test_a_load_into_host_memory_that_fails_fails_no_request_and_is_not_asked_for_again_at_once(policy: str):
+    executors = executors_on("cuda:0")
+    pools = [a_pool("cuda:0", 10), a_ram(20)]
+    experts = [an_expert(name, usage=0.0) for name in "ab"]
+    line = Clockwork(a_scheduler(experts, pools, executors, policy, matrix=MATRIX), executors)
+    line.breaks = lambda load: load.pool == RAM
+    line.arrive(*(a_request(n, "ab"[n % 2], 0.5 * n) for n in range(40)))
+    line.run()
+    assert (len(line.ran), line.failed, line.refused) == (40, [], [])
+    tried = [load for load in line.loads() if load.pool == RAM]
+    assert tried or policy == "coserve-plus"
+    assert len(tried) <= 2 * (1 + line.now // 30.0)
+
+
+def test_what_host_memory_refused_is_tried_there_again_after_a_while():
+    scheduler = a_machine(a_pool("cuda:0", 10), a_ram(20), experts="ab").scheduler
+    for number, expert in enumerate("aab"):
+        scheduler.arrive(a_request(number, expert), 0.0)
+    assert isinstance(scheduler.next_load(GPU, 0.0), Load)
+    load = scheduler.next_load(RAM, 0.0)
+    assert isinstance(load, Load)
+    assert scheduler.load_failed(load, "MemoryError: no room", 1.0) == ()
+    assert scheduler.snapshot().failed == {}
+    assert scheduler.next_load(RAM, 1.0) == Wait(20.0)
+    assert scheduler.next_load(RAM, 30.9) == Wait(31.0)
+    again = scheduler.next_load(RAM, 31.0)
+    assert isinstance(again, Load)
+    assert again.expert == load.expert
+
+
+def test_what_no_gpu_takes_out_of_host_memory_is_read_by_the_cpu():
+    line = a_machine(a_pool("cuda:0", 10), a_ram(10), a_pool("cpu", 10, 4), experts="a", executors=("cuda:0", "cpu"))
+    scheduler = line.scheduler
+    scheduler.set_budget(CPU, 0)
+    assert isinstance(scheduler.next_load(CPU, 0.0), Resize)
+    scheduler.arrive(a_request(1, "a"), 0.0)
+    read = scheduler.next_load(RAM, 0.0)
+    assert isinstance(read, Load)
+    scheduler.load_done(read, 1.0)
+    scheduler.set_budget(CPU, 10)
+    assert isinstance(scheduler.next_load(CPU, 1.0), Resize)
+    assert isinstance(scheduler.next_load(CPU, 1.0), Wait)
+    copy = scheduler.next_load(GPU, 1.0)
+    assert isinstance(copy, Load)
+    assert scheduler.load_failed(copy, "CUDA error", 1.0, True) == ()
+    assert isinstance(scheduler.next_load(GPU, 1.0), Wait)
+    elsewhere = scheduler.next_load(CPU, 1.0)
+    assert isinstance(elsewhere, Load)
+    assert elsewhere.expert == "a"
+
+
+def test_a_device_error_fails_requests_only_where_no_other_device_takes_their_expert():
+    line = a_machine(a_pool("cuda:0", 10), a_pool("cpu", 10, 4), experts="a", executors=("cuda:0", "cpu"))
+    scheduler = line.scheduler
+    scheduler.arrive(a_request(1, "a"), 0.0)
+    first = scheduler.next_load(GPU, 0.0)
+    assert isinstance(first, Load)
+    assert scheduler.load_failed(first, "CUDA error", 1.0, True) == ()
+    second = scheduler.next_load(CPU, 1.0)
+    assert isinstance(second, Load)
+    assert [request.request_id for request in scheduler.load_failed(second, "CUDA error", 2.0, True)] == [1]
+    assert scheduler.arrive(a_request(2, "a"), 2.0) == "CUDA error"
 
 
 def test_where_no_copy_can_serve_the_gpu_it_reads():

@@ -1,4 +1,4 @@
-"""Policies are pure: an AST test over every folder called `policy`, and the pool's ledger (STYLE.md, Shape)."""
+"""Policies are pure: an AST test over every folder called `policy`, and the pool's ledger (docs/architecture.md)."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The baselines (data/scenarios/README.md): first come, first served, batches of one, a chain's next step at once."""
+"""The baselines (docs/how-it-schedules.md): first come, first served, batches of one, a chain's next step at once."""
 
 import pytest
 

@@ -45,6 +45,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.loads: list[Load] = []
         self.runs: list[Run] = []
         self.resident: dict[tuple[str, str], int] = {}
+        #: When a pool may be asked again for what it could not load: by pool and expert.
+        self.refused_s: dict[tuple[str, str], float] = {}
+        self.outdated: list[Load] = []
         self.budgets = {facts.pool: facts.budget_bytes for facts in self.pools}
         self.next_id = 0
 
@@ -89,6 +92,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert victim not in pinned
                     self.evict(pool, victim)
                 assert (pool, expert) not in self.resident
+                if action.cause != "pin":
+                    assert self.refused_s.get((pool, expert), 0.0) <= self.now, "asked again for what it refused"
                 self.resident[pool, expert] = SIZES[expert]
                 self.loads.append(action)
             case Unload(experts=experts):
@@ -124,15 +129,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.runs.append(action)
 
     @precondition(lambda self: self.loads)
-    @rule(data=st.data(), succeeds=st.booleans())
-    def a_load_ends(self, data: st.DataObject, succeeds: bool) -> None:
+    @rule(data=st.data(), succeeds=st.booleans(), is_device_error=st.booleans())
+    def a_load_ends(self, data: st.DataObject, succeeds: bool, is_device_error: bool) -> None:
         load = data.draw(st.sampled_from(self.loads))
         self.loads.remove(load)
         if succeeds:
             self.scheduler.load_done(load, 0.5)
+            self.refused_s.pop((load.pool, load.expert), None)
             return
         del self.resident[load.pool, load.expert]
-        for request in self.scheduler.load_failed(load, "corrupt", self.now):
+        lost = self.scheduler.load_failed(load, "corrupt", self.now, is_device_error)
+        assert not (lost and load.pool == RAM), "host memory can be done without"
+        if (load.pool == RAM or is_device_error) and load not in self.outdated:
+            self.refused_s[load.pool, load.expert] = self.now + 4.0
+        for request in lost:
             assert request.expert == load.expert
             self.end(request.request_id)
 
@@ -171,6 +181,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         ]
         for request in self.scheduler.replace_facts(self.experts, [ExpertId(name) for name in changed]):
             self.end(request.request_id)
+        self.refused_s.clear()
+        self.outdated += self.loads
 
     @invariant()
     def everything_adds_up(self) -> None:

@@ -1,6 +1,7 @@
 """Host memory behind GPUs under the paper's policies: read into it, copied from it, kept in it."""
 
-from daemon.policy.request import RAM, PoolFacts
+from daemon.policy.request import RAM, PoolFacts, PoolId
+from experts.spec import ExpertId
 from tests.daemon.policy.line import Clockwork, a_pool, a_request, a_scheduler, an_expert, executors_on
 from tests.daemon.policy.queue_parts import Parts, some_parts
 
@@ -72,8 +73,31 @@ def test_a_copy_that_failed_is_not_tried_for_ever():
     parts.queues.granted(want, RAM)
     parts.queues.moved(want.expert)
     ledger.abandon_load(want.expert)
+    parts.floor.refuse(RAM, want.expert, 30.0)
     parts.queues.moved(want.expert)
     assert (parts.wants("ram"), parts.wants(GPU)) == ([], ["c"])
+    parts.floor.forgive(30.0)
+    assert (parts.wants("ram"), parts.wants(GPU)) == (["a"], [])
+
+
+def test_what_could_not_be_read_into_host_memory_is_read_from_disk_and_tried_there_again_later():
+    parts = some_gpus()
+    parts.add("a")
+    parts.floor.refuse(RAM, ExpertId("a"), 30.0)
+    assert (parts.wants("ram"), parts.wants(GPU)) == ([], ["a"])
+    parts.floor.forgive(29.9)
+    assert (parts.wants("ram"), parts.wants(GPU)) == ([], ["a"])
+    parts.floor.forgive(30.0)
+    assert (parts.wants("ram"), parts.wants(GPU)) == (["a"], [])
+
+
+def test_requests_leave_a_pool_that_refuses_their_expert_for_one_that_takes_it():
+    parts = some_parts(EXPERTS, [a_pool("cuda:0/0", 20), a_pool("cuda:0/1", 20)], "coserve")
+    assert parts.add("a", "b") == ["cuda:0/0", "cuda:0/1"]
+    parts.floor.refuse(PoolId("cuda:0/0"), ExpertId("a"), 30.0)
+    assert (parts.wants("cuda:0/0"), parts.wants("cuda:0/1")) == ([], ["b"])
+    assert parts.waiting("cuda:0/1") == ["b", "a"]
+    assert parts.add("a") == ["cuda:0/1"]
 
 
 def test_the_disk_is_shared_by_turns():
