@@ -54,3 +54,7 @@ class Wait:
     """Nothing to do before `until_s` (seconds, the driver's clock), or before the next report where None."""
 
     until_s: float | None = None
+
+
+#: Nothing until the next report.
+NOTHING = Wait()

@@ -123,6 +123,8 @@ class Floor:
 
     def forgive(self, now: float) -> None:
         """Pools may be asked again for what they refused long enough ago."""
+        if not self._refused_s:
+            return
         due = [key for key, retry_s in self._refused_s.items() if retry_s <= now]
         for pool, expert in due:
             self.unrefuse(pool, expert)
@@ -133,7 +135,7 @@ class Floor:
             self.room_changed()
 
     def next_forgiven_s(self) -> float | None:
-        return min(self._refused_s.values(), default=None)
+        return min(self._refused_s.values()) if self._refused_s else None
 
     def is_refused(self, pool: PoolId, expert: ExpertId) -> bool:
         return (pool, expert) in self._refused_s
@@ -155,6 +157,10 @@ class Floor:
 
     def fits(self, pool: PoolId, expert: ExpertId) -> bool:
         return self.bytes_of(expert) <= self.room_bytes(pool, expert)
+
+    def is_usable(self, expert: ExpertId) -> bool:
+        """Whether nothing is known against `expert`: it is in the catalog, fits somewhere and has not failed."""
+        return self._usable.get(expert, False) and expert not in self.failures
 
     def why_never(self, expert: ExpertId) -> str | None:
         """Why `expert` can be loaded into no pool, or None where it can."""

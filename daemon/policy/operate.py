@@ -93,12 +93,13 @@ class Operator:
     def next_change(self, pool: PoolId) -> Unload | Resize | None:
         """What must happen in `pool` before any load: leaving experts that are idle, then a new budget."""
         ledger, leaving = self._floor.ledgers[pool], self._floor.leaving[pool]
-        for expert in tuple(leaving):
-            if not ledger.holds(expert):
-                del leaving[expert]
-        idle = tuple(expert for expert in leaving if ledger.is_ready(expert) and ledger.users(expert) == 0)
-        if idle:
-            return self._unload(pool, idle)
+        if leaving:
+            for expert in tuple(leaving):
+                if not ledger.holds(expert):
+                    del leaving[expert]
+            idle = tuple(expert for expert in leaving if ledger.is_ready(expert) and ledger.users(expert) == 0)
+            if idle:
+                return self._unload(pool, idle)
         target_bytes = self._floor.targets_bytes[pool]
         if ledger.budget_bytes == target_bytes:
             return None

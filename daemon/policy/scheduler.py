@@ -4,9 +4,9 @@ A driver asks `next_load` for every pool before `next_action` for every idle exe
 that may not wait longer marks the experts that must become idle for it, and `next_action` heeds that.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from daemon.policy.actions import Load, Resize, Run, Unload, Wait
+from daemon.policy.actions import NOTHING, Load, Resize, Run, Unload, Wait
 from daemon.policy.age import Deadlines
 from daemon.policy.demand import DemandTable
 from daemon.policy.discipline import Discipline, Want
@@ -57,14 +57,11 @@ class Scheduler:
     def arrive(self, request: Request, now: float) -> str | None:
         """Queue `request`. Where its expert cannot serve it, the reason; it is then not queued."""
         expert = request.expert
-        failure = self._floor.failures.get(expert)
-        if failure is not None and now < failure.retry_s:
-            return failure.reason
-        reason = f"expert {expert} is not in the catalog" if expert not in self._floor.experts else None
-        reason = reason or self._floor.why_never(expert)
-        if reason is not None:
-            return reason
-        self._floor.failures.pop(expert, None)
+        if not self._floor.is_usable(expert):
+            reason = self._why_not(expert, now)
+            if reason is not None:
+                return reason
+            self._floor.failures.pop(expert, None)
         self._queued[request.request_id] = request
         self._deadlines.add(request)
         self._discipline.add(request)
@@ -82,10 +79,10 @@ class Scheduler:
     def next_action(self, executor: ExecutorId, now: float) -> Run | Wait:
         """The next batch of an idle executor; the caller must report its end."""
         if executor not in self._floor.executors or executor in self._running:
-            return Wait()
+            return NOTHING
         batch = self._discipline.take(executor, now)
         if not batch:
-            return Wait(self._next_s(now))
+            return self._wait(now)
         expert = batch[0].expert
         for request in batch:
             del self._queued[request.request_id]
@@ -100,7 +97,7 @@ class Scheduler:
         """The next change of what is resident in `pool`; the caller must report the end of a `Load`."""
         ledger = self._floor.ledgers.get(pool)
         if ledger is None:
-            return Wait()
+            return NOTHING
         self._floor.forgive(now)
         self._floor.draining[pool].clear()
         change = self._operator.next_change(pool)
@@ -111,13 +108,13 @@ class Scheduler:
         copying, most = self._floor.copying[pool], self._preset.loads_in_flight
         is_full = copying >= most and ledger.loading_count - copying >= most
         if is_full or ledger.budget_bytes != self._floor.targets_bytes[pool]:
-            return Wait(self._next_s(now))
+            return self._wait(now)
         for want in self._wants(pool, now):
             load = self._plan(pool, want)
             if load is not None:
                 self._begin(load, want)
                 return load
-        return Wait(self._next_s(now))
+        return self._wait(now)
 
     # Reports
 
@@ -277,9 +274,15 @@ class Scheduler:
         return self._measured.least_s(facts.architecture, resident=resident)
 
     def _wants(self, pool: PoolId, now: float) -> Iterable[Want]:
+        wants = self._discipline.wants(pool, now)
+        if self._fill.get(pool) or self._floor.ledgers[pool].pinned:
+            return self._wants_of_all(pool, wants)
+        return wants
+
+    def _wants_of_all(self, pool: PoolId, wants: Iterable[Want]) -> Iterator[Want]:
+        """Pins first, then whoever has images; the fill is the last thing a loader does."""
         yield from self._operator.wants(pool)
-        yield from self._discipline.wants(pool, now)
-        # The fill is the last thing a loader does: whoever has images goes first.
+        yield from wants
         if self._floor.ledgers[pool].loading_count == 0:
             fill = self._fill.get(pool, [])
             while fill:
@@ -335,6 +338,21 @@ class Scheduler:
         self._discipline.ended(executor, run.expert, len(run.batch))
         return run
 
-    def _next_s(self, now: float) -> float | None:
-        times = [self._deadlines.next_s(), self._discipline.next_turn_s(now), self._floor.next_forgiven_s()]
-        return min((time_s for time_s in times if time_s is not None), default=None)
+    def _why_not(self, expert: ExpertId, now: float) -> str | None:
+        failure = self._floor.failures.get(expert)
+        if failure is not None and now < failure.retry_s:
+            return failure.reason
+        if expert not in self._floor.experts:
+            return f"expert {expert} is not in the catalog"
+        return self._floor.why_never(expert)
+
+    def _wait(self, now: float) -> Wait:
+        """Until age, a deadline or a retry changes something; the next report may come before."""
+        turn_s, late_s, forgiven_s = (
+            self._discipline.next_turn_s(now),
+            self._deadlines.next_s(),
+            self._floor.next_forgiven_s(),
+        )
+        if turn_s is None and late_s is None and forgiven_s is None:
+            return NOTHING
+        return Wait(min(time_s for time_s in (turn_s, late_s, forgiven_s) if time_s is not None))

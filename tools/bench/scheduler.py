@@ -48,6 +48,9 @@ class _Line:
     def __init__(self, policy: str, queued: int) -> None:
         self._random = random.Random(_SEED)
         self._names = [ExpertId(f"c{number}") for number in range(_CLASSIFIERS)]
+        # Thrown beforehand: the dice cost as much as an arrival.
+        self._draws = [self._random.randrange(_AT_ONCE) for _ in range(1 << 16)]
+        self._passes = [self._random.random() < _PASS_RATE for _ in range(1 << 16)]
         self._detectors = {
             name: ExpertId(f"d{number % _DETECTORS}") for number, name in enumerate(self._names) if number % 5 < 2
         }
@@ -108,7 +111,7 @@ class _Line:
         self._scheduler.batch_done(run.executor, 0.1)
         for request in run.batch:
             detector = self._detectors.get(request.expert)
-            if request.step == 0 and detector is not None and self._random.random() < _PASS_RATE:
+            if request.step == 0 and detector is not None and self._passes[self._next_id & 0xFFFF]:
                 self._arrive(detector, 1)
             else:
                 self._arrive(self._name(), 0)
@@ -117,7 +120,7 @@ class _Line:
 
     def _name(self) -> ExpertId:
         newest = self._next_id // _IMAGES_EACH
-        return self._names[(newest + self._random.randrange(_AT_ONCE)) % _CLASSIFIERS]
+        return self._names[(newest + self._draws[self._next_id & 0xFFFF]) % _CLASSIFIERS]
 
     def _arrive(self, expert: ExpertId, step: int) -> None:
         self._next_id += 1
