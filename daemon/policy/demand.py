@@ -46,8 +46,9 @@ class DemandTable:
         self._load_share = {pool: Share(preset.age_share) for pool in floor.pools}
         #: The floor's `room_changes` that the groups have heard of.
         self._room_changes = floor.room_changes
-        #: The last answer to `next_turn_s`; None: it must be found again.
+        #: The last answer to `next_turn_s`, while nothing changed and its time has not come.
         self._next_turn_s: float | None = None
+        self._turn_is_known = False
 
     # Requests
 
@@ -92,12 +93,15 @@ class DemandTable:
         copying = self._floor.copying[pool]
         room_bytes = ledger.free_bytes + shelf.keep.unwanted_bytes
         self._blocked[pool] = False
+        may_age = self._load_share[pool].can_spend()
         if shelf.is_gpu and copying < self._in_flight:
-            yield from self._copies(pool, room_bytes, now)
-            yield from self._aged(pool, now, staged=True)
+            if room_bytes >= self._floor.least_bytes:
+                yield from self._copies(pool, room_bytes, now)
+            if may_age:
+                yield from self._aged(pool, now, staged=True)
         if ledger.loading_count - copying >= self._in_flight:
             return
-        if not shelf.is_ram:
+        if may_age and not shelf.is_ram:
             yield from self._aged(pool, now)
         # Nothing to run and nothing coming: whoever holds the memory holds it only for requests that are yet to come.
         is_idle = not shelf.is_ram and ledger.loading_count == 0 and shelf.fullest.first() is None
@@ -139,7 +143,8 @@ class DemandTable:
 
     def next_turn_s(self, now: float) -> float | None:
         self._settle()
-        if self._next_turn_s is None or self._next_turn_s <= now:
+        if not self._turn_is_known or (self._next_turn_s is not None and self._next_turn_s <= now):
+            self._turn_is_known = True
             rankings = [self._groups.wanted.turns, *(shelf.turn for shelf in self._groups.shelves.values())]
             heads = [head for head in (ranking.first() for ranking in rankings) if head is not None]
             self._next_turn_s = min((float(rank[0]) for _, rank in heads if float(rank[0]) > now), default=None)
@@ -158,7 +163,7 @@ class DemandTable:
             self._room_changes = self._floor.room_changes
             self._groups.room_changed()
         if self._groups.settle():
-            self._next_turn_s = None
+            self._turn_is_known = False
 
     def _choose(self, pool: PoolId, now: float) -> ExpertId | None:
         """The fullest group, or one that is due, at its bounded share of the turns.
@@ -209,8 +214,6 @@ class DemandTable:
 
     def _copies(self, pool: PoolId, room_bytes: int, now: float) -> Iterator[Want]:
         """What host memory has and no GPU: all that is staged; of the CPU's what it outgrew, or any for an idle GPU."""
-        if room_bytes < self._floor.least_bytes:
-            return
         for place, expert in enumerate(self._groups.wanted.staged.ordered()):
             if place == LOOK_PAST:
                 break
@@ -231,9 +234,9 @@ class DemandTable:
         return floor.bytes_of(expert) <= room_bytes and floor.takes(pool, expert) and not floor.has_failed(expert, now)
 
     def _aged(self, pool: PoolId, now: float, *, staged: bool = False) -> Iterator[Want]:
-        """The most urgent group that waits for memory, while its share of the loads is not spent."""
+        """The most urgent group that waits for memory."""
         wanted = self._groups.wanted
-        for expert in wanted.by_turn(now) if self._load_share[pool].can_spend() else ():
+        for expert in wanted.by_turn(now):
             if staged and expert not in wanted.staged:
                 continue
             if self._floor.takes(pool, expert) and not self._floor.has_failed(expert, now):
