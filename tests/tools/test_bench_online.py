@@ -31,7 +31,8 @@ def test_the_simulated_table_has_a_row_for_each_policy_load_and_kind_of_arrivals
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["--device", "d.json"], ["--live", "--loads", "much"], ["--live", "--loads", "-1"]]
+    "arguments",
+    [["--task", "t.json"], ["--device", "d.json"], ["--live", "--loads", "much"], ["--live", "--loads", "-1"]],
 )
 def test_wrong_use_is_said_before_anything_is_made(arguments: list[str]) -> None:
     done = CliRunner().invoke(app, ["bench", "online", *arguments])

@@ -114,7 +114,9 @@ def test_two_hundred_experts_of_one_layout_cost_what_one_costs(
         measured = profile_line(load_line(config), a_wish(), lambda _what, share: shares.append(share))
         assert len(measured.devices[0].costs) == 2
         counts.append(len(loads))
-    assert counts[0] == counts[1] > 0
+    # Which pairs of executors and threads are tried depends on the clock, by a load or two; 200 experts would show.
+    assert 0 < counts[0] <= counts[1] + 20
+    assert counts[1] <= counts[0] + 20
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1.0)
 
