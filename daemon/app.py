@@ -29,7 +29,7 @@ from daemon.metrics import Metrics
 from daemon.operations import Operations
 from daemon.orders import device_of
 from daemon.policy.assign import partition
-from daemon.policy.presets import PRESETS, Tuning
+from daemon.policy.presets import Tuning, preset
 from daemon.publish import ResultsStream
 from daemon.quarantine import BadImages, Quarantine
 from daemon.records import Accepted, ExpertSwitch, ExpertVersion, Outcome, Published
@@ -143,7 +143,7 @@ class App:
 
     def _make_drive(self, config: Config, measured: Measurements) -> Drive:
         """Pools and executors as the policy divides the devices: one pool per device, or one per executor."""
-        facts, executors = partition(*pools_and_executors(config), PRESETS[config.policy])
+        facts, executors = partition(*pools_and_executors(config), preset(config.policy))
         shelf = LayoutShelf()
         pools = {one.pool: _made(SlotPool, one.device, one.budget_bytes, shelf) for one in facts}
         channels = Channels()

@@ -9,7 +9,7 @@ from daemon.config import Config, Device
 from daemon.errors import ConfigError
 from daemon.policy.assign import partition
 from daemon.policy.matrix import Performance
-from daemon.policy.presets import PRESETS
+from daemon.policy.presets import preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.profile import Machine, Profile, load_profile
 from experts.spec import ExpertId, ExpertSpec
@@ -70,7 +70,7 @@ def memory_problems(config: Config, used: Sequence[str], catalog: Mapping[Expert
 
     Only one expert of a chain needs to be resident at a time: the largest expert is what a chain needs.
     """
-    pools, _ = partition(*pools_and_executors(config), PRESETS[config.policy])
+    pools, _ = partition(*pools_and_executors(config), preset(config.policy))
     room = max((facts for facts in pools if facts.pool != RAM), key=lambda facts: facts.budget_bytes)
     needed = {expert: catalog[ExpertId(expert)].weights_bytes for expert in used if ExpertId(expert) in catalog}
     large = sorted(

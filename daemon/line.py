@@ -13,7 +13,7 @@ from daemon.config import Config, Security, load_config
 from daemon.devices import Measurements, complete, memory_problems, profile_warnings
 from daemon.endpoints import CurveKeys, check_endpoints
 from daemon.errors import ConfigError
-from daemon.policy.presets import PRESETS
+from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.profile import this_machine
 from experts.catalog import Catalog, CatalogFile, resolve
 from experts.errors import WeightsError
@@ -116,7 +116,7 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
     except ConfigError as error:
         return list(error.problems), {}
     config, measured, found = complete(path, config, this_machine())
-    problems = [*map(str, found), *settings_problems(config)]
+    problems = [*map(str, found), *(f"{path}: {problem}" for problem in settings_problems(config))]
     are_settings_sound = not problems
     catalog, mistakes, unusable = load_catalog(config.catalog)
     problems += [str(problem) for problem in (*mistakes, *unusable)]
@@ -142,8 +142,10 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
 def settings_problems(config: Config) -> list[str]:
     """What is wrong with a configuration beyond its form: an unknown policy, endpoints that may not be bound."""
     problems: list[str] = []
-    if config.policy not in PRESETS:
-        problems.append(f"policy {config.policy!r} is unknown: expected one of {', '.join(PRESETS)}")
+    try:
+        preset(config.policy)
+    except UnknownPolicyError as error:
+        problems.append(str(error))
     endpoints, curve = config.endpoints, curve_keys(config.security)
     return problems + check_endpoints(endpoints.intake, endpoints.results, endpoints.control, curve)
 

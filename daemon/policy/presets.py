@@ -105,5 +105,5 @@ def preset(name: str) -> Preset:
     found = WITHOUT.get(idea) if base == _LATE.name and idea else PRESETS.get(name)
     if found is None:
         ideas = f"{_LATE.name}-without-{' or -'.join(WITHOUT)}"
-        raise UnknownPolicyError(f"unknown policy {name!r}: expected one of {', '.join(PRESETS)}, or {ideas}")
+        raise UnknownPolicyError(f"policy {name!r} is unknown: expected one of {', '.join(PRESETS)}, or {ideas}")
     return replace(found, name=name)
