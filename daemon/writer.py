@@ -10,10 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy.exc import DatabaseError, OperationalError
@@ -72,7 +73,13 @@ class _Stop:
     """What ends the thread, once everything before it in the queue is written."""
 
 
-_Item = _Submitted | Outcome | ExpertSwitch | Routes | list[Kept] | _Stop
+@dataclass(frozen=True, slots=True)
+class _Task:
+    carry_out: Callable[[Store], Any]
+    done: Future[Any]
+
+
+_Item = _Submitted | Outcome | ExpertSwitch | Routes | list[Kept] | _Task | _Stop
 
 
 class Writer:
@@ -104,6 +111,7 @@ class Writer:
         self._switches: deque[ExpertSwitch] = deque(maxlen=_MAX_SWITCHES)
         self._rules: deque[Routes] = deque(maxlen=_MAX_RULES)
         self._kept: deque[Kept] = deque()
+        self._tasks: deque[_Task] = deque()
         self._retry_s = 0.0
         self._retry_at_s = 0.0
         self._stopping = False
@@ -164,6 +172,15 @@ class Writer:
         """Write the rules that boards open with from now on, unless they were in force before."""
         self._queue.put(routes)
 
+    def run(self, carry_out: Callable[[Store], T]) -> Future[T]:
+        """Carry out a short piece of upkeep in the writer thread, between two groups; one per turn, in order.
+
+        It holds up intake for as long as it takes. What the thread does not come to before it ends is cancelled.
+        """
+        done: Future[T] = Future()
+        self._queue.put(_Task(carry_out, done))
+        return done
+
     def _run(self) -> None:
         while not (self._stopping and self._queue.empty()):
             try:
@@ -171,11 +188,25 @@ class Writer:
                 self._collect()
                 self._write_results()
                 self._write_arrivals()
+                self._carry_out_task()
             except Exception as error:  # noqa: BLE001 - the thread lives on
                 self._log.exception("writer_failed")
                 self._note(error)
                 time.sleep(_RETRY_FIRST_S)
         self._write_results(last=True)
+        for task in self._tasks:
+            task.done.cancel()
+
+    def _carry_out_task(self) -> None:
+        if not self._tasks:
+            return
+        task = self._tasks.popleft()
+        if not task.done.set_running_or_notify_cancel():
+            return
+        try:
+            task.done.set_result(task.carry_out(self._store))
+        except Exception as error:  # noqa: BLE001 - whoever asked gets it
+            task.done.set_exception(error)
 
     # -- collecting
 
@@ -205,6 +236,8 @@ class Writer:
                 self._switches.append(item)
             case Routes():
                 self._rules.append(item)
+            case _Task():
+                self._tasks.append(item)
             case _Stop():
                 self._stopping = True
             case _:
@@ -212,6 +245,8 @@ class Writer:
 
     def _idle_s(self) -> float | None:
         """How long nothing has to be done unless something comes."""
+        if self._tasks:
+            return 0.0
         wait_s = 0.0 if self._has_results else self._store.wait_s()
         return None if wait_s is None else max(wait_s, self._retry_at_s - time.monotonic(), 0.0)
 

@@ -378,3 +378,11 @@ def test_rules_that_come_into_force_are_written_although_no_board_opens_under_th
         running.writer.rules_in_force(some_rules(text))
     running.wait_for(lambda: len(running.rows("SELECT rules_version FROM rules_versions")) == 2)
     assert running.writer.last_error is None
+
+
+def test_upkeep_runs_between_groups_and_its_failure_is_its_own(running):
+    thread = running.writer.run(lambda store: (threading.current_thread().name, store.segments_in_use))
+    assert thread.result(20) == ("writer", set())
+    assert isinstance(running.writer.run(lambda _: 1 / 0).exception(20), ZeroDivisionError)
+    (image,) = running.send(an_arrival("a"))
+    assert isinstance(image, Accepted)
