@@ -67,7 +67,7 @@ boards = Table(
     Column("lot", Text),
     Column("station", Text),
     Column("first_seen_at", Text, nullable=False),
-    Column("completed_at", Text),
+    Column("completed_at", Text, index=True),
     Column("expected", Integer, nullable=False),
     Column("inspected", Integer, nullable=False, server_default="0"),
     Column("verdict", Text),
@@ -111,6 +111,15 @@ inspections = Table(
     CheckConstraint("status IN ('accepted', 'done')", name="status"),
     CheckConstraint(f"verdict IN {_VERDICTS}", name="verdict"),
     CheckConstraint("late IN (0, 1)", name="late"),
+)
+
+_is_kept = inspections.c.image_path.is_not(None)
+#: The images that are there, oldest first within each verdict, with their bytes: what pruning asks for.
+Index(
+    "ix_inspections_kept",
+    *(inspections.c.verdict, inspections.c.completed_at, inspections.c.image_bytes),
+    sqlite_where=_is_kept,
+    postgresql_where=_is_kept,
 )
 
 #: Bytes that still lie in the journal: `task` is `judge` until the verdict, then `keep` until the copy in `images/`
@@ -239,7 +248,7 @@ expert_versions = Table(
     Column("first_used_at", Text, nullable=False),
 )
 
-#: One row (`position_id` 1): the last numbers given. They outlive the rows that pruning takes.
+#: One row (`position_id` 1): the last numbers given, and how many rows with a `seq` were pruned. They outlive those rows.
 stream_position = Table(
     "stream_position",
     metadata,
@@ -247,5 +256,6 @@ stream_position = Table(
     Column("last_seq", _Big, nullable=False),
     Column("last_inspection_id", _Big, nullable=False),
     Column("last_board_id", _Big, nullable=False),
+    Column("pruned", _Big, nullable=False, server_default="0"),
     CheckConstraint("position_id = 1", name="one_row"),
 )
