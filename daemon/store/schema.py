@@ -248,7 +248,8 @@ expert_versions = Table(
     Column("first_used_at", Text, nullable=False),
 )
 
-#: One row (`position_id` 1): the last numbers given, and how many rows with a `seq` were pruned. They outlive those rows.
+#: One row (`position_id` 1): the last numbers given, which outlive the rows that pruning takes, and how many of those
+#: with a `seq` it took.
 stream_position = Table(
     "stream_position",
     metadata,
