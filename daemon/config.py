@@ -18,8 +18,10 @@ from daemon.sockets import ipc_problem
 from routing_rules.load import Document, Problem, nearest, read_yaml, validate
 
 PREFIX = "COSERVE_"
-#: Variables with this prefix that are not settings: where the command line looks for the file.
-NOT_SETTINGS = frozenset({"COSERVE_CONFIG"})
+#: Variables with this prefix that are not settings: where the command line looks for the file, and tools/faults'.
+NOT_SETTINGS = frozenset(
+    {"COSERVE_CONFIG", "COSERVE_FAULTS", "COSERVE_FAULTS_FILE", "COSERVE_FAULTS_LOG", "COSERVE_FAULTS_BYTES"}
+)
 
 _UNITS = {
     "": 1,

@@ -53,7 +53,7 @@ def test_the_nth_matching_call_fails_and_only_on_files_that_the_rule_names(tmp_p
         "    try: os.fsync(target); print('ok', end=' ')\n"
         "    except OSError as error: print(errno.errorcode[error.errno], end=' ')"
     )
-    _, said, calls = run(tmp_path, ["sync@/data:eio:2"], code)
+    _, said, calls = run(tmp_path, ["sync@/data$:eio:2"], code)
     assert said == "ok ok EIO ok"
     assert [call.error for call in calls if call.call == "sync"] == [0, 5, 0]
 

@@ -165,7 +165,7 @@ struct step {
     const char *function;
     enum action action;
     long delay_ms;
-    unsigned long began;
+    long long began_ns;
     int known; /* about a file, folder or socket that has a name */
     unsigned long ino;
     char path[PATH_MAX];
@@ -214,17 +214,30 @@ static void name_path(int folder, const char *path, char *into) {
     snprintf(into, PATH_MAX, "%s%s", base, path);
 }
 
+static int about(const struct rule *rule, const char *path) {
+    size_t part = strlen(rule->part), length = strlen(path);
+    if (part == 0) return 1;
+    if (rule->part[part - 1] != '$') return strstr(path, rule->part) != NULL;
+    return length >= part - 1 && strncmp(path + length - (part - 1), rule->part, part - 1) == 0;
+}
+
 static void hit(struct rules *rules, struct step *step) {
     for (int i = 0; i < rules->count; i++) {
         struct rule *rule = &rules->all[i];
         if (rule->call != step->call) continue;
-        if (rule->part[0] != 0 && strstr(step->path, rule->part) == NULL) continue;
+        if (!about(rule, step->path)) continue;
         rule->seen++;
         if (step->action == NOTHING && rule->seen >= rule->first && rule->seen <= rule->last) {
             step->action = rule->action;
             step->delay_ms = rule->delay_ms;
         }
     }
+}
+
+static long long now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (long long)now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
 static int nobody_asks(void) {
@@ -240,7 +253,7 @@ static void decide(struct step *step) {
     hit(&switched, step);
     hit(&fixed, step);
     pthread_mutex_unlock(&rules_lock);
-    step->began = atomic_load(&sequence);
+    step->began_ns = now_ns();
 }
 
 static long keep_bytes(const struct iovec *parts, int count, ssize_t written, const char *path) {
@@ -268,12 +281,9 @@ static long keep_bytes(const struct iovec *parts, int count, ssize_t written, co
 
 static void note(struct step *step, long result, int error, long offset, long length, long kept_at) {
     if (log_fd < 0 || !step->known) return;
-    struct timespec now;
     char line[2 * PATH_MAX + 400];
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    int size = snprintf(line, sizeof line, "%lu\t%lu\t%lld\t%d\t%ld\t%s\t%s\t%s\t%ld\t%d\t%lu\t%ld\t%ld\t%ld\t%s\t%s\n",
-                        atomic_fetch_add(&sequence, 1), step->began, (long long)now.tv_sec * 1000000000LL + now.tv_nsec,
-                        (int)getpid(), (long)syscall(SYS_gettid), CALL_NAMES[step->call], step->function,
+    int size = snprintf(line, sizeof line, "%lu\t%lld\t%lld\t%d\t%ld\t%s\t%s\t%s\t%ld\t%d\t%lu\t%ld\t%ld\t%ld\t%s\t%s\n",
+                        atomic_fetch_add(&sequence, 1), step->began_ns, now_ns(), (int)getpid(), (long)syscall(SYS_gettid), CALL_NAMES[step->call], step->function,
                         ACTION_NAMES[step->action], result, error, step->ino, offset, length, kept_at, step->path,
                         step->other == NULL ? "" : step->other);
     syscall(SYS_write, log_fd, line, (size_t)size);
@@ -391,6 +401,7 @@ static int synced(const char *function, int fd, long number) {
     return error != 0 ? -1 : 0;
 }
 
+int syncfs(int fd) { return synced("syncfs", fd, SYS_syncfs); }
 int fsync(int fd) { return synced("fsync", fd, SYS_fsync); }
 int fdatasync(int fd) { return synced("fdatasync", fd, SYS_fdatasync); }
 

@@ -2,9 +2,9 @@
 
 A plan is a list of rules, `CALL[@PATHPART]:ACTION[:WHEN]`:
 
-- CALL: `write` (write, pwrite, writev, pwritev), `sync` (fsync, fdatasync), `open`, `rename`, `unlink`, `truncate`
+- CALL: `write` (write, pwrite, writev, pwritev), `sync` (fsync, fdatasync, syncfs), `open`, `rename`, `unlink`, `truncate`
   (ftruncate, fallocate), `send` (what goes out of a socket);
-- PATHPART: a part of the file's path; of a socket, `socket/tcp/PORT` or `socket/unix/PATH` of its own end;
+- PATHPART: a part of the file's path, its end where it closes with `$`; of a socket, `socket/tcp/PORT` or `socket/unix/PATH` of its own end;
 - ACTION: `kill-before`, `kill-after`, `kill-short` (half the bytes, then SIGKILL), `eio`, `enospc`, `short` (half the
   bytes), `delay=MS`;
 - WHEN: `N` (the Nth matching call), `N+` (from the Nth on), `*` (all, the default).
@@ -99,14 +99,14 @@ def _checked(plan: Sequence[str]) -> Sequence[str]:
 class Call:
     """One line of the shim's log (LOG_COLUMNS), about a call that ended (or killed).
 
-    `began`: calls with a smaller `number` had ended when this one began. `result` -1 with `error` (errno). `offset`
+    `began_ns` and `ended_ns` are monotonic. `result` -1 with `error` (errno). `offset`
     and `length` in bytes: of a sync, `length` is the file's size; of a truncate, the new size. `kept_at`: where the
     written bytes lie in LOG.PID, or -1. `other`: a rename's target; `created` or `emptied` of an open.
     """
 
     number: int
-    began: int
-    at_ns: int
+    began_ns: int
+    ended_ns: int
     pid: int
     thread: int
     call: str
@@ -135,4 +135,4 @@ def read_log(log: Path) -> list[Call]:
         values = line.split("\t")
         if len(values) == len(LOG_COLUMNS):
             calls.append(Call(*(v if n in _TEXT else int(v) for n, v in zip(LOG_COLUMNS, values, strict=True))))  # type: ignore[arg-type]
-    return sorted(calls, key=lambda call: (call.pid, call.number))
+    return sorted(calls, key=lambda call: (call.ended_ns, call.number))
