@@ -211,7 +211,7 @@ generations = Table(
     Column("generation_id", _Big, primary_key=True),
     Column("source", Text, nullable=False),
     Column("request_id", Text, nullable=False),
-    Column("board_id", _Big, ForeignKey("boards.board_id")),
+    Column("board_id", _Big, ForeignKey("boards.board_id"), index=True),
     Column("model", Text, nullable=False),
     Column("mode", Text),
     Column("task", Text),

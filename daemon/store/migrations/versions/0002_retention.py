@@ -21,4 +21,5 @@ def upgrade() -> None:
         postgresql_where=KEPT,
     )
     op.create_index("ix_boards_completed_at", "boards", ["completed_at"])
+    op.create_index("ix_generations_board_id", "generations", ["board_id"])
     op.add_column("stream_position", sa.Column("pruned", BIG, server_default="0", nullable=False))

@@ -263,6 +263,7 @@ CREATE INDEX ix_reviews_inspection_id ON reviews (inspection_id);
 CREATE INDEX ix_detections_inspection_id_step ON detections (inspection_id, step);
 CREATE INDEX ix_inspections_kept ON inspections (verdict, completed_at, image_bytes) WHERE image_path IS NOT NULL;
 CREATE INDEX ix_boards_completed_at ON boards (completed_at);
+CREATE INDEX ix_generations_board_id ON generations (board_id);
 CREATE VIEW stream AS 
         SELECT seq, 'inspection' AS kind, inspection_id AS key FROM inspections WHERE seq IS NOT NULL
         UNION ALL
