@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench soak clean
 
 demo: $(INSTALLED)
 	$(BIN)/coserve demo --dir demo
@@ -20,6 +20,9 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/coserve bench line --dir demo
+
+soak: $(INSTALLED)
+	$(BIN)/coserve soak --minutes 60
 
 # Installed once per change of the requirements; exact versions are in constraints.txt.
 $(INSTALLED): pyproject.toml constraints.txt

@@ -12,6 +12,7 @@ from tools.bench import command as bench
 from tools.console import fail
 from tools.profile import command as profile
 from tools.simulate import command as simulate
+from tools.stress import command as stress
 
 app = typer.Typer(
     name="coserve",
@@ -26,6 +27,7 @@ teach.register(app)
 profile.register(app)
 simulate.register(app)
 bench.register(app)
+stress.register(app)
 
 
 def main() -> Any:
