@@ -30,7 +30,7 @@ from routing_rules.routes import Routes
 
 T = TypeVar("T")
 
-_GROUP_IMAGES = 32
+GROUP_IMAGES = 32
 _GROUP_S = 0.002
 #: Results of one transaction; more wait for the next, so that arrivals are not kept waiting behind them.
 _BATCH_RESULTS = 256
@@ -215,7 +215,7 @@ class Writer:
         group_until_s: float | None = None
         wait_s = self._idle_s()
         for _ in range(_BATCH_RESULTS):
-            if len(self._arrivals) >= _GROUP_IMAGES:
+            if len(self._arrivals) >= GROUP_IMAGES:
                 return
             try:
                 item = self._queue.get_nowait() if wait_s == 0.0 else self._queue.get(timeout=wait_s)

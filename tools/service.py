@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,12 +24,19 @@ class Service:
     """`coserve run CONFIG` as a process of its own: ready on entry, stopped by SIGTERM on exit."""
 
     def __init__(
-        self, config: Path, log: Path, environ: Mapping[str, str] | None = None, start_timeout_s: float = 120.0
+        self,
+        config: Path,
+        log: Path,
+        environ: Mapping[str, str] | None = None,
+        start_timeout_s: float = 120.0,
+        command: Sequence[str] = ("tools", "run"),
     ) -> None:
+        """`command` is what `python -m` runs with the configuration behind it."""
         self.config = config
         self.log = log
         self._environ = quiet_start(dict(environ or {}))
         self._start_timeout_s = start_timeout_s
+        self._command = tuple(command)
         self.process: subprocess.Popen[str] | None = None
         self._log_start = 0
 
@@ -48,7 +55,7 @@ class Service:
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("a", encoding="utf-8") as log:
             process = subprocess.Popen(  # noqa: S603 - our own command, no shell
-                [sys.executable, "-m", "tools", "run", str(self.config)],
+                [sys.executable, "-m", *self._command, str(self.config)],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

@@ -1,0 +1,70 @@
+"""Sources take turns, whatever each of them has waiting."""
+
+from collections import Counter, deque
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.turns import Turns
+
+
+def turns_of(*waiting: tuple[str, str, int]) -> Turns[str]:
+    turns: Turns[str] = Turns()
+    for source, item, size_bytes in waiting:
+        turns.add(source, item, size_bytes)
+    return turns
+
+
+def test_a_single_image_does_not_wait_behind_a_flood():
+    turns = turns_of(*(("flood", f"f{n}", 1) for n in range(1000)), ("quiet", "q", 1))
+    assert turns.take(4, 100) == ["f0", "q", "f1", "f2"]
+
+
+def test_one_source_alone_fills_the_group_in_its_own_order():
+    turns = turns_of(*(("a", f"a{n}", 1) for n in range(5)))
+    assert turns.take(3, 100) == ["a0", "a1", "a2"]
+    assert turns.take(3, 100) == ["a3", "a4"]
+    assert turns.take(3, 100) == []
+
+
+def test_the_next_group_goes_on_where_the_last_one_ended():
+    turns = turns_of(*((source, f"{source}{n}", 1) for source in "abc" for n in range(2)))
+    assert turns.take(2, 100) == ["a0", "b0"]
+    assert turns.take(2, 100) == ["c0", "a1"]
+    assert turns.take(9, 100) == ["b1", "c1"]
+
+
+def test_large_images_make_short_groups_and_cost_another_source_one_of_them():
+    turns = turns_of(*(("flood", f"f{n}", 10_000_000) for n in range(3)), ("quiet", "q", 20_000))
+    assert turns.take(32, 4_000_000) == ["f0"]
+    assert turns.take(32, 4_000_000) == ["q"]
+    assert turns.take(32, 4_000_000) == ["f1"]
+
+
+@given(
+    waiting=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 50))),
+    most=st.integers(1, 6),
+    most_bytes=st.integers(1, 60),
+)
+def test_every_image_comes_once_in_its_source_s_order_and_no_source_waits_more_than_a_round(
+    waiting: list[tuple[str, int]], most: int, most_bytes: int
+):
+    turns: Turns[tuple[str, int]] = Turns()
+    left: dict[str, deque[tuple[str, int]]] = {}
+    sizes: dict[tuple[str, int], int] = {}
+    for number, (source, size_bytes) in enumerate(waiting):
+        turns.add(source, (source, number), size_bytes)
+        left.setdefault(source, deque()).append((source, number))
+        sizes[source, number] = size_bytes
+    served: Counter[str] = Counter()
+    while len(turns):
+        group = turns.take(most, most_bytes)
+        assert 1 <= len(group) <= most
+        assert len(group) == 1 or sum(sizes[item] for item in group) <= most_bytes
+        for item in group:
+            assert left[item[0]].popleft() == item
+            served[item[0]] += 1
+        waiting_still = [source for source, queue in left.items() if queue]
+        assert all(served[source] >= max(served.values()) - 1 for source in waiting_still)
+    assert not any(left.values())
+    assert turns.take(most, most_bytes) == []
