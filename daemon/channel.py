@@ -5,14 +5,16 @@ Two transfers at once on a channel would each take twice as long, and the first 
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import structlog
 
 from daemon.orders import device_of
-from daemon.policy.actions import Cause
+from daemon.policy.actions import Cause, Load
 from daemon.policy.request import PoolId
 
 T = TypeVar("T")
@@ -46,15 +48,31 @@ class WaitingLine(Generic[T]):
         return self._lanes[chosen].popleft()
 
 
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One load's bytes. `carry_out` must not raise."""
+
+    load: Load
+    carry_out: Callable[[], None]
+
+
+#: Threads of one channel that may hang at once. With more, its disk is dead: the rest waits for it.
+_MOST_LEFT = 4
+
+
 class Channel:
     """A thread that makes one transfer after the other. Whoever uses it opens it, and closes it when done."""
 
-    def __init__(self, name: str) -> None:
-        self._waiting: WaitingLine[Callable[[], None]] = WaitingLine()
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
+        self._clock = clock
+        self._waiting: WaitingLine[Transfer] = WaitingLine()
         self._changed = threading.Condition()
         self._users = 0
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name=f"loader {name}", daemon=True)
+        self._left_behind: list[threading.Thread] = []
+        self._under_way: tuple[Load, float] | None = None
+        self._thread = self._new_thread()
         self._log: Any = structlog.get_logger("channel").bind(channel=name)
 
     def open(self) -> None:
@@ -63,11 +81,30 @@ class Channel:
             if self._users == 1 and not self._closed:
                 self._thread.start()
 
-    def submit(self, cause: Cause, transfer: Callable[[], None]) -> None:
-        """Call `transfer` on the channel's thread when its turn comes. It must not raise."""
+    def submit(self, load: Load, carry_out: Callable[[], None]) -> None:
+        """Call `carry_out` on the channel's thread when its turn comes. It must not raise."""
         with self._changed:
-            self._waiting.put(cause, transfer)
-            self._changed.notify()
+            self._waiting.put(load.cause, Transfer(load, carry_out))
+            self._changed.notify_all()
+
+    @property
+    def under_way(self) -> tuple[Load, float] | None:
+        """The load whose transfer has begun, and when."""
+        return self._under_way
+
+    def give_up(self, load: Load) -> None:
+        """Where `load` is under way: leave its thread behind and go on in a new one."""
+        with self._changed:
+            self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
+            if self._under_way is None or self._under_way[0] != load or self._closed:
+                return
+            if len(self._left_behind) >= _MOST_LEFT:
+                self._log.error("channel_stalled", loads=len(self._left_behind) + 1)
+                return
+            self._left_behind.append(self._thread)
+            self._under_way = None
+            self._thread = self._new_thread()
+            self._thread.start()
 
     def close(self, timeout_s: float) -> bool:
         """The last one who closes it ends the transfer under way and gives up those that wait.
@@ -79,22 +116,29 @@ class Channel:
             if self._users > 0 or self._thread.ident is None:
                 return True
             self._closed = True
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name=f"loader {self._name}", daemon=True)
 
     def _run(self) -> None:
         while (transfer := self._next()) is not None:
             try:
-                transfer()
+                transfer.carry_out()
             except Exception:  # noqa: BLE001  a defect of one transfer must not stop the others
                 self._log.exception("transfer_defect")
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self) -> Transfer | None:
+        """The next transfer of this thread; None when it is to end."""
         with self._changed:
-            while not self._closed:
+            if threading.current_thread() is self._thread:
+                self._under_way = None
+            while not self._closed and threading.current_thread() is self._thread:
                 transfer = self._waiting.take()
                 if transfer is not None:
+                    self._under_way = (transfer.load, self._clock())
                     return transfer
                 self._changed.wait()
         return None

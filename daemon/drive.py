@@ -6,10 +6,8 @@ After each the scheduler is asked what to do next, its loads go to the loaders a
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,24 +16,15 @@ import structlog
 from daemon.chain import Chains, ImageAnswer
 from daemon.desk import Desk, executor_rows
 from daemon.events import Ask, Event, Events, Reload, Stop, answer_of
-from daemon.gauge import BusyGauge
+from daemon.flow import Flow, request_of
+from daemon.hands import Hands, HungBatch, HungLoad, Running
 from daemon.health import Health
-from daemon.orders import (
-    Answered,
-    BatchOrder,
-    BatchReport,
-    Executor,
-    ImageOrder,
-    LoadEnd,
-    Loader,
-    LoadOrder,
-    Unanswered,
-)
+from daemon.orders import Answered, BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
 from daemon.policy.actions import Load, Resize, Run, Unload, Wait
 from daemon.policy.matrix import Performance
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning
-from daemon.policy.request import ExecutorId, PoolFacts, PoolId, Request
+from daemon.policy.request import PoolFacts, PoolId
 from daemon.records import Accepted, ExpertSwitch, Outcome
 from daemon.rulebook import Rulebook
 from daemon.stages import stage_of, switch_of
@@ -49,14 +38,6 @@ _AFTER_DEFECT_S = 0.5
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    run: Run
-    order: BatchOrder
-    load_ms: float
-    since_s: float
-
-
 class Drive:
     """Wired from plain values and callables.
 
@@ -64,8 +45,9 @@ class Drive:
     `pools` and each executor's and loader's own facts are as `assign.partition` made them for `policy`; `matrix` and
     `usage` are what a profile has measured and counted. `on_outcome`, `on_switch` and `on_bad_image` (an image that
     decoding found bad, and why) are called on the drive thread and must not block. `record` is a file for a trace
-    (trace.py). Batches are numbered above `last_batch_id`, for the results' views tell them apart by number. `clock`
-    is monotonic seconds, `wall` seconds since the epoch.
+    (trace.py). A batch or a load that takes longer than `hang_after_s`, and far longer than was predicted, hangs:
+    others do not wait for it. Batches are numbered above `last_batch_id`, for the results' views tell them apart by
+    number. `clock` is monotonic seconds, `wall` seconds since the epoch.
     """
 
     def __init__(  # noqa: PLR0913  app.py names each part it wires
@@ -85,18 +67,16 @@ class Drive:
         tuning: Tuning | None = None,
         record: Path | None = None,
         last_batch_id: int = 0,
+        hang_after_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._catalog = dict(catalog)
-        self._executors = {executor.facts.executor: executor for executor in executors}
-        self._loaders = {loader.pool: loader for loader in loaders}
-        self._on_outcome, self._on_switch, self._on_bad_image = on_outcome, on_switch, on_bad_image
+        self._on_switch = on_switch
         self._clock, self._wall = clock, wall
         self._log: Any = structlog.get_logger("drive")
         self._usage = dict(usage or {})
         self._makeup = Makeup(
-            experts=expert_facts(self._catalog.values(), rulebook.current, self._usage),
+            experts=expert_facts(catalog.values(), rulebook.current, self._usage),
             pools=tuple(pools),
             executors=tuple(executor.facts for executor in executors),
             policy=policy,
@@ -104,22 +84,25 @@ class Drive:
             matrix=tuple(matrix),
         )
         self._scheduler = RecordingScheduler(self._makeup, record) if record else self._makeup.scheduler()
-        self._chains = Chains(rulebook.get, clock, wall)
+        self._hands = Hands(executors, loaders, hang_after_s, clock)
+        self._flow = Flow(
+            self._scheduler,
+            Chains(rulebook.get, clock, wall),
+            catalog,
+            on_outcome=on_outcome,
+            on_bad_image=on_bad_image,
+            hang_after_s=hang_after_s,
+            clock=clock,
+        )
         self._health = Health(self._makeup.executors, self._scheduler)
-        self._desk = Desk(self._scheduler, lambda: self._catalog, self._health.is_lost)
+        self._desk = Desk(self._scheduler, lambda: self._flow.catalog, self._health.is_lost)
         self._events = Events()
         self._thread = threading.Thread(target=self._loop, name="drive", daemon=True)
-        self._running: dict[ExecutorId, _Running] = {}
-        self._busy = {name: BusyGauge(clock()) for name in self._executors}
         self._fresh_load_ms: dict[tuple[PoolId, ExpertId], float] = {}
-        self._refusals: dict[ExpertId, str] = {}
         self._last_batch_id = last_batch_id
         self._switches = 0
-        self._completed = 0
-        self._last_error: str | None = None
         self._stopping = False
-        self._loading: Counter[PoolId] = Counter()
-        self._filling = set(self._loaders)
+        self._filling = set(self._hands.loaders)
         self._failing = False
 
     # From any thread
@@ -131,10 +114,7 @@ class Drive:
 
     def start_hands(self) -> None:
         """Start loaders and executors only: for whoever calls `turn` instead of having a drive thread."""
-        for loader in self._loaders.values():
-            loader.start(self._events.put)
-        for executor in self._executors.values():
-            executor.start(self._events.put)
+        self._hands.start(self._events.put)
 
     def accept(self, images: Sequence[Accepted]) -> None:
         self._events.put(tuple(images))
@@ -166,9 +146,7 @@ class Drive:
         self._events.put(Stop())
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
-        stopped = not self._thread.is_alive()
-        for hand in (*self._executors.values(), *self._loaders.values()):
-            stopped &= hand.stop(max(0.0, deadline_s - time.monotonic()))
+        stopped = self._hands.stop(deadline_s) and not self._thread.is_alive()
         if isinstance(self._scheduler, RecordingScheduler) and not self._thread.is_alive():
             self._scheduler.close()
         return stopped
@@ -180,11 +158,11 @@ class Drive:
     @property
     def is_filling(self) -> bool:
         """Whether the pools' initial fill goes on; a line that has answered an image is not at its start any more."""
-        return bool(self._filling) and self._completed == 0
+        return bool(self._filling) and self._flow.completed == 0
 
     @property
     def is_failing(self) -> bool:
-        """Whether an expert could not be loaded when it was last tried, or an executor is out of service."""
+        """Whether an expert could not be loaded when it was last tried, an executor is out of service, or one hangs."""
         return self._failing
 
     # The drive thread
@@ -200,13 +178,13 @@ class Drive:
 
     def _loop(self) -> None:
         until_s: float | None = self._clock()
-        while not (self._stopping and not self._running):
+        while not (self._stopping and not self._hands.running):
             timeout_s = None if until_s is None else max(0.0, until_s - self._clock())
             try:
                 until_s = self.turn(timeout_s)
             except Exception as error:  # noqa: BLE001  a defect of ours must not end the line; what it touched is logged
                 self._log.exception("drive_defect")
-                self._last_error = f"{type(error).__name__}: {error}"
+                self._flow.last_error = f"{type(error).__name__}: {error}"
                 until_s = self._clock() + _AFTER_DEFECT_S
                 time.sleep(_AFTER_DEFECT_S)
         self._events.refuse_the_rest()
@@ -222,59 +200,59 @@ class Drive:
             case Reload():
                 self._replace(event)
             case Stop():
-                self._stopping = True
+                self._stopping = self._flow.is_stopping = True
             case images if not self._stopping:
-                for accepted in images:
-                    self._go_on(self._chains.admit(accepted))
+                self._flow.admit(images)
             case _:
                 pass
 
     def _decide(self) -> float | None:
         now = self._clock()
-        for request in self._scheduler.expire(now):
-            self._end(request, "deadline")
-        wakes = [self._health.next_try_s(now)]
-        for pool, loader in self._loaders.items():
+        self._look_for_hangs(now)
+        wakes = [self._flow.look(now), self._health.next_try_s(now)]
+        for pool in self._hands.loaders:
             while not isinstance(change := self._scheduler.next_load(pool, now), Wait):
-                self._change(loader, change)
+                self._change(pool, change)
             wakes.append(change.until_s)
-            if not self._loading[pool]:
+            if not self._hands.is_loading(pool):
                 self._filling.discard(pool)  # the fill is what a loader does when nothing else is wanted
-        for name, executor in self._executors.items():
-            if name in self._running or self._health.rests(name, now):
+        for name in self._hands.executors:
+            if not self._hands.may_take(name) or self._health.rests(name, now):
                 continue
             action = self._scheduler.next_action(name, now)
             if isinstance(action, Run):
-                self._run(executor, action, now)
+                self._run(action, now)
             else:
                 wakes.append(action.until_s)
+        wakes.append(self._hands.next_look_s(now))
         return min((until_s for until_s in wakes if until_s is not None), default=None)
 
-    def _change(self, loader: Loader, change: Load | Unload | Resize) -> None:
+    def _change(self, pool: PoolId, change: Load | Unload | Resize) -> None:
         if isinstance(change, Load):
-            self._loading[change.pool] += 1
-            loader.submit(LoadOrder(change, self._catalog[change.expert]))
+            self._hands.change(pool, LoadOrder(change, self._flow.catalog[change.expert]))
         else:
-            loader.submit(change)
+            self._hands.change(pool, change)
 
-    def _run(self, executor: Executor, run: Run, now: float) -> None:
+    def _run(self, run: Run, now: float) -> None:
         self._last_batch_id += 1
-        images: list[ImageOrder] = []
-        for request in run.batch:
-            accepted = self._chains.accepted(request.request_id)
-            images.append(ImageOrder(request.request_id, accepted.key, accepted.pixels))
-        order = BatchOrder(self._last_batch_id, self._catalog[run.expert], tuple(images))
-        load_ms = self._fresh_load_ms.pop((executor.facts.pool, run.expert), 0.0)
-        self._running[run.executor] = _Running(run, order, load_ms, now)
-        executor.submit(order)
+        images = tuple(self._flow.order_of(request) for request in run.batch)
+        order = BatchOrder(self._last_batch_id, self._flow.catalog[run.expert], images)
+        load_ms = self._fresh_load_ms.pop((self._hands.pool_of(run.executor), run.expert), 0.0)
+        predicted_s = self._scheduler.predicted_s(run.executor, run.expert, len(images))
+        self._hands.begin(Running(run, order, load_ms, now), predicted_s)
 
     def _load_ended(self, end: LoadEnd) -> None:
         load, now = end.load, self._clock()
-        self._loading[load.pool] -= 1
+        if self._hands.load_ended(end):
+            self._log.warning("hung_load_ended", expert=load.expert, device=load.pool, error=end.error)
+            self._scheduler.hung_load_ended(load)
+            self._flow.release(load.expert)
+            self._note_failures()
+            return
         if end.error is not None:
-            self._last_error = end.error
+            self._flow.last_error = end.error
             for request in self._scheduler.load_failed(load, end.error, now, end.is_device_error):
-                self._end(request, "expert_failed")
+                self._flow.end(request, "expert_failed")
             if end.is_device_error:
                 self._health.load_failed(load.pool, end.error, now)
             self._note_failures()
@@ -282,13 +260,19 @@ class Drive:
         self._scheduler.load_done(load, end.load_ms / 1000.0)
         if self._failing:
             self._note_failures()
+            self._flow.release(load.expert)  # it may have come into another pool than the one whose load hangs
         self._fresh_load_ms[load.pool, load.expert] = end.load_ms
         self._switches += load.cause != "startup"
         self._on_switch(switch_of(end, self._wall()))
 
     def _batch_ended(self, report: BatchReport) -> None:
-        running = self._running.pop(report.executor)
-        self._busy[report.executor].add(report.started_s, report.ended_s)
+        running, is_late = self._hands.ended(report)
+        pool = self._hands.pool_of(report.executor)
+        if is_late:
+            self._log.warning("hung_batch_ended", executor=report.executor, expert=running.run.expert)
+            self._scheduler.hung_batch_ended(pool, running.run.expert)
+            self._note_failures()
+            return
         if report.memory_limit is not None:
             self._scheduler.limit_batch(report.executor, running.run.expert, report.memory_limit)
         # Before any next step arrives: until then the scheduler counts this batch as about to send some.
@@ -297,25 +281,12 @@ class Drive:
         else:
             self._scheduler.batch_failed(report.executor)
         self._note_health(report)
-        pool = self._executors[report.executor].facts.pool
         for request, result in zip(running.run.batch, report.results, strict=True):
             if isinstance(result, Answered):
                 stage = stage_of(request, result, running.order, report, pool, running.load_ms)
-                found = ImageAnswer(request.request_id, result.answer, result.image_size, stage)
-                self._go_on(self._chains.answered(found, self._clock()))
+                self._flow.answered(ImageAnswer(request.request_id, result.answer, result.image_size, stage))
             else:
-                self._unanswered(request, result, is_device_error=report.device_error is not None)
-
-    def _unanswered(self, request: Request, result: Unanswered, *, is_device_error: bool) -> None:
-        """The image ends, but where its batch's device has failed: that is no fault of it, and it may try once more."""
-        if result.fault == "bad_image":
-            self._on_bad_image(self._chains.accepted(request.request_id), result.detail)
-        elif not is_device_error:
-            self._last_error = f"expert {request.expert}: {result.detail}"
-        elif (again := self._chains.again(request.request_id)) is not None:
-            self._go_on(again)
-            return
-        self._end(request, result.fault)
+                self._flow.unanswered(request, result, is_device_error=report.device_error is not None)
 
     def _note_health(self, report: BatchReport) -> None:
         if report.device_error is None:
@@ -323,43 +294,61 @@ class Drive:
             if was_answered and self._health.well(report.executor):
                 self._note_failures()
             return
-        self._last_error = f"executor {report.executor}: {report.device_error}"
+        self._flow.last_error = f"executor {report.executor}: {report.device_error}"
         self._health.batch_failed(report.executor, report.device_error, self._clock())
         self._note_failures()
 
-    def _go_on(self, step: Request | Outcome) -> None:
-        """Queue a chain's next request, or let the image end."""
-        if isinstance(step, Outcome):
-            self._finish(step)
-            return
-        if self._stopping:
-            return  # it stays in the journal, and starts its chain again with the next start
-        refused = self._scheduler.arrive(step, self._clock())
-        if refused is not None:
-            if self._refusals.get(step.expert) != refused:
-                self._refusals[step.expert] = self._last_error = refused
-                self._log.error("expert_unusable", expert=step.expert, reason=refused)
-            self._end(step, "expert_failed" if step.expert in self._catalog else "rules_changed")
+    # What hangs
 
-    def _end(self, request: Request, reason: str) -> None:
-        self._finish(self._chains.ended(request.request_id, reason))
+    def _look_for_hangs(self, now: float) -> None:
+        batches, loads = self._hands.hung_batches(now), self._hands.hung_loads(now)
+        for batch in batches:
+            self._leave_batch(batch, now)
+        for load in loads:
+            self._leave_load(load)
+        if batches or loads:
+            self._note_failures()
 
-    def _finish(self, outcome: Outcome) -> None:
-        self._completed += 1
-        self._on_outcome(outcome)
+    def _leave_batch(self, hung: HungBatch, now: float) -> None:
+        """Its images are tried once more; but the one whose decoding did not end is to blame, or else the expert."""
+        run = hung.running.run
+        images, seconds = self._flow.names(run.batch), round(hung.seconds, 1)
+        self._log.error("executor_hung", executor=run.executor, expert=run.expert, images=images, seconds=seconds)
+        self._scheduler.batch_hung(run.executor)
+        blamed = request_of(run.batch, hung.preparing)
+        if blamed is not None:
+            self._flow.is_bad(blamed, f"its decoding did not end within {hung.seconds:.0f} s")
+        else:
+            reason = f"a batch of {run.expert} on {run.executor} did not end within {hung.seconds:.0f} s"
+            self._flow.last_error = reason
+            self._health.batch_failed(run.executor, reason, now)
+            if self._health.hangs_again(run.expert):
+                self._log.error("expert_hangs", expert=run.expert, reason=reason)
+                self._flow.end_all(self._scheduler.fail(run.expert, f"{reason}, twice; mend it and reload"))
+        for request in run.batch:
+            if request is not blamed:
+                self._flow.again(request)
+
+    def _leave_load(self, hung: HungLoad) -> None:
+        """Its images wait, others do not: the disk may come back, and until then what is resident serves."""
+        load, seconds = hung.load, round(hung.seconds, 1)
+        self._log.error("load_hung", expert=load.expert, device=load.pool, seconds=seconds)
+        self._flow.last_error = f"the load of {load.expert} to {load.pool} did not end within {hung.seconds:.0f} s"
+        self._flow.park(self._scheduler.load_hung(load))
 
     def _replace(self, reload: Reload) -> None:
-        changed = [expert for expert, spec in reload.catalog.items() if self._catalog.get(expert, spec) != spec]
+        before = self._flow.catalog
+        changed = [expert for expert, spec in reload.catalog.items() if before.get(expert, spec) != spec]
         facts = expert_facts(reload.catalog.values(), reload.routes, self._usage)
-        self._catalog = dict(reload.catalog)
-        self._refusals.clear()
-        for request in self._scheduler.replace_facts(facts, changed):
-            self._end(request, "expert_failed" if request.expert in self._catalog else "rules_changed")
+        self._flow.replace_catalog(reload.catalog)
+        self._health.forget_hangs()
+        self._flow.end_all(self._scheduler.replace_facts(facts, changed))
         self._note_failures()
         reload.answer.set_result(None)
 
     def _note_failures(self) -> None:
-        self._failing = bool(self._scheduler.snapshot().failed) or bool(self._health.out_of_service())
+        failed = self._scheduler.snapshot().failed or self._health.out_of_service() or self._hands.hanging()
+        self._failing = bool(failed) or self._flow.parked > 0
 
     def _answer(self, ask: Ask) -> None:
         try:
@@ -373,20 +362,15 @@ class Drive:
         """This thread's part of control's `status`; `under_way` counts images between acceptance and verdict."""
         now = self._scheduler.snapshot()
         self._note_failures()
-        clock_s = self._clock()
-        busy_shares: dict[ExecutorId, float] = {}
-        for name, gauge in self._busy.items():
-            running = self._running.get(name)
-            busy_shares[name] = gauge.share(clock_s, None if running is None else running.since_s)
-        facts = [executor.facts for executor in self._executors.values()]
+        facts = [executor.facts for executor in self._hands.executors.values()]
         return {
             "policy": self._makeup.policy,
-            "executors": executor_rows(facts, now, busy_shares, self._health.out_of_service()),
+            "executors": executor_rows(facts, now, self._hands.busy_shares(), self._health.out_of_service()),
             "expert_switches": self._switches,
-            "completed": self._completed,
-            "under_way": len(self._chains),
+            "completed": self._flow.completed,
+            "under_way": self._flow.under_way,
             "failed": dict(now.failed),
-            "last_error": self._last_error,
+            "last_error": self._flow.last_error,
         }
 
     def _answer_of(self, answer: Future[R]) -> R:

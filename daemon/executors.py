@@ -10,8 +10,9 @@ import structlog
 import torch
 
 from daemon.errors import is_device_error
-from daemon.orders import Answered, BatchOrder, BatchReport, ImageOrder, Unanswered
-from daemon.policy.request import ExecutorFacts
+from daemon.journal import JournalError
+from daemon.orders import Answered, BatchOrder, BatchReport, Fault, ImageOrder, Unanswered
+from daemon.policy.request import ExecutorFacts, RequestId
 from daemon.records import JournalKey
 from daemon.worker import Worker
 from experts.errors import ExpertError, ImageError
@@ -21,6 +22,23 @@ from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared, prepare
 
 _NOT_NUMBERS = "the network's outputs are not finite numbers: import the expert again"
+
+
+class _GivenUpError(Exception):
+    """The batch took too long and is nobody's concern any more."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """The batch under way, as its thread and the drive see it."""
+
+    order: BatchOrder
+    preparing: RequestId | None = None
+    is_given_up: bool = False
+
+    def go_on(self) -> None:
+        if self.is_given_up:
+            raise _GivenUpError("this batch took too long and was given up")
 
 
 @dataclass(slots=True)
@@ -37,6 +55,7 @@ class ExecutorThread:
 
     `slot(expert)` gives the resident expert's slot (SlotPool.slot), `read(key)` an image's bytes (Journal.read).
     `threads` is the number of intra-op threads of this executor. `run` is the forward pass, `infer` but for tests.
+    `mark(key)` notes the image that is being decoded, None when none is: for the start after a crash (marks.py).
     """
 
     def __init__(
@@ -47,6 +66,7 @@ class ExecutorThread:
         threads: int = 1,
         clock: Callable[[], float] = time.monotonic,
         run: Callable[[Slot, Sequence[Prepared]], Sequence[Answer]] = infer,
+        mark: Callable[[JournalKey | None], None] = lambda _key: None,
     ) -> None:
         self.facts = facts
         self._slot = slot
@@ -54,6 +74,8 @@ class ExecutorThread:
         self._threads = threads
         self._clock = clock
         self._run = run
+        self._mark = mark
+        self._work: _Work | None = None
         self._report: Callable[[BatchReport], None] = _unheard
         self._worker: Worker[BatchOrder] = Worker(f"executor {facts.executor}", self._carry_out, self._enter)
         self._log: Any = structlog.get_logger("executor").bind(executor=facts.executor)
@@ -65,6 +87,14 @@ class ExecutorThread:
     def submit(self, order: BatchOrder) -> None:
         self._worker.submit(order)
 
+    def give_up(self) -> RequestId | None:
+        """A new thread, and with it a new stream, takes the next batches."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.is_given_up = True
+        self._worker = self._worker.successor()
+        return None if work is None else work.preparing
+
     def stop(self, timeout_s: float) -> bool:
         return self._worker.stop(timeout_s)
 
@@ -75,10 +105,12 @@ class ExecutorThread:
 
     def _carry_out(self, order: BatchOrder) -> None:
         started_s = self._clock()
+        work = self._work = _Work(order)
         try:
-            report = self._answer(order, started_s)
+            report = self._answer(work, started_s)
         except Exception as error:  # noqa: BLE001  whatever went wrong, the drive must hear that this batch is over
-            self._log.exception("batch_failed", expert=order.spec.expert, images=len(order.images))
+            if not isinstance(error, _GivenUpError):
+                self._log.exception("batch_failed", expert=order.spec.expert, images=len(order.images))
             lost = tuple(Unanswered("expert_failed", _text(error)) for _ in order.images)
             device_error = _text(error) if is_device_error(error) else None
             report = BatchReport(
@@ -86,8 +118,10 @@ class ExecutorThread:
             )
         self._report(report)
 
-    def _answer(self, order: BatchOrder, started_s: float) -> BatchReport:
-        prepared, faults = self._prepare(order)
+    def _answer(self, work: _Work, started_s: float) -> BatchReport:
+        order = work.order
+        prepared, faults = self._prepare(work)
+        work.go_on()
         slot = self._slot(order.spec.expert)
         if slot.spec != order.spec:
             raise ExpertError(order.spec.expert, "other weights are resident than the catalog names; reload it again")
@@ -117,23 +151,37 @@ class ExecutorThread:
             inference.device_error,
         )
 
-    def _prepare(self, order: BatchOrder) -> tuple[dict[int, Prepared], dict[int, Unanswered]]:
+    def _prepare(self, work: _Work) -> tuple[dict[int, Prepared], dict[int, Unanswered]]:
         """Images by their place in the batch: ready for the network, or why not."""
         prepared: dict[int, Prepared] = {}
         faults: dict[int, Unanswered] = {}
-        for number, image in enumerate(order.images):
+        for number, image in enumerate(work.order.images):
             try:
-                prepared[number] = self._prepare_one(image, order)
+                prepared[number] = self._prepare_one(image, work)
             except ImageError as error:
                 faults[number] = Unanswered("bad_image", error.reason)
-            except Exception as error:  # noqa: BLE001  a damaged journal record or a hostile image costs one image
+            except JournalError as error:
+                # What the disk refuses now it may give later; what was altered stays so.
+                fault: Fault = "unreadable" if isinstance(error.__cause__, OSError) else "bad_image"
+                faults[number] = Unanswered(fault, str(error))
+            except _GivenUpError:
+                raise
+            except Exception as error:  # noqa: BLE001  a hostile image costs one image
                 self._log.exception("image_failed", segment=image.key.segment, offset=image.key.offset)
                 faults[number] = Unanswered("bad_image", _text(error))
         return prepared, faults
 
-    def _prepare_one(self, image: ImageOrder, order: BatchOrder) -> Prepared:
+    def _prepare_one(self, image: ImageOrder, work: _Work) -> Prepared:
         payload = self._read(image.key)
-        return prepare(payload, image.pixels.encoding, image.pixels.shape, order.spec)
+        work.go_on()
+        work.preparing = image.request_id
+        self._mark(image.key)
+        try:
+            return prepare(payload, image.pixels.encoding, image.pixels.shape, work.order.spec)
+        finally:
+            work.preparing = None
+            if not work.is_given_up:  # else the mark is that of the thread which took its place
+                self._mark(None)
 
     def _infer(self, slot: Slot, prepared: dict[int, Prepared], chosen: tuple[int, ...], into: _Inference) -> None:
         """Answer the images `chosen`. Out of memory: in halves. Another error: one by one, so that one is to blame.

@@ -12,8 +12,8 @@ from typing import Literal
 from daemon.channel import WaitingLine, copy_channel
 from daemon.errors import is_device_error
 from daemon.orders import Answered, BatchOrder, BatchReport, ImageOrder, LoadEnd, LoadOrder, Unanswered
-from daemon.policy.actions import Cause, Resize, Unload
-from daemon.policy.request import ExecutorFacts, PoolId
+from daemon.policy.actions import Load, Resize, Unload
+from daemon.policy.request import ExecutorFacts, PoolId, RequestId
 from experts.errors import ExpertError
 from experts.spec import Answer, ExpertId, ExpertSpec
 
@@ -125,25 +125,31 @@ class FakeChannel:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._waiting: WaitingLine[tuple[float, Callable[[], None]]] = WaitingLine()
-        self._is_busy = False
+        self._waiting: WaitingLine[tuple[Load, float, Callable[[], None]]] = WaitingLine()
+        self.under_way: tuple[Load, float] | None = None
 
-    def submit(self, cause: Cause, seconds: float, done: Callable[[], None]) -> None:
+    def submit(self, load: Load, seconds: float, done: Callable[[], None]) -> None:
         """Call `done` at the end of a transfer of `seconds`, which begins when its turn comes."""
-        self._waiting.put(cause, (seconds, done))
-        if not self._is_busy:
+        self._waiting.put(load.cause, (load, seconds, done))
+        if self.under_way is None:
+            self._begin()
+
+    def give_up(self, load: Load) -> None:
+        if self.under_way is not None and self.under_way[0] == load:
             self._begin()
 
     def _begin(self) -> None:
         transfer = self._waiting.take()
-        self._is_busy = transfer is not None
+        self.under_way = None
         if transfer is not None:
-            seconds, done = transfer
-            self._timeline.after(seconds, lambda: self._end(done))
+            load, seconds, done = transfer
+            begun = self.under_way = (load, self._timeline.now())
+            self._timeline.after(seconds, lambda: self._end(begun, done))
 
-    def _end(self, done: Callable[[], None]) -> None:
+    def _end(self, begun: tuple[Load, float], done: Callable[[], None]) -> None:
         done()
-        self._begin()
+        if self.under_way is begun:
+            self._begin()
 
 
 class FakeChannels:
@@ -163,7 +169,10 @@ class FakeChannels:
 
 
 class FakeLoader:
-    """Loads take their pool's simulated time on the channels; evictions and budgets are carried out at once."""
+    """Loads take their pool's simulated time on the channels; evictions and budgets are carried out at once.
+
+    A load of an expert of `hangs_s` takes so many seconds more, as one from a disk that does not answer.
+    """
 
     def __init__(
         self,
@@ -178,6 +187,7 @@ class FakeLoader:
         self._pools = pools or {}
         channels = channels or FakeChannels(timeline)
         self._from_disk, self._from_memory = channels.disk, channels.copying_to(pool_id)
+        self.hangs_s: dict[ExpertId, float] = {}
         self._report: Callable[[LoadEnd], None] = lambda _end: None
 
     def start(self, report: Callable[[LoadEnd], None]) -> None:
@@ -193,7 +203,15 @@ class FakeLoader:
             source = None if order.load.source is None else self._pools[order.load.source]
             channel = self._from_disk if source is None else self._from_memory
             seconds = self._pool.seconds(order.spec, source)
-            channel.submit(order.load.cause, seconds, lambda: self._loaded(order, source, seconds))
+            seconds += self.hangs_s.get(order.spec.expert, 0.0)
+            channel.submit(order.load, seconds, lambda: self._loaded(order, source, seconds))
+
+    def under_way(self) -> list[tuple[Load, float]]:
+        begun = (self._from_disk.under_way, self._from_memory.under_way)
+        return [one for one in begun if one is not None and one[0].pool == self.pool]
+
+    def give_up(self, load: Load) -> None:
+        (self._from_disk if load.source is None else self._from_memory).give_up(load)
 
     def stop(self, timeout_s: float) -> bool:  # noqa: ARG002  simulated time does not pass here
         return True
@@ -208,7 +226,10 @@ class FakeLoader:
 
 
 class FakeExecutor:
-    """A batch of n images takes `k_s` · n + `b_s` simulated seconds; what it answers is a function's business."""
+    """A batch of n images takes `k_s` · n + `b_s` simulated seconds; what it answers is a function's business.
+
+    `hangs(order)` says how many seconds more a batch takes, and the image whose decoding does not end, if it is that.
+    """
 
     def __init__(
         self,
@@ -224,6 +245,8 @@ class FakeExecutor:
         self._timeline = timeline
         self._answer = answer
         self._k_s, self._b_s = k_s, b_s
+        self.hangs: Callable[[BatchOrder], tuple[float, RequestId | None]] = lambda _order: (0.0, None)
+        self._preparing: RequestId | None = None
         self._report: Callable[[BatchReport], None] = lambda _report: None
 
     def start(self, report: Callable[[BatchReport], None]) -> None:
@@ -231,7 +254,11 @@ class FakeExecutor:
 
     def submit(self, order: BatchOrder) -> None:
         started_s = self._timeline.now()
-        self._timeline.after(self._k_s * len(order.images) + self._b_s, lambda: self._ran(order, started_s))
+        hangs_s, self._preparing = self.hangs(order)
+        self._timeline.after(self._k_s * len(order.images) + self._b_s + hangs_s, lambda: self._ran(order, started_s))
+
+    def give_up(self) -> RequestId | None:
+        return self._preparing
 
     def stop(self, timeout_s: float) -> bool:  # noqa: ARG002  simulated time does not pass here
         return True

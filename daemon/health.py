@@ -1,5 +1,6 @@
 """Which executors can be trusted with a batch: after repeated errors of its device one is taken out of service."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,13 @@ import structlog
 from daemon.policy.operate import RefusedError
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId
 from daemon.policy.scheduler import Scheduler
+from experts.spec import ExpertId
 
 #: Device errors one after the other that take an executor out of service: one may be an accident, a CUDA context
 #: that is lost gives nothing else any more.
 _ERRORS = 3
+#: Hangs of one expert that take it out of use.
+_HANGS = 2
 #: Where nobody else can serve its experts, it is tried again this often: the device may come back.
 _RETRY_S = 30.0
 
@@ -36,6 +40,7 @@ class Health:
     def __init__(self, executors: Iterable[ExecutorFacts], scheduler: Scheduler) -> None:
         self._states = {facts.executor: _State(facts.pool) for facts in executors}
         self._scheduler = scheduler
+        self._hangs: Counter[ExpertId] = Counter()
         self._log: Any = structlog.get_logger("health")
 
     def well(self, executor: ExecutorId) -> bool:
@@ -48,6 +53,15 @@ class Health:
     def batch_failed(self, executor: ExecutorId, error: str, now: float) -> None:
         """A batch failed by an error of its device."""
         self._failed([executor], error, now)
+
+    def hangs_again(self, expert: ExpertId) -> bool:
+        """A batch of `expert` hung, and it is not the first: it is the expert, not the moment."""
+        self._hangs[expert] += 1
+        return self._hangs[expert] >= _HANGS
+
+    def forget_hangs(self) -> None:
+        """Other rules and weights may be in force."""
+        self._hangs.clear()
 
     def load_failed(self, pool: PoolId, error: str, now: float) -> None:
         """A load into `pool` failed by an error of its device."""

@@ -9,7 +9,7 @@ import structlog
 from daemon.channel import Channels
 from daemon.errors import is_device_error
 from daemon.orders import LoadedBytes, LoadEnd, LoadOrder, Pool
-from daemon.policy.actions import Resize, Unload
+from daemon.policy.actions import Load, Resize, Unload
 from daemon.policy.request import PoolId
 from experts.errors import ExpertError
 from experts.spec import ExpertId
@@ -52,12 +52,21 @@ class PoolLoader:
             case LoadOrder():
                 self._unload(order.load.evict)
                 channel = self._from_disk if order.load.source is None else self._from_memory
-                channel.submit(order.load.cause, lambda: self._report(self._load(order)))
+                channel.submit(order.load, lambda: self._report(self._load(order)))
             case Unload():
                 self._unload(order.experts)
                 self._log.info("experts_unloaded", experts=list(order.experts))
             case Resize():
                 self._resize(order.budget_bytes)
+
+    def under_way(self) -> list[tuple[Load, float]]:
+        begun = (self._from_disk.under_way, self._from_memory.under_way)
+        return [one for one in begun if one is not None and one[0].pool == self.pool]
+
+    def give_up(self, load: Load) -> None:
+        """As in `Loader`: the slot that is being filled stays taken until the transfer ends."""
+        channel = self._from_disk if load.source is None else self._from_memory
+        channel.give_up(load)
 
     def stop(self, timeout_s: float) -> bool:
         """As in `Loader`; loads whose transfer has not begun are given up."""

@@ -12,8 +12,9 @@ from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId
 from daemon.records import JournalKey, Pixels
 from experts.spec import Answer, ExpertId, ExpertSpec
 
-#: Why an image has no answer although its batch ran (PROTOCOL.md, `reason` of `unknown`).
-Fault = Literal["bad_image", "expert_failed"]
+#: Why an image has no answer although its batch ran (PROTOCOL.md, `reason` of `unknown`). `unreadable`: its bytes could
+#: not be read just now; it is tried again.
+Fault = Literal["bad_image", "expert_failed", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,13 @@ class Executor(Protocol):
         """Run `order`; its report follows, whatever happens."""
         ...
 
+    def give_up(self) -> RequestId | None:
+        """Leave the batch under way behind and be ready for the next; should it ever end, its report follows.
+
+        The image that was being decoded, None where it was not decoding that did not end.
+        """
+        ...
+
     def stop(self, timeout_s: float) -> bool:
         """Finish what runs, and end. False where that took longer than `timeout_s` seconds."""
         ...
@@ -114,6 +122,14 @@ class Loader(Protocol):
 
     def submit(self, order: LoadOrder | Unload | Resize) -> None:
         """A `LoadOrder` is reported, whatever happens; the others are not."""
+        ...
+
+    def under_way(self) -> Sequence[tuple[Load, float]]:
+        """Loads whose transfer has begun, each with when."""
+        ...
+
+    def give_up(self, load: Load) -> None:
+        """Do not let others wait for `load`, which is under way; should it ever end, it is reported."""
         ...
 
     def stop(self, timeout_s: float) -> bool:

@@ -38,6 +38,11 @@ _ARGUMENTS: dict[str, Any] = {
     "load_failed": tuple[Load, str, float] | tuple[Load, str, float, bool],
     "batch_done": tuple[ExecutorId, float],
     "batch_failed": tuple[ExecutorId],
+    "batch_hung": tuple[ExecutorId],
+    "hung_batch_ended": tuple[PoolId, ExpertId],
+    "load_hung": tuple[Load],
+    "hung_load_ended": tuple[Load],
+    "fail": tuple[ExpertId, str],
     "limit_batch": tuple[ExecutorId, ExpertId, int],
     "replace_facts": tuple[tuple[ExpertFacts, ...], tuple[ExpertId, ...]],
     "pin": tuple[ExpertId, PoolId | None],
@@ -107,6 +112,21 @@ class RecordingScheduler(Scheduler):
 
     def batch_failed(self, executor: ExecutorId) -> tuple[Request, ...]:
         return self._note("batch_failed", (executor,), super().batch_failed)
+
+    def batch_hung(self, executor: ExecutorId) -> None:
+        self._note("batch_hung", (executor,), super().batch_hung)
+
+    def hung_batch_ended(self, pool: PoolId, expert: ExpertId) -> None:
+        self._note("hung_batch_ended", (pool, expert), super().hung_batch_ended)
+
+    def load_hung(self, load: Load) -> tuple[Request, ...]:
+        return self._note("load_hung", (load,), super().load_hung)
+
+    def hung_load_ended(self, load: Load) -> None:
+        self._note("hung_load_ended", (load,), super().hung_load_ended)
+
+    def fail(self, expert: ExpertId, reason: str) -> tuple[Request, ...]:
+        return self._note("fail", (expert, reason), super().fail)
 
     def limit_batch(self, executor: ExecutorId, expert: ExpertId, limit: int) -> None:
         self._note("limit_batch", (executor, expert, limit), super().limit_batch)

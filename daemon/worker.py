@@ -28,6 +28,13 @@ class Worker(Generic[T]):
     def submit(self, order: T) -> None:
         self._orders.put(order)
 
+    def successor(self) -> "Worker[T]":
+        """Leave what is carried out now behind with its thread, which ends after it; another for what comes next."""
+        self._orders.put(None)
+        other = Worker(self._thread.name, self._carry_out, self._enter)
+        other.start()
+        return other
+
     def stop(self, timeout_s: float) -> bool:
         """Finish the orders so far and end; False where the thread still runs after `timeout_s` seconds."""
         self._orders.put(None)

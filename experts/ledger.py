@@ -19,6 +19,8 @@ class _Entry:
     weights_bytes: int
     ready: bool = False
     users: int = 0
+    #: Of the users: batches that hang. Nobody waits for their end.
+    hung: int = 0
 
 
 class Ledger:
@@ -30,6 +32,7 @@ class Ledger:
         self.pool = pool
         self._budget_bytes = budget_bytes
         self._used_bytes = 0
+        self._held_bytes = 0
         self._loading_count = 0
         self._entries: dict[ExpertId, _Entry] = {}
         self._pinned: dict[ExpertId, None] = {}
@@ -40,7 +43,7 @@ class Ledger:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the resident and the loading experts."""
+        """Bytes of the resident and the loading experts, and those that a load which hangs still holds."""
         return self._used_bytes
 
     @property
@@ -145,6 +148,19 @@ class Ledger:
         self._loading_count -= 1
         del self._entries[expert]
 
+    def hold(self, expert: ExpertId) -> None:
+        """Its load hangs: it is not awaited any more, but its bytes are still being written."""
+        self._held_bytes += self._loading(expert).weights_bytes
+        self._loading_count -= 1
+        del self._entries[expert]
+
+    def give_back(self, held_bytes: int) -> None:
+        """A load that hung has ended."""
+        if held_bytes > self._held_bytes:
+            raise LedgerError(f"pool {self.pool}: {held_bytes} bytes come back, {self._held_bytes} are held")
+        self._held_bytes -= held_bytes
+        self._used_bytes -= held_bytes
+
     def evict(self, expert: ExpertId) -> None:
         if not self.is_evictable(expert):
             raise LedgerError(f"pool {self.pool}: {expert} is absent, loading, in use or pinned and cannot be evicted")
@@ -163,6 +179,19 @@ class Ledger:
             raise LedgerError(f"pool {self.pool}: {expert} is not in use")
         entry.users -= 1
 
+    def hang(self, expert: ExpertId) -> None:
+        """One of the batches of `expert` hangs: it keeps its weights, and no load waits for its end."""
+        self._entries[expert].hung += 1
+
+    def release_hung(self, expert: ExpertId) -> None:
+        """A batch that hung has ended after all."""
+        self._entries[expert].hung -= 1
+        self.release(expert)
+
+    def hung(self, expert: ExpertId) -> int:
+        entry = self._entries.get(expert)
+        return 0 if entry is None else entry.hung
+
     def pin(self, expert: ExpertId) -> None:
         """Keep `expert` from eviction; it may be pinned before it is loaded."""
         self._pinned[expert] = None
@@ -178,7 +207,7 @@ class Ledger:
     def check(self) -> None:
         """Raise `LedgerError` where the account does not add up."""
         entries = self._entries.values()
-        total_bytes = sum(entry.weights_bytes for entry in entries)
+        total_bytes = sum(entry.weights_bytes for entry in entries) + self._held_bytes
         if total_bytes != self._used_bytes or self._used_bytes + self.free_bytes != self._budget_bytes:
             raise LedgerError(
                 f"pool {self.pool}: entries hold {total_bytes} bytes, the account says {self._used_bytes}"
@@ -187,11 +216,13 @@ class Ledger:
             raise LedgerError(f"pool {self.pool}: {self._used_bytes} used of a budget of {self._budget_bytes} bytes")
         if sum(not entry.ready for entry in entries) != self._loading_count:
             raise LedgerError(f"pool {self.pool}: the count of loads in flight is wrong")
+        if any(not 0 <= entry.hung <= entry.users for entry in entries):
+            raise LedgerError(f"pool {self.pool}: more batches hang than run")
         if any(entry.users < 0 or (entry.users and not entry.ready) for entry in entries):
             raise LedgerError(f"pool {self.pool}: an expert that is not resident is in use")
 
     def _could_go(self, expert: ExpertId) -> bool:
-        return self.is_ready(expert) and expert not in self._pinned
+        return self.is_ready(expert) and expert not in self._pinned and not self._entries[expert].hung
 
     def _loading(self, expert: ExpertId) -> _Entry:
         entry = self._entries.get(expert)

@@ -52,6 +52,8 @@ class Floor:
         self.suspects: dict[ExpertId, None] = {}
         #: What a pool is not asked to load before that second: its load failed there, which says nothing of others.
         self._refused_s: dict[tuple[PoolId, ExpertId], float] = {}
+        #: Loads that hang, with their bytes: what is half written cannot be begun again.
+        self.stuck: dict[tuple[PoolId, ExpertId], int] = {}
         #: Counts what may change where an expert could be: budgets, pins and refusals.
         self.room_changes = 0
         self.has_gpu = any(facts.processor == "gpu" for facts in pools)
@@ -138,7 +140,7 @@ class Floor:
         return min(self._refused_s.values()) if self._refused_s else None
 
     def is_refused(self, pool: PoolId, expert: ExpertId) -> bool:
-        return (pool, expert) in self._refused_s
+        return (pool, expert) in self._refused_s or (pool, expert) in self.stuck
 
     def takes(self, pool: PoolId, expert: ExpertId) -> bool:
         """Whether `pool` may be asked to load `expert`."""

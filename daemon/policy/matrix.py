@@ -30,9 +30,14 @@ class Matrix:
 
     def __init__(self, rows: Iterable[Performance] = ()) -> None:
         self._rows = {(row.device, row.architecture): row for row in rows}
+        self._measured = frozenset(self._rows)
 
     def __contains__(self, key: tuple[str, ArchitectureId]) -> bool:
         return key in self._rows
+
+    def was_measured(self, device: str, architecture: ArchitectureId) -> bool:
+        """Whether the row is not merely assumed."""
+        return (device, architecture) in self._measured
 
     def of(self, device: str, architecture: ArchitectureId) -> Performance:
         """The measured row, or an assumed one: a small network on a slow processor, loaded from a SATA disk."""

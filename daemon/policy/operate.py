@@ -67,6 +67,8 @@ class Operator:
             raise RefusedError("not_resident", f"{expert} is not resident{_where(pool)}")
         if any(self._floor.ledgers[chosen].is_pinned(expert) for chosen in pools):
             raise RefusedError("pinned", f"{expert} is pinned: unpin it first")
+        if any(self._floor.ledgers[chosen].hung(expert) for chosen in pools):
+            raise RefusedError("in_use", f"a batch of {expert} hangs and keeps its weights: restart the daemon")
         for chosen in pools:
             self._floor.leaving[chosen][expert] = None
         self._discipline.moved(expert)

@@ -4,6 +4,7 @@ A driver asks `next_load` for every pool before `next_action` for every idle exe
 that may not wait longer marks the experts that must become idle for it, and `next_action` heeds that.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from daemon.policy.actions import NOTHING, Load, Resize, Run, Unload, Wait
@@ -152,10 +153,7 @@ class Scheduler:
             return ()
         floor.suspects.pop(expert, None)
         floor.failures[expert] = Failure(reason, retry_s)
-        lost = self._discipline.requests_of(expert)
-        for request in lost:
-            self._discard(request)
-        return lost
+        return self._take_out(expert)
 
     def batch_done(self, executor: ExecutorId, infer_s: float) -> None:
         """The batch of `executor` has been answered; its images' next steps arrive after this report."""
@@ -168,6 +166,50 @@ class Scheduler:
     def batch_failed(self, executor: ExecutorId) -> tuple[Request, ...]:
         """The batch of `executor` gave no answer at all: its requests, which have left the scheduler."""
         return self._end(executor).batch
+
+    def batch_hung(self, executor: ExecutorId) -> None:
+        """The batch of `executor` is given up, but whoever computes it does not let go of the weights."""
+        run = self._running.pop(executor)
+        self._floor.ledgers[self._floor.executors[executor].pool].hang(run.expert)
+        self._discipline.ended(executor, run.expert, len(run.batch))
+        self._discipline.moved(run.expert)
+
+    def hung_batch_ended(self, pool: PoolId, expert: ExpertId) -> None:
+        self._floor.ledgers[pool].release_hung(expert)
+        self._discipline.moved(expert)
+
+    def load_hung(self, load: Load) -> tuple[Request, ...]:
+        """`load` is not waited for: its bytes stay taken. Its requests are taken out and returned where nobody else can
+        serve them, to come again when it has ended.
+        """
+        floor, pool, expert = self._floor, load.pool, load.expert
+        floor.stuck[pool, expert] = floor.ledgers[pool].bytes_of(expert)
+        floor.ledgers[pool].hold(expert)
+        self._free_source(load)
+        self._operator.load_failed(pool, expert)
+        floor.room_changed()
+        self._moved(expert)
+        if not self.is_stuck(expert):
+            return ()
+        return self._take_out(expert)
+
+    def hung_load_ended(self, load: Load) -> None:
+        """Whatever it brought has been unloaded again: `load.pool` may be asked for the expert as before."""
+        self._floor.ledgers[load.pool].give_back(self._floor.stuck.pop((load.pool, load.expert)))
+        self._floor.room_changed()
+        self._moved(load.expert)
+
+    def is_stuck(self, expert: ExpertId) -> bool:
+        """Whether `expert` can be had from nobody until a load that hangs has ended."""
+        floor = self._floor
+        if not any(stuck == expert for _, stuck in floor.stuck):
+            return False
+        return not (floor.homes(expert) or floor.is_coming(expert) or floor.is_taken(expert, "gpu", "cpu"))
+
+    def fail(self, expert: ExpertId, reason: str) -> tuple[Request, ...]:
+        """Take `expert` out of use until the next `replace_facts`, and return its requests, which fail."""
+        self._floor.failures[expert] = Failure(reason, math.inf)
+        return self._take_out(expert)
 
     def limit_batch(self, executor: ExecutorId, expert: ExpertId, limit: int) -> None:
         """A batch of more than `limit` images of this architecture ran out of memory on `executor`'s device."""
@@ -190,9 +232,12 @@ class Scheduler:
         self._floor.set_facts(known.values())
         gone = [expert for expert in queued if expert not in known or self._floor.why_never(expert) is not None]
         self._discipline.rebuild()
-        lost = tuple(request for expert in gone for request in self._discipline.requests_of(expert))
-        for request in lost:
-            self._discard(request)
+        for expert in changed:
+            if expert in known and any(ledger.hung(expert) for ledger in self._floor.ledgers.values()):
+                reason = f"expert {expert}: a batch of its old weights hangs; restart the daemon to use the new ones"
+                self._floor.failures[expert] = Failure(reason, math.inf)
+                gone.append(expert)
+        lost = tuple(request for expert in gone for request in self._take_out(expert))
         self._operator.forget(expert for expert in tuple(self._operator.pins()) if expert not in known)
         return lost
 
@@ -211,6 +256,18 @@ class Scheduler:
         self._operator.set_budget(pool, budget_bytes)
 
     # Looking in
+
+    def predicted_s(self, executor: ExecutorId, expert: ExpertId, images: int) -> float | None:
+        """How long a batch may be expected to take; None where nothing was profiled or measured."""
+        facts = self._floor.experts.get(expert)
+        device = self._floor.pools[self._floor.executors[executor].pool].device
+        if facts is None:
+            return None
+        row = self._floor.matrix.of(device, facts.architecture)
+        if self._floor.matrix.was_measured(device, facts.architecture):
+            return row.k_s * images + row.b_s
+        least_s = self._measured.least_s(facts.architecture, resident=True)
+        return least_s * images if least_s > 0.0 else None
 
     @property
     def pools(self) -> tuple[PoolId, ...]:
@@ -245,7 +302,8 @@ class Scheduler:
             users = sum(ledger.users(expert) for expert in ledger.resident)
             runs = sum(self._floor.executors[executor].pool == pool for executor in self._running)
             copies = self._floor.copied_from[pool]
-            if users != runs + copies:
+            hung = sum(ledger.hung(expert) for expert in ledger.resident)
+            if users != runs + copies + hung:
                 raise AssertionError(f"pool {pool}: {runs} batches and {copies} copies run, the ledger counts {users}")
 
     # Parts
@@ -326,6 +384,12 @@ class Scheduler:
     def _moved(self, expert: ExpertId) -> None:
         self._deadlines.refresh(expert)
         self._discipline.moved(expert)
+
+    def _take_out(self, expert: ExpertId) -> tuple[Request, ...]:
+        found = self._discipline.requests_of(expert)
+        for request in found:
+            self._discard(request)
+        return found
 
     def _discard(self, request: Request) -> None:
         del self._queued[request.request_id]

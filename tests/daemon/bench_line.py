@@ -1,6 +1,6 @@
 """A simulated line for drive tests: rules, a catalog, fake devices, and the drive turned by hand."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,6 +101,7 @@ class Line:
     timeline: Timeline
     pools: dict[PoolId, FakePool]
     executors: dict[str, FakeExecutor]
+    loaders: dict[PoolId, FakeLoader]
     reported: list[Outcome]
     switches: list[ExpertSwitch]
     bad_images: list[tuple[Accepted, str]]
@@ -148,6 +149,7 @@ def a_line(
     activation_bytes: int | None = None,
     matrix: Sequence[Performance] = (),
     usage: Mapping[ExpertId, float] | None = None,
+    wall: Callable[[float], float] = lambda now: 1000.0 + now,
 ) -> Line:
     timeline = Timeline()
     budgets = budgets or {"cpu": 30}
@@ -159,6 +161,7 @@ def a_line(
     pools = {one.pool: FakePool(one.budget_bytes, lambda _spec: load_s, lambda _spec: load_s / 10.0) for one in facts}
     channels = FakeChannels(timeline)
     workers = {str(one.executor): FakeExecutor(one, pools[one.pool], timeline, answer or says()) for one in used}
+    loaders = {name: FakeLoader(name, pool, timeline, channels, pools) for name, pool in pools.items()}
     outcomes: list[Outcome] = []
     switches: list[ExpertSwitch] = []
     bad_images: list[tuple[Accepted, str]] = []
@@ -167,7 +170,7 @@ def a_line(
         catalog=a_catalog() if catalog is None else catalog,
         pools=facts,
         executors=list(workers.values()),
-        loaders=[FakeLoader(name, pool, timeline, channels, pools) for name, pool in pools.items()],
+        loaders=list(loaders.values()),
         policy=policy,
         matrix=matrix,
         usage=usage,
@@ -177,10 +180,10 @@ def a_line(
         tuning=tuning,
         record=record,
         clock=timeline.now,
-        wall=lambda: 1000.0 + timeline.now(),
+        wall=lambda: wall(timeline.now()),
     )
     drive.start_hands()
-    return Line(drive, timeline, pools, workers, outcomes, switches, bad_images)
+    return Line(drive, timeline, pools, workers, loaders, outcomes, switches, bad_images)
 
 
 def _processor(device: str) -> Processor:

@@ -23,6 +23,9 @@ def an_order(pool: PoolId, name: str, cause: Cause, *evict: str, source: PoolId 
     return LoadOrder(Load(pool, ExpertId(name), victims, cause, source), a_spec(name))
 
 
+A_LOAD = an_order(CPU, "x", "demand").load
+
+
 def test_demand_goes_before_prefetch_before_the_first_fill() -> None:
     line: WaitingLine[str] = WaitingLine()
     for cause, name in (("startup", "s"), ("prefetch", "p1"), ("demand", "d1"), ("prefetch", "p2"), ("pin", "d2")):
@@ -53,7 +56,7 @@ def test_transfers_of_a_channel_never_overlap() -> None:
         done.release()
 
     channel.open()
-    callers = [threading.Thread(target=lambda: [channel.submit("demand", transfer) for _ in range(20)]) for _ in "ab"]
+    callers = [threading.Thread(target=lambda: [channel.submit(A_LOAD, transfer) for _ in range(20)]) for _ in "ab"]
     for caller in callers:
         caller.start()
     for caller in callers:
@@ -70,8 +73,8 @@ def test_a_transfer_that_fails_by_a_defect_leaves_the_channel_in_service() -> No
         raise ZeroDivisionError
 
     channel.open()
-    channel.submit("demand", defect)
-    channel.submit("demand", done.set)
+    channel.submit(A_LOAD, defect)
+    channel.submit(A_LOAD, done.set)
     assert done.wait(10.0)
     assert channel.close(10.0)
 
@@ -85,9 +88,9 @@ def test_the_last_one_who_closes_a_channel_gives_up_what_waits() -> None:
 
     channel.open()
     channel.open()
-    channel.submit("demand", transfer)
+    channel.submit(A_LOAD, transfer)
     assert begun.wait(10.0)
-    channel.submit("demand", late.set)
+    channel.submit(A_LOAD, late.set)
     assert channel.close(0.0)
     assert not channel.close(0.01)
     go_on.set()

@@ -1,0 +1,165 @@
+"""Images between their chains and the scheduler: where each goes next, and how it ends. Drive thread only."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import structlog
+
+from daemon.chain import Chains, ImageAnswer
+from daemon.orders import ImageOrder, Unanswered
+from daemon.policy.parked import Parked
+from daemon.policy.request import Request, RequestId
+from daemon.policy.scheduler import Scheduler
+from daemon.records import Accepted, Outcome
+from experts.spec import ExpertId, ExpertSpec
+
+#: How long an image without a deadline waits for a load that hangs, or for bytes that cannot be read: times the
+#: patience with a batch.
+_PARKED_FACTOR = 10.0
+
+
+class Flow:
+    """Every image that comes in ends once, or stays in the journal because the line stops.
+
+    `on_outcome` and `on_bad_image` are called where an image ends; they must not block.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        chains: Chains,
+        catalog: Mapping[ExpertId, ExpertSpec],
+        *,
+        on_outcome: Callable[[Outcome], None],
+        on_bad_image: Callable[[Accepted, str], None],
+        hang_after_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._chains = chains
+        self.catalog = dict(catalog)
+        self._on_outcome, self._on_bad_image = on_outcome, on_bad_image
+        self._clock = clock
+        self._parked = Parked(_PARKED_FACTOR * hang_after_s)
+        self._refusals: dict[ExpertId, str] = {}
+        self._log: Any = structlog.get_logger("drive")
+        self.completed = 0
+        self.last_error: str | None = None
+        self.is_stopping = False
+
+    @property
+    def under_way(self) -> int:
+        """Images between acceptance and verdict."""
+        return len(self._chains)
+
+    @property
+    def parked(self) -> int:
+        """Images that nobody can serve just now."""
+        return len(self._parked)
+
+    def admit(self, images: Iterable[Accepted]) -> None:
+        for image in images:
+            self._go_on(self._chains.admit(image))
+
+    def order_of(self, request: Request) -> ImageOrder:
+        accepted = self._chains.accepted(request.request_id)
+        return ImageOrder(request.request_id, accepted.key, accepted.pixels)
+
+    def names(self, requests: Iterable[Request]) -> list[str]:
+        """Source and id of the images, for logs."""
+        images = (self._chains.accepted(request.request_id) for request in requests)
+        return [f"{image.source}/{image.image_id}" for image in images]
+
+    def answered(self, found: ImageAnswer) -> None:
+        self._parked.forget(found.request_id)
+        self._go_on(self._chains.answered(found, self._clock()))
+
+    def unanswered(self, request: Request, result: Unanswered, *, is_device_error: bool) -> None:
+        """The image ends, unless it may fare better: its batch's device has failed, or its bytes were not to be had."""
+        match result.fault:
+            case "bad_image":
+                self.is_bad(request, result.detail)
+            case "unreadable":
+                self.last_error = result.detail
+                if not self._parked.park(request, self._clock(), tries_again=True):
+                    self.is_bad(request, result.detail)
+            case "expert_failed" if is_device_error:
+                self.again(request)
+            case "expert_failed":
+                self.last_error = f"expert {request.expert}: {result.detail}"
+                self.end(request, "expert_failed")
+
+    def is_bad(self, request: Request, reason: str) -> None:
+        self._on_bad_image(self._chains.accepted(request.request_id), reason)
+        self.end(request, "bad_image")
+
+    def again(self, request: Request) -> None:
+        """Once more: what went wrong is no fault of the image. Where this was its second try, it ends."""
+        again = self._chains.again(request.request_id)
+        if again is None:
+            self.end(request, "expert_failed")
+        else:
+            self._go_on(again)
+
+    def look(self, now: float) -> float | None:
+        """Let images end whose time is up, and parked ones try again; when to look again."""
+        for request in self._scheduler.expire(now):
+            self.end(request, "deadline")
+        again, ended = self._parked.due(now)
+        for request in again:
+            self._go_on(request)
+        for request, reason in ended:
+            self.end(request, reason)
+        return self._parked.next_s()
+
+    def park(self, requests: Iterable[Request]) -> None:
+        """A load that these need hangs."""
+        for request in requests:
+            if not self._parked.park(request, self._clock()):
+                self.end(request, "expert_failed")
+
+    def release(self, expert: ExpertId) -> None:
+        """A load of `expert` that hung has ended, or it can be had elsewhere."""
+        for request in self._parked.of(expert):
+            self._go_on(request)
+
+    def end_all(self, requests: Iterable[Request]) -> None:
+        """Their expert cannot be used, or is none any more."""
+        for request in requests:
+            self.end(request, "expert_failed" if request.expert in self.catalog else "rules_changed")
+
+    def replace_catalog(self, catalog: Mapping[ExpertId, ExpertSpec]) -> None:
+        for expert in [expert for expert in self.catalog if expert not in catalog]:
+            for request in self._parked.of(expert):
+                self.end(request, "rules_changed")
+        self.catalog = dict(catalog)
+        self._refusals.clear()
+
+    def end(self, request: Request, reason: str) -> None:
+        self._parked.forget(request.request_id)
+        self._finish(self._chains.ended(request.request_id, reason))
+
+    def _go_on(self, step: Request | Outcome) -> None:
+        """Queue a chain's next request, or let the image end."""
+        if isinstance(step, Outcome):
+            self._finish(step)
+            return
+        if self.is_stopping:
+            return  # it stays in the journal, and starts its chain again with the next start
+        if self._scheduler.is_stuck(step.expert):
+            self.park([step])
+            return
+        refused = self._scheduler.arrive(step, self._clock())
+        if refused is not None:
+            if self._refusals.get(step.expert) != refused:
+                self._refusals[step.expert] = self.last_error = refused
+                self._log.error("expert_unusable", expert=step.expert, reason=refused)
+            self.end_all([step])
+
+    def _finish(self, outcome: Outcome) -> None:
+        self.completed += 1
+        self._on_outcome(outcome)
+
+
+def request_of(requests: Iterable[Request], request_id: RequestId | None) -> Request | None:
+    return next((request for request in requests if request.request_id == request_id), None)

@@ -1,0 +1,384 @@
+"""Batches and loads that do not end: others are served, images are tried once more, and whoever hangs is named."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daemon.channel import Channels
+from daemon.control import ControlError
+from daemon.drive import Drive
+from daemon.executors import ExecutorThread
+from daemon.loader import PoolLoader
+from daemon.orders import BatchOrder
+from daemon.policy.parked import Parked
+from daemon.policy.presets import PRESETS
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, Request, RequestId
+from daemon.policy.watch import Watch
+from daemon.records import JournalKey, Outcome
+from daemon.rulebook import Rulebook
+from daemon.trace import replay
+from experts.slot import Slot, SlotPool
+from experts.spec import Answer, ExpertId
+from experts.vision.preprocess import Prepared
+from tests.daemon.bench_line import Line, a_catalog, a_line, a_spec, an_image, routes
+from tests.experts.samples import a_picture, an_expert_file, encoded
+
+FOREVER_S = 1e6
+
+
+def ask(line: Line, kind: str, **fields: Any) -> dict[str, Any]:
+    answer: Future[dict[str, Any]] = line.drive.ask_later(kind, fields)
+    line.turn()
+    return answer.result(0)
+
+
+def hang(
+    line: Line, expert: str, *, times: int = 1 << 30, seconds: float = FOREVER_S, image: int | None = None
+) -> list[BatchOrder]:
+    """The next `times` batches of `expert` (that hold `image`, if named: its decoding hangs) take `seconds` more."""
+    hung: list[BatchOrder] = []
+
+    def hangs(order: BatchOrder) -> tuple[float, RequestId | None]:
+        found = [one.request_id for one in order.images if one.key.offset == image]
+        if order.spec.expert != expert or len(hung) == times or (image is not None and not found):
+            return 0.0, None
+        hung.append(order)
+        return seconds, found[0] if found else None
+
+    for executor in line.executors.values():
+        executor.hangs = hangs
+    return hung
+
+
+def reasons(line: Line) -> dict[int, str | None]:
+    return {number: line.outcomes[number].reason for number in sorted(line.outcomes)}
+
+
+# Time
+
+
+def test_what_takes_twenty_times_longer_than_predicted_hangs_and_nothing_before_the_least_patience() -> None:
+    watch: Watch[str] = Watch(30.0)
+    watch.begin("short", 0.0, 0.1)
+    watch.begin("long", 0.0, 4.0)
+    watch.begin("unknown", 0.0, None, pieces=8)
+    assert watch.next_s() == 30.0
+    assert watch.overdue(29.9) == []
+    assert watch.overdue(30.0) == [("short", 30.0)]
+    assert watch.overdue(80.5) == [("long", 80.5)]
+    assert watch.next_s() == 240.0
+    watch.end("unknown")
+    assert (watch.next_s(), watch.overdue(1e9)) == (None, [])
+
+
+def test_a_machine_that_stood_still_has_made_nobody_hang() -> None:
+    watch: Watch[str] = Watch(30.0)
+    watch.begin("batch", 0.0, 0.1)
+    assert watch.overdue(3600.0) == []
+    assert watch.next_s() == 3630.0
+    assert watch.overdue(3630.5) == [("batch", 3630.5)]
+
+
+def test_parked_requests_end_at_their_deadline_or_after_the_longest_stay_whatever_is_tried_meanwhile() -> None:
+    parked = Parked(300.0)
+    expert = ExpertId("B")
+    urgent, patient, unread = (Request(RequestId(n), expert, 0.0, 10.0 if n == 1 else None) for n in (1, 2, 3))
+    assert parked.park(urgent, 0.0)
+    assert parked.park(patient, 0.0)
+    assert parked.park(unread, 0.0, tries_again=True)
+    assert parked.due(5.0) == ([unread], [])
+    assert parked.park(unread, 5.0, tries_again=True)
+    assert parked.due(10.0) == ([unread], [(urgent, "deadline")])
+    assert not parked.park(unread, 300.0, tries_again=True)
+    assert parked.due(300.0) == ([], [(patient, "expert_failed")])
+    assert len(parked) == 0
+
+
+# Batches, simulated
+
+
+@pytest.mark.parametrize("policy", PRESETS)
+def test_a_batch_that_hangs_once_costs_no_image(policy: str) -> None:
+    line = a_line(policy=policy, budgets={"cpu": 60}, executors=["cpu", "cpu"])
+    hung = hang(line, "B", times=1)
+    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4]) for n in range(40)))
+    line.run(until_s=600.0)
+    assert len(hung) == 1
+    assert set(reasons(line).values()) == {None}
+    assert len(line.outcomes) == 40
+    assert line.drive.is_failing, "a thread is left behind"
+    assert "did not end within" in ask(line, "status")["last_error"]
+
+
+def test_the_line_is_well_again_when_what_hung_has_ended_and_its_late_answer_counts_for_nobody() -> None:
+    line = a_line(budgets={"cpu": 20}, load_s=0.1)
+    hang(line, "B", times=1, seconds=100.0)
+    line.accept(an_image(1, "B"))
+    line.run(until_s=50.0)
+    assert reasons(line) == {1: None}
+    assert line.drive.is_failing
+    line.accept(an_image(2, "C", accepted_wall_s=1050.0), an_image(3, "A1", accepted_wall_s=1050.0))
+    line.run(until_s=90.0)
+    assert "B" in line.pools[PoolId("cpu")].resident(), "its weights are still being read"
+    assert reasons(line) == {1: None, 2: None, 3: None}
+    line.run(until_s=200.0)
+    assert not line.drive.is_failing
+    line.accept(*(an_image(10 + n, ["C", "A1"][n % 2], accepted_wall_s=1200.0) for n in range(6)))
+    line.run(until_s=300.0)
+    assert len(line.outcomes) == 9
+    assert set(reasons(line).values()) == {None}
+
+
+def test_an_image_whose_second_batch_hangs_too_is_unknown_and_its_expert_failed_until_a_reload() -> None:
+    line = a_line(budgets={"cpu": 60}, executors=["cpu", "cpu"])
+    hung = hang(line, "B")
+    line.accept(*(an_image(n, "B") for n in range(12)), *(an_image(100 + n, "C") for n in range(12)))
+    line.run(until_s=1000.0)
+    assert len(hung) <= 3, "two are enough to fail it; a third may have been under way"
+    assert {line.outcomes[n].reason for n in range(12)} == {"expert_failed"}
+    assert {line.outcomes[n].verdict for n in range(12)} == {"unknown"}
+    assert {line.outcomes[100 + n].verdict for n in range(12)} == {"pass"}
+    rows = {row["expert"]: row for row in ask(line, "experts")["experts"]}
+    assert "twice; mend it and reload" in rows["B"]["failed"]
+    line.accept(an_image(50, "B", accepted_wall_s=2000.0))
+    line.run(until_s=2000.0)
+    assert line.outcomes[50].reason == "expert_failed"
+    assert len(hung) <= 3, "a failed expert is not tried again"
+    for executor in line.executors.values():
+        executor.hangs = lambda _order: (0.0, None)
+    line.drive.reload_later(a_catalog(), routes())
+    line.accept(an_image(51, "B", accepted_wall_s=3000.0))
+    line.run(until_s=3000.0)
+    assert line.outcomes[51].verdict == "pass"
+
+
+def test_an_image_whose_decoding_does_not_end_is_bad_and_its_neighbours_are_judged() -> None:
+    line = a_line(budgets={"cpu": 60}, max_batch=4)
+    hung = hang(line, "B", image=2)
+    line.accept(*(an_image(n, "B") for n in range(4)))
+    line.run(until_s=600.0)
+    assert len(hung) == 1
+    assert reasons(line) == {0: None, 1: None, 2: "bad_image", 3: None}
+    ((image, reason),) = line.bad_images
+    assert (image.image_id, "did not end" in reason) == ("2", True)
+    assert ask(line, "experts")["experts"][2]["failed"] is None, "it is no fault of the expert"
+
+
+def test_the_log_names_executor_expert_images_and_seconds() -> None:
+    line = a_line(budgets={"cpu": 60})
+    hang(line, "B", times=1)
+    line.accept(an_image(7, "B"))
+    with structlog.testing.capture_logs() as logs:
+        line.run(until_s=100.0)
+    (event,) = [entry for entry in logs if entry["event"] == "executor_hung"]
+    assert (event["executor"], event["expert"], event["images"]) == ("cpu/0", "B", ["cam/7"])
+    assert event["seconds"] == pytest.approx(30.0, abs=1.0)
+
+
+def test_an_executor_leaves_a_few_threads_behind_and_no_more() -> None:
+    names = [f"E{number}" for number in range(20)]
+    catalog = {spec.expert: spec for spec in map(a_spec, names)}
+    rules = """
+boards: {main: {extras: allow, components: {E0: 1}}}
+classifiers: {"*": {expert: "{component}", pass: [ok]}}
+"""
+    line = a_line(catalog=catalog, budgets={"cpu": 1000}, rulebook=Rulebook(routes(rules)))
+    hung: list[BatchOrder] = []
+
+    def hangs(order: BatchOrder) -> tuple[float, RequestId | None]:
+        hung.append(order)
+        return FOREVER_S, None
+
+    line.executors["cpu/0"].hangs = hangs
+    line.accept(*(an_image(n, name, rules_version=routes(rules).version) for n, name in enumerate(names)))
+    line.run(until_s=20_000.0)
+    assert len(hung) <= 4
+    assert "out_of_service" in ask(line, "status")["executors"][0]
+
+
+def test_weights_that_a_hanging_batch_keeps_cannot_be_unloaded_or_replaced() -> None:
+    line = a_line(budgets={"cpu": 60})
+    hang(line, "B", times=1)
+    line.accept(an_image(1, "B"))
+    line.run(until_s=100.0)
+    with pytest.raises(ControlError, match="hangs and keeps its weights"):
+        ask(line, "unload", expert="B")
+    other = a_catalog() | {ExpertId("B"): a_spec("B", sha256="1" * 64)}
+    line.drive.reload_later(other, routes())
+    line.accept(an_image(2, "B", accepted_wall_s=1100.0))
+    line.run(until_s=300.0)
+    assert line.outcomes[2].reason == "expert_failed"
+    assert "restart the daemon" in ask(line, "status")["last_error"]
+
+
+# Loads, simulated
+
+
+@pytest.mark.parametrize("policy", PRESETS)
+def test_a_load_that_hangs_keeps_nobody_else_waiting_and_its_images_wait_for_it(policy: str) -> None:
+    line = a_line(policy=policy, budgets={"cpu": 60})
+    for loader in line.loaders.values():
+        loader.hangs_s[ExpertId("B")] = 200.0
+    line.accept(an_image(0, "B"), an_image(1, "B", deadline_ms=100_000))
+    line.accept(*(an_image(2 + n, ["A1", "A2", "C"][n % 3]) for n in range(30)))
+    line.run(until_s=150.0)
+    assert reasons(line) == {1: "deadline"} | {2 + n: None for n in range(30)}
+    assert line.ended_s[1] == pytest.approx(100.0, abs=1.0)
+    assert line.drive.is_failing
+    for loader in line.loaders.values():
+        loader.hangs_s.clear()
+    line.run(until_s=600.0)
+    assert line.outcomes[0].verdict == "pass"
+    assert not line.drive.is_failing
+
+
+def test_images_without_a_deadline_wait_for_a_dead_disk_ten_times_the_patience() -> None:
+    line = a_line(budgets={"cpu": 60})
+    for loader in line.loaders.values():
+        loader.hangs_s[ExpertId("B")] = FOREVER_S
+    line.accept(an_image(1, "B"))
+    line.run(until_s=1000.0)
+    assert reasons(line) == {1: "expert_failed"}
+    assert line.ended_s[1] == pytest.approx(330.0, abs=2.0)
+
+
+def test_a_load_that_hangs_on_one_device_is_made_on_another() -> None:
+    line = a_line(budgets={"cuda:0": 60, "cpu": 60}, executors=["cuda:0", "cpu"])
+    line.loaders[PoolId("cuda:0")].hangs_s = dict.fromkeys(a_catalog(), FOREVER_S)
+    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4]) for n in range(40)))
+    line.run(until_s=1000.0)
+    assert set(reasons(line).values()) == {None}
+    assert len(line.outcomes) == 40
+
+
+# Everything together
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), policy=st.sampled_from(sorted(PRESETS)), pools=st.sampled_from([["cpu"], ["cuda:0", "cpu"]]))
+def test_whatever_hangs_every_image_ends_once_and_the_run_replays(
+    data: st.DataObject, policy: str, pools: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    trace = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    executors = [name for name in pools for _ in range(2)]
+    line = a_line(policy=policy, budgets=dict.fromkeys(pools, 40), executors=executors, record=trace)
+    try:
+        _everything_hangs(line, data)
+    finally:
+        line.drive.stop(1.0)
+    assert list(replay(trace)) == []
+
+
+def _everything_hangs(line: Line, data: st.DataObject) -> None:
+    seconds = st.sampled_from([0.0, 0.0, 0.0, 0.0, 45.0, 400.0, FOREVER_S])
+
+    def hangs(order: BatchOrder) -> tuple[float, RequestId | None]:
+        taken_s = data.draw(seconds, label="batch")
+        blames = taken_s > 0.0 and data.draw(st.booleans(), label="decoding")
+        return taken_s, order.images[0].request_id if blames else None
+
+    for executor in line.executors.values():
+        executor.hangs = hangs
+    for loader in line.loaders.values():
+        loader.hangs_s = {name: data.draw(seconds, label="load") for name in a_catalog()}
+    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4], deadline_ms=60_000 if n % 3 else None) for n in range(30)))
+    line.run(until_s=300.0)
+    for executor in line.executors.values():
+        executor.hangs = lambda _order: (0.0, None)
+    for loader in line.loaders.values():
+        loader.hangs_s.clear()
+    line.drive.reload_later(a_catalog(), routes())
+    line.accept(*(an_image(100 + n, "B", deadline_ms=600_000, accepted_wall_s=1300.0) for n in range(4)))
+    line.run(until_s=20_000.0)
+    assert {n for n in line.outcomes if n >= 100} == {100, 101, 102, 103}
+    missing = set(range(30)) - line.outcomes.keys()
+    assert not missing or line.drive.is_failing, "an image may wait only while something hangs"
+    line.drive._scheduler.check()
+
+
+# Threads
+
+
+class Bench:
+    """A drive over a real pool, a real executor thread and a real loader; the forward pass is the test's."""
+
+    def __init__(self, folder: Path, run: Callable[[Slot, Sequence[Prepared]], Sequence[Answer]]) -> None:
+        spec = an_expert_file(folder)
+        rules = f"""
+boards: {{main: {{extras: allow, components: {{B: 1}}}}}}
+classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_below: 0.0}}}}
+"""
+        self.version = routes(rules).version
+        pool, name = SlotPool("cpu", spec.weights_bytes), PoolId("cpu")
+        payload, facts = encoded(a_picture()), ExecutorFacts(ExecutorId("cpu/0"), name)
+        self.marks: list[JournalKey | None] = []
+        self.outcomes: list[Outcome] = []
+        self.drive = Drive(
+            rulebook=Rulebook(routes(rules)),
+            catalog={spec.expert: spec},
+            pools=[PoolFacts(name, "cpu", spec.weights_bytes, 4)],
+            executors=[
+                ExecutorThread(facts, pool.slot, lambda _key: payload, run=run, mark=self.marks.append),
+            ],
+            loaders=[PoolLoader(name, pool, Channels())],
+            policy="coserve-plus",
+            on_outcome=self.outcomes.append,
+            on_switch=lambda _switch: None,
+            hang_after_s=0.3,
+        )
+        self.drive.start()
+
+    def wait(self, happened: Callable[[], bool]) -> None:
+        until_s = time.monotonic() + 20.0
+        while not happened():
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+
+
+def test_a_thread_that_hangs_is_left_behind_and_its_batch_runs_in_a_new_one(tmp_path: Path) -> None:
+    go_on, threads = threading.Event(), list[threading.Thread]()
+
+    def run(slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+        threads.append(threading.current_thread())
+        if len(threads) == 1:
+            assert go_on.wait(30.0)
+        return [Answer(slot.spec.classes[0], 0.9) for _ in prepared]
+
+    bench = Bench(tmp_path, run)
+    bench.drive.accept([an_image(1, rules_version=bench.version)])
+    bench.wait(lambda: len(bench.outcomes) == 1)
+    assert (bench.outcomes[0].verdict, len(set(threads))) == ("pass", 2)
+    assert bench.drive.is_failing
+    go_on.set()
+    bench.wait(lambda: not bench.drive.is_failing)
+    threads[0].join(10.0)
+    assert not threads[0].is_alive()
+    assert len(bench.outcomes) == 1
+    assert bench.marks[0] is not None
+    assert bench.marks[-1] is None
+    assert bench.drive.stop(10.0)
+
+
+def test_a_stop_does_not_wait_for_what_hangs(tmp_path: Path) -> None:
+    go_on, count = threading.Event(), 0
+
+    def run(slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+        nonlocal count
+        count += 1
+        if count == 1:
+            assert go_on.wait(30.0)
+        return [Answer(slot.spec.classes[0], 0.9) for _ in prepared]
+
+    bench = Bench(tmp_path, run)
+    bench.drive.accept([an_image(1, rules_version=bench.version)])
+    bench.wait(lambda: len(bench.outcomes) == 1)
+    assert bench.drive.stop(10.0)
+    go_on.set()
