@@ -46,6 +46,14 @@ class Metrics:
             registry=self.registry,
         )
         self._backlog = Gauge("coserve_backlog_images", "Accepted images without a verdict", registry=self.registry)
+        self._free = Gauge(
+            "coserve_disk_free_bytes",
+            "Free on the disk of the journal, database, images",
+            ["place"],
+            registry=self.registry,
+        )
+        self._log_bytes = Gauge("coserve_database_log_bytes", "The database's write-ahead log", registry=self.registry)
+        self._pruned = Counter("coserve_pruned", "Images and boards that were pruned", ["what"], registry=self.registry)
 
     def accepted(self, images: Sequence[Accepted]) -> None:
         self.accepted_count += len(images)
@@ -69,6 +77,15 @@ class Metrics:
         """`images` have a durable verdict, and leave so many behind."""
         self.completed_count += images
         self._backlog.set(backlog_images)
+
+    def disk(self, place: str, free_bytes: int) -> None:
+        self._free.labels(place).set(free_bytes)
+
+    def database_log(self, size_bytes: int) -> None:
+        self._log_bytes.set(size_bytes)
+
+    def pruned(self, what: str, count: int) -> None:
+        self._pruned.labels(what).inc(count)
 
     def exposition(self) -> str:
         """All series in Prometheus' text format."""

@@ -21,6 +21,7 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 
 from daemon.journal import Journal, JournalError
 from daemon.records import Accepted, Arrival, ExpertSwitch, Outcome, Published
+from daemon.room import NoRoomError, Room
 from daemon.rulebook import Rulebook
 from daemon.store.images import ImageFolder
 from daemon.store.keeper import Keeper
@@ -95,16 +96,16 @@ class Writer:
         on_accepted: Callable[[list[Accepted]], None],
         on_published: Callable[[list[Published]], None],
         on_done: Callable[[list[tuple[str, int]]], None],
-        free_floor_bytes: int = 64 * 2**20,
+        room: Room | None = None,
     ) -> None:
-        """`on_done` gets (source, payload bytes) of finished images; no image is taken below `free_floor_bytes`."""
+        """`on_done` gets (source, payload bytes) of finished images; no image is taken for which there is no `room`."""
         self._store = store
         self._journal = journal
         self._rulebook = rulebook
         self._on_accepted = on_accepted
         self._on_published = on_published
         self._on_done = on_done
-        self._free_floor_bytes = free_floor_bytes
+        self._room = room
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._arrivals: list[_Submitted] = []
         self._outcomes: deque[Outcome] = deque()
@@ -117,7 +118,8 @@ class Writer:
         self._stopping = False
         self._last_error: str | None = None
         self._failing = False
-        self._keeper = Keeper(ImageFolder(images, journal.read), self._queue.put)
+        folder = ImageFolder(images, journal.read)
+        self._keeper = Keeper(folder, self._queue.put, room.may_copy) if room else Keeper(folder, self._queue.put)
         self._log = structlog.get_logger("writer")
         self._thread = threading.Thread(target=self._run, name="writer")
 
@@ -130,6 +132,11 @@ class Writer:
     def is_failing(self) -> bool:
         """Whether the disk or the database refused what was last to be written."""
         return self._failing
+
+    @property
+    def to_copy_bytes(self) -> int:
+        """Bytes of images that stay and are still to be copied to `images/`."""
+        return self._keeper.waiting_bytes
 
     @property
     def is_alive(self) -> bool:
@@ -351,7 +358,7 @@ class Writer:
             self._write_group(group)
         except Exception as error:  # noqa: BLE001 - each publisher keeps its image and sends it again
             self._note(error)
-            self._failing = _may_pass(error)
+            self._failing = _may_pass(error) and not isinstance(error, NoRoomError)
             self._log.warning("arrivals_failed", images=len(group), error=_reason(error))
             if len(group) == 1 or _may_pass(error):
                 for submitted in group:
@@ -385,8 +392,9 @@ class Writer:
     def _store_arrivals(self, arrivals: list[Arrival]) -> list[Accepted]:
         """Bytes, then rows: what a failure between them leaves in the journal belongs to nobody."""
         payloads = [arrival.payload for arrival in arrivals]
-        if self._journal.free_bytes() - sum(map(len, payloads)) < self._free_floor_bytes:
-            raise OSError(errno.ENOSPC, "the disk is nearly full")
+        full = self._room.problem(sum(map(len, payloads))) if self._room else None
+        if full:
+            raise NoRoomError(errno.ENOSPC, full)
         keys = self._journal.append(payloads)
         return self._store.accept(list(zip(arrivals, keys, strict=True)), self._rulebook.current)
 

@@ -2,7 +2,8 @@
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -21,6 +22,7 @@ _SIGNATURES = (
     (b"II*\x00", ".tif"),
     (b"MM\x00*", ".tif"),
 )
+_SUFFIXES = frozenset({*(suffix for _, suffix in _SIGNATURES), ".pgm", ".ppm", ".bin"})
 
 
 class ImageFolder:
@@ -54,11 +56,48 @@ class ImageFolder:
         part = self._folder / image.completed_at[:10] / f"{image.inspection_id // 1000:06d}"
         make_folder(part)
         path = part / f"{image.inspection_id}{suffix}"
-        with path.open("wb") as file:
-            os.fchmod(file.fileno(), FILE_MODE)
-            file.write(header)
-            file.write(payload)
+        try:
+            with path.open("wb") as file:
+                os.fchmod(file.fileno(), FILE_MODE)
+                file.write(header)
+                file.write(payload)
+        except OSError:
+            with suppress(OSError):
+                path.unlink()  # a part of an image takes room on a disk that has none
+            raise
         return path.relative_to(self._folder.parent).as_posix()
+
+
+def remove(folder: Path, image_paths: Sequence[str]) -> dict[str, str]:
+    """Delete copies, and the folders that are empty then. What could not be deleted comes back with the reason.
+
+    `folder` is `images/`; paths are as in `inspections.image_path`.
+    """
+    left: dict[str, str] = {}
+    parts: set[Path] = set()
+    for image_path in image_paths:
+        path = folder.parent / image_path
+        if not path.resolve().is_relative_to(folder.resolve()):
+            continue  # a row that somebody wrote by hand
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            left[image_path] = error.strerror or str(error)
+        parts.add(path.parent)
+    for part in (*parts, *{part.parent for part in parts}):
+        if part != folder:
+            with suppress(OSError):  # not empty
+                part.rmdir()
+    return left
+
+
+def files_by_part(folder: Path) -> Iterator[list[tuple[int, str]]]:
+    """All copies under `folder`, a sub-folder's at a time: inspection id and `image_path`. Other files are left out."""
+    for part in sorted(folder.glob("????-??-??/*")):
+        if not (part.name.isdigit() and part.is_dir()):
+            continue
+        found = [path for path in part.iterdir() if path.stem.isdigit() and path.suffix in _SUFFIXES]
+        yield [(int(path.stem), path.relative_to(folder.parent).as_posix()) for path in found]
 
 
 def _format(payload: bytes, pixels: Pixels) -> tuple[bytes, str]:

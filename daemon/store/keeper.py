@@ -12,15 +12,24 @@ from daemon.store.values import Keep, Kept
 #: One sync makes a group durable; it collects this long and this many.
 _GROUP_S = 1.0
 _GROUP_IMAGES = 256
-_RETRY_S = 5.0
+_RETRY_S = 1.0
 
 
 class Keeper:
     """Copies what it is given and reports it; what is unfinished at `stop` is given again after the next start."""
 
-    def __init__(self, folder: ImageFolder, on_kept: Callable[[list[Kept]], None]) -> None:
+    def __init__(
+        self,
+        folder: ImageFolder,
+        on_kept: Callable[[list[Kept]], None],
+        may_copy: Callable[[int], bool] = lambda _bytes: True,
+    ) -> None:
+        """`may_copy(bytes)`: whether the disk has room for a copy now; until it has, images wait in the journal."""
         self._folder = folder
         self._on_kept = on_kept
+        self._may_copy = may_copy
+        self._waiting_bytes = 0
+        self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Keep] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._log = structlog.get_logger("images")
@@ -36,7 +45,14 @@ class Keeper:
 
     def keep(self, image: Keep) -> None:
         """Any thread."""
+        with self._lock:
+            self._waiting_bytes += image.key.length
         self._queue.put(image)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that `images/` is still to take."""
+        return self._waiting_bytes
 
     def _run(self) -> None:
         group: list[Keep] = []
@@ -46,12 +62,30 @@ class Keeper:
                     group.append(self._queue.get())
                 if not group or self._stopping.is_set():
                     break
-                try:
-                    kept = self._folder.copy(group)
-                except OSError as error:
-                    # The journal still has the bytes: they wait there until the disk takes them.
-                    self._log.warning("images_not_copied", images=len(group), error=str(error))
+                if self._copy(group) == 0:
                     self._stopping.wait(_RETRY_S)
                     break
-                self._on_kept(kept)
-                group = []
+
+    def _copy(self, group: list[Keep]) -> int:
+        """Copy what there is room for, report it and take it off `group`: how many. The rest waits in the journal."""
+        room = self._room(group)
+        try:
+            kept = self._folder.copy(group[:room]) if room else []
+        except OSError as error:
+            self._log.warning("images_not_copied", images=len(group), error=str(error))
+            return 0
+        if kept:
+            self._on_kept(kept)
+            with self._lock:
+                self._waiting_bytes -= sum(image.key.length for image in group[: len(kept)])
+            del group[: len(kept)]
+        return len(kept)
+
+    def _room(self, group: list[Keep]) -> int:
+        """How many of `group`, from the first on, the disk has room for."""
+        size_bytes = 0
+        for number, image in enumerate(group):
+            size_bytes += image.key.length
+            if not self._may_copy(size_bytes):
+                return number
+        return len(group)

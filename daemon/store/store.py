@@ -8,7 +8,7 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from daemon.records import Accepted, Arrival, ExpertSwitch, ExpertVersion, JournalKey, Outcome
-from daemon.store import rows
+from daemon.store import prune, rows
 from daemon.store.arrivals import accept, keep_rules
 from daemon.store.boards import Boards
 from daemon.store.database import StoreError, open_for_writing
@@ -34,11 +34,12 @@ def open_store(
     expert_version: Callable[[str, str], ExpertVersion | None] = lambda _expert, _version: None,
     clock: Clock | None = None,
     busy_timeout_ms: int = 2000,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> "Store":
     """Open, and make or migrate where that is due, the database at `url`; StoreError says what to do otherwise.
 
     `expert_version(expert, version)` describes weights at their first verdict; `keep` are the verdicts whose images
-    stay; another program's lock is waited for `busy_timeout_ms`.
+    stay; another program's lock is waited for `busy_timeout_ms`; `tell` hears of a long migration (migrate.py).
     """
     try:
         engine = open_for_writing(url, busy_timeout_ms)
@@ -47,7 +48,7 @@ def open_store(
     except (ImportError, ArgumentError) as error:
         raise StoreError(f"cannot use {url}: {error}; name a file, for example sqlite:///inspection.db") from error
     try:
-        migrate(engine)
+        migrate(engine, tell)
         return Store(engine, frozenset(keep), expert_version, clock or Clock())
     except SQLAlchemyError as error:
         engine.dispose()
@@ -158,6 +159,28 @@ class Store:
             finishing.flush()
             tx.add(expert_switches, [rows.switch_row(switch) for switch in switches])
         return finishing.written
+
+    def forget_images(self, ids: Sequence[int]) -> None:
+        """The files of `ids` are about to be pruned: no row names them from now on."""
+        with self._transaction() as tx:
+            prune.forget_images(tx, ids)
+
+    def forget_boards(self, board_ids: Sequence[int], before: str) -> prune.Forgotten:
+        """Prune those of these attempts that closed before `before` and that nothing keeps, with all their rows."""
+        with self._transaction() as tx:
+            forgotten = prune.forget_boards(tx, board_ids, before)
+        self._boards.forget(tx.touched)
+        return forgotten
+
+    def forget_others(self, before: str, limit: int) -> int:
+        """Prune loads and answers of language models from before `before`, at most `limit` of each; how many."""
+        with self._transaction() as tx:
+            return prune.forget_others(tx, before, limit)
+
+    @property
+    def engine(self) -> Engine:
+        """For upkeep between two transactions, in the writer's thread (upkeep.py)."""
+        return self._engine
 
     def _transaction(self) -> AbstractContextManager[Transaction]:
         return begin(self._engine, self._boards, self._memory, self._clock)

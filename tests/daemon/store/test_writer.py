@@ -17,6 +17,7 @@ from store_parts import RULES, a_journal, a_stage, an_arrival, an_outcome, some_
 
 from daemon.journal import Journal
 from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels, Published
+from daemon.room import Claims, Room
 from daemon.rulebook import Rulebook
 from daemon.store.store import Store, open_store
 from daemon.writer import Duplicate, WriteFailed, Writer
@@ -244,9 +245,13 @@ def test_a_journal_that_cannot_sync_answers_failed_and_goes_on_with_a_new_segmen
     assert running.rows("SELECT image_id FROM inspections ORDER BY 1") == [("a",), ("before",)]
 
 
-def test_below_the_free_floor_nothing_is_taken(start):
-    line = start(options={"free_floor_bytes": 2**62})
-    assert line.send(an_arrival("a"), an_arrival("a")) == [WriteFailed("the disk is nearly full")] * 2
+def test_where_there_is_no_room_nothing_is_taken_and_nothing_has_failed(start, tmp_path):
+    line = start(options={"room": Room({"images": tmp_path}, 1, lambda: Claims(bytes=2**62))})
+    first, second = line.send(an_arrival("a"), an_arrival("a"))
+    assert first == second
+    assert isinstance(first, WriteFailed)
+    assert "MB free" in first.reason
+    assert not line.writer.is_failing
     assert line.rows("SELECT count(*) FROM inspections") == [(0,)]
     line.stop()
 

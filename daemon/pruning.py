@@ -1,0 +1,177 @@
+"""What is old goes: images by age, bytes and free space, results by age. Rows first, then files.
+
+A crash between the two leaves a file that no row names: `sweep` takes it. The other order would leave rows that name
+nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import structlog
+from sqlalchemy import Connection
+
+from daemon.config import Retention
+from daemon.policy.retain import KeptImage, excess_bytes, images_to_prune
+from daemon.room import Room
+from daemon.store.database import open_for_reading
+from daemon.store.images import files_by_part, remove
+from daemon.store.prune import OldBoard, kept_bytes, old_boards, oldest_kept, strays
+from daemon.store.store import Store
+from daemon.store.times import to_text
+from daemon.store.values import Kept
+
+T = TypeVar("T")
+
+#: One turn of the writer: a few milliseconds.
+_IMAGES_AT_ONCE = 200
+_ROWS_AT_ONCE = 4000
+_BOARDS_AT_ONCE = 50
+#: Between two turns intake and verdicts have the writer and the disk.
+_PAUSE_S = 0.05
+
+
+class CarryOut(Protocol):
+    """Does a short task with the store, where nobody else writes."""
+
+    def __call__(self, task: Callable[[Store], T], /) -> T: ...
+
+
+@dataclass(slots=True)
+class Pruned:
+    """What has gone so far."""
+
+    images: int = 0
+    image_bytes: int = 0
+    boards: int = 0
+    inspections: int = 0
+    stray_files: int = 0
+
+
+class Pruner:
+    """Prunes what `settings` allow; `rest(seconds)` pauses and says whether to go on. One thread calls."""
+
+    def __init__(
+        self,
+        url: str,
+        images: Path,
+        settings: Retention,
+        room: Room,
+        *,
+        carry_out: CarryOut,
+        rest: Callable[[float], bool],
+        wall_s: Callable[[], float],
+    ) -> None:
+        """`wall_s` is the time from which ages count: one that jumps forward would prune everything."""
+        self._engine = open_for_reading(url)
+        self._images = images
+        self._settings = settings
+        self._room = room
+        self._carry_out = carry_out
+        self._rest = rest
+        self._wall_s = wall_s
+        self.pruned = Pruned()
+        self._log = structlog.get_logger("retention")
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def prune_images(self) -> None:
+        """Until nothing more is too old, too much or in the way."""
+        while chosen := self._next_images():
+            self._carry_out(lambda store, chosen=chosen: store.forget_images([image.inspection_id for image in chosen]))
+            left = remove(self._images, [image.path for image in chosen])
+            gone = [image for image in chosen if image.path not in left]
+            self.pruned.images += len(gone)
+            self.pruned.image_bytes += sum(image.size_bytes for image in gone)
+            if left:
+                self._name_again(chosen, left)
+                return
+            if not self._rest(_PAUSE_S):
+                return
+
+    def prune_results(self) -> None:
+        """Closed boards with all their rows, loads, answers of language models."""
+        before = self._before(self._settings.results_for)
+        if before is None:
+            return
+        after = ""
+        while boards := self._ask(
+            lambda connection, after=after: old_boards(connection, before, after, _BOARDS_AT_ONCE)
+        ):
+            for group in _groups(boards):
+                if not self._forget(group, before):
+                    return
+            if len(boards) < _BOARDS_AT_ONCE or after == boards[-1].completed_at:
+                break
+            after = boards[-1].completed_at
+        while self._carry_out(lambda store: store.forget_others(before, _ROWS_AT_ONCE)) and self._rest(_PAUSE_S):
+            pass
+
+    def sweep(self) -> None:
+        """Delete the files that an interrupted pruning left behind."""
+        before = self._before(self._settings.results_for)
+        for files in files_by_part(self._images):
+            found = self._ask(lambda connection, files=files: strays(connection, files, before))
+            if found:
+                left = remove(self._images, found)
+                self.pruned.stray_files += len(found) - len(left)
+                self._log.info("stray_files_removed", files=len(found) - len(left), example=found[0])
+            if not self._rest(_PAUSE_S):
+                return
+
+    def _next_images(self) -> list[KeptImage]:
+        """The images of the next turn, those that go first in front."""
+        settings = self._settings
+        before = self._before(settings.images_for)
+        kept = self._ask(kept_bytes) if settings.images_bytes is not None else 0
+        excess = excess_bytes(kept, settings.images_bytes, *self._free())
+        if before is None and not excess:
+            return []
+        among = self._ask(lambda connection: oldest_kept(connection, _IMAGES_AT_ONCE, None if excess else before))
+        return images_to_prune(among, before=before, excess=excess)[:_IMAGES_AT_ONCE]
+
+    def _free(self) -> tuple[int | None, int | None]:
+        """What is free on the images' disk and what has to be; None where nothing has to."""
+        space = self._room.spaces().get("images")
+        if space is None or self._settings.free is None:
+            return None, None
+        return space.free_bytes, max(min(self._settings.free, space.total_bytes // 2), self._room.floor_bytes("images"))
+
+    def _forget(self, boards: list[OldBoard], before: str) -> bool:
+        ids = [board.board_id for board in boards]
+        forgotten = self._carry_out(lambda store: store.forget_boards(ids, before))
+        remove(self._images, forgotten.image_paths)
+        self.pruned.boards += forgotten.boards
+        self.pruned.inspections += forgotten.inspections
+        self.pruned.images += len(forgotten.image_paths)
+        return self._rest(_PAUSE_S)
+
+    def _name_again(self, chosen: list[KeptImage], left: dict[str, str]) -> None:
+        """Files that cannot be deleted are still there: so say their rows."""
+        again = [Kept(image.inspection_id, image.path) for image in chosen if image.path in left]
+        self._carry_out(lambda store: store.write(kept=again))
+        path, error = next(iter(left.items()))
+        self._log.error("images_not_pruned", files=len(left), example=path, error=error)
+
+    def _before(self, age_s: float | None) -> str | None:
+        """The time before which something is older than `age_s`."""
+        return None if age_s is None else to_text(max(0.0, self._wall_s() - age_s))
+
+    def _ask(self, question: Callable[[Connection], T]) -> T:
+        with self._engine.connect() as connection:
+            return question(connection)
+
+
+def _groups(boards: list[OldBoard]) -> list[list[OldBoard]]:
+    """Boards of one transaction each: together few rows, or one board alone."""
+    groups: list[list[OldBoard]] = []
+    rows = _ROWS_AT_ONCE
+    for board in boards:
+        if rows + board.rows > _ROWS_AT_ONCE:
+            groups.append([])
+            rows = 0
+        groups[-1].append(board)
+        rows += board.rows
+    return groups

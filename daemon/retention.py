@@ -1,0 +1,216 @@
+"""The retention thread: watches free space, prunes what is old, and keeps the database in shape while the line runs.
+
+It writes nothing itself: what changes rows is a short task of the writer's thread, with pauses in between.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from daemon.admission import Admission
+from daemon.config import Retention
+from daemon.metrics import Metrics
+from daemon.pruning import Pruned, Pruner
+from daemon.room import RESUME_MORE, Room
+from daemon.store import upkeep
+from daemon.store.database import StoreError
+from daemon.store.store import Store
+from daemon.store.upkeep import Checkpoints, Log
+from daemon.store.values import Clock
+from daemon.writer import Writer
+
+T = TypeVar("T")
+
+_TICK_S = 0.25
+_LOG_S = 1.0
+_IMAGES_S = 5.0
+_HOUR_S = 3600.0
+_DAY_S = 86400.0
+#: After a start the line has other things to do first.
+_FIRST_OPTIMIZE_S = 600.0
+_VACUUM_PAUSE_S = 0.05
+
+
+class RetentionThread:
+    """`problem` is why no image can be taken; `prune` asks for a round now, from any thread."""
+
+    def __init__(
+        self,
+        url: str,
+        images: Path,
+        settings: Retention,
+        room: Room,
+        *,
+        admission: Admission,
+        writer: Writer,
+        metrics: Metrics,
+        clock: Clock | None = None,
+    ) -> None:
+        """StoreError where the database cannot be opened."""
+        self._clock = clock or Clock()
+        self._room = room
+        self._admission = admission
+        self._writer = writer
+        self._metrics = metrics
+        # Ages count from the start's wall clock and what has passed since: setting the clock prunes nothing.
+        self._epoch_s = self._clock.wall_s() - self._clock.monotonic_s()
+        self._checkpoints = Checkpoints(url)
+        self._pruner = Pruner(
+            *(url, images, settings, room),
+            carry_out=self._carry_out,
+            rest=self._rest,
+            wall_s=lambda: self._epoch_s + self._clock.monotonic_s(),
+        )
+        self._told = Pruned()
+        self._last_log = Log(0, 0, 0)
+        self._is_log_held = False
+        self._problem: str | None = None
+        self._stopping = threading.Event()
+        self._asked = threading.Event()
+        self._is_pruning = False
+        self._due: dict[Callable[[], None], tuple[float, float]] = {}
+        self._log = structlog.get_logger("retention")
+        self._thread = threading.Thread(target=self._run, name="retention")
+
+    @property
+    def problem(self) -> str | None:
+        """Why publishers hear `busy`, while too little is free."""
+        return self._problem
+
+    def start(self) -> None:
+        self._look_at_room()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the step at hand and end; before the writer, which carries its tasks out."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._checkpoints.close()
+        self._pruner.close()
+
+    def prune(self, *, begin: bool) -> dict[str, Any]:
+        """Begin a round (unless one runs), and say what all rounds since the start have pruned."""
+        if begin:
+            self._asked.set()
+        return {"pruning": self._is_pruning or self._asked.is_set(), **asdict(self._pruner.pruned)}
+
+    def _run(self) -> None:
+        self._try(self._take_over_checkpoints)
+        now_s = self._clock.monotonic_s()
+        self._due = {
+            self._look_at_log: (now_s + _LOG_S, _LOG_S),
+            self._pruner.sweep: (now_s + _IMAGES_S, float("inf")),
+            self._prune_images: (now_s, _IMAGES_S),
+            self._prune_results: (now_s, _HOUR_S),
+            self._vacuum: (now_s + _LOG_S, _LOG_S),
+            self._optimize: (now_s + _FIRST_OPTIMIZE_S, _DAY_S),
+        }
+        while self._rest(_TICK_S):
+            if self._asked.is_set():
+                self._round_now()
+            for task, (at_s, every_s) in list(self._due.items()):
+                if at_s <= self._clock.monotonic_s() and not self._stopping.is_set():
+                    self._try(task)
+                    self._due[task] = (self._clock.monotonic_s() + every_s, every_s)
+
+    def _round_now(self) -> None:
+        self._is_pruning = True
+        self._asked.clear()
+        for task in (self._prune_images, self._prune_results, self._pruner.sweep):
+            self._try(task)
+        self._is_pruning = False
+
+    def _try(self, task: Callable[[], None]) -> None:
+        """A disk or a database that refuses now may not later: upkeep is tried again, and the line goes on."""
+        try:
+            task()
+        except CancelledError:
+            self._stopping.set()
+        except (OSError, sqlite3.Error, SQLAlchemyError, StoreError) as error:
+            reason = str(getattr(error, "orig", error))
+            self._log.warning("upkeep_failed", task=getattr(task, "__name__", "?"), error=reason)
+        except Exception:  # noqa: BLE001 - the thread lives on
+            self._log.exception("upkeep_failed", task=getattr(task, "__name__", "?"))
+
+    def _carry_out(self, task: Callable[[Store], T]) -> T:
+        return self._writer.run(task).result()
+
+    def _rest(self, seconds: float) -> bool:
+        """Pause, looking after what cannot wait; False once the thread is to end."""
+        if self._stopping.wait(seconds):
+            return False
+        self._look_at_room()
+        self._count_pruned()
+        at_s, every_s = self._due.get(self._look_at_log, (float("inf"), _LOG_S))
+        if at_s <= self._clock.monotonic_s():
+            self._due[self._look_at_log] = (self._clock.monotonic_s() + every_s, every_s)
+            self._try(self._look_at_log)
+        return not self._stopping.is_set()
+
+    # -- room
+
+    def _look_at_room(self) -> None:
+        """Hold images up while too little is free; let them in again when a little more than that is."""
+        for place, space in self._room.spaces().items():
+            self._metrics.disk(place, space.free_bytes)
+        problem = self._room.problem(more=RESUME_MORE if self._problem else 1.0)
+        if problem is not None:
+            if self._problem is None:
+                self._log.error("disk_nearly_full", problem=problem)
+                self._due[self._prune_images] = (0.0, _IMAGES_S)
+            self._admission.hold("disk", problem)
+        elif self._problem is not None:
+            self._log.info("disk_has_room_again")
+            self._admission.resume("disk")
+        self._problem = problem
+
+    # -- pruning
+
+    def _prune_images(self) -> None:
+        self._pruner.prune_images()
+
+    def _prune_results(self) -> None:
+        self._pruner.prune_results()
+
+    def _count_pruned(self) -> None:
+        now, told = self._pruner.pruned, self._told
+        if now == told:
+            return
+        self._metrics.pruned("images", now.images - told.images)
+        self._metrics.pruned("boards", now.boards - told.boards)
+        self._told = Pruned(**asdict(now))
+
+    # -- the database
+
+    def _take_over_checkpoints(self) -> None:
+        self._carry_out(lambda store: upkeep.leave_checkpoints_to(store.engine))
+
+    def _look_at_log(self) -> None:
+        """Checkpoint beside the writer; the last pages in its thread, so that the log begins anew."""
+        log = self._checkpoints.checkpoint()
+        self._metrics.database_log(log.file_bytes)
+        if log != self._last_log and upkeep.is_nearly_done(log):
+            self._carry_out(lambda store: upkeep.finish_checkpoint(store.engine))
+        self._last_log = log
+        is_held = upkeep.is_held(log)
+        if is_held and not self._is_log_held:
+            self._log.warning("database_log_held", bytes=log.file_bytes, hint="a program reads the database for long")
+        self._is_log_held = is_held
+
+    def _vacuum(self) -> None:
+        until_s = self._clock.monotonic_s() + _LOG_S
+        while self._clock.monotonic_s() < until_s and self._checkpoints.vacuum_is_due():
+            self._carry_out(lambda store: upkeep.vacuum_step(store.engine))
+            if not self._rest(_VACUUM_PAUSE_S):
+                return
+
+    def _optimize(self) -> None:
+        self._carry_out(lambda store: upkeep.optimize(store.engine))
