@@ -2,9 +2,10 @@
 
 A plan is a list of rules, `CALL[@PATHPART]:ACTION[:WHEN]`:
 
-- CALL: `write` (write, pwrite, writev, pwritev), `sync` (fsync, fdatasync, syncfs), `open`, `rename`, `unlink`, `truncate`
-  (ftruncate, fallocate), `send` (what goes out of a socket);
-- PATHPART: a part of the file's path, its end where it closes with `$`; of a socket, `socket/tcp/PORT` or `socket/unix/PATH` of its own end;
+- CALL: `write` (write, pwrite, writev, pwritev), `sync` (fsync, fdatasync, syncfs), `open`, `rename`, `unlink`,
+  `truncate` (ftruncate, fallocate), `send` (what goes out of a socket);
+- PATHPART: a part of the file's path, its end where it closes with `$`; of a socket, `socket/tcp/PORT` or
+  `socket/unix/PATH` of its own end;
 - ACTION: `kill-before`, `kill-after`, `kill-short` (half the bytes, then SIGKILL), `eio`, `enospc`, `short` (half the
   bytes), `delay=MS`;
 - WHEN: `N` (the Nth matching call), `N+` (from the Nth on), `*` (all, the default).

@@ -1,0 +1,237 @@
+"""`make faults`: the long run of the fault harness, episode after episode, and the account of it.
+
+    python -m tests.faults.faults_long_run DIR [--seed N] [--jobs N] [--only kills,power-cuts,...]
+
+Each episode is drawn from the seed and its name. DIR/seed-N/progress.jsonl has a line for each that is done; with the
+same DIR and seed the run goes on where it was stopped. The account is DIR/seed-N/summary.json.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.faults.faults_rounds import (
+    FaultLine,
+    kill_at_point,
+    kill_at_random,
+    points_of,
+    refuse,
+)
+from tests.lines import make_experts
+from tools.faults.powercut import Unsynced
+from tools.faults.shim import ShimError, build_shim
+
+KINDS = ("kills", "power-cuts", "points", "births", "disk")
+_CUTS: tuple[Unsynced | None, ...] = (None, "nothing", "garbage", "some")
+_ROUNDS_PER_EPISODE = 10
+#: Calls of a running daemon that its disk may refuse, and how. A write may also stop short, which is no error.
+_REFUSALS = (
+    "sync@.journal$:eio",
+    "write@.journal$:enospc",
+    "write@.journal$:eio:2+",
+    "write@.journal$:short",
+    "open@.journal$:enospc",
+    "sync@/journal$:eio",
+    "unlink@.journal$:eio",
+    "truncate@.journal$:eio",
+    "sync@/inspection.db-wal$:eio",
+    "write@/inspection.db-wal$:enospc",
+    "write@/inspection.db-wal$:eio:3+",
+    "write@/inspection.db-wal$:short",
+    "sync@/inspection.db$:eio",
+    "write@/inspection.db$:enospc",
+    "write@/images/:enospc",
+    "sync@/images$:eio",
+    "open@/images/:enospc",
+)
+
+
+class Episode(NamedTuple):
+    """`rules`: what each round does, in the words of its kind."""
+
+    name: str
+    kind: str
+    rules: tuple[str, ...]
+
+
+def carry_out(episode: Episode, folder: Path, experts: Path, seed: int) -> dict[str, Any]:
+    """One episode in a folder of its own, which stays only where a promise was broken."""
+    place = folder / episode.name
+    shutil.rmtree(place, ignore_errors=True)
+    line = FaultLine(place, experts, seed)
+    try:
+        for number, rule in enumerate(episode.rules):
+            _round(line, episode.kind, rule, number)
+        line.finish()
+    except Exception:  # noqa: BLE001  the other episodes go on, and this one is not forgotten
+        line.tally.broken.append(f"the episode ended early: {traceback.format_exc()}")
+        for shift in line.shifts:
+            shift.end()
+    said = line.tally.as_dict()
+    said["promises_broken"] = [f"{episode.name}: {text}" for text in said["promises_broken"]]
+    if not line.tally.broken:
+        shutil.rmtree(place)
+    return said
+
+
+def _round(line: FaultLine, kind: str, rule: str, number: int) -> None:
+    match kind:
+        case "kills":
+            kill_at_random(line)
+        case "power-cuts":
+            kill_at_random(line, unsynced=_CUTS[1 + number % 3])
+        case "points" | "births":
+            kill_at_point(line, rule, _CUTS[number % 4] if kind == "points" else line.rng.choice(_CUTS))
+        case _:
+            _refuse(line, rule)
+
+
+def _refuse(line: FaultLine, rules: str) -> None:
+    """A run whose disk refuses calls, one kind after the other, and then dies."""
+    run = line.run()
+    run.wait_ready()
+    for rule in rules.split():
+        refuse(line, run, rule, for_s=1.5)
+    run.kill()
+    line.end_of(run, "SIGKILL", line.rng.choice(_CUTS))
+
+
+def plan(kinds: Sequence[str], folder: Path, experts: Path, seed: int) -> Iterator[Episode]:
+    """Every episode of the kinds asked for."""
+    for kind, episodes in (("kills", 10), ("power-cuts", 6)):
+        if kind in kinds:
+            for number in range(episodes):
+                yield Episode(f"{kind}-{number}", kind, ("",) * _ROUNDS_PER_EPISODE)
+    if "points" in kinds or "births" in kinds:
+        born, met = _dry_run(folder, experts, seed)
+        yield from _points(met) if "points" in kinds else ()
+        yield from _births(born, random.Random(seed)) if "births" in kinds else ()
+    if "disk" in kinds:
+        for number in range(0, len(_REFUSALS), 3):
+            for repeat in range(2):
+                yield Episode(f"disk-{number}-{repeat}", "disk", (" ".join(_REFUSALS[number : number + 3]),) * 2)
+
+
+def _points(met: Counter[str]) -> Iterator[Episode]:
+    """Each point that a run comes to is cut before and after, early, in the middle and late."""
+    for number, point in enumerate(sorted(met)):
+        times = met[point]
+        # Not every run comes as far as the one that was counted.
+        ordinals = sorted({1, 2, max(1, times // 4), max(1, times // 2)})
+        rules = tuple(f"{point}:{kill}:{at}" for at in ordinals for kill in _kills(point))
+        yield Episode(f"points-{number}", "points", rules)
+
+
+def _births(born: Counter[str], rng: random.Random) -> Iterator[Episode]:
+    """A new line's first start is cut at each point that it comes to, at the first, the last and one between."""
+    for number, point in enumerate(sorted(point for point in born if not point.startswith("send"))):
+        for at in sorted({1, born[point], rng.randint(1, born[point])}):
+            yield Episode(f"births-{number}-{at}", "births", (f"{point}:{rng.choice(_kills(point))}:{at}",))
+
+
+def _kills(point: str) -> tuple[str, ...]:
+    return ("kill-before", "kill-after", *(("kill-short",) if point.startswith("write") else ()))
+
+
+def _dry_run(folder: Path, experts: Path, seed: int) -> tuple[Counter[str], Counter[str]]:
+    """How often each point is come to: until the first line is ready, and in a second run with traffic."""
+    place = folder / "dry-run"
+    shutil.rmtree(place, ignore_errors=True)
+    line = FaultLine(place, experts, seed, cameras=1)
+    counts: list[Counter[str]] = []
+    for traffic_s in (0.0, 4.0):
+        run = line.run()
+        run.wait_ready()
+        run.wait_end(traffic_s)
+        run.kill()
+        counts.append(points_of(run))
+    line.finish()
+    shutil.rmtree(place)
+    return counts[0], counts[1]
+
+
+def summarize(done: Sequence[dict[str, Any]], seed: int, took_s: float) -> dict[str, Any]:
+    """The account of every episode in one."""
+    ends, faults = Counter[str](), Counter[str]()
+    for tally in done:
+        ends.update(tally["ends"])
+        faults.update(tally["faults"])
+    broken = [said for tally in done for said in tally["promises_broken"]]
+    return {
+        "seed": seed,
+        "episodes": len(done),
+        "rounds": sum(tally["rounds"] for tally in done),
+        "rounds_killed": sum(count for how, count in ends.items() if how != "stopped"),
+        "power_cuts": sum(count for how, count in ends.items() if "power cut" in how),
+        "faults_injected": dict(sorted(faults.items())),
+        "images_accepted": sum(tally["images_accepted"] for tally in done),
+        "results_published": sum(tally["results_published"] for tally in done),
+        "messages_resent": sum(tally["messages_resent"] for tally in done),
+        "images_lost": sum("is lost" in said or "bytes are gone" in said for said in broken),
+        "images_doubled": sum("a second time" in said or "repeats" in said for said in broken),
+        "promises_broken": broken,
+        "ends": dict(sorted(ends.items())),
+        "took_s": round(took_s),
+    }
+
+
+def main() -> int:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("dir", type=Path)
+    asked.add_argument("--seed", type=int, default=1)
+    asked.add_argument("--jobs", type=int, default=2)
+    asked.add_argument("--only", default=",".join(KINDS), help=f"some of {', '.join(KINDS)}")
+    said = asked.parse_args()
+    try:
+        build_shim()
+    except ShimError as error:
+        print(error, file=sys.stderr)
+        return 2
+    folder, began_s = said.dir.absolute() / f"seed-{said.seed}", time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    progress = folder / "progress.jsonl"
+    done = (
+        {line["episode"]: line for line in map(json.loads, progress.read_text().splitlines())}
+        if progress.exists()
+        else {}
+    )
+    with tempfile.TemporaryDirectory(dir=folder) as made, ProcessPoolExecutor(said.jobs, get_context("spawn")) as pool:
+        experts = Path(made)
+        make_experts(experts)
+        episodes = list(plan(said.only.split(","), folder, experts, said.seed))
+        left = [episode for episode in episodes if episode.name not in done]
+        print(
+            f"{len(episodes)} episodes, {sum(len(e.rules) for e in episodes)} rounds; {len(left)} are left", flush=True
+        )
+        for future in as_completed(
+            pool.submit(carry_out_named, episode, folder, experts, said.seed) for episode in left
+        ):
+            name, tally = future.result()
+            done[name] = {"episode": name, **tally}
+            with progress.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(done[name]) + "\n")
+            broken = f" BROKEN: {tally['promises_broken'][0]}" if tally["promises_broken"] else ""
+            print(f"{name}: {tally['rounds']} rounds, {tally['images_accepted']} images accepted{broken}", flush=True)
+    summary = summarize([done[episode.name] for episode in episodes], said.seed, time.monotonic() - began_s)
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(summary, indent=2))
+    return 1 if summary["promises_broken"] else 0
+
+
+def carry_out_named(episode: Episode, folder: Path, experts: Path, seed: int) -> tuple[str, dict[str, Any]]:
+    return episode.name, carry_out(episode, folder, experts, seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,324 @@
+"""A line that is broken again and again, with publishers and a consumer that go on through all of it.
+
+An episode is one line in a folder of its own: rounds of breaking it, then a last, unharmed run that must finish all
+work, and after each round the question whether every promise is kept (faults_invariants.py).
+"""
+
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.contract.client import Peer
+from tests.faults.faults_cameras import RULES, Consumer, Sent, Shift
+from tests.faults.faults_invariants import broken_promises
+from tests.lines import a_line
+from tools.console import quiet_start
+from tools.faults.powercut import Disk, Unsynced
+from tools.faults.shim import Call, read_log, shim_environment, switch_faults
+from tools.service import READY
+
+#: What a power cut does not touch: weights and rules were there long before, sockets are no files.
+LEFT_ALONE = ("experts/", "rules.yaml", "coserve.yaml", "run/")
+#: Without these calls no image can be accepted. The others cost nobody anything while they are refused.
+NEEDED = (
+    *("sync@.journal", "write@.journal$:e", "open@.journal", "sync@/journal$"),
+    *("sync@/inspection.db-wal", "write@/inspection.db-wal$:e"),
+)
+_PATIENCE_S = 60.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was done to a line, and what came of it."""
+
+    rounds: int = 0
+    ends: Counter[str] = field(default_factory=Counter[str])
+    faults: Counter[str] = field(default_factory=Counter[str])
+    accepted: int = 0
+    published: int = 0
+    resent: int = 0
+    busy: int = 0
+    broken: list[str] = field(default_factory=list[str])
+
+    def add(self, other: "Tally") -> None:
+        self.rounds += other.rounds
+        self.ends += other.ends
+        self.faults += other.faults
+        self.accepted += other.accepted
+        self.published += other.published
+        self.resent += other.resent
+        self.busy += other.busy
+        self.broken += other.broken
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "rounds": self.rounds,
+            "ends": dict(sorted(self.ends.items())),
+            "faults": dict(sorted(self.faults.items())),
+            "images_accepted": self.accepted,
+            "results_published": self.published,
+            "messages_resent": self.resent,
+            "busy_answers": self.busy,
+            "promises_broken": self.broken,
+        }
+
+
+class Run:
+    """One daemon process under the shim. `kill_after_s` counts from its birth: the start is a moment like others."""
+
+    def __init__(self, line: "FaultLine", plan: Sequence[str], number: int) -> None:
+        self.line = line
+        self.log = line.scratch / f"calls-{number:04d}"
+        self.switch = line.scratch / f"switch-{number:04d}"
+        self.disk = Disk(line.folder, LEFT_ALONE)
+        environ = shim_environment(plan, self.log, switch=self.switch, keep_bytes_of=line.folder)
+        with line.daemon_log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tools", "run", str(line.config)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=quiet_start(environ),
+            )
+        self.ready = threading.Event()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for said in self.process.stdout:
+            if said.startswith(READY):
+                self.ready.set()
+        self.process.stdout.close()
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def wait_ready(self) -> None:
+        """Until it says so, or has ended."""
+        until_s = time.monotonic() + _PATIENCE_S
+        while not self.ready.wait(0.02) and not self.ended:
+            assert time.monotonic() < until_s, f"the daemon is not ready: {self.line.said()}"
+
+    def wait_end(self, timeout_s: float) -> bool:
+        """Whether it ended within `timeout_s` by itself: at a point of its plan."""
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.join()
+
+    def stop(self) -> None:
+        """SIGTERM; it must end in order."""
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(25.0) == 0, self.line.said()
+        self.join()
+
+    def join(self) -> None:
+        self.process.wait(10.0)
+        self._listener.join(5.0)
+
+    def calls(self) -> list[Call]:
+        return read_log(self.log)
+
+    def cut_power(self, unsynced: Unsynced, rng: random.Random) -> None:
+        """After the process has ended: leave of its files what a power cut at that moment would have left."""
+        self.disk.replay(self.calls(), self.log)
+        self.disk.cut(unsynced, rng)
+
+    def forget(self) -> None:
+        """The kept bytes of a round that was looked at take room."""
+        for path in self.line.scratch.glob(f"{self.log.name}*"):
+            path.unlink()
+
+
+class FaultLine:
+    """A line in `folder`, its cameras and its consumer, and the tally of what happened to it."""
+
+    def __init__(self, folder: Path, experts: Path, seed: int, cameras: int = 2, **settings: Any) -> None:
+        self.folder = folder / "line"
+        self.scratch = folder / "calls"
+        self.scratch.mkdir(parents=True)
+        self.daemon_log = folder / "daemon.log"
+        retention = {"segment": "100KB"}
+        self.config = a_line(self.folder, experts, limits={"credit": 16}, retention=retention, **settings)
+        (self.folder / "rules.yaml").write_text(RULES, encoding="utf-8")
+        self.rng = random.Random(f"{folder.name} {seed}")
+        self.tally = Tally()
+        self.shifts = [Shift(self.endpoint("intake"), f"cam-{n}", seed) for n in range(1, cameras + 1)]
+        self.consumer = Consumer(self.endpoint("results"))
+        for thread in (*self.shifts, self.consumer):
+            thread.start()
+
+    def endpoint(self, name: str) -> str:
+        return f"ipc://{self.folder}/run/{name}.sock"
+
+    def run(self, *plan: str) -> Run:
+        self.tally.rounds += 1
+        return Run(self, plan, self.tally.rounds)
+
+    def said(self, lines: int = 5) -> str:
+        """The end of the daemon's log."""
+        text = self.daemon_log.read_text(encoding="utf-8", errors="replace")
+        return "\n".join(said[:400] for said in text.splitlines()[-lines:])
+
+    @property
+    def taken(self) -> dict[tuple[str, str], Sent]:
+        """A copy: cameras go on."""
+        return {
+            (s.camera.source, image_id): sent for s in self.shifts for image_id, sent in list(s.camera.taken.items())
+        }
+
+    def look(self, what: str, *, idle: bool = False) -> None:
+        """Note every promise that is broken now; the daemon has ended."""
+        # The account before the files: what is answered in between is in the files already.
+        taken, heard = self.taken, dict(self.consumer.heard)
+        broken = broken_promises(self.folder, taken, heard, idle=idle)
+        for source in (*(shift.camera for shift in self.shifts), self.consumer):
+            broken += source.complaints
+            source.complaints = []
+        self.tally.broken += [f"{what}: {said}" for said in broken[:20]]
+
+    def end_of(self, run: Run, how: str, unsynced: Unsynced | None = None) -> None:
+        """The run is over: cut the power where asked to, count, look, forget."""
+        run.join()
+        if unsynced is not None:
+            run.cut_power(unsynced, self.rng)
+            how = f"{how}, power cut ({unsynced} unsynced)"
+        self.tally.ends[how] += 1
+        self.tally.faults.update(f"{call.call} {call.action}" for call in run.calls() if call.action != "-")
+        self.look(f"round {self.tally.rounds} ({how})")
+        if not self.tally.broken:
+            run.forget()
+
+    def status(self) -> dict[str, Any]:
+        with Peer(self.endpoint("control")) as peer:
+            return peer.ask({"type": "status"})
+
+    def stream(self) -> list[dict[str, Any]]:
+        """Every message there is, from the daemon's own archive."""
+        items: list[dict[str, Any]] = []
+        more = True
+        with Peer(self.endpoint("intake")) as peer:
+            while more:
+                page = peer.ask({"type": "results_since", "seq": len(items), "limit": 1000})
+                items += page["items"]
+                more = page["more"]
+        return items
+
+    def finish(self) -> Tally:
+        """A last run without faults: all images answered, all judged, the stream as heard; then every promise."""
+        run = self.run()
+        run.wait_ready()
+        assert not run.ended, self.said()
+        for shift in self.shifts:
+            shift.end()
+        for shift in self.shifts:
+            shift.join(_PATIENCE_S)
+            assert not shift.is_alive(), f"{shift.camera.outstanding} images have no answer: {self.said()}"
+            if shift.error is not None:
+                raise shift.error
+        wait(lambda: self.status()["backlog"] == 0, self.said)
+        time.sleep(1.0)  # the keeper copies in groups of one second, boards of 800 ms close
+        stream = {message["seq"]: message for message in self.stream()}
+        if sorted(stream) != list(range(1, len(stream) + 1)):
+            self.tally.broken.append(f"the stream has gaps: {len(stream)} messages up to seq {max(stream, default=0)}")
+        for seq, message in self.consumer.heard.items():
+            if stream.get(seq) != message:
+                self.tally.broken.append(f"seq {seq} was published as {message} and is now {stream.get(seq)}")
+        run.stop()
+        self.consumer.end()
+        self.tally.ends["stopped"] += 1
+        self.look("the end", idle=True)
+        cameras = [shift.camera for shift in self.shifts]
+        self.tally.accepted = sum(len(camera.taken) for camera in cameras)
+        self.tally.published = len(stream)
+        self.tally.resent = sum(camera.account.resent for camera in cameras)
+        self.tally.busy = self.busy_answers
+        return self.tally
+
+    @property
+    def busy_answers(self) -> int:
+        return sum(shift.camera.account.busy for shift in self.shifts)
+
+    def taken_more(self, images: int = 1) -> Callable[[], bool]:
+        """Whether `images` more than now have been taken."""
+        goal = len(self.taken) + images
+        return lambda: len(self.taken) >= goal
+
+
+def wait(happened: Callable[[], Any], say: Callable[[], str], timeout_s: float = _PATIENCE_S) -> Any:
+    """Until `happened()` gives something."""
+    until_s = time.monotonic() + timeout_s
+    while not (found := happened()):
+        assert time.monotonic() < until_s, f"it did not happen within {timeout_s:g} s: {say()}"
+        time.sleep(0.05)
+    return found
+
+
+def kill_at_random(line: FaultLine, longest_s: float = 6.0, unsynced: Unsynced | None = None) -> None:
+    """One round: SIGKILL at a random moment, the start included."""
+    run = line.run()
+    run.wait_end(line.rng.uniform(0.3, longest_s))
+    run.kill()
+    line.end_of(run, "SIGKILL", unsynced)
+
+
+def kill_at_point(line: FaultLine, rule: str, unsynced: Unsynced | None = None, traffic_s: float = 4.0) -> bool:
+    """One round: SIGKILL where `rule` says; whether that point was reached within `traffic_s` of being ready."""
+    run = line.run(rule)
+    run.wait_ready()
+    reached = run.wait_end(traffic_s)
+    if not reached:
+        run.kill()
+    # One that cannot start because of a kill would have said so with an exit status.
+    assert run.process.returncode == -signal.SIGKILL, line.said()
+    line.end_of(run, rule.rsplit(":", 1)[0] if reached else "SIGKILL", unsynced)
+    return reached
+
+
+def refuse(line: FaultLine, run: Run, rule: str, for_s: float) -> None:
+    """Switch a fault on in a running daemon for `for_s`; then it must take images again, without a restart.
+
+    Where acceptance needs the refused call, publishers must hear `busy` meanwhile.
+    """
+    heard_busy = line.busy_answers
+    switch_faults(run.switch, [rule])
+    if rule.startswith(NEEDED):
+        wait(lambda: line.busy_answers > heard_busy + 3, line.said)
+    time.sleep(for_s)
+    switch_faults(run.switch, [])
+    wait(line.taken_more(20), line.said)
+    assert not run.ended, line.said()
+
+
+def point_of(call: Call, folder: Path) -> str | None:
+    """The rule's head that names this call and its like, as in `sync@.journal$`; None for what is not the line's."""
+    if call.path.startswith("socket/unix/"):
+        return f"{call.call}@{Path(call.path).name}$" if call.path.endswith(("intake.sock", "results.sock")) else None
+    path = Path(call.path)
+    if not path.is_relative_to(folder) or path.name.endswith("-shm"):
+        return None
+    inside = path.relative_to(folder).as_posix()
+    if inside.startswith(("images/", "quarantine/")):
+        return f"{call.call}@/{inside.split('/')[0]}/"
+    return f"{call.call}@{re.sub(r'^segment-[0-9]+', '', path.name) if path.suffix == '.journal' else '/' + path.name}$"
+
+
+def points_of(run: Run) -> Counter[str]:
+    """How often a run came to each point."""
+    return Counter(filter(None, (point_of(call, run.line.folder) for call in run.calls())))

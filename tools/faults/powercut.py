@@ -1,0 +1,198 @@
+"""What a power cut leaves of a folder: replays the shim's log over what lay there before.
+
+A write is on the disk for certain once a later sync of its file has succeeded, a name once a sync of its folder has.
+Of everything else a disk may have kept all, nothing, or some sectors. What a failed sync was to write is gone for
+good: the kernel counts it as written, and the next sync succeeds without it.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tools.faults.shim import Call
+
+SECTOR_BYTES = 512
+#: `nothing`: only what was synced; `some`: of the rest some sectors and some names; `garbage`: as `some`, and where a
+#: file grew without its bytes reaching the disk lies what the disk held before.
+Unsynced = Literal["nothing", "some", "garbage"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """One write (`data` at `offset`) or one new size."""
+
+    ended_ns: int
+    offset: int = 0
+    data: bytes | None = None
+    size: int = 0
+
+    def apply(self, content: bytearray) -> None:
+        if self.data is None:
+            del content[self.size :]
+            content.extend(bytes(self.size - len(content)))
+            return
+        content.extend(bytes(max(0, self.offset - len(content))))
+        content[self.offset : self.offset + len(self.data)] = self.data
+
+
+@dataclass(slots=True)
+class _File:
+    synced: bytearray
+    changes: list[_Change] = field(default_factory=list[_Change])
+    doomed: list[_Change] = field(default_factory=list[_Change])
+
+    def sync(self, began_ns: int) -> None:
+        for change in self.changes:
+            if change.ended_ns <= began_ns:
+                change.apply(self.synced)
+        self.changes = [change for change in self.changes if change.ended_ns > began_ns]
+
+    def fail(self) -> None:
+        self.doomed += self.changes
+        self.changes = []
+
+
+@dataclass(frozen=True, slots=True)
+class _Naming:
+    """A name that came (`file`) or went (None), and another that went with it (a rename's source)."""
+
+    ended_ns: int
+    path: Path
+    file: _File | None
+    gone: Path | None = None
+
+    def apply(self, names: dict[Path, _File]) -> None:
+        if self.gone is not None:
+            names.pop(self.gone, None)
+        if self.file is None:
+            names.pop(self.path, None)
+        else:
+            names[self.path] = self.file
+
+
+class Disk:
+    """The files under `folder`, but those whose path `leave` has: as a power cut before the first call leaves them."""
+
+    def __init__(self, folder: Path, leave: Sequence[str] = ()) -> None:
+        self._folder = folder
+        self._leave = tuple(str(folder / name) for name in leave)
+        self._names: dict[Path, _File] = {}
+        self._namings: list[_Naming] = []
+        self._by_inode: dict[int, _File] = {}
+        for path in self._paths():
+            file = _File(bytearray(path.read_bytes()))
+            self._names[path] = file
+            self._by_inode[path.stat().st_ino] = file
+
+    def replay(self, calls: Iterable[Call], log: Path) -> None:
+        """Carry out the calls of the shim's `log`, with the bytes that it kept beside it."""
+        kept: dict[int, bytes] = {}
+        for call in calls:
+            if call.path != str(self._folder) and not self._is_ours(Path(call.path)):
+                continue
+            match call.call:
+                case "write" if call.kept_at >= 0:
+                    if call.pid not in kept:
+                        kept[call.pid] = Path(f"{log}.{call.pid}").read_bytes()
+                    data = kept[call.pid][call.kept_at : call.kept_at + call.result]
+                    self._changed(call, _Change(call.ended_ns, offset=call.offset, data=data))
+                case "truncate" if call.result == 0:
+                    self._changed(call, _Change(call.ended_ns, size=call.length))
+                case "sync":
+                    self._synced(call)
+                case "open" | "rename" | "unlink" if call.result >= 0:
+                    self._named(call)
+                case _:
+                    pass
+
+    def cut(self, unsynced: Unsynced, rng: random.Random) -> None:
+        """Make the folder what a power cut now leaves of it."""
+        names = self._names_left(unsynced, rng)
+        left = {path: _content(file, unsynced, rng) for path, file in names.items()}
+        for path in self._paths():
+            if path not in left:
+                path.unlink()
+        for path, content in left.items():
+            if not path.exists() or path.read_bytes() != content:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+
+    def _paths(self) -> list[Path]:
+        return [path for path in self._folder.rglob("*") if path.is_file() and self._is_ours(path)]
+
+    def _is_ours(self, path: Path) -> bool:
+        # SQLite's shared memory is no file for it: after a power cut it is made anew.
+        return path.is_relative_to(self._folder) and not str(path).startswith(self._leave) and path.suffix != ".db-shm"
+
+    def _changed(self, call: Call, change: _Change) -> None:
+        file = self._by_inode.get(call.inode)
+        if file is not None:
+            file.changes.append(change)
+
+    def _named(self, call: Call) -> None:
+        path = Path(call.path)
+        if call.call == "open":
+            if call.other == "created":
+                file = self._by_inode[call.inode] = _File(bytearray())
+                self._namings.append(_Naming(call.ended_ns, path, file))
+            elif call.other == "emptied":
+                self._changed(call, _Change(call.ended_ns, size=0))
+        elif call.call == "rename":
+            file = self._by_inode.get(call.inode)
+            self._namings.append(_Naming(call.ended_ns, Path(call.other), file, gone=path))
+        else:
+            self._namings.append(_Naming(call.ended_ns, path, None))
+
+    def _synced(self, call: Call) -> None:
+        file = self._by_inode.get(call.inode)
+        if call.result != 0:
+            if file is not None:
+                file.fail()
+            return
+        if call.function == "syncfs":
+            for one in self._by_inode.values():
+                one.sync(call.began_ns)
+            self._settle(call.began_ns, None)
+        elif file is not None:
+            file.sync(call.began_ns)
+        else:
+            self._settle(call.began_ns, Path(call.path))
+
+    def _settle(self, began_ns: int, folder: Path | None) -> None:
+        """Names that were changed in `folder` (None: anywhere) before `began_ns` are durable."""
+        left: list[_Naming] = []
+        for naming in self._namings:
+            if naming.ended_ns <= began_ns and folder in {None, naming.path.parent}:
+                naming.apply(self._names)
+            else:
+                left.append(naming)
+        self._namings = left
+
+    def _names_left(self, unsynced: Unsynced, rng: random.Random) -> dict[Path, _File]:
+        names = dict(self._names)
+        # File systems journal names in their order: what is kept of them is a beginning.
+        kept = 0 if unsynced == "nothing" else rng.randint(0, len(self._namings))
+        for naming in self._namings[:kept]:
+            naming.apply(names)
+        return names
+
+
+def _content(file: _File, unsynced: Unsynced, rng: random.Random) -> bytes:
+    content = bytearray(file.synced)
+    if unsynced == "nothing":
+        return bytes(content)
+    for change in sorted([*file.doomed, *file.changes], key=lambda change: change.ended_ns):
+        if change.data is None:
+            if rng.random() < 0.5:
+                change.apply(content)
+            continue
+        content.extend(
+            (rng.randbytes if unsynced == "garbage" else bytes)(max(0, change.offset + len(change.data) - len(content)))
+        )
+        for start in range(0, len(change.data), SECTOR_BYTES):
+            if rng.random() < 0.5:
+                data = change.data[start : start + SECTOR_BYTES]
+                content[change.offset + start : change.offset + start + len(data)] = data
+    return bytes(content)
