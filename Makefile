@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check bench soak clean
+.PHONY: demo test check bench soak faults clean
 
 demo: $(INSTALLED)
 	$(BIN)/coserve demo --dir demo
@@ -20,6 +20,10 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/coserve bench line --dir demo
+
+# Hundreds of kills, power cuts and refused writes; `make faults SEED=2 JOBS=1`. Run again, it goes on where it stopped.
+faults: $(INSTALLED)
+	$(BIN)/python -m tests.faults.faults_long_run build/faults --seed $(or $(SEED),1) --jobs $(or $(JOBS),2)
 
 soak: $(INSTALLED)
 	$(BIN)/coserve soak --minutes 60

@@ -1,11 +1,14 @@
 """The daemon as a process that is killed, cut off and refused by its disk: nothing accepted is lost."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.contract.client import Line
 from tests.faults.faults_rounds import FaultLine, kill_at_point, kill_at_random, refuse
+from tests.lines import a_jpeg
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: apt-get install gcc")
 
@@ -50,3 +53,32 @@ def test_a_disk_that_refuses_is_heard_as_busy_and_the_line_goes_on_by_itself_onc
     tally = line.finish()
     assert tally.broken == []
     assert tally.faults.keys() == {"sync eio", "write enospc"}
+
+
+def test_bytes_that_were_altered_or_cut_cost_their_own_images_and_the_log_says_where(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    line = Line(tmp_path / "line", experts_folder)
+    service = line.service()
+    service.start()
+    with line.peer() as peer:
+        for number in range(40):
+            peer.send(line.inspect(component="F"), a_jpeg(number))
+        assert all(peer.take()["type"] == "accepted" for _ in range(40))
+    service.kill()
+    waiting = line.rows(
+        "SELECT inspection_id, segment, offset, length FROM pending WHERE task = 'judge' ORDER BY offset"
+    )
+    assert len(waiting) > 3
+    flipped, cut = waiting[1], waiting[-1]
+    segment = line.folder / "journal" / f"segment-{cut[1]:08d}.journal"
+    data = bytearray(segment.read_bytes())
+    data[flipped[2] + flipped[3] // 2] ^= 1
+    segment.write_bytes(data[: cut[2] + cut[3] - 1])
+    with line.service():
+        line.idle()
+        said = (line.folder / "daemon.log").read_text(encoding="utf-8")
+    rows = line.rows("SELECT inspection_id, verdict, reason FROM inspections")
+    assert {row for row in rows if row[1] != "fail"} == {(key[0], "unknown", "bad_image") for key in (flipped, cut)}
+    for key, reason in ((flipped, "the checksum does not match"), (cut, "cut")):
+        assert re.search(rf"journal segment {key[1]}, offset {key[2] - 16}: {reason}", said)

@@ -1,0 +1,132 @@
+"""What the replay of a power cut keeps and what it takes, against small processes under the shim."""
+
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from daemon.journal import Journal, JournalError
+from daemon.records import JournalKey
+from tools.faults.powercut import Disk, Unsynced
+from tools.faults.shim import read_log, shim_environment
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: apt-get install gcc")
+
+BEGIN = """
+import os, sys
+def put(name, data, at=0, sync=False):
+    fd = os.open(name, os.O_CREAT | os.O_RDWR)
+    os.pwrite(fd, data, at)
+    if sync: os.fdatasync(fd)
+    return fd
+def sync_names():
+    os.fsync(os.open(".", os.O_RDONLY))
+"""
+
+
+def after_a_power_cut(tmp_path: Path, code: str, unsynced: Unsynced = "nothing", plan: tuple[str, ...] = ()) -> Path:
+    """The folder that is left of a process which ran `code` in it and lost its power at the end."""
+    folder, log = tmp_path / "disk", tmp_path / "calls"
+    folder.mkdir(exist_ok=True)
+    disk = Disk(folder)
+    environ = shim_environment(plan, log, keep_bytes_of=folder)
+    subprocess.run([sys.executable, "-c", BEGIN + code], cwd=folder, env=environ, check=False, capture_output=True)
+    disk.replay(read_log(log), log)
+    disk.cut(unsynced, random.Random(1))
+    return folder
+
+
+def test_what_was_synced_stays_and_what_was_written_after_it_goes(tmp_path: Path) -> None:
+    folder = after_a_power_cut(tmp_path, "fd = put('a', b'kept', sync=True); sync_names(); os.pwrite(fd, b'gone', 4)")
+    assert (folder / "a").read_bytes() == b"kept"
+
+
+def test_a_file_whose_name_was_never_synced_is_not_there(tmp_path: Path) -> None:
+    folder = after_a_power_cut(tmp_path, "put('a', b'kept', sync=True)")
+    assert not (folder / "a").exists()
+
+
+def test_an_overwritten_file_goes_back_to_what_was_synced(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "a").write_bytes(b"old content")
+    folder = after_a_power_cut(tmp_path, "os.ftruncate(put('a', b'new'), 3)")
+    assert (folder / "a").read_bytes() == b"old content"
+
+
+def test_a_file_that_was_removed_is_back_unless_its_folder_was_synced(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "disk" / name).write_bytes(b"x")
+    folder = after_a_power_cut(tmp_path, "os.unlink('a'); sync_names(); os.unlink('b')")
+    assert [path.name for path in folder.iterdir()] == ["b"]
+
+
+def test_a_rename_counts_once_its_folder_is_synced(tmp_path: Path) -> None:
+    code = "put('a.part', b'one', sync=True); os.rename('a.part', 'a'); sync_names(); os.rename('a', 'b')"
+    folder = after_a_power_cut(tmp_path, code)
+    assert [path.name for path in folder.iterdir()] == ["a"]
+
+
+def test_what_a_failed_sync_was_to_write_does_not_come_with_the_next_one(tmp_path: Path) -> None:
+    code = """
+fd = put('a', b'first,', sync=True); sync_names()
+os.pwrite(fd, b'second,', 6)
+try: os.fdatasync(fd)
+except OSError: pass
+os.pwrite(fd, b'third', 13); os.fdatasync(fd)
+"""
+    folder = after_a_power_cut(tmp_path, code, plan=("sync@/a$:eio:2",))
+    assert (folder / "a").read_bytes() == b"first," + bytes(7) + b"third"
+
+
+def test_of_what_was_not_synced_some_sectors_may_stay(tmp_path: Path) -> None:
+    code = "fd = put('a', b'x' * 4096, sync=True); sync_names(); os.pwrite(fd, b'y' * 4096, 0)"
+    sectors = after_a_power_cut(tmp_path, code, "some").joinpath("a").read_bytes()
+    whole = [sectors[at : at + 512] for at in range(0, 4096, 512)]
+    assert set(whole) == {b"x" * 512, b"y" * 512}
+
+
+def test_a_line_that_forgot_its_sync_would_be_found_out(tmp_path: Path) -> None:
+    code = """
+from pathlib import Path
+from daemon.journal import Journal
+if {forgetful}: os.fdatasync = lambda fd: None
+key, = Journal(Path('journal')).append([b'an image'])
+Path('../key').write_text(f'{{key.segment}} {{key.offset}} {{key.length}}')
+"""
+    for forgetful in (False, True):
+        place = tmp_path / str(forgetful)
+        place.mkdir()
+        folder = after_a_power_cut(place, code.format(forgetful=forgetful))
+        key = JournalKey(*map(int, (place / "key").read_text().split()))
+        journal = Journal(folder / "journal")
+        if forgetful:
+            with pytest.raises(JournalError, match="cut"):
+                journal.read(key)
+        else:
+            assert journal.read(key) == b"an image"
+        journal.close()
+
+
+def test_a_database_is_what_its_last_commit_left(tmp_path: Path) -> None:
+    code = """
+import sqlite3
+db = sqlite3.connect('rows.db'); db.execute('PRAGMA journal_mode=WAL'); db.execute('PRAGMA synchronous=FULL')
+db.execute('CREATE TABLE t (n)')
+for n in range(500):
+    db.execute('INSERT INTO t VALUES (?)', (n,)); db.commit()
+db.execute('INSERT INTO t VALUES (-1)')
+os._exit(0)
+"""
+    for unsynced in ("nothing", "some", "garbage"):
+        place = tmp_path / unsynced
+        place.mkdir()
+        folder = after_a_power_cut(place, code, unsynced)
+        with closing(sqlite3.connect(folder / "rows.db")) as database:
+            assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            assert database.execute("SELECT n FROM t").fetchall() == [(n,) for n in range(500)]
