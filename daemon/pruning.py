@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from daemon.config import Retention
 from daemon.policy.retain import KeptImage, excess_bytes, images_to_prune
-from daemon.room import Room
+from daemon.room import RESUME_MORE, Room
 from daemon.store.database import open_for_reading
 from daemon.store.images import files_by_part, remove
 from daemon.store.prune import OldBoard, kept_bytes, old_boards, oldest_kept, strays
@@ -137,7 +137,8 @@ class Pruner:
         space = self._room.spaces().get("images")
         if space is None or self._settings.free is None:
             return None, None
-        return space.free_bytes, max(min(self._settings.free, space.total_bytes // 2), self._room.floor_bytes("images"))
+        least = int(RESUME_MORE * self._room.reserve_bytes(space))
+        return space.free_bytes, max(min(self._settings.free, space.total_bytes // 2), least)
 
     def _forget(self, boards: list[OldBoard], before: str) -> bool:
         ids = [board.board_id for board in boards]

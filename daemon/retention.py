@@ -161,7 +161,8 @@ class RetentionThread:
         """Hold images up while too little is free; let them in again when a little more than that is."""
         for place, space in self._room.spaces().items():
             self._metrics.disk(place, space.free_bytes)
-        problem = self._room.problem(more=RESUME_MORE if self._problem else 1.0)
+        is_tight = self._room.refused() or self._problem is not None
+        problem = self._room.problem(more=RESUME_MORE if is_tight else 1.0)
         if problem is not None:
             if self._problem is None:
                 self._log.error("disk_nearly_full", problem=problem)

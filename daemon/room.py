@@ -4,6 +4,7 @@ The journal, the database and the images may lie on one disk or on three. Any th
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ _VERDICT_BYTES = 4096
 _RESERVE_SHARE = 8
 #: What was held up is let in again with this much more than the reserve.
 RESUME_MORE = 1.25
+#: With so much to spare nobody asks the disks for a while: no line fills them as fast.
+_PLENTY_BYTES = 2**30
+_PLENTY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class Room:
         self._places = dict(places)
         self._reserve_bytes = reserve_bytes
         self._claims = claims
+        self._plenty_until_s = 0.0
+        self._refused = False
 
     def spaces(self) -> dict[str, Space]:
         """What is free, by place; one that cannot be asked (OSError) is left out: writing there will say why."""
@@ -61,18 +67,21 @@ class Room:
 
         With `more` the reserve counts as that much larger: what was held up is let in again with room to spare.
         """
+        if time.monotonic() < self._plenty_until_s:
+            return None
+        left_bytes = _PLENTY_BYTES
         for places, space, floor in self._floors(arriving_bytes, more):
+            left_bytes = min(left_bytes, space.free_bytes - floor)
             if space.free_bytes < floor:
+                self._refused |= arriving_bytes > 0
                 return (
                     f"the disk of the {' and the '.join(places)} ({self._places[places[0]]}) has"
                     f" {space.free_bytes / 1e6:,.1f} MB free, and {floor / 1e6:,.1f} MB are kept for what is accepted"
                     " already: free some room, or let old images go (retention in coserve.yaml)"
                 )
+        if left_bytes >= _PLENTY_BYTES:
+            self._plenty_until_s = time.monotonic() + _PLENTY_S
         return None
-
-    def floor_bytes(self, place: str) -> int:
-        """What has to be free on the disk of `place` before images that were held up are let in again."""
-        return next((floor for places, _, floor in self._floors(0, RESUME_MORE) if place in places), 0)
 
     def _floors(self, arriving_bytes: int, more: float) -> Iterator[tuple[list[str], Space, int]]:
         """Each disk with what lies there, and what has to stay free on it."""
@@ -88,6 +97,21 @@ class Room:
             space = spaces[here[0]]
             yield here, space, int(more * self.reserve_bytes(space)) + sum(needed[name] for name in here)
 
+    def refused(self) -> bool:
+        """Whether an image was refused since this was last asked."""
+        refused, self._refused = self._refused, False
+        return refused
+
+    def full(self, arriving_bytes: int) -> str | None:
+        """Why images that were let in cannot be written all the same: somebody else has filled the disk."""
+        for name, space in self.spaces().items():
+            left_bytes = space.free_bytes - (arriving_bytes if name == "journal" else 0)
+            if name != "images" and left_bytes < self.reserve_bytes(space) // 2:
+                return (
+                    f"the disk of the {name} ({self._places[name]}) is nearly full: {space.free_bytes} bytes are free"
+                )
+        return None
+
     def may_copy(self, size_bytes: int) -> bool:
         """Whether `images/` may take a copy: half of the reserve is left to verdicts, whoever filled the disk."""
         space = self.spaces().get("images")
@@ -100,9 +124,15 @@ class Room:
 
 def _space(folder: Path) -> Space:
     """The disk that `folder` is on, or will be."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    found = os.statvfs(there)
-    return Space(there.stat().st_dev, found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+    while True:
+        try:
+            found = os.statvfs(folder)
+            break
+        except FileNotFoundError:
+            if folder == folder.parent:
+                raise
+            folder = folder.parent
+    return Space(folder.stat().st_dev, found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
 def segment_bytes(journal: Path, wanted_bytes: int) -> int:

@@ -1,0 +1,167 @@
+"""A small disk under a real daemon: `busy` before anything fails, pruning, and recovery without a restart."""
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.control import ask
+from tests.lines import a_jpeg, a_line
+from tests.small_disk import small_disk
+from tools.camera.publisher import Publisher
+from tools.service import Service
+
+#: Bytes behind a JPEG's end marker are ignored, so images are as large as a test likes.
+IMAGE_BYTES = 1_000_000
+KEEP_ALL = ["pass", "fail", "review", "unknown"]
+
+
+class Line:
+    """A daemon whose journal, database and images lie on a disk of 64 MB, and a camera."""
+
+    def __init__(self, folder: Path, disk: Path, service: Service) -> None:
+        self.folder = folder
+        self.disk = disk
+        self.service = service
+        self.images = 0
+
+    def send(self, publisher: Publisher, count: int) -> None:
+        for _ in range(count):
+            self.images += 1
+            payload = a_jpeg(self.images % 7).ljust(IMAGE_BYTES, b"\0")
+            board = {"type": "open-board", "serial": f"S{self.images}"}
+            publisher.send(f"i{self.images}", payload, board=board, component="R0402")
+
+    def publisher(self) -> Publisher:
+        return Publisher(f"ipc://{self.folder}/run/intake.sock", "camera", silence_s=30.0)
+
+    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+        return ask(f"ipc://{self.folder}/run/control.sock", kind, **fields)
+
+    def rows(self, query: str, *values: Any) -> list[Any]:
+        with closing(sqlite3.connect(self.disk / "inspection.db", isolation_level=None, timeout=10)) as database:
+            return database.execute(query, values).fetchall()
+
+    def number(self, query: str) -> int:
+        return self.rows(query)[0][0]
+
+    def wait_for(
+        self, condition: Callable[[], bool], what: str, camera: Publisher | None = None, timeout_s: float = 60.0
+    ) -> None:
+        until_s = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < until_s, f"{what}: it did not come\n{self.service.tail()}"
+            camera.pump(0.1) if camera else time.sleep(0.1)
+
+    def is_quiet(self) -> bool:
+        """Every accepted image has its verdict, and its copy where it stays."""
+        return self.number("SELECT count(*) FROM pending") == 0
+
+    @property
+    def files(self) -> set[str]:
+        """Copies as `image_path` names them."""
+        folder = self.disk / "images"
+        return {str(path.relative_to(self.disk)) for path in folder.rglob("*") if path.is_file()}
+
+    @property
+    def paths(self) -> set[str]:
+        return {path for (path,) in self.rows("SELECT image_path FROM inspections WHERE image_path IS NOT NULL")}
+
+
+@pytest.fixture
+def start(tmp_path: Path, experts_folder: Path) -> Iterator[Callable[..., Line]]:
+    """Starts a line on a small disk; `retention` as in coserve.yaml."""
+    with small_disk(tmp_path / "disk") as disk:
+        services: list[Service] = []
+
+        def begin(**retention: Any) -> Line:
+            config = a_line(
+                tmp_path / "line",
+                experts_folder,
+                database=f"sqlite:///{disk}/inspection.db",
+                journal=str(disk / "journal"),
+                images=str(disk / "images"),
+                retention={"keep": KEEP_ALL, **retention},
+            )
+            service = Service(config, tmp_path / "daemon.log")
+            services.append(service)
+            service.start()
+            return Line(config.parent, disk, service)
+
+        try:
+            yield begin
+        finally:
+            for service in services:
+                service.stop()
+
+
+def test_a_full_disk_is_busy_before_anything_fails_and_recovers_when_there_is_room_again(start) -> None:
+    line = start()
+    ballast = line.disk / "somebody's.file"
+    ballast.write_bytes(bytes(30 * 10**6))
+    with line.publisher() as publisher:
+        line.send(publisher, 40)
+        account = publisher.account
+        before = -1
+        while account.accepted > before or not line.is_quiet():
+            before = account.accepted
+            publisher.pump(2.5)
+        status = line.ask("status")
+        assert status["state"] == "degraded"
+        assert "MB free" in status["last_error"]
+        assert account.busy > 0
+        assert 0 < account.accepted < 40
+        assert status["accepted"] == account.accepted == line.number("SELECT count(seq) FROM inspections")
+        assert line.number("SELECT count(*) FROM inspections WHERE verdict = 'unknown'") == 0
+        assert line.files == line.paths
+        assert len(line.files) == account.accepted
+        assert "disk_free" in line.ask("metrics")["text"]
+        assert "results_wait" not in line.service.log.read_text()  # nothing ever failed to be written
+
+        ballast.unlink()
+        publisher.finish(60.0)
+        assert account.accepted == 40
+    line.wait_for(line.is_quiet, "the other verdicts")
+    line.wait_for(lambda: line.ask("status")["state"] == "ready", "ready again")
+    assert line.rows("PRAGMA integrity_check") == [("ok",)]
+
+
+def test_with_a_floor_of_free_space_the_line_goes_on_and_evidence_goes_last(start) -> None:
+    line = start(free="24MB")
+    with line.publisher() as publisher:
+        line.send(publisher, 5)
+        publisher.finish(60.0)
+        line.wait_for(line.is_quiet, "the first verdicts")
+        for number in range(1, 4):
+            line.rows(
+                "INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES (?, '2026-11-21', 'Eva', 'fail')",
+                number,
+            )
+        line.send(publisher, 100)
+        account = publisher.finish(120.0)
+        assert account.accepted == 105
+    line.wait_for(line.is_quiet, "all verdicts")
+    line.wait_for(lambda: line.files == line.paths, "files and rows agree")
+    kept = {image_id for (image_id,) in line.rows("SELECT inspection_id FROM inspections WHERE image_path IS NOT NULL")}
+    assert {1, 2, 3} <= kept
+    assert not {4, 5} & kept
+    assert line.number("SELECT count(*) FROM inspections WHERE verdict IS NOT NULL") == 105
+
+
+def test_a_kill_amid_pruning_leaves_no_path_without_a_file_and_no_file_without_a_row(start) -> None:
+    line = start(free="24MB", images_bytes="10MB")
+    with line.publisher() as publisher:
+        line.send(publisher, 30)
+        line.wait_for(
+            lambda: line.number("SELECT count(*) FROM inspections WHERE image_path IS NOT NULL") > 0, "copies"
+        )
+        line.service.kill()
+        line.service.start()
+        publisher.finish(90.0)
+    line.wait_for(line.is_quiet, "all verdicts")
+    line.wait_for(lambda: line.files == line.paths and len(line.files) <= 10, "files and rows agree")
+    assert line.number("SELECT count(DISTINCT seq) FROM stream") == line.number("SELECT max(seq) FROM stream")
