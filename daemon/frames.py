@@ -17,6 +17,9 @@ MAX_INTEGER = 2**63 - 1
 #: What `id` and `source` may be; anything else is sent back as null.
 KEY = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
+#: Made once: `json.dumps` makes an encoder for each call.
+_COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
 #: The longest chain of routing frames that a proxy may put before a message; beyond it the frames are the message.
 _MAX_ENVELOPE_FRAMES = 8
 
@@ -166,4 +169,4 @@ def _legal_key(value: object) -> str | None:
 
 def encode(body: Mapping[str, Any]) -> bytes:
     """`body` as the compact JSON of one frame. ASCII, so that no text a publisher sent can make it invalid."""
-    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return _COMPACT.encode(body).encode("ascii")

@@ -28,6 +28,11 @@ _NAME = re.compile(r"segment-(\d{8,})\.journal")
 _BUFFERS_PER_WRITE = 1024
 
 
+def segment_file(folder: Path, number: int) -> Path:
+    """Where the journal in `folder` keeps segment `number`."""
+    return folder / f"segment-{number:08d}.journal"
+
+
 class JournalError(Exception):
     """Bytes that cannot be written, or that are not what was written: `segment`, `offset` and the reason say where."""
 
@@ -56,7 +61,7 @@ class _Descriptor:
 
 
 class Journal:
-    """Append from one thread, read from any. `segment_bytes` is the size at which the next segment begins."""
+    """Append from one thread, drop from one, read from any. The next segment begins at `segment_bytes`."""
 
     def __init__(self, folder: Path, segment_bytes: int = 256 * 2**20) -> None:
         self._folder = folder
@@ -76,10 +81,10 @@ class Journal:
         """The segments on disk, oldest first."""
         return tuple(sorted(self._sizes))
 
-    def free_bytes(self) -> int:
-        """Room on the journal's disk."""
-        room = os.statvfs(self._folder)
-        return room.f_bavail * room.f_frsize
+    @property
+    def frontier(self) -> int:
+        """Segments below take no more records."""
+        return self._active if self._writing is not None else self._active + 1
 
     def begin_after(self, segment: int) -> None:
         """Number new segments above `segment`: where the folder was emptied, old keys must not meet new bytes."""
@@ -124,11 +129,15 @@ class Journal:
             raise JournalError(key.segment, start, "the checksum does not match: the bytes were altered")
         return payload
 
-    def drop_segments(self, keep: Collection[int]) -> list[int]:
-        """Delete every segment that is neither in `keep` nor being written, and say which; the writer's thread."""
+    def drop_segments(self, keep: Collection[int], below: int | None = None) -> list[int]:
+        """Delete the segments below `below`, a past `frontier` (without it today's), but for those in `keep`.
+
+        Says which. From any one thread, also while another appends.
+        """
         dropped: list[int] = []
+        limit = self.frontier if below is None else below
         for number in self.segments:
-            if number in keep or (number == self._active and self._writing is not None):
+            if number in keep or number >= limit:
                 continue
             with self._lock:
                 self._readers.pop(number, None)
@@ -146,7 +155,7 @@ class Journal:
             self._readers.clear()
 
     def _path(self, number: int) -> Path:
-        return self._folder / f"segment-{number:08d}.journal"
+        return segment_file(self._folder, number)
 
     def _numbers(self) -> list[int]:
         return [int(match[1]) for path in self._folder.iterdir() if (match := _NAME.fullmatch(path.name))]

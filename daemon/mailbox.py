@@ -22,8 +22,11 @@ class Mailbox(Generic[T]):
 
     def put(self, letter: T) -> None:
         """Leave a letter. One that comes after `close` is dropped: nobody reads it any more."""
-        self._letters.append(letter)
-        self.wake()
+        with self._lock:
+            self._letters.append(letter)
+            # The first letter wakes the owner, who takes all: a wake for each would be a system call for each.
+            if len(self._letters) == 1 and not self._closed:
+                os.eventfd_write(self._wake, 1)
 
     def wake(self) -> None:
         """Make the owner look up, as a letter would."""

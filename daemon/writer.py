@@ -1,10 +1,9 @@
-"""The writer thread: the only one that writes to the journal and to the results database (docs/architecture.md).
+"""The writer thread: the only one that writes to the results database (docs/architecture.md).
 
-Arrivals are taken in groups: bytes into the journal with one `fdatasync`, then their rows in one transaction, then the
-replies. Verdicts are written in batches of their own, and published once they are durable.
+Arrivals come in groups whose bytes are durable already (durable.py): their rows in one transaction, then the replies.
+Verdicts are written in batches of their own, and published once they are durable.
 """
 
-import errno
 import queue
 import threading
 import time
@@ -19,8 +18,9 @@ from typing import Any, TypeVar
 import structlog
 from sqlalchemy.exc import DatabaseError, OperationalError
 
+from daemon.durable import Duplicate, Group, JournalThread, Reply, Submitted, WriteFailed
 from daemon.journal import Journal, JournalError
-from daemon.records import Accepted, Arrival, ExpertSwitch, Outcome, Published
+from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Published
 from daemon.room import NoRoomError, Room
 from daemon.rulebook import Rulebook
 from daemon.store.images import ImageFolder
@@ -31,8 +31,6 @@ from routing_rules.routes import Routes
 
 T = TypeVar("T")
 
-GROUP_IMAGES = 32
-_GROUP_S = 0.002
 #: Results of one transaction; more wait for the next, so that arrivals are not kept waiting behind them.
 _BATCH_RESULTS = 256
 _RETRY_FIRST_S = 0.05
@@ -41,33 +39,6 @@ _RETRY_MAX_S = 5.0
 _MAX_SWITCHES = 10_000
 #: The same for rules that came into force.
 _MAX_RULES = 100
-
-
-@dataclass(frozen=True, slots=True)
-class WriteFailed:
-    """The image is not stored: its publisher keeps it and sends it again."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Duplicate:
-    """The image was accepted before, with this payload."""
-
-    payload_sha256: str
-
-
-Reply = Callable[[Accepted | Duplicate | WriteFailed], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Submitted:
-    arrival: Arrival
-    reply: Reply
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return (self.arrival.source, self.arrival.image_id)
 
 
 class _Stop:
@@ -80,7 +51,7 @@ class _Task:
     done: Future[Any]
 
 
-_Item = _Submitted | Outcome | ExpertSwitch | Routes | list[Kept] | _Task | _Stop
+_Item = Group | Outcome | ExpertSwitch | Routes | list[Kept] | _Task | _Stop
 
 
 class Writer:
@@ -105,9 +76,8 @@ class Writer:
         self._on_accepted = on_accepted
         self._on_published = on_published
         self._on_done = on_done
-        self._room = room
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._arrivals: list[_Submitted] = []
+        self._groups: deque[Group] = deque()
         self._outcomes: deque[Outcome] = deque()
         self._switches: deque[ExpertSwitch] = deque(maxlen=_MAX_SWITCHES)
         self._rules: deque[Routes] = deque(maxlen=_MAX_RULES)
@@ -120,6 +90,8 @@ class Writer:
         self._failing = False
         folder = ImageFolder(images, journal.read)
         self._keeper = Keeper(folder, self._queue.put, room.may_copy) if room else Keeper(folder, self._queue.put)
+        self._journal_thread = JournalThread(journal, room, self._queue.put)
+        self._frontier = journal.frontier
         self._log = structlog.get_logger("writer")
         self._thread = threading.Thread(target=self._run, name="writer")
 
@@ -140,32 +112,35 @@ class Writer:
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.is_alive() and self._journal_thread.is_alive
 
     def recover(self) -> Recovery:
         """What the last run left undone, before `start`; journal segments that nothing needs any more go."""
         in_use = self._store.segments_in_use
         self._journal.begin_after(max(in_use, default=0))
         self._journal.drop_segments(in_use)
+        self._frontier = self._journal.frontier
         for image in self._store.copies_to_make():
             self._keeper.keep(image)
         return self._store.recover()
 
     def start(self) -> None:
         self._thread.start()
+        self._journal_thread.start()
         self._keeper.start()
 
     def stop(self) -> None:
         """Write everything that was handed over before this call, and end. The store and the journal stay open."""
         if self._thread.ident is None:
             return  # a start that failed elsewhere stops what it had not started yet
+        self._journal_thread.stop()
         self._queue.put(_Stop())
         self._thread.join()
         self._keeper.stop()
 
     def submit(self, arrival: Arrival, reply: Reply) -> None:
         """Make `arrival` durable; `reply` is called once, in the writer thread."""
-        self._queue.put(_Submitted(arrival, reply))
+        self._journal_thread.submit(Submitted(arrival, reply))
 
     def finish(self, outcome: Outcome) -> None:
         """Write the end of an image, and publish it."""
@@ -218,25 +193,20 @@ class Writer:
     # -- collecting
 
     def _collect(self) -> None:
-        """Take what is there; wait for the first item, and for a group of arrivals to fill up."""
-        group_until_s: float | None = None
+        """Take what is there; wait for the first item where nothing else is to be done."""
         wait_s = self._idle_s()
         for _ in range(_BATCH_RESULTS):
-            if len(self._arrivals) >= GROUP_IMAGES:
-                return
             try:
                 item = self._queue.get_nowait() if wait_s == 0.0 else self._queue.get(timeout=wait_s)
             except queue.Empty:
                 return
             self._sort(item)
-            if self._arrivals and group_until_s is None:
-                group_until_s = time.monotonic() + _GROUP_S
-            wait_s = max(0.0, group_until_s - time.monotonic()) if group_until_s is not None else 0.0
+            wait_s = 0.0
 
     def _sort(self, item: _Item) -> None:
         match item:
-            case _Submitted():
-                self._arrivals.append(item)
+            case Group():
+                self._groups.append(item)
             case Outcome():
                 self._outcomes.append(item)
             case ExpertSwitch():
@@ -313,7 +283,7 @@ class Writer:
         for image in written.keep:
             self._keeper.keep(image)
         if written.freed_journal:
-            self._journal.drop_segments(self._store.segments_in_use)
+            self._journal.drop_segments(self._store.segments_in_use, self._frontier)
 
     def _write_each(self, outcomes: list[Outcome], switches: list[ExpertSwitch], kept: list[Kept]) -> None:
         """One result made the whole batch fail: find it, and let it harm itself only."""
@@ -350,53 +320,58 @@ class Writer:
     # -- arrivals
 
     def _write_arrivals(self) -> None:
-        """Make the group durable and answer each; a failed group is answered as failed, and the line goes on."""
-        group, self._arrivals = self._arrivals, []
-        if not group:
+        """Commit the rows of each group and answer it."""
+        while self._groups:
+            group = self._groups.popleft()
+            try:
+                self._write_group(group)
+            finally:
+                self._frontier = group.frontier
+                self._journal_thread.settled()
+
+    def _write_group(self, group: Group) -> None:
+        if group.error is not None:
+            self._refuse(group.images, group.error)
             return
         try:
-            self._write_group(group)
-        except Exception as error:  # noqa: BLE001 - each publisher keeps its image and sends it again
-            self._note(error)
-            self._failing = _may_pass(error) and not isinstance(error, NoRoomError)
-            self._log.warning("arrivals_failed", images=len(group), error=_reason(error))
-            if len(group) == 1 or _may_pass(error):
-                for submitted in group:
-                    self._call(submitted.reply, WriteFailed(_reason(error)))
+            self._write_images(group.images, group.keys)
+        except Exception as error:  # noqa: BLE001 - the line goes on
+            if len(group.images) == 1 or _may_pass(error):
+                self._refuse(group.images, error)
                 return
             # One image made the whole group fail: the others do not pay for it.
-            for submitted in group:
-                self._arrivals = [submitted]
-                self._write_arrivals()
+            for submitted, key in zip(group.images, group.keys, strict=True):
+                self._write_group(Group([submitted], [key], group.frontier))
 
-    def _write_group(self, group: list[_Submitted]) -> None:
-        known = self._store.known([submitted.arrival for submitted in group])
-        first: dict[tuple[str, str], _Submitted] = {}
-        repeats: list[tuple[_Submitted, str]] = []
-        for submitted in group:
+    def _refuse(self, images: list[Submitted], error: Exception) -> None:
+        """Each publisher keeps its image and sends it again."""
+        self._note(error)
+        self._failing = _may_pass(error) and not isinstance(error, NoRoomError)
+        self._log.warning("arrivals_failed", images=len(images), error=_reason(error))
+        for submitted in images:
+            self._call(submitted.reply, WriteFailed(_reason(error)))
+
+    def _write_images(self, images: list[Submitted], keys: list[JournalKey]) -> None:
+        """The rows of images that are new, and every reply. The bytes of a repeated image belong to nobody."""
+        known = self._store.known([submitted.arrival for submitted in images])
+        first: dict[tuple[str, str], tuple[Submitted, JournalKey]] = {}
+        repeats: list[tuple[Submitted, str]] = []
+        for submitted, key in zip(images, keys, strict=True):
             if submitted.key in known:
                 repeats.append((submitted, known[submitted.key].payload_sha256))
             elif submitted.key in first:
-                repeats.append((submitted, first[submitted.key].arrival.payload_sha256))
+                repeats.append((submitted, first[submitted.key][0].arrival.payload_sha256))
             else:
-                first[submitted.key] = submitted
+                first[submitted.key] = (submitted, key)
         if first:
-            accepted = self._store_arrivals([submitted.arrival for submitted in first.values()])
+            new = [(submitted.arrival, key) for submitted, key in first.values()]
+            accepted = self._store.accept(new, self._rulebook.current)
             self._failing = False
             self._call(self._on_accepted, accepted)
-            for submitted, image in zip(first.values(), accepted, strict=True):
+            for (submitted, _), image in zip(first.values(), accepted, strict=True):
                 self._call(submitted.reply, image)
         for submitted, sha256 in repeats:
             self._call(submitted.reply, Duplicate(sha256))
-
-    def _store_arrivals(self, arrivals: list[Arrival]) -> list[Accepted]:
-        """Bytes, then rows: what a failure between them leaves in the journal belongs to nobody."""
-        payloads = [arrival.payload for arrival in arrivals]
-        full = self._room.problem(sum(map(len, payloads))) if self._room else None
-        if full:
-            raise NoRoomError(errno.ENOSPC, full)
-        keys = self._journal.append(payloads)
-        return self._store.accept(list(zip(arrivals, keys, strict=True)), self._rulebook.current)
 
     def _call(self, callback: Callable[[T], None], value: T) -> None:
         """A callback's failure is its own: what was written stays written, and others are called."""

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Table, bindparam, func, select
 from daemon.records import Published
 from daemon.store import render
 from daemon.store.database import open_for_reading
+from daemon.store.prepared import Question
 from daemon.store.schema import boards, detections, generations, inspections, stages, stream_position
 from daemon.store.values import Known
 
@@ -22,17 +23,17 @@ class Reader:
         """StoreError where there is no database at `url`."""
         self._engine = open_for_reading(url)
         table = inspections.c
-        self._find = select(table.inspection_id, table.image_sha256).where(
+        find = select(table.inspection_id, table.image_sha256).where(
             table.source == bindparam("of_source"), table.image_id == bindparam("of_image")
         )
+        self._find = Question(self._engine, find)
 
     def close(self) -> None:
         self._engine.dispose()
 
     def find(self, source: str, image_id: str) -> Known | None:
         """The image that is accepted under this key, if any."""
-        with self._engine.connect() as connection:
-            found = connection.execute(self._find, {"of_source": source, "of_image": image_id}).one_or_none()
+        found = self._find.first(of_source=source, of_image=image_id)
         return Known(*found) if found is not None else None
 
     def open_rules(self, board_type: str, serial: str, attempt: int | None) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Table, and_, func, insert, select, update
 
 from daemon.store.boards import Board, BoardKey, Boards
+from daemon.store.prepared import add_rows
 from daemon.store.schema import stream_position
 from daemon.store.times import to_text
 from daemon.store.values import Clock, Memory
@@ -63,8 +64,9 @@ class Transaction:
         return self.numbers.last_board_id
 
     def add(self, table: Table, new: list[Row]) -> None:
+        """Rows with the same columns each."""
         if new:
-            self.connection.execute(insert(table), new)
+            add_rows(self.connection, table, new)
 
     def add_once(self, table: Table, key: Row, row: Callable[[], Row | None]) -> None:
         """Add `row()` unless `table` has `key` already: rules and experts are written at their first use."""

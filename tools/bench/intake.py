@@ -74,16 +74,14 @@ def bench_intake(
     except (BenchError, ServiceError, ShimError, OSError, ValueError) as error:
         fail(f"could not measure: {error}", status=1)
     if as_json:
-        machine = {"machine": platform.platform(), "cores": os.cpu_count()}
-        rows = {"floods": [asdict(row) for row in floods], "steady": [asdict(row) for row in steady]}
-        print_json(
-            {**machine, "seconds": seconds, "rounds": rounds, "executors": executors, "group": plan.group, **rows}
-        )
-        return
-    _show(floods, steady, rounds, plan.group)
+        facts = {"machine": platform.platform(), "cores": os.cpu_count(), "seconds": seconds, "rounds": rounds}
+        facts |= {"executors": executors, "raw_groups": {size: plan.group(size) for size in chosen}}
+        print_json({**facts, "floods": [asdict(row) for row in floods], "steady": [asdict(row) for row in steady]})
+    else:
+        _show(floods, steady, rounds, " or ".join(str(plan.group(size)) for size in chosen))
 
 
-def _show(floods: "list[Flood]", steady: "list[Steady]", rounds: int, group: int) -> None:
+def _show(floods: "list[Flood]", steady: "list[Steady]", rounds: int, groups: str) -> None:
     columns = ("KB", "disk", "accepted/s", "raw/s", "of raw", "raw with rows/s", "of raw with rows")
     print_table(
         f"As many as are taken, idle; medians of {rounds} rounds",
@@ -99,7 +97,7 @@ def _show(floods: "list[Flood]", steady: "list[Steady]", rounds: int, group: int
     columns = ("KB", "inference", "accepted/s", "p50 ms", "p99 ms", "judged/s beside", "judged/s alone", "kept")
     print_table("At a steady rate", columns, [_cells(row) for row in steady])
     console.print(
-        f"raw: a loop of one pwritev and one fdatasync for each {group} images, no sockets, checks or hashes; with"
+        f"raw: a loop of one pwritev and one fdatasync for each {groups} images, no sockets, checks or hashes; with"
         " rows: then one SQLite transaction of bare rows (WAL, synchronous=FULL)",
         markup=False,
     )

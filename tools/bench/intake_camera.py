@@ -81,14 +81,16 @@ class _Camera:
             while len(self._since_s) < self._credit and self._sent < images:
                 self._send(time.perf_counter())
             self._take(_PATIENCE_S)
-            while self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+            while self._socket.poll(0):
                 self._take(0.0)
 
     def _keep_pace(self, began_s: float, end_s: float, rate: float) -> None:
         while (due_s := began_s + self._sent / rate) < end_s:
             while (wait_s := due_s - time.perf_counter()) > 0:
-                if self._socket.poll(max(1, int(wait_s * 1000))):
+                if self._socket.poll(int(wait_s * 1000)):
                     self._take(0.0)
+                elif wait_s < 0.001:
+                    time.sleep(wait_s)
             self._send(due_s)
         while self._since_s:
             self._take(_PATIENCE_S)

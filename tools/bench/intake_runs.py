@@ -13,7 +13,7 @@ from statistics import median, quantiles
 from typing import Any, Literal
 
 from daemon.control import ask
-from daemon.writer import GROUP_IMAGES
+from daemon.durable import GROUP_BYTES, GROUP_IMAGES
 from tools.bench.intake_camera import Order, Seen
 from tools.bench.intake_line import a_jpeg_of, make_line
 from tools.bench.raw_disk import Loop
@@ -40,8 +40,11 @@ class Plan:
     rounds: int
     rate: float
     executors: int
-    #: Images of a raw group: as many as the writer's groups may have.
-    group: int = GROUP_IMAGES
+
+    @staticmethod
+    def group(size: int) -> int:
+        """Images of a raw group: as many as the daemon's may have."""
+        return max(1, min(GROUP_IMAGES, GROUP_BYTES // size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,7 @@ class Bench:
         return f"{self._plan.folder}/{size}.jpg"
 
     def _raw(self, size: int, *, rows: bool, environ: Mapping[str, str]) -> float:
-        loop = Loop(str(self._plan.folder), size, self._plan.group, self._plan.seconds, rows)
+        loop = Loop(str(self._plan.folder), size, self._plan.group(size), self._plan.seconds, rows)
         done = subprocess.run(
             [sys.executable, "-m", "tools.bench.raw_disk"],
             input=json.dumps(asdict(loop)),

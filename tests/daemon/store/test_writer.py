@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from store_parts import RULES, a_journal, a_stage, an_arrival, an_outcome, some_rules
 
+from daemon.durable import GROUP_IMAGES
 from daemon.journal import Journal
 from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels, Published
 from daemon.room import Claims, Room
@@ -124,7 +125,7 @@ def test_a_flood_is_written_in_groups_and_each_image_is_answered_once(running, m
     assert len({answer.inspection_id for answer in answers}) == 500
     assert running.rows("SELECT count(*) FROM inspections") == [(500,)]
     assert len(running.accepted) == 500
-    assert 500 / 32 <= syncs["n"] < 200
+    assert 500 / GROUP_IMAGES <= syncs["n"] < 200
 
 
 def test_the_same_image_many_times_in_flight_becomes_one_row(running):

@@ -1,0 +1,137 @@
+"""The journal thread: arrivals in groups that take turns by source, each group's bytes durable with one `fdatasync`.
+
+While it syncs one group the writer commits the rows of the one before. What cannot be written is handed on too, in its
+place, so that every image is answered once.
+"""
+
+import errno
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from daemon.journal import Journal
+from daemon.records import Accepted, Arrival, JournalKey
+from daemon.room import NoRoomError, Room
+from daemon.turns import Turns
+
+#: A group at most, so that one sync holds up nobody for long; one larger image makes a group of its own.
+GROUP_IMAGES = 64
+GROUP_BYTES = 4 * 2**20
+#: A group that is smaller than this waits a moment for more.
+_ENOUGH_IMAGES = 32
+_GROUP_S = 0.002
+#: Groups between the journal and the database: one that is synced, one whose rows are committed.
+_GROUPS_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailed:
+    """The image is not stored: its publisher keeps it and sends it again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The image was accepted before, with this payload."""
+
+    payload_sha256: str
+
+
+Reply = Callable[[Accepted | Duplicate | WriteFailed], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """An image on its way to the disk, and who is to hear of it."""
+
+    arrival: Arrival
+    reply: Reply
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.arrival.source, self.arrival.image_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Images whose bytes are durable, each at its key; or none of them is, because of `error`.
+
+    Journal segments below `frontier` hold nothing of later groups.
+    """
+
+    images: list[Submitted]
+    keys: list[JournalKey]
+    frontier: int
+    error: Exception | None = None
+
+
+class JournalThread:
+    """`submit` from any thread; `hand_on` is called in this one, group by group. `settled` once for each group."""
+
+    def __init__(self, journal: Journal, room: Room | None, hand_on: Callable[[Group], None]) -> None:
+        self._journal = journal
+        self._room = room
+        self._hand_on = hand_on
+        self._queue: queue.SimpleQueue[Submitted | None] = queue.SimpleQueue()
+        self._turns: Turns[Submitted] = Turns()
+        self._ahead = threading.Semaphore(_GROUPS_AHEAD)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="journal")
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Hand on everything that was submitted before this call, and end."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def submit(self, submitted: Submitted) -> None:
+        self._queue.put(submitted)
+
+    def settled(self) -> None:
+        """A group that was handed on is done with; the next may follow."""
+        self._ahead.release()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._sort(self._queue.get())
+            self._drain()
+            while len(self._turns):
+                if len(self._turns) < _ENOUGH_IMAGES and not self._stopping:
+                    time.sleep(_GROUP_S)  # waiting at the queue would wake this thread for each image
+                self._ahead.acquire()
+                self._drain()
+                self._hand_on(self._append(self._turns.take(GROUP_IMAGES, GROUP_BYTES)))
+                self._drain()
+
+    def _drain(self) -> None:
+        while not self._queue.empty():
+            self._sort(self._queue.get())
+
+    def _sort(self, item: Submitted | None) -> None:
+        if item is None:
+            self._stopping = True
+        else:
+            self._turns.add(item.arrival.source, item, len(item.arrival.payload))
+
+    def _append(self, images: list[Submitted]) -> Group:
+        payloads = [submitted.arrival.payload for submitted in images]
+        keys: list[JournalKey] = []
+        failed: Exception | None = None
+        try:
+            full = self._room.full(sum(map(len, payloads))) if self._room else None
+            if full:
+                failed = NoRoomError(errno.ENOSPC, full)
+            else:
+                keys = self._journal.append(payloads)
+        except Exception as error:  # noqa: BLE001 - the writer answers these images, and the line goes on
+            failed = error
+        return Group(images, keys, self._journal.frontier, failed)
