@@ -28,9 +28,9 @@ def test_a_power_cut_at_a_sync_a_torn_write_or_an_answer_takes_nothing_that_was_
     tmp_path: Path, experts_folder: Path
 ) -> None:
     line = FaultLine(tmp_path, experts_folder, seed=2)
-    assert kill_at_point(line, "sync@/inspection.db-wal$:kill-before:40", "nothing")
-    assert kill_at_point(line, "write@.journal$:kill-short:20", "garbage")
-    assert kill_at_point(line, "send@intake.sock$:kill-after:60", "some")
+    assert kill_at_point(line, "sync@/inspection.db-wal$:kill-before:40", "nothing", traffic_s=30.0)
+    assert kill_at_point(line, "write@.journal$:kill-short:20", "garbage", traffic_s=30.0)
+    assert kill_at_point(line, "send@intake.sock$:kill-after:60", "some", traffic_s=30.0)
     tally = line.finish()
     assert tally.broken == []
     assert tally.accepted > 0

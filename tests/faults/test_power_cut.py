@@ -91,6 +91,11 @@ def test_of_what_was_not_synced_some_sectors_may_stay(tmp_path: Path) -> None:
     assert set(whole) == {b"x" * 512, b"y" * 512}
 
 
+def test_room_that_was_reserved_makes_no_file_shorter(tmp_path: Path) -> None:
+    code = "fd = put('a', b'content'); [os.posix_fallocate(fd, 0, n) for n in (4, 9)]; os.fsync(fd); sync_names()"
+    assert (after_a_power_cut(tmp_path, code) / "a").read_bytes() == b"content\0\0"
+
+
 def test_a_line_that_forgot_its_sync_would_be_found_out(tmp_path: Path) -> None:
     code = """
 from pathlib import Path

@@ -21,17 +21,19 @@ Unsynced = Literal["nothing", "some", "garbage"]
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """One write (`data` at `offset`) or one new size."""
+    """One write (`data` at `offset`) or one new size; room that was only reserved makes no file shorter."""
 
     ended_ns: int
     offset: int = 0
     data: bytes | None = None
     size: int = 0
+    reserves: bool = False
 
     def apply(self, content: bytearray) -> None:
         if self.data is None:
-            del content[self.size :]
-            content.extend(bytes(self.size - len(content)))
+            if not self.reserves:
+                del content[self.size :]
+            content.extend(bytes(max(0, self.size - len(content))))
             return
         content.extend(bytes(max(0, self.offset - len(content))))
         content[self.offset : self.offset + len(self.data)] = self.data
@@ -98,8 +100,9 @@ class Disk:
                         kept[call.pid] = Path(f"{log}.{call.pid}").read_bytes()
                     data = kept[call.pid][call.kept_at : call.kept_at + call.result]
                     self._changed(call, _Change(call.ended_ns, offset=call.offset, data=data))
-                case "truncate" if call.result == 0:
-                    self._changed(call, _Change(call.ended_ns, size=call.length))
+                case "truncate" if call.result == 0 and call.offset == 0:  # the offset is fallocate's mode: 0 grows
+                    reserves = call.function == "fallocate"
+                    self._changed(call, _Change(call.ended_ns, size=call.length, reserves=reserves))
                 case "sync":
                     self._synced(call)
                 case "open" | "rename" | "unlink" if call.result >= 0:
