@@ -100,7 +100,7 @@ def _checked(plan: Sequence[str]) -> Sequence[str]:
 class Call:
     """One line of the shim's log (LOG_COLUMNS), about a call that ended (or killed).
 
-    `began_ns` and `ended_ns` are monotonic. `result` -1 with `error` (errno). `offset` and `length` in bytes: of a sync,
+    `began_ns` and `ended_ns` are monotonic; `result` -1 with `error` (errno); `offset` and `length` in bytes: of a sync
     `length` is the file's size; of a truncate, the new size (`offset`: fallocate's mode). `kept_at`: where the written
     bytes lie in LOG.PID, or -1. `other`: a rename's target; `created` or `emptied` of an open.
     """
