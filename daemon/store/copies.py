@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -47,6 +48,36 @@ def database_bytes(path: Path) -> int:
     """How large a copy of `path` can become: its file and what its write-ahead log may add."""
     files = (path, path.with_name(path.name + "-wal"))
     return sum(file.stat().st_size for file in files if file.exists())
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a copy holds: its schema, the last `seq`, images without verdict, and kept images as (path, bytes)."""
+
+    schema: str
+    last_seq: int
+    waiting: int
+    kept_images: tuple[tuple[str, int], ...]
+
+
+def state_of(path: Path) -> State:
+    """Look into a copy, which nobody else uses; StoreError where it is none of our databases."""
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            (schema,) = database.execute("SELECT version_num FROM alembic_version").fetchone()
+            position = database.execute("SELECT last_seq FROM stream_position").fetchone()
+            (waiting,) = database.execute("SELECT count(*) FROM pending WHERE task = 'judge'").fetchone()
+            kept = "SELECT image_path, image_bytes FROM inspections WHERE image_path IS NOT NULL"
+            images = tuple(database.execute(kept).fetchall())
+    except (sqlite3.Error, TypeError) as error:
+        raise StoreError(f"{path} is no results database of CoServe: {error}") from error
+    return State(schema, position[0] if position else 0, waiting, images)
+
+
+def segments_needed(connection: sqlite3.Connection) -> dict[int, int]:
+    """Journal segments that hold bytes of unfinished images, and how many bytes of each from its beginning."""
+    needed = 'SELECT segment, max("offset" + length) FROM pending GROUP BY segment ORDER BY segment'
+    return dict(connection.execute(needed).fetchall())
 
 
 def room_problem(folder: Path, needed_bytes: int, what: str) -> str | None:

@@ -1,5 +1,6 @@
 """Bring the results database to this version's schema; an older file is copied aside first (docs/upgrading.md)."""
 
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -184,7 +185,7 @@ def _seal(connection: Connection) -> None:
 
 def _version_number(text: str) -> int:
     """`1.2.3` as 1002003, which `PRAGMA user_version` holds."""
-    major, minor, patch = (int("".join(filter(str.isdigit, part)) or 0) for part in (*text.split("."), "0", "0")[:3])
+    major, minor, patch = (int(part) for part in (*re.findall(r"\d+", text), "0", "0")[:3])
     return (major * 1000 + minor) * 1000 + patch
 
 

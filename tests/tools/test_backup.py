@@ -1,0 +1,467 @@
+"""A whole line into one archive while it runs, and out of it again: nothing accepted is missing, nothing is damaged."""
+
+import io
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from daemon.config import load_config
+from daemon.journal import Journal
+from daemon.records import Accepted, Arrival, BoardRef, JournalKey, Outcome, Pixels
+from daemon.store.store import Store, open_store
+from experts.weights import file_sha256
+from routing_rules.compile import compile_rules
+from tests.contract.client import Line
+from tests.lines import a_jpeg
+from tools.backup.archive import HEAD, SUMS, write_backup
+from tools.backup.contents import BackupError
+from tools.backup.gentle import GentleReader, absent_pages
+from tools.backup.restore import FolderInUseError, unpack
+from tools.camera.publisher import Publisher
+from tools.service import Service
+
+FORMATS = Path(__file__).parents[1] / "daemon" / "formats" / "0.1.0"
+RULES = (
+    'boards:\n  free: {extras: allow, components: {R0402: 1000}}\nclassifiers:\n  "*": {expert: R0402, pass: [ok]}\n'
+)
+CONFIG = "rules: rules.yaml\ncatalog: experts/catalog.yaml\ndevices: {cpu: {expert_memory: 250MB}} # a remark\n"
+
+
+def a_folder(folder: Path, config: str = CONFIG) -> Path:
+    """A line's files; nothing runs there."""
+    (folder / "experts").mkdir(parents=True)
+    shutil.copy(FORMATS / "catalog.yaml", folder / "experts")
+    shutil.copy(FORMATS / "R0402.safetensors", folder / "experts")
+    (folder / "rules.yaml").write_text(RULES, encoding="utf-8")
+    (folder / "coserve.yaml").write_text(config, encoding="utf-8")
+    return folder / "coserve.yaml"
+
+
+class Writing:
+    """A store and a journal of small segments, as a busy daemon's writer uses them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.routes = compile_rules(RULES, "rules.yaml", None)
+        self.journal = Journal(folder / "journal", segment_bytes=4096)
+        self.store: Store = open_store(f"sqlite:///{folder}/inspection.db")
+        self.count = 0
+
+    def accept(self, images: int = 1) -> list[Accepted]:
+        arrivals = [self._arrival() for _ in range(images)]
+        keys = self.journal.append([arrival.payload for arrival in arrivals])
+        return self.store.accept(list(zip(arrivals, keys, strict=True)), self.routes)
+
+    def _arrival(self) -> Arrival:
+        self.count += 1
+        payload = f"image {self.count} ".encode() * 40
+        board = BoardRef("free", "S1")
+        name = f"i{self.count}"
+        return Arrival("cam", name, board, "R0402", name, None, None, Pixels(), payload, "0" * 64)
+
+    def judge(self, images: list[Accepted]) -> None:
+        self.store.write([Outcome(image.inspection_id, "pass", None, None, ()) for image in images])
+        self.journal.drop_segments(self.store.segments_in_use)
+
+    def close(self) -> None:
+        self.store.close()
+        self.journal.close()
+
+
+@pytest.fixture
+def writing(tmp_path: Path) -> Iterator[Writing]:
+    a_folder(tmp_path / "line")
+    found = Writing(tmp_path / "line")
+    yield found
+    found.close()
+
+
+def ask(path: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path)) as database:
+        return database.execute(query).fetchall()
+
+
+def backed_up(folder: Path, **options: Any) -> Path:
+    archive = folder.with_name("line.tar")
+    write_backup(folder / "coserve.yaml", archive, **options)
+    return archive
+
+
+def names(archive: Path) -> list[str]:
+    with tarfile.open(archive) as tar:
+        return tar.getnames()
+
+
+def coserve(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tools", *map(str, arguments)], check=False, capture_output=True, text=True
+    )
+
+
+def test_a_line_restored_from_a_backup_taken_while_cameras_sent_judges_every_image_once(
+    tmp_path: Path, experts_folder: Path
+):
+    line = Line(tmp_path / "line", experts_folder, memory="100MB")
+    accepted: list[str] = []
+    done = threading.Event()
+
+    def publish() -> None:
+        with Publisher(line.intake, "cam-1", silence_s=1.0, patience_s=30.0) as publisher:
+            number = 0
+            while not done.is_set():
+                board = {"type": "free", "serial": f"S{number % 5}"}
+                with suppress(Exception):  # the daemon is killed under it
+                    publisher.send(f"i{number}", a_jpeg(number % 50), board=board, component="PVF"[number % 3])
+                    publisher.pump(0.0)
+                accepted[:] = [f"i{n}" for n in range(number + 1) if f"i{n}" not in publisher._open]
+                number += 1
+
+    thread = threading.Thread(target=publish)
+    service = line.service()
+    service.start()
+    thread.start()
+    line.wait(lambda: len(accepted) > 150)
+    before = set(accepted)
+    run = coserve("backup", line.config, tmp_path / "line.tar", "--images", "--json")
+    done.set()
+    service.kill()
+    thread.join()
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["waiting"] > 0
+    run = coserve("restore", tmp_path / "line.tar", tmp_path / "elsewhere" / "line")
+    assert run.returncode == 0, run.stderr
+    shutil.rmtree(line.folder)
+    restored = Line.__new__(Line)
+    restored.folder, restored.config = tmp_path / "elsewhere" / "line", tmp_path / "elsewhere" / "line" / "coserve.yaml"
+    database = restored.folder / "inspection.db"
+    position = ask(database, "SELECT last_seq FROM stream_position")[0][0]
+    known = {name for (name,) in ask(database, "SELECT image_id FROM inspections")}
+    assert before <= known
+    with Service(restored.config, restored.folder / "daemon.log"):
+        restored.idle()
+        stream = restored.stream()
+    assert [message["seq"] for message in stream] == list(range(1, len(stream) + 1))
+    assert len(stream) > position
+    inspected = [message["id"] for message in stream if message["topic"].startswith("inspection/")]
+    assert sorted(inspected) == sorted(known)
+    lost = "SELECT count(*) FROM inspections WHERE status <> 'done' OR reason IS NOT NULL"
+    assert ask(database, lost) == [(0,)]
+    for (path,) in ask(database, "SELECT image_path FROM inspections WHERE image_path IS NOT NULL"):
+        assert (restored.folder / path).is_file()
+
+
+def test_every_backup_of_a_busy_writer_holds_all_accepted_images_and_their_bytes(tmp_path: Path, writing: Writing):
+    """Segments come and go all the time: what the copied rows point at is always in the archive."""
+    until = threading.Event()
+    waiting = writing.accept(7)
+
+    def work() -> None:
+        while not until.is_set():
+            waiting.extend(writing.accept(5))
+            writing.judge(waiting[:5])
+            del waiting[:5]
+
+    for round_ in range(4):
+        until.clear()
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            time.sleep(0.05)
+            before = writing.count - 5
+            archive = backed_up(tmp_path / "line")
+        finally:
+            until.set()
+            thread.join()
+        restored = tmp_path / f"restored-{round_}"
+        unpack(archive, restored)
+        database = restored / "inspection.db"
+        assert ask(database, "PRAGMA integrity_check") == [("ok",)]
+        assert ask(database, "SELECT count(*) FROM inspections")[0][0] >= before
+        journal = Journal(restored / "journal")
+        held = ask(
+            database,
+            'SELECT segment, "offset", length, image_id FROM pending JOIN inspections USING (inspection_id)',
+        )
+        assert held
+        for segment, offset, length, name in held:
+            payload = journal.read(JournalKey(segment, offset, length))
+            assert payload.startswith(f"image {name[1:]} ".encode())
+        journal.close()
+
+
+def test_a_line_whose_files_lie_together_is_restored_as_it_is(tmp_path: Path, writing: Writing):
+    writing.accept(3)
+    archive = backed_up(tmp_path / "line")
+    restored = unpack(archive, tmp_path / "restored")
+    assert (restored.last_seq, restored.waiting) == (0, 3)
+    for name in ("coserve.yaml", "rules.yaml", "experts/catalog.yaml", "experts/R0402.safetensors"):
+        assert (tmp_path / "restored" / name).read_bytes() == (tmp_path / "line" / name).read_bytes()
+    assert not list(tmp_path.glob(".*"))
+    assert archive.stat().st_mode & 0o777 == 0o640
+    subprocess.run(["sha256sum", "--quiet", "-c", SUMS], cwd=_untarred(archive, tmp_path), check=True)
+
+
+def _untarred(archive: Path, folder: Path) -> Path:
+    (folder / "untarred").mkdir()
+    subprocess.run(["tar", "-xf", archive, "-C", folder / "untarred"], check=True)
+    return folder / "untarred"
+
+
+def test_files_that_lie_apart_come_together_and_the_configuration_says_so(tmp_path: Path):
+    elsewhere = tmp_path / "var"
+    config = a_folder(
+        tmp_path / "etc",
+        f"database: sqlite:///{elsewhere}/results.db\njournal: {elsewhere}/journal\nimages: {elsewhere}/pictures\n"
+        f"rules: {tmp_path}/etc/../etc/rules.yaml\ncatalog: {tmp_path}/experts/catalog.yaml\n"
+        "devices: {cpu: {expert_memory: 250MB, profile: ../cpu.yaml}}\n",
+    )
+    shutil.move(tmp_path / "etc" / "experts", tmp_path / "experts")
+    catalog = tmp_path / "experts" / "catalog.yaml"
+    weights = shutil.move(tmp_path / "experts" / "R0402.safetensors", tmp_path / "weights.safetensors")
+    catalog.write_text(catalog.read_text().replace("R0402.safetensors", str(weights)), encoding="utf-8")
+    shutil.copy(FORMATS / "profile.yaml", tmp_path / "cpu.yaml")
+    open_store(f"sqlite:///{elsewhere}/results.db").close()
+    restored = unpack(backed_up(config.parent), tmp_path / "restored").config
+    found = load_config(restored, {})
+    inside = [found.rules, found.catalog, found.journal, found.images, found.devices["cpu"].profile]
+    assert all(path is not None and path.is_relative_to(tmp_path / "restored") for path in inside)
+    assert found.images.name == "pictures"
+    assert found.rules.read_text(encoding="utf-8") == RULES
+    assert ask(Path(found.database.removeprefix("sqlite:///")), "SELECT count(*) FROM inspections") == [(0,)]
+    entries = yaml.safe_load(found.catalog.read_text(encoding="utf-8"))["experts"]
+    assert {file_sha256(found.catalog.parent / entry["file"]) for entry in entries.values()} == {
+        entries["R0402"]["sha256"]
+    }
+    assert (tmp_path / "restored" / "coserve.yaml.before-backup").read_bytes() == config.read_bytes()
+
+
+def test_what_the_environment_says_is_in_the_restored_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    a_folder(tmp_path / "line")
+    monkeypatch.setenv("COSERVE_LIMITS_CREDIT", "9")
+    monkeypatch.setenv("COSERVE_DATABASE", f"sqlite:///{tmp_path}/other.db")
+    open_store(f"sqlite:///{tmp_path}/other.db").close()
+    restored = unpack(backed_up(tmp_path / "line"), tmp_path / "restored").config
+    found = load_config(restored, {})
+    assert found.limits.credit == 9
+    assert found.database.startswith(f"sqlite:///{tmp_path}/restored/")
+    assert Path(found.database.removeprefix("sqlite:///")).exists()
+
+
+def test_secrets_stay_where_they_are_unless_they_are_asked_for(tmp_path: Path):
+    keys = "security: {server_key: keys/server.key_secret, allowed_clients: keys/clients}\n"
+    config = a_folder(tmp_path / "line", CONFIG + keys)
+    clients = tmp_path / "line" / "keys" / "clients"
+    clients.mkdir(parents=True)
+    (clients / "camera.key").write_text("public", encoding="utf-8")
+    (clients / "camera.key_secret").write_text("secret", encoding="utf-8")
+    (tmp_path / "line" / "keys" / "server.key_secret").write_text("secret", encoding="utf-8")
+    archive = tmp_path / "line.tar"
+    report = write_backup(config, archive)
+    assert not [name for name in names(archive) if "secret" in name]
+    assert "keys/clients/camera.key" in names(archive)
+    assert "keys/server.key_secret is left out" in str(report.warnings)
+    assert write_backup(config, archive, with_secrets=True).warnings[1:] == []
+    assert [name for name in names(archive) if "secret" in name] == ["keys/server.key_secret"]
+    assert archive.stat().st_mode & 0o777 == 0o600
+    unpack(archive, tmp_path / "restored")
+    assert (tmp_path / "restored" / "keys" / "server.key_secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_kept_images_come_along_when_asked_for(tmp_path: Path, writing: Writing):
+    (image,) = writing.accept()
+    path = f"images/2026-01-01/{image.inspection_id}.jpg"
+    (tmp_path / "line" / "images" / "2026-01-01").mkdir(parents=True)
+    (tmp_path / "line" / path).write_bytes(b"picture")
+    with closing(sqlite3.connect(tmp_path / "line" / "inspection.db")) as database, database:
+        database.execute("UPDATE inspections SET image_path = ?", (path,))
+    assert path not in names(backed_up(tmp_path / "line"))
+    assert path in names(backed_up(tmp_path / "line", with_images=True))
+    (tmp_path / "line" / path).unlink()
+    assert path not in names(backed_up(tmp_path / "line", with_images=True))
+
+
+def test_weights_that_are_not_the_catalogs_or_not_there_are_said(tmp_path: Path):
+    config = a_folder(tmp_path / "line")
+    weights = tmp_path / "line" / "experts" / "R0402.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    assert "not what the catalog says" in str(write_backup(config, tmp_path / "a.tar").warnings)
+    weights.unlink()
+    assert "no such weights file" in str(write_backup(config, tmp_path / "a.tar").warnings)
+
+
+def members(archive: Path) -> list[tarfile.TarInfo]:
+    with tarfile.open(archive) as tar:
+        return tar.getmembers()
+
+
+def test_a_flipped_bit_in_any_member_is_refused_by_name(tmp_path: Path, writing: Writing):
+    writing.accept(3)
+    archive = backed_up(tmp_path / "line")
+    good = archive.read_bytes()
+    for member in members(archive):
+        bad = bytearray(good)
+        bad[member.offset_data + member.size // 2] ^= 1
+        archive.write_bytes(bad)
+        with pytest.raises(BackupError) as caught:
+            unpack(archive, tmp_path / "restored")
+        if member.name != SUMS:
+            assert member.name in str(caught.value)
+        assert not (tmp_path / "restored").exists()
+    archive.write_bytes(good)
+    unpack(archive, tmp_path / "restored")
+
+
+def test_an_archive_that_was_cut_off_anywhere_is_refused(tmp_path: Path, writing: Writing):
+    writing.accept(3)
+    archive = backed_up(tmp_path / "line")
+    good = archive.read_bytes()
+    last = members(archive)[-1]
+    ends = {0, 1, 511, 512, 1000, last.offset, last.offset_data, last.offset_data + last.size - 1}
+    ends |= {member.offset for member in members(archive)} | {member.offset_data + 1 for member in members(archive)}
+    for end in sorted(ends):
+        archive.write_bytes(good[:end])
+        with pytest.raises(BackupError, match=r"line\.tar"):
+            unpack(archive, tmp_path / "restored")
+        assert not (tmp_path / "restored").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def altered(archive: Path, target: Path, extra: tarfile.TarInfo, data: bytes = b"") -> Path:
+    """The archive with one more member before its sums."""
+    with tarfile.open(archive) as old, tarfile.open(target, "w") as new:
+        for member in old.getmembers():
+            if member.name == SUMS:
+                extra.size = len(data)
+                new.addfile(extra, io.BytesIO(data))
+            new.addfile(member, old.extractfile(member))
+    return target
+
+
+@pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "a/../../escaped", "rules.yaml"])  # noqa: S108
+def test_a_member_that_leads_out_of_the_folder_or_comes_twice_is_refused(tmp_path: Path, name: str):
+    a_folder(tmp_path / "line")
+    bad = altered(backed_up(tmp_path / "line"), tmp_path / "bad.tar", tarfile.TarInfo(name), b"x")
+    with pytest.raises(BackupError, match=r"escaped|rules\.yaml"):
+        unpack(bad, tmp_path / "restored")
+    assert not (tmp_path / "escaped").exists()
+    assert not (tmp_path / "restored").exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_a_member_that_is_no_file_is_refused(tmp_path: Path, kind: bytes):
+    a_folder(tmp_path / "line")
+    link = tarfile.TarInfo("link")
+    link.type, link.linkname = kind, "/etc/passwd"
+    bad = altered(backed_up(tmp_path / "line"), tmp_path / "bad.tar", link)
+    with pytest.raises(BackupError, match="link"):
+        unpack(bad, tmp_path / "restored")
+
+
+@pytest.mark.parametrize(("key", "value"), [("coserve_backup", 2), ("schema", "9999")])
+def test_a_backup_of_a_newer_version_names_the_version_to_install(tmp_path: Path, key: str, value: object):
+    a_folder(tmp_path / "line")
+    archive = backed_up(tmp_path / "line")
+    newer = tmp_path / "newer.tar"
+    with tarfile.open(archive) as old, tarfile.open(newer, "w") as new:
+        for member in old.getmembers():
+            source = old.extractfile(member)
+            assert source is not None
+            data = source.read()
+            if member.name == HEAD:
+                data = json.dumps({**json.loads(data), "coserve": "7.0.1", key: value}).encode()
+                member.size = len(data)
+            new.addfile(member, io.BytesIO(data))
+    with pytest.raises(BackupError, match=r"made by CoServe 7\.0\.1 .*install CoServe 7\.0\.1 or newer"):
+        unpack(newer, tmp_path / "restored")
+
+
+def test_nothing_is_ever_restored_over_files_that_are_there(tmp_path: Path):
+    a_folder(tmp_path / "line")
+    archive = backed_up(tmp_path / "line")
+    with pytest.raises(FolderInUseError, match="not an empty folder"):
+        unpack(archive, tmp_path / "line")
+    assert coserve("restore", archive, tmp_path / "line").returncode == 2
+    (tmp_path / "empty").mkdir()
+    assert unpack(archive, tmp_path / "empty").config.exists()
+
+
+def test_a_file_that_is_no_archive_is_never_overwritten(tmp_path: Path):
+    config = a_folder(tmp_path / "line")
+    with pytest.raises(BackupError, match=r"rules\.yaml is there and no archive"):
+        write_backup(config, tmp_path / "line" / "rules.yaml")
+    run = coserve("backup", config, tmp_path / "line" / "rules.yaml")
+    assert (run.returncode, (tmp_path / "line" / "rules.yaml").read_text()) == (1, RULES)
+
+
+def test_a_backup_that_fails_leaves_the_last_one_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = a_folder(tmp_path / "line")
+    archive = backed_up(tmp_path / "line")
+    good = archive.read_bytes()
+    config.write_text(CONFIG.replace("rules:", "regeln:"), encoding="utf-8")
+    run = coserve("backup", config, archive)
+    assert (run.returncode, "regeln" in run.stderr) == (1, True)
+    config.write_text(CONFIG, encoding="utf-8")
+    open_store(f"sqlite:///{tmp_path}/line/inspection.db").close()
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(BackupError, match=r"needs .* MB in .* and 0.0 MB are free: make room"):
+        write_backup(config, archive)
+    with pytest.raises(BackupError, match="the restored line needs"):
+        unpack(archive, tmp_path / "restored")
+    assert archive.read_bytes() == good
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["line", "line.tar"]
+
+
+def test_two_backups_into_one_archive_do_not_mix(tmp_path: Path):
+    config = a_folder(tmp_path / "line")
+    refused: list[str] = []
+
+    def second(_what: str, _done: int, _total: int) -> None:
+        if not refused:
+            refused.append("")
+            with pytest.raises(BackupError, match="being written by another backup"):
+                write_backup(config, tmp_path / "line.tar")
+
+    write_backup(config, tmp_path / "line.tar", progress=second)
+    assert refused
+    unpack(tmp_path / "line.tar", tmp_path / "restored")
+
+
+def test_reading_for_a_backup_neither_evicts_nor_adds_to_what_memory_holds(tmp_path: Path):
+    path = tmp_path / "weights"
+    path.write_bytes(os.urandom(4 * 2**20))
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        if is_cached(fd):
+            pytest.skip("this file system keeps every page in memory: run with a temporary folder on a disk")
+        read_all(GentleReader(fd, 4 * 2**20))
+        assert not is_cached(fd)
+        path.read_bytes()
+        assert is_cached(fd)
+        read_all(GentleReader(fd, 4 * 2**20))
+        assert is_cached(fd)
+    finally:
+        os.close(fd)
+
+
+def is_cached(fd: int) -> bool:
+    return not absent_pages(fd, 2**20, 2**20)
+
+
+def read_all(reader: GentleReader) -> None:
+    while reader.read():
+        pass

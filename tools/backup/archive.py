@@ -1,0 +1,279 @@
+"""`coserve backup`: a whole line into one tar archive, while it runs.
+
+First `backup.json` (versions), last `SHA256SUMS` of all members: an archive without it was cut off. The database is one
+state of it; the journal's segments are opened at that very moment, so that the line may delete them meanwhile.
+"""
+
+import fcntl
+import io
+import json
+import os
+import sqlite3
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+from daemon.journal import segment_file
+from daemon.store.copies import State, copy_database, database_bytes, room_problem, segments_needed, state_of
+from daemon.store.database import sqlite_path
+from tools.backup.contents import BackupError, Contents, Part, contents_of
+from tools.backup.gentle import PIECE_BYTES, GentleReader, GentleWriter
+
+FORMAT = 1
+HEAD = "backup.json"
+SUMS = "SHA256SUMS"
+#: A segment that is gone before it can be opened held images that were finished meanwhile: the next state needs it not.
+_TRIES = 20
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a backup holds."""
+
+    files: int
+    bytes: int
+    last_seq: int
+    waiting: int
+    warnings: list[str]
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    """A copy of the database and the open segments that it needs, as (number, descriptor, bytes)."""
+
+    copy: Path
+    segments: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    state: State | None = None
+
+
+class _SegmentGoneError(Exception):
+    pass
+
+
+def write_backup(
+    config: Path,
+    archive: Path,
+    *,
+    with_images: bool = False,
+    with_secrets: bool = False,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> Report:
+    """Back the line of `config` up to `archive`, complete or not at all; BackupError or ConfigError says why not.
+
+    `progress` hears what is copied, bytes done and all.
+    """
+    contents = contents_of(config, with_secrets=with_secrets)
+    if archive.exists() and not (archive.is_file() and tarfile.is_tarfile(archive)):
+        raise BackupError(f"{archive} is there and no archive: name another file")
+    try:
+        with _claimed(archive.with_name(f".{archive.name}.part"), archive) as out, ExitStack() as stack:
+            snapshot = _snapshot(contents, archive, stack, progress)
+            members = _members(contents, snapshot, with_images=with_images)
+            problem = room_problem(archive.parent, sum(member.size for member in members), "the backup")
+            if problem:
+                raise BackupError(problem)
+            head = _head(snapshot, with_images=with_images)
+            _write(GentleWriter(out), [_Member(HEAD, head, len(head)), *members], contents.warnings, progress)
+            os.fchmod(out, 0o600 if any(member.mode == 0o600 for member in members) else 0o640)
+        sync_folder(archive.parent)
+    except OSError as error:
+        raise BackupError(f"{error.filename or archive}: {error.strerror or error}") from error
+    state = snapshot.state
+    return Report(
+        len(members),
+        archive.stat().st_size,
+        state.last_seq if state else 0,
+        state.waiting if state else 0,
+        contents.warnings,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """One file of the archive. `source` is a path, an open descriptor, or the bytes themselves."""
+
+    name: str
+    source: Path | int | bytes
+    size: int
+    mode: int = 0o640
+    sha256: str | None = None
+    may_be_gone: bool = False
+
+
+@contextmanager
+def _claimed(part: Path, archive: Path) -> Iterator[int]:
+    """`part`, open and empty, of this process alone; it becomes `archive` at the end, and goes where that fails."""
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BackupError(f"{archive} is being written by another backup: wait for it, or name another") from None
+        if not part.exists() or part.stat().st_ino != os.fstat(fd).st_ino:
+            raise BackupError(f"{archive} was written by another backup just now: begin again")
+        try:
+            os.ftruncate(fd, 0)
+            os.fchmod(fd, 0o600)
+            yield fd
+            part.replace(archive)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+    finally:
+        os.close(fd)
+
+
+def _snapshot(contents: Contents, archive: Path, stack: ExitStack, progress: Progress) -> _Snapshot:
+    """One state of the database, beside the archive, with every byte of the journal that it needs held open."""
+    snapshot = _Snapshot(archive.with_name(f".{archive.name}.db"))
+    database = sqlite_path(contents.config.database)
+    assert database is not None
+    if not database.exists():
+        contents.warnings.append(f"{database}: there is no database yet, and none in the backup")
+        return snapshot
+    problem = room_problem(archive.parent, database_bytes(database), "a copy of the database")
+    if problem:
+        raise BackupError(problem)
+    stack.callback(snapshot.copy.unlink, missing_ok=True)
+    tries = _TRIES
+
+    def hold_segments(connection: sqlite3.Connection) -> None:
+        for _, fd, _ in snapshot.segments:
+            os.close(fd)
+        snapshot.segments.clear()
+        for number, size in segments_needed(connection).items():
+            path = segment_file(contents.config.journal, number)
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                if tries:
+                    raise _SegmentGoneError from None
+                contents.warnings.append(f"{path} is gone: images that wait in it are lost")
+                continue
+            snapshot.segments.append((number, fd, min(size, os.fstat(fd).st_size)))
+
+    stack.callback(lambda: [os.close(fd) for _, fd, _ in snapshot.segments])
+    while True:
+        try:
+            copy_database(
+                database,
+                snapshot.copy,
+                at_snapshot=hold_segments,
+                on_progress=lambda done, total: progress("the database", done, total),
+            )
+            break
+        except _SegmentGoneError:
+            tries -= 1
+            time.sleep(0.01)
+    snapshot.state = state_of(snapshot.copy)
+    return snapshot
+
+
+def _members(contents: Contents, snapshot: _Snapshot, *, with_images: bool) -> list[_Member]:
+    """What goes into the archive, in order; kept images are those that the copied rows name."""
+    members = [_member(part) for part in contents.parts]
+    if snapshot.state is None:
+        return members
+    members.append(_Member(contents.database, snapshot.copy, snapshot.copy.stat().st_size))
+    for number, fd, size in snapshot.segments:
+        members.append(_Member(segment_file(Path(contents.journal), number).as_posix(), fd, size))
+    if with_images:
+        here, there = contents.config.images.parent, Path(contents.images).parent
+        for path, _ in snapshot.state.kept_images:
+            with suppress(FileNotFoundError):  # pruned meanwhile
+                size = (here / path).stat().st_size
+                members.append(_Member((there / path).as_posix(), here / path, size, may_be_gone=True))
+    return members
+
+
+def _member(part: Part) -> _Member:
+    size = len(part.source) if isinstance(part.source, bytes) else part.source.stat().st_size
+    return _Member(part.name, part.source, size, 0o600 if part.is_secret else 0o640, part.sha256)
+
+
+def _head(snapshot: _Snapshot, *, with_images: bool) -> bytes:
+    state = snapshot.state
+    said = {
+        "coserve_backup": FORMAT,
+        "coserve": version("coserve"),
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "schema": state.schema if state else None,
+        "last_seq": state.last_seq if state else 0,
+        "waiting": state.waiting if state else 0,
+        "images": with_images,
+    }
+    return (json.dumps(said, indent=1) + "\n").encode()
+
+
+def _write(out: GentleWriter, members: list[_Member], warnings: list[str], progress: Progress) -> None:
+    total = sum(member.size for member in members)
+    done = 0
+    sums: list[str] = []
+    with tarfile.TarFile(fileobj=cast("Any", out), mode="w", format=tarfile.PAX_FORMAT, copybufsize=PIECE_BYTES) as tar:
+        for member in members:
+            with _opened(member) as fd:
+                if fd is None:
+                    continue
+                size = member.size if isinstance(member.source, int) else os.fstat(fd).st_size
+                before = done
+
+                def tell(at: int, name: str = member.name, before: int = before) -> None:
+                    progress(name, before + at, total)
+
+                reader = GentleReader(fd, size, tell)
+                tar.addfile(_entry(member, size), cast("Any", reader))
+            done += member.size
+            sums.append(f"{reader.sha256}  {member.name}\n")
+            if member.sha256 not in (None, reader.sha256):
+                warnings.append(f"{member.source}: not what the catalog says: its sha256 is {reader.sha256}")
+        text = "".join(sums).encode()
+        tar.addfile(_entry(_Member(SUMS, text, len(text)), len(text)), io.BytesIO(text))
+    out.flush()
+
+
+@contextmanager
+def _opened(member: _Member) -> Iterator[int | None]:
+    """A descriptor to read the member from; None where it may be gone and is."""
+    match member.source:
+        case int():
+            yield member.source
+            return
+        case bytes():
+            fd = os.memfd_create(member.name, os.MFD_CLOEXEC)
+            os.write(fd, member.source)
+        case path:
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                if not member.may_be_gone:
+                    raise
+                yield None
+                return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _entry(member: _Member, size: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(member.name)
+    entry.size = size
+    entry.mode = member.mode
+    entry.mtime = int(time.time())
+    return entry
+
+
+def sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

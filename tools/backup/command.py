@@ -1,0 +1,114 @@
+"""`coserve backup` and `coserve restore`: a whole line into one file while it runs, and out of it again."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from tools.console import AsJson, ConfigPath, console, errors, fail, print_json
+
+ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A tar file.", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands to `app`."""
+    for command in (backup, restore):
+        app.command()(command)
+
+
+def backup(
+    config: ConfigPath,
+    archive: ArchivePath,
+    images: Annotated[bool, typer.Option("--images", help="Also the images that were kept.")] = False,
+    with_secrets: Annotated[
+        bool,
+        typer.Option("--with-secrets", help="Also secret keys and tokens; the archive is then yours alone (0600)."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a whole line into one archive while it runs: configuration, rules, experts, results, waiting images.
+
+    An archive of that name is replaced once the new one is complete. Run it as the daemon's user.
+
+    Example: coserve backup /etc/coserve/coserve.yaml /mnt/backup/line.tar
+    """
+    if not config.is_file():
+        fail(f"no file {config}", status=2)
+    if not archive.absolute().parent.is_dir():
+        fail(f"no folder {archive.absolute().parent}", status=2)
+    from daemon.errors import ConfigError
+    from daemon.store.database import StoreError
+    from tools.backup.archive import write_backup
+    from tools.backup.contents import BackupError
+    from tools.backup.gentle import step_back
+
+    step_back()
+    try:
+        with _bar() as progress:
+            report = write_backup(
+                config, archive.absolute(), with_images=images, with_secrets=with_secrets, progress=progress
+            )
+    except (BackupError, ConfigError, StoreError) as error:
+        fail(str(error), status=1)
+    if as_json:
+        print_json({"archive": str(archive), **asdict(report)})
+        return
+    for warning in report.warnings:
+        console.print(f"warning: {warning}", markup=False, style="yellow")
+    console.print(
+        f"{archive}: {report.files} files, {report.bytes / 1e6:,.1f} MB, results up to seq {report.last_seq},"
+        f" {report.waiting} images that wait",
+        markup=False,
+    )
+
+
+def restore(
+    archive: ArchivePath,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new or empty folder.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Make a line again from an archive, in an empty folder: `coserve run FOLDER/coserve.yaml` then goes on.
+
+    Example: coserve restore /mnt/backup/line.tar /srv/line
+    """
+    if not archive.is_file():
+        fail(f"no file {archive}", status=2)
+    from tools.backup.contents import BackupError
+    from tools.backup.restore import FolderInUseError, unpack
+
+    try:
+        with _bar() as progress:
+            restored = unpack(archive, folder, progress)
+    except FolderInUseError as error:
+        fail(str(error), status=2)
+    except BackupError as error:
+        fail(str(error), status=1)
+    if as_json:
+        print_json({**asdict(restored), "config": str(restored.config)})
+        return
+    console.print(
+        f"{folder}: {restored.files} files of {restored.made}, results up to seq {restored.last_seq},"
+        f" {restored.waiting} images that wait\nCheck it, then run it:  coserve check {restored.config}",
+        markup=False,
+    )
+
+
+@contextmanager
+def _bar() -> Iterator["_Bar"]:
+    """A progress bar on a terminal's stderr, nothing elsewhere."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=errors, disable=not errors.is_terminal, transient=True) as bar:
+        yield _Bar(bar)
+
+
+class _Bar:
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("", total=None)
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        self._bar.update(self._task, description=what[-40:], completed=done, total=total)

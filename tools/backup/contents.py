@@ -1,0 +1,170 @@
+"""What a line is made of, and where each part lies in its backup: paths that work wherever it is restored."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from daemon.config import Config, is_setting, load_config, read_settings
+from daemon.errors import ConfigError
+from daemon.store.database import sqlite_path
+from experts.catalog import CatalogFile
+from routing_rules.load import Document, KeyPath, read_yaml, validate
+
+CONFIG = "coserve.yaml"
+_DATABASE: KeyPath = ("database",)
+#: Paths that the daemon itself fills; what of them is needed the snapshot says.
+_FILLED = ("journal", "images", "record")
+_NOTE = "# Written by `coserve backup`: paths lie inside this folder now. The file as it was: {before}\n"
+
+
+class BackupError(Exception):
+    """There is no backup; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of the archive: its path there, where its bytes come from, and what they must be (of weights)."""
+
+    name: str
+    source: Path | bytes
+    is_secret: bool = False
+    sha256: str | None = None
+
+
+@dataclass(slots=True)
+class Contents:
+    """A whole line. `database`, `journal` and `images` are paths in the archive."""
+
+    config: Config
+    parts: list[Part] = field(default_factory=list[Part])
+    database: str = ""
+    journal: str = ""
+    images: str = ""
+    warnings: list[str] = field(default_factory=list[str])
+
+
+def contents_of(path: Path, *, with_secrets: bool, environ: Mapping[str, str] = os.environ) -> Contents:
+    """Everything that `path` names but database, journal and images; ConfigError or BackupError says what is wrong."""
+    config = load_config(path, environ)
+    if sqlite_path(config.database) is None:
+        raise BackupError(f"{config.database} is not a SQLite file: back it up with its own tools")
+    return _Line(path, config, with_secrets, environ).contents
+
+
+class _Line:
+    """Places each part, then writes the configuration anew where a path had to change."""
+
+    def __init__(self, path: Path, config: Config, with_secrets: bool, environ: Mapping[str, str]) -> None:
+        self.contents = Contents(config)
+        self._folder = path.resolve().parent
+        self._with_secrets = with_secrets
+        self._document = read_settings(path, environ)[0]
+        self._moved: dict[KeyPath, str] = {}
+        self._names = {CONFIG}
+        database = sqlite_path(config.database)
+        assert database is not None
+        self.contents.database = self._place(_DATABASE, database, "sqlite:///")
+        for key, source in _paths(config):
+            name = self._place(key, source)
+            if key == ("journal",):
+                self.contents.journal = name
+            elif key == ("images",):
+                self.contents.images = name
+            elif key == ("catalog",):
+                self._add_experts(source, name)
+            elif key[0] not in _FILLED:
+                self._add_files(key, source, name)
+        self._add_configuration(path, any(map(is_setting, environ)))
+
+    def _place(self, key: KeyPath, source: Path, scheme: str = "") -> str:
+        """The part's path in the archive: as the line has it where it lies inside its folder, else by its key."""
+        name = PurePosixPath(os.path.relpath(source, self._folder)).as_posix()
+        if name.startswith(("..", "/")) or name in self._names:
+            name = "/".join([*map(str, key[:-1] or key), source.name]).replace(":", "-")
+        if name in self._names or "\n" in name:
+            raise BackupError(f"{'.'.join(map(str, key))}: {source} cannot be in the backup beside {name}: rename it")
+        self._names.add(name)
+        stated = self._document.value(key)
+        if stated is not None and stated != scheme + name:
+            self._moved[key] = scheme + name
+        return name
+
+    def _add_files(self, key: KeyPath, source: Path, name: str) -> None:
+        """A file, or the public keys in a folder. What is named under `security` as a file is a secret."""
+        if source.is_dir():
+            for file in sorted(source.iterdir()):
+                if file.is_file() and not file.name.endswith("_secret"):
+                    self.contents.parts.append(Part(f"{name}/{file.name}", file))
+            return
+        is_secret = key[0] == "security"
+        if is_secret and not self._with_secrets:
+            self.contents.warnings.append(
+                f"{name} is left out, a secret: take it along with --with-secrets, or put it there after `restore`"
+            )
+        elif source.is_file():
+            self.contents.parts.append(Part(name, source, is_secret))
+        else:
+            self.contents.warnings.append(f"{source}: there is no such file, and none in the backup")
+
+    def _add_experts(self, source: Path, name: str) -> None:
+        document = read_yaml(source)
+        catalog, problems = validate(CatalogFile, document)
+        if catalog is None:
+            raise ConfigError(problems)
+        folder = PurePosixPath(name).parent
+        names: dict[str, str] = {}
+        for expert, entry in catalog.experts.items():
+            file = PurePosixPath(os.path.normpath(entry.file))
+            if file.is_absolute() or file.parts[0] == "..":
+                file = PurePosixPath(f"{len(names):03d}-{file.name}")
+                document.data["experts"][expert]["file"] = names[entry.file] = names.get(entry.file, file.as_posix())
+                file = PurePosixPath(names[entry.file])
+            self._add_weights(source.parent / entry.file, (folder / file).as_posix(), entry.sha256)
+        self.contents.parts.append(Part(name, _dumped(document, source) if names else source))
+
+    def _add_weights(self, source: Path, name: str, sha256: str) -> None:
+        if name in self._names:
+            return  # two experts of one file
+        self._names.add(name)
+        if source.is_file():
+            self.contents.parts.append(Part(name, source, sha256=sha256))
+        else:
+            self.contents.warnings.append(f"{source}: there is no such weights file, and none in the backup")
+
+    def _add_configuration(self, path: Path, is_overridden: bool) -> None:
+        """The file as it is, or, where a path or the environment says otherwise, written anew with it beside."""
+        if not self._moved and not is_overridden:
+            self.contents.parts.insert(0, Part(CONFIG, path))
+            return
+        for key, value in self._moved.items():
+            parent: Any = self._document.data
+            for part in key[:-1]:
+                parent = parent[part]
+            parent[key[-1]] = value
+        before = f"{CONFIG}.before-backup"
+        anew = _NOTE.format(before=before).encode() + _dumped(self._document, path)
+        self.contents.parts[:0] = [Part(CONFIG, anew), Part(before, path)]
+
+
+def _paths(value: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, Path]]:
+    """Every path that a configuration names, whichever section it is in."""
+    if isinstance(value, Path):
+        yield key, value
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _paths(getattr(value, name), (*key, name))
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _paths(inner, (*key, name))
+
+
+def _dumped(document: Document, source: Path) -> bytes:
+    if document.problems:
+        raise ConfigError(document.problems)
+    text = yaml.safe_dump(document.data, sort_keys=False, allow_unicode=True, width=120)
+    return f"# from {source}\n{text}".encode()

@@ -1,0 +1,156 @@
+"""`coserve restore`: a backup into an empty folder; every byte is compared before the folder gets its name."""
+
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from alembic.script import ScriptDirectory
+
+from daemon.folders import make_folder
+from daemon.store.copies import room_problem
+from daemon.store.migrate import alembic_config
+from tools.backup.archive import FORMAT, HEAD, SUMS, sync_folder
+from tools.backup.contents import CONFIG, BackupError
+from tools.backup.gentle import PIECE_BYTES
+
+Progress = Callable[[str, int, int], None]
+
+
+class FolderInUseError(BackupError):
+    """The target holds something: nothing is ever put over files that are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What came back."""
+
+    config: Path
+    files: int
+    made: str
+    last_seq: int
+    waiting: int
+
+
+def unpack(archive: Path, folder: Path, progress: Progress = lambda _what, _done, _total: None) -> Restored:
+    """Unpack `archive` into `folder`, complete or not at all; BackupError names the member that is damaged."""
+    folder = folder.absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FolderInUseError(f"{folder} is not an empty folder: name a new one")
+    part = folder.with_name(f".{folder.name}.part")
+    try:
+        total = archive.stat().st_size
+        make_folder(folder.parent)
+        problem = room_problem(folder.parent, total, "the restored line")
+        if problem:
+            raise BackupError(problem)
+        if part.exists():
+            shutil.rmtree(part)  # what a restore that was killed left
+        make_folder(part)
+        said = _Unpacking(archive, part, total, progress).run()
+        part.replace(folder)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise BackupError(f"{error.filename or archive}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return Restored(folder / CONFIG, said["files"], said["made"], said["last_seq"], said["waiting"])
+
+
+class _Unpacking:
+    """One pass over the archive: nothing in it is trusted before it is checked."""
+
+    def __init__(self, archive: Path, part: Path, total: int, progress: Progress) -> None:
+        self._archive = archive
+        self._part = part
+        self._total = total
+        self._progress = progress
+        self._sums: dict[str, str] = {}
+        self._last = "its beginning"
+
+    def run(self) -> dict[str, Any]:
+        """What `backup.json` says, and how many files there are."""
+        try:
+            with tarfile.open(self._archive, "r:") as tar:
+                said = self._head(tar)
+                while (member := tar.next()) is not None and member.name != SUMS:
+                    self._take(tar, member)
+                if member is None:
+                    raise BackupError(
+                        f"{self._archive} is damaged or cut off behind {self._last}: take another archive"
+                    )
+                self._compare(self._read(tar, member).decode(errors="replace"))
+        except (tarfile.TarError, EOFError) as error:
+            raise BackupError(f"{self._archive} is damaged at {self._last}: {error}; take another archive") from error
+        return {**said, "files": len(self._sums)}
+
+    def _head(self, tar: tarfile.TarFile) -> dict[str, Any]:
+        """Versions come first: whether this program can read what follows."""
+        member = tar.next()
+        if member is None or member.name != HEAD:
+            raise BackupError(f"{self._archive} is no backup of a line: expected an archive that begins with {HEAD}")
+        text = self._read(tar, member)
+        self._sums[HEAD] = sha256(text).hexdigest()
+        try:
+            said: dict[str, Any] = json.loads(text)
+            number, schema, writer = said["coserve_backup"], said["schema"], said["coserve"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise BackupError(f"{self._archive} is damaged at {HEAD}: take another archive") from error
+        known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
+        if number != FORMAT or (schema is not None and schema not in known):
+            raise BackupError(
+                f"{self._archive} was made by CoServe {writer} (format {number}, schema {schema}), and this is"
+                f" {version('coserve')}: install CoServe {writer} or newer"
+            )
+        return said
+
+    def _take(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        """Write one member; its path must stay inside, and it must be a file and nothing else."""
+        self._last = member.name
+        confined = tarfile.data_filter(member, str(self._part))
+        if not member.isreg() or confined is None or confined.name != member.name or member.name in self._sums:
+            raise BackupError(f"{self._archive}: {member.name} is no file of a backup: the archive was altered")
+        source = tar.extractfile(member)
+        assert source is not None
+        target = self._part / member.name
+        make_folder(target.parent)
+        digest = sha256()
+        mode = 0o640 if (member.mode or 0) & 0o077 else 0o600
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with source, open(fd, "wb") as file:  # noqa: PTH123 - a descriptor with its mode
+            os.fchmod(fd, mode)
+            while piece := source.read(PIECE_BYTES):
+                digest.update(piece)
+                file.write(piece)
+                self._progress(member.name, tar.offset, self._total)
+            file.flush()
+            os.fsync(fd)
+        if target.stat().st_size != member.size:
+            raise tarfile.ReadError("unexpected end of data")
+        self._sums[member.name] = digest.hexdigest()
+
+    def _read(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+        self._last = member.name
+        source = tar.extractfile(member) if member.isreg() else None
+        data = source.read() if source is not None else b""
+        if source is None or len(data) != member.size:
+            raise BackupError(f"{self._archive} is damaged at {member.name}: take another archive")
+        return data
+
+    def _compare(self, text: str) -> None:
+        """What was unpacked against the sums that the backup wrote last."""
+        expected = {name: digest for digest, _, name in (line.partition("  ") for line in text.splitlines())}
+        wrong = sorted(
+            name for name in {*expected, *self._sums} if expected.get(name, "-") != self._sums.get(name, "+")
+        )
+        if wrong:
+            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            raise BackupError(
+                f"{self._archive} is damaged: {', '.join(wrong[:3])}{more} differ from {SUMS}: take another archive"
+            )
