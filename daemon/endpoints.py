@@ -1,17 +1,19 @@
-"""Where sockets may be bound: whatever other machines can reach only behind CURVE with an allow-list of clients."""
+"""Where sockets may be bound: whatever other machines can reach only behind keys or, over HTTP, behind a token."""
 
-import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import structlog
 import zmq
-import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
 from daemon.errors import StartError
-from daemon.sockets import TCP, ServerKeys, ipc_problem, is_open
+from daemon.http_token import TokenError, read_token
+from daemon.keys import KeyFileError, read_allow_list, read_server_keys
+from daemon.sockets import TCP, ZAP_DOMAIN, ipc_problem, is_open, is_open_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,46 +55,118 @@ def _check(name: str, endpoint: str, curve: CurveKeys | None) -> list[str]:
     return []
 
 
+def check_http(endpoint: str | None, token: Path | None) -> list[str]:
+    """Everything that forbids to serve HTTP at `endpoint`: open without a token, a token that does not work."""
+    problems: list[str] = []
+    if endpoint is not None and token is None and is_open_host(urlsplit(endpoint).hostname or ""):
+        remedy = "set security.http_token, or bind 127.0.0.1 and put a reverse proxy before it"
+        problems.append(f"endpoints.http: {endpoint} can be reached from other machines, which needs a token: {remedy}")
+    if token is not None:
+        try:
+            read_token(token)
+        except TokenError as error:
+            problems.append(f"security.http_token: {error}")
+    return problems
+
+
+def check_allowed_clients(curve: CurveKeys | None) -> list[str]:
+    """Files in the folder of allowed clients that let nobody in. Nothing that keeps a line from starting."""
+    try:
+        found = read_allow_list(curve.allowed_clients).problems if curve else ()
+    except OSError:
+        return []  # check_endpoints has said it
+    return [f"security.allowed_clients: {problem}" for problem in found]
+
+
 def _check_keys(curve: CurveKeys) -> list[str]:
     problems: list[str] = []
     try:
-        if zmq.auth.load_certificate(curve.server_key)[1] is None:
-            problems.append(f"security.server_key: {curve.server_key} has no secret key: name the .key_secret file")
-        elif stat.S_IMODE(curve.server_key.stat().st_mode) & 0o077:
-            problems.append(f"security.server_key: {curve.server_key} can be read by others: chmod 600 it")
-    except (OSError, ValueError) as error:
-        problems.append(f"security.server_key: {curve.server_key} is not a key file: {error}")
-    if not curve.allowed_clients.is_dir():
-        problems.append(f"security.allowed_clients: {curve.allowed_clients} is not a folder of clients' .key files")
+        read_server_keys(curve.server_key)
+    except KeyFileError as error:
+        problems.append(f"security.server_key: {error}")
+    folder = curve.allowed_clients
+    if not folder.is_dir():
+        problems.append(f"security.allowed_clients: {folder} is not a folder of clients' .key files")
+    elif folder.stat().st_mode & 0o002:
+        problems.append(f"security.allowed_clients: everybody may write into {folder}: chmod o-w it")
     return problems
 
 
 class Gate:
-    """The daemon's allow-list of CURVE clients: one authenticator for every socket of a ZeroMQ context."""
+    """The daemon's allow-list of CURVE clients: one authenticator for every socket of a ZeroMQ context.
+
+    Sockets bound with `keys` (daemon.sockets) let nobody in while it does not answer.
+    """
 
     def __init__(self, context: "zmq.Context[Any]", curve: CurveKeys) -> None:
+        self._context = context
         self._curve = curve
-        self.keys = _server_keys(curve)
+        self._clients: Mapping[str, str] = {}
+        self._log: Any = structlog.get_logger("gate")
+        try:
+            self.keys = read_server_keys(curve.server_key)
+        except KeyFileError as error:
+            raise StartError(f"security.server_key: {error}") from None
         self._authenticator = ThreadAuthenticator(context)
+        self.has_started = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether clients that come are still asked for their key. If not, nobody comes in."""
+        return self._authenticator.is_alive()
 
     def start(self) -> None:
-        """Answer libzmq's questions from now on. Before any open endpoint is bound: without it everybody may in."""
+        """Answer libzmq's questions from now on. Before any open endpoint is bound."""
+        self._authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), self)
         self._authenticator.start()
+        self.has_started = True
         self.reload()
 
-    def reload(self) -> None:
-        """Read the folder of allowed clients again; connections that stand are kept."""
-        self._authenticator.configure_curve(domain="*", location=self._curve.allowed_clients)
+    def callback(self, _domain: str, key: bytes) -> bool:
+        """What pyzmq's authenticator asks when a client connects; in its thread."""
+        return key.decode("ascii") in self._clients
+
+    def may_in(self, client: str) -> bool:
+        """Whether this public key is allowed in now. Any thread."""
+        return client in self._clients
+
+    def reload(self) -> tuple[bool, list[str]]:
+        """Read the allowed clients and the server's keys again; what cannot be read stays as it was.
+
+        Answers whether connections that stand must be cut (a client was revoked, or the server has new keys), and
+        what is wrong with the files.
+        """
+        before, keys, problems = self._clients, self.keys, list[str]()
+        try:
+            allowed = read_allow_list(self._curve.allowed_clients)
+        except OSError as error:
+            problems.append(f"security.allowed_clients: {self._curve.allowed_clients}: {error.strerror}")
+        else:
+            self._clients = allowed.clients
+            problems += [f"security.allowed_clients: {problem}" for problem in allowed.problems]
+        try:
+            self.keys = read_server_keys(self._curve.server_key)
+        except KeyFileError as error:
+            problems.append(f"security.server_key: {error}")
+        if not self.is_alive:
+            self._revive()
+        for problem in problems:
+            self._log.warning("key_not_used", problem=problem)
+        return bool(before.keys() - self._clients.keys()) or keys != self.keys, problems
+
+    @property
+    def clients(self) -> int:
+        return len(self._clients)
 
     def stop(self) -> None:
+        if not self.is_alive and self._authenticator.pipe:
+            self._authenticator.pipe.close(linger=0)  # pyzmq would wait for ever for a thread that has ended
+            self._authenticator.pipe = None  # type: ignore[assignment]
         self._authenticator.stop()
 
-
-def _server_keys(curve: CurveKeys) -> ServerKeys:
-    try:
-        public, secret = zmq.auth.load_certificate(curve.server_key)
-    except (OSError, ValueError) as error:
-        raise StartError(f"security.server_key: {curve.server_key} is not a key file: {error}") from None
-    if secret is None:
-        raise StartError(f"security.server_key: {curve.server_key} has no secret key: name the .key_secret file")
-    return ServerKeys(public, secret)
+    def _revive(self) -> None:
+        self._log.error("authenticator_restarted")
+        self.stop()
+        self._authenticator = ThreadAuthenticator(self._context)
+        self._authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), self)
+        self._authenticator.start()

@@ -8,11 +8,13 @@ from typing import Any
 
 import zmq
 
+from daemon.errors import StartError
 from daemon.mailbox import Mailbox
-from daemon.sockets import ServerKeys, bind, remove_files
+from daemon.sockets import ServerKeys, bind, rebind, remove_files
 
 #: How long answers that were given already may still take to leave.
 _LINGER_MS = 500
+_REBOUND_WITHIN_S = 10.0
 
 Socket = zmq.Socket[bytes]
 
@@ -46,6 +48,7 @@ class SocketThread:
         self._configure = configure
         self._serve = serve
         self._bound: Future[list[str]] = Future()
+        self._sock: Socket | None = None
         self._thread = threading.Thread(target=self._run, name=name)
 
     @property
@@ -60,6 +63,28 @@ class SocketThread:
         except BaseException:
             self._thread.join()
             raise
+
+    def rebind(self, keys: ServerKeys, call: Callable[[Callable[[], None]], None]) -> None:
+        """Cut who came in over open endpoints, and bind these again under `keys`; StartError where that fails.
+
+        From outside; `call` has its argument called in this thread, by what serves the socket.
+        """
+        done: Future[None] = Future()
+
+        def carry_out() -> None:
+            try:
+                assert self._sock is not None
+                rebind(self._sock, self._bound.result(), keys)
+            except Exception as error:  # noqa: BLE001 - whoever asked gets it; what is served goes on
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        call(carry_out)
+        try:
+            done.result(_REBOUND_WITHIN_S)
+        except TimeoutError:
+            raise StartError(f"the {self._thread.name} thread does not answer: {self._binding.endpoints}") from None
 
     def stop(self) -> None:
         """Wake `serve`, whose owner has told it to end, and wait until the socket is closed."""
@@ -86,6 +111,7 @@ class SocketThread:
         sock: Socket = self._binding.context.socket(self._binding.kind)
         try:
             self._configure(sock)
+            self._sock = sock
             self._bound.set_result(bind(sock, self._binding.endpoints, self._binding.keys))
         except BaseException:
             sock.close(linger=0)

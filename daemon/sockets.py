@@ -1,11 +1,13 @@
 """Binding: ipc files with mode 0660 and never over a living daemon's, TCP beyond loopback only behind CURVE."""
 
+import contextlib
 import ipaddress
 import os
 import re
 import socket
 import stat
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,10 @@ from daemon.folders import make_folder
 #: sun_path of a Unix socket, without its final zero byte.
 MAX_IPC_PATH_BYTES = 107
 TCP = re.compile(r"tcp://(?P<host>\[[^\]]+\]|[^:\[\]]+):(?P<port>\d{1,5}|\*)")
+#: What CURVE sockets ask the authenticator about. With a domain that is enforced, no answer means no.
+ZAP_DOMAIN = b"coserve"
 _IPC_MODE = 0o660
+_REBIND_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +39,30 @@ def is_open(endpoint: str) -> bool:
     match = TCP.fullmatch(endpoint)
     if match is None:
         return endpoint.startswith("tcp://")
-    host = match["host"].strip("[]")
-    if host in ("localhost", "lo"):
+    return is_open_host(match["host"].strip("[]"))
+
+
+def is_open_host(host: str) -> bool:
+    """Whether other machines can reach what is bound to `host`: every address but loopback, every other name too."""
+    if host == "localhost":
+        return not _is_here(host)
+    if host == "lo":
         return False
     try:
-        return not ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
-        return True  # "*" or the name of an interface
+        return True  # "*", an interface, a name, 127.1 or 2130706433: what it means is not for us to guess
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return not (mapped or address).is_loopback
+
+
+def _is_here(name: str) -> bool:
+    """Whether `name` means loopback and nothing else on this machine: /etc/hosts may say otherwise."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return bool(found) and all(ipaddress.ip_address(str(where[4][0])).is_loopback for where in found)
 
 
 def ipc_problem(path: str) -> str | None:
@@ -63,11 +85,45 @@ def bind(sock: "zmq.Socket[Any]", endpoints: Sequence[str], keys: ServerKeys | N
         if is_open(endpoint):
             if keys is None:
                 raise StartError(f"{endpoint} can be reached from other machines, which needs CURVE")
-            sock.curve_publickey = keys.public
-            sock.curve_secretkey = keys.secret
-            sock.curve_server = True
+            _close_door(sock, keys)
         bound[endpoint] = _bind_ipc(sock, endpoint) if endpoint.startswith("ipc://") else _bind_tcp(sock, endpoint)
     return [bound[endpoint] for endpoint in endpoints]
+
+
+def rebind(sock: "zmq.Socket[Any]", bound: Sequence[str], keys: ServerKeys) -> None:
+    """Bind the open ones of the `bound` endpoints anew, under `keys`; local ones stay.
+
+    libzmq cuts every connection that came in over an endpoint when it is unbound. Those who may in come back by
+    themselves and are asked for their key again. StartError where an endpoint could not be bound within 5 s.
+    """
+    for endpoint in filter(is_open, bound):
+        _unbind(sock, endpoint)
+        _close_door(sock, keys)
+        until_s = time.monotonic() + _REBIND_S
+        while True:
+            try:
+                _bind_tcp(sock, endpoint)
+                break
+            except StartError:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(0.01)  # libzmq closes the old listener in a thread of its own
+
+
+def _unbind(sock: "zmq.Socket[Any]", endpoint: str) -> None:
+    linger, sock.linger = sock.linger, 0  # what waits for a client that is shut out does not go to it any more
+    with contextlib.suppress(zmq.ZMQError):  # it was not bound: the last attempt failed
+        sock.unbind(endpoint)
+    sock.linger = linger
+
+
+def _close_door(sock: "zmq.Socket[Any]", keys: ServerKeys) -> None:
+    """What is bound from now on is behind CURVE, and lets nobody in while the authenticator does not answer."""
+    sock.curve_publickey = keys.public
+    sock.curve_secretkey = keys.secret
+    sock.curve_server = True
+    sock.zap_domain = ZAP_DOMAIN
+    sock.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
 
 def _bind_tcp(sock: "zmq.Socket[Any]", endpoint: str) -> str:
@@ -76,7 +132,11 @@ def _bind_tcp(sock: "zmq.Socket[Any]", endpoint: str) -> str:
         sock.bind(endpoint)
     except zmq.ZMQError as error:
         raise StartError(f"cannot bind {endpoint}: {error.strerror}; is another program using it?") from None
-    return sock.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+    bound = sock.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+    if is_open(bound) and not is_open(endpoint):
+        sock.unbind(bound)
+        raise StartError(f"{endpoint} is {bound} here, which other machines can reach: that needs CURVE")
+    return bound
 
 
 def _bind_ipc(sock: "zmq.Socket[Any]", endpoint: str) -> str:
@@ -114,6 +174,22 @@ def _remove_stale(path: Path) -> None:
         except OSError as error:
             raise StartError(f"cannot bind ipc://{path}: a socket is in the way ({error.strerror})") from None
     raise StartError(f"cannot bind ipc://{path}: another process listens there")
+
+
+def receive(sock: "zmq.Socket[Any]", may_in: Callable[[str], bool] | None) -> list[bytes] | None:
+    """The next message (zmq.Again without one), or None where its sender's key is no longer allowed in.
+
+    A key is asked for when a connection is made; `may_in` (the client's public key) is asked for each message.
+    """
+    if may_in is None:
+        return sock.recv_multipart(zmq.NOBLOCK)
+    first = sock.recv(zmq.NOBLOCK, copy=False)
+    frames = [first.bytes, *(sock.recv_multipart() if first.more else ())]
+    try:
+        client = first.get("User-Id")
+    except zmq.ZMQError:
+        return frames  # it came over a local endpoint
+    return frames if may_in(str(client)) else None
 
 
 def remove_files(endpoints: Sequence[str]) -> None:

@@ -1,0 +1,40 @@
+"""The bearer token of the HTTP endpoint: a file that only the daemon reads, compared in constant time."""
+
+import hmac
+from pathlib import Path
+
+from daemon.keys import open_to
+
+_MIN_CHARS = 32
+
+
+class TokenError(Exception):
+    """A token file that cannot be used; the text says which, why, and what to do, and never what is in it."""
+
+
+class Token:
+    """A secret. It has no text of its own, so that no log and no traceback can show it."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def matches(self, authorization: str) -> bool:
+        """Whether an `Authorization` header carries this token."""
+        scheme, _, given = authorization.partition(" ")
+        is_equal = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._secret)
+        return is_equal and scheme.lower() == "bearer"
+
+
+def read_token(file: Path) -> Token:
+    """The token in `file`, which nobody else can read; TokenError otherwise."""
+    try:
+        secret = file.read_bytes().strip()
+        readers = open_to(file)
+    except OSError as error:
+        raise TokenError(f"{file} cannot be read: {error.strerror}") from None
+    if readers:
+        raise TokenError(f"{file} can be read by {readers}: chmod 600 it, and make a new token if it was read")
+    if len(secret) < _MIN_CHARS or not secret.isascii() or any(byte <= 32 or byte == 127 for byte in secret):
+        made = f"for example: (umask 077; openssl rand -hex 32 > {file})"
+        raise TokenError(f"{file} holds no token: expected one line of at least {_MIN_CHARS} ASCII characters, {made}")
+    return Token(secret)

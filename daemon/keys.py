@@ -1,0 +1,176 @@
+"""Key files of CURVE: the daemon's own pair, and the folder with the public keys of the clients that it lets in.
+
+The files are pyzmq's (zmq.auth certificates): `NAME.key` is public, `NAME.key_secret` is not.
+"""
+
+import hashlib
+import os
+import re
+import stat
+import struct
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq.auth
+from zmq.utils import z85
+
+from daemon.sockets import ServerKeys
+
+_KEY_BYTES = 32
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ACL = "system.posix_acl_access"
+_ACL_OPENS = {0x04: "its group", 0x08: "a group", 0x20: "everybody"}
+
+
+class KeyFileError(Exception):
+    """A key or a key file that cannot be used; the text says which, why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllowList:
+    """Names of clients by public key (Z85), and what is wrong with files that let nobody in."""
+
+    clients: dict[str, str]
+    problems: tuple[str, ...] = ()
+
+
+def fingerprint(public: str) -> str:
+    """A public key as a person reads it out: 16 hex digits of its SHA-256 in groups of four."""
+    digits = hashlib.sha256(z85.decode(public.encode("ascii"))).hexdigest()[:16]
+    return " ".join(digits[start : start + 4] for start in range(0, 16, 4))
+
+
+def open_to(path: Path) -> str | None:
+    """Who may read `path` beside its owner (and users an access list names, as systemd's credentials have them)."""
+    try:
+        entries = list(struct.iter_unpack("<HHI", os.getxattr(path, _ACL)[4:]))
+    except OSError:
+        entries = []  # no access list: the mode says it all
+    if entries:
+        return next((_ACL_OPENS[tag] for tag, may, _ in entries if may and tag in _ACL_OPENS), None)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o007:
+        return "everybody"
+    return "its group" if mode & 0o070 else None
+
+
+def read_server_keys(file: Path) -> ServerKeys:
+    """The pair in a `.key_secret` file that nobody else can read; KeyFileError otherwise."""
+    public, secret = _load(file)
+    if secret is None:
+        raise KeyFileError(f"{file} has no secret key: name the .key_secret file")
+    readers = open_to(file)
+    if readers:
+        raise KeyFileError(f"{file} can be read by {readers}: chmod 600 it, and make new keys if it was read")
+    return ServerKeys(_checked(public, file).encode(), _checked(secret, file).encode())
+
+
+def read_public_key(file: Path) -> str:
+    """The public key of a client's `.key` file, Z85."""
+    public, secret = _load(file)
+    if secret is not None:
+        raise KeyFileError(f"{file} has the client's secret key, which stays with the client: name its .key file")
+    return _checked(public, file)
+
+
+def checked_key(text: str) -> str:
+    """A public key given as text: 40 characters of Z85."""
+    return _checked(text.encode("utf-8", "replace"), "the key")
+
+
+def read_allow_list(folder: Path) -> AllowList:
+    """Every `.key` file of `folder`. One that cannot be used lets nobody in and keeps nobody else out.
+
+    OSError where the folder cannot be read.
+    """
+    clients: dict[str, str] = {}
+    problems: list[str] = []
+    for file in sorted(path for path in folder.iterdir() if path.suffix == ".key"):
+        try:
+            key = read_public_key(file)
+        except KeyFileError as error:
+            problems.append(str(error))
+            continue
+        clients[key] = file.stem
+    return AllowList(clients, tuple(problems))
+
+
+def make_key_pair(folder: Path, name: str) -> tuple[Path, Path]:
+    """New `NAME.key` and `NAME.key_secret` (mode 0600) in `folder`; KeyFileError where either exists already."""
+    check_name(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = folder / f"{name}.key", folder / f"{name}.key_secret"
+    with tempfile.TemporaryDirectory(prefix=".keys-", dir=folder) as hidden:  # mode 0700
+        made = [Path(file) for file in zmq.auth.create_certificates(hidden, name)]
+        for place, file, mode in zip(files, made, (0o644, 0o600), strict=True):
+            file.chmod(mode)
+            if place.exists():
+                raise KeyFileError(f"{place} exists already: name another key, or move that one away first")
+        for place, file in zip(reversed(files), reversed(made), strict=True):
+            try:
+                os.link(file, place)  # unlike a rename, it never replaces
+            except FileExistsError:
+                raise KeyFileError(f"{place} exists already: name another key, or move that one away first") from None
+    return files
+
+
+def allow(folder: Path, name: str, public: str) -> Path:
+    """Put `public` into the allow-list as `name`; a second time changes nothing. KeyFileError where either is taken."""
+    check_name(name)
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    place = folder / f"{name}.key"
+    known = read_allow_list(folder).clients.get(public)
+    if known == name:
+        return place
+    if known is not None:
+        raise KeyFileError(f"this key is allowed already, as {known}: a client has one name")
+    if place.exists():
+        raise KeyFileError(f"{place} exists already with another key: coserve keys revoke {name} first")
+    part = folder / f".{name}.{os.getpid()}.part"
+    try:
+        with part.open("w", encoding="ascii") as file:
+            file.write(f'# CoServe: {name} may come in\nmetadata\ncurve\n    public-key = "{public}"\n')
+            file.flush()
+            os.fsync(file.fileno())
+        part.chmod(0o644)
+        part.replace(place)
+    finally:
+        part.unlink(missing_ok=True)
+    return place
+
+
+def revoke(folder: Path, name: str) -> None:
+    """Take `name` out of the allow-list; KeyFileError where it is not there."""
+    check_name(name)
+    try:
+        (folder / f"{name}.key").unlink()
+    except FileNotFoundError:
+        names = ", ".join(sorted(read_allow_list(folder).clients.values())) if folder.is_dir() else ""
+        raise KeyFileError(f"{name} is not allowed in; allowed are: {names or 'none'}") from None
+
+
+def check_name(name: str) -> None:
+    """A client's name is a file's name; KeyFileError where it would not be one."""
+    if not _NAME.fullmatch(name):
+        raise KeyFileError(f"{name!r} is no name for a key: letters, digits, dot, dash and underscore, at most 64")
+
+
+def _load(file: Path) -> tuple[bytes, bytes | None]:
+    try:
+        return zmq.auth.load_certificate(file)
+    except PermissionError:
+        raise KeyFileError(f"{file} may not be opened by this user: give it to the daemon's user, mode 0600") from None
+    except (OSError, ValueError, IndexError) as error:
+        raise KeyFileError(f"{file} is not a key file: {error}") from None
+
+
+def _checked(key: bytes, what: object) -> str:
+    """Z85 of 32 bytes. The error never quotes the key: it may be a secret one."""
+    try:
+        size = len(z85.decode(key))
+    except (ValueError, KeyError, struct.error):
+        size = 0
+    if size != _KEY_BYTES:
+        raise KeyFileError(f"{what} is not a key: expected 40 characters of Z85, as coserve keys new writes them")
+    return key.decode("ascii")

@@ -1,0 +1,404 @@
+"""Keys: their files, who may come in, and who is cut, over the real intake and the real results stream."""
+
+import contextlib
+import os
+import socket
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import zmq
+import zmq.auth
+
+from daemon.access import Access
+from daemon.admission import Admission, IntakeLimits
+from daemon.backlog import Backlog, BacklogLimits
+from daemon.endpoints import CurveKeys, Gate
+from daemon.intake import Intake
+from daemon.keys import (
+    KeyFileError,
+    allow,
+    checked_key,
+    fingerprint,
+    make_key_pair,
+    open_to,
+    read_allow_list,
+    read_public_key,
+    read_server_keys,
+    revoke,
+)
+from daemon.publish import ResultsStream
+from daemon.quarantine import Quarantine
+from tests.daemon.wire_parts import MemoryReader, MemoryWriter, a_rulebook, an_inspect, frames_of
+
+HERE = "127.0.0.1"
+
+
+@dataclass
+class Door:
+    """A line's sockets on open endpoints, behind the gate."""
+
+    folder: Path
+    gate: Gate
+    access: Access
+    intake: str
+    results: str
+    local: str
+    written: MemoryWriter
+
+
+@contextmanager
+def a_door(folder: Path, *clients: str) -> Iterator[Door]:
+    curve = CurveKeys(make_key_pair(folder, "server")[1], folder / "allowed")
+    curve.allowed_clients.mkdir()
+    for name in clients:
+        allow(curve.allowed_clients, name, read_public_key(make_key_pair(folder, name)[0]))
+    context: zmq.Context[Any] = zmq.Context()
+    gate = Gate(context, curve)
+    gate.start()
+    load = Backlog(BacklogLimits(1000, 10**8, 1000, 10**8))
+    writer = MemoryWriter(on_stored=lambda arrival: load.leave(arrival.source, len(arrival.payload)))
+    reader = MemoryReader(writer, None)
+    admission = Admission(
+        IntakeLimits(credit=64, max_payload_bytes=10**6, max_pixels=64_000_000),
+        a_rulebook(),
+        reader,
+        writer,
+        load,
+        Quarantine(folder / "quarantine", 1_000_000),
+    )
+    open_one = "tcp://0.0.0.0:*"
+    intake = Intake(
+        context,
+        [open_one, f"ipc://{folder}/intake.sock"],
+        admission,
+        reader.results_since,
+        gate.keys,
+        may_in=gate.may_in,
+    )
+    results = ResultsStream(context, open_one, 0, lambda: ("ready", 0), gate.keys)
+    access = Access(gate)
+    access.guard((intake, results), None)
+    try:
+        published = results.start()
+        taken, local = intake.start()
+        yield Door(folder, gate, access, _from_here(taken), _from_here(published), local, writer)
+    finally:
+        writer.going.set()
+        intake.stop()
+        writer.stop()
+        results.stop()
+        gate.stop()
+        context.term()
+
+
+def _from_here(endpoint: str) -> str:
+    return f"tcp://{HERE}:{endpoint.rsplit(':', 1)[1]}"
+
+
+class Client:
+    """A camera or a consumer with the keys of `name`; without a name, one without keys."""
+
+    def __init__(self, door: Door, kind: int, name: str | None, server: str = "server", where: str = "") -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        self.socket = self._context.socket(kind)
+        self.socket.linger = 0
+        if name is not None:
+            self.socket.curve_publickey, self.socket.curve_secretkey = zmq.auth.load_certificate(
+                door.folder / f"{name}.key_secret"
+            )
+            self.socket.curve_serverkey = zmq.auth.load_certificate(door.folder / f"{server}.key")[0]
+        if kind == zmq.SUB:
+            self.socket.subscribe(b"")
+        self.socket.connect(where or (door.results if kind == zmq.SUB else door.intake))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._context.destroy(linger=0)
+
+    def says_hello(self, wait_s: float = 5.0) -> bool:
+        """Whether an answer comes; asked again and again, since a line that was cut has to be made anew."""
+        until_s = time.monotonic() + wait_s
+        while time.monotonic() < until_s:
+            with contextlib.suppress(zmq.Again):  # while there is no connection
+                self.socket.send_multipart(frames_of({"type": "hello"}), zmq.NOBLOCK)
+            if self.socket.poll(200):
+                self.socket.recv_multipart()
+                return True
+        return False
+
+    def hears(self, wait_s: float = 5.0) -> bool:
+        """Whether anything is published to it from now on."""
+        while self.socket.poll(0):
+            self.socket.recv_multipart()
+        return bool(self.socket.poll(int(wait_s * 1000)))
+
+
+# Files
+
+
+def test_a_secret_key_is_readable_by_its_owner_alone_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        public, secret = make_key_pair(tmp_path, "camera-1")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert stat.S_IMODE(public.stat().st_mode) == 0o644
+    was = secret.read_bytes(), public.read_bytes()
+    for survivor in (public, secret):
+        with pytest.raises(KeyFileError, match="exists already"):
+            make_key_pair(tmp_path, "camera-1")
+        survivor.unlink()
+        survivor.write_bytes(was[survivor is public])
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["camera-1.key", "camera-1.key_secret"]
+
+
+@pytest.mark.parametrize("name", ["../server", "a/b", "", ".hidden", "x" * 65, "a\nb", "-rf"])
+def test_a_clients_name_never_leaves_the_folder(tmp_path: Path, name: str) -> None:
+    public = read_public_key(make_key_pair(tmp_path, "k")[0])
+    for act in (lambda: make_key_pair(tmp_path, name), lambda: allow(tmp_path, name, public)):
+        with pytest.raises(KeyFileError, match="no name for a key"):
+            act()
+    with pytest.raises(KeyFileError, match="no name for a key"):
+        revoke(tmp_path, name)
+
+
+def test_a_key_is_allowed_once_under_one_name(tmp_path: Path) -> None:
+    one, other = (read_public_key(make_key_pair(tmp_path, name)[0]) for name in ("one", "other"))
+    folder = tmp_path / "allowed"
+    assert allow(folder, "one", one) == allow(folder, "one", one)
+    with pytest.raises(KeyFileError, match="allowed already, as one"):
+        allow(folder, "again", one)
+    with pytest.raises(KeyFileError, match="revoke one first"):
+        allow(folder, "one", other)
+    allow(folder, "other", other)
+    assert read_allow_list(folder).clients == {one: "one", other: "other"}
+    revoke(folder, "one")
+    with pytest.raises(KeyFileError, match="allowed are: other"):
+        revoke(folder, "one")
+
+
+def test_a_file_that_is_no_key_lets_nobody_in_and_keeps_nobody_else_out(tmp_path: Path) -> None:
+    public = read_public_key(make_key_pair(tmp_path, "camera")[0])
+    folder = tmp_path / "allowed"
+    allow(folder, "camera", public)
+    (folder / "empty.key").touch()
+    (folder / "short.key").write_text('public-key = "abc"\n')
+    (folder / "binary.key").write_bytes(os.urandom(300))
+    (folder / "folder.key").mkdir()
+    (folder / "secret.key").write_bytes((tmp_path / "camera.key_secret").read_bytes())
+    (folder / "notes.txt").write_text("not a key")
+    found = read_allow_list(folder)
+    assert found.clients == {public: "camera"}
+    assert len(found.problems) == 5
+    said = zmq.auth.load_certificate(tmp_path / "camera.key_secret")[1]
+    assert said is not None
+    assert not any(said.decode() in problem for problem in found.problems)
+
+
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    secret = make_key_pair(tmp_path, "server")[1]
+    assert read_server_keys(secret).public.decode() == read_public_key(tmp_path / "server.key")
+    for mode, who in ((0o640, "its group"), (0o604, "everybody"), (0o620, "its group"), (0o601, "everybody")):
+        secret.chmod(mode)
+        with pytest.raises(KeyFileError, match=f"can be read by {who}"):
+            read_server_keys(secret)
+    secret.chmod(0o400)
+    read_server_keys(secret)
+
+
+def test_the_access_list_of_a_systemd_credential_is_understood(tmp_path: Path) -> None:
+    """Systemd gives the service's user a named entry; the group bits that `ls` then shows are only the mask."""
+    file = make_key_pair(tmp_path, "server")[1]
+    user_obj, user, group_obj, mask, other = 0x01, 0x02, 0x04, 0x10, 0x20
+
+    def set_access_list(*entries: tuple[int, int, int]) -> None:
+        body = b"".join(struct.pack("<HHI", *entry) for entry in entries)
+        try:
+            os.setxattr(file, "system.posix_acl_access", struct.pack("<I", 2) + body)
+        except OSError as error:
+            pytest.skip(f"this file system keeps no access lists ({error.strerror})")
+
+    nobody = 0xFFFFFFFF
+    set_access_list(
+        (user_obj, 4, nobody), (user, 4, 4242), (group_obj, 0, nobody), (mask, 4, nobody), (other, 0, nobody)
+    )
+    assert stat.S_IMODE(file.stat().st_mode) == 0o440
+    assert open_to(file) is None
+    read_server_keys(file)
+    set_access_list(
+        (user_obj, 4, nobody), (user, 4, 4242), (group_obj, 4, nobody), (mask, 4, nobody), (other, 0, nobody)
+    )
+    assert open_to(file) == "its group"
+
+
+def test_a_key_given_as_text_is_checked_and_fingerprints_tell_keys_apart(tmp_path: Path) -> None:
+    one, other = (read_public_key(make_key_pair(tmp_path, name)[0]) for name in ("one", "other"))
+    assert checked_key(one) == one
+    for wrong in ("", one[:-1], one + "x", "ü" * 40, "~" * 40, '"' * 40):
+        with pytest.raises(KeyFileError, match="40 characters"):
+            checked_key(wrong)
+    assert fingerprint(one) != fingerprint(other)
+    assert len(fingerprint(one)) == 19
+    with pytest.raises(KeyFileError, match="stays with the client"):
+        read_public_key(tmp_path / "one.key_secret")
+
+
+# The door
+
+
+def test_only_an_allowed_key_with_the_right_server_key_gets_an_answer(tmp_path: Path) -> None:
+    with a_door(tmp_path, "camera") as door:
+        make_key_pair(tmp_path, "stranger")
+        make_key_pair(tmp_path, "other-server")
+        with (
+            Client(door, zmq.DEALER, "camera") as camera,
+            Client(door, zmq.DEALER, "stranger") as stranger,
+            Client(door, zmq.DEALER, None) as bare,
+            Client(door, zmq.DEALER, "camera", server="other-server") as misled,
+            Client(door, zmq.SUB, "stranger") as spy,
+            Client(door, zmq.SUB, None) as bare_spy,
+            Client(door, zmq.DEALER, None, where=door.local) as neighbour,
+        ):
+            assert camera.says_hello()
+            assert neighbour.says_hello()
+            for uninvited in (stranger, bare, misled):
+                assert not uninvited.says_hello(0.4)
+            assert not spy.hears(1.2)
+            assert not bare_spy.hears(0.1)
+
+
+def test_a_revoked_client_is_cut_and_the_others_come_back_by_themselves(tmp_path: Path) -> None:
+    with (
+        a_door(tmp_path, "kept", "revoked") as door,
+        Client(door, zmq.DEALER, "kept") as kept,
+        Client(door, zmq.DEALER, "revoked") as revoked,
+        Client(door, zmq.SUB, "kept") as consumer,
+        Client(door, zmq.SUB, "revoked") as spy,
+        Client(door, zmq.DEALER, None, where=door.local) as neighbour,
+    ):
+        assert kept.says_hello()
+        assert revoked.says_hello()
+        assert neighbour.says_hello()
+        assert consumer.hears()
+        assert spy.hears()
+        revoke(tmp_path / "allowed", "revoked")
+        assert door.access.reload() == {"clients": 1, "cut": True, "problems": []}
+        assert not revoked.says_hello(1.0)
+        assert not spy.hears(2.0)
+        assert kept.says_hello()
+        assert consumer.hears()
+        assert neighbour.says_hello()
+        assert door.access.problem is None
+
+
+def test_what_a_revoked_client_had_sent_before_is_not_taken_either(tmp_path: Path) -> None:
+    with a_door(tmp_path, "camera") as door, Client(door, zmq.DEALER, "camera") as camera:
+        assert camera.says_hello()
+        revoke(tmp_path / "allowed", "camera")
+        door.gate.reload()  # no connection is cut yet: every single message is asked about
+        camera.socket.send_multipart(frames_of(an_inspect("late"), b"\xff\xd8 whatever"))
+        assert not camera.says_hello(0.6)
+        assert door.written.arrivals == []
+
+
+def test_an_allowed_client_is_let_in_without_anybody_being_cut(tmp_path: Path) -> None:
+    with a_door(tmp_path, "camera") as door, Client(door, zmq.SUB, "camera") as consumer:
+        assert consumer.hears()
+        allow(tmp_path / "allowed", "late", read_public_key(make_key_pair(tmp_path, "late")[0]))
+        assert door.access.reload() == {"clients": 2, "cut": False, "problems": []}
+        with Client(door, zmq.DEALER, "late") as late:
+            assert late.says_hello()
+        assert consumer.hears()
+
+
+def test_the_servers_key_changes_while_it_runs(tmp_path: Path) -> None:
+    with a_door(tmp_path, "camera") as door:
+        with Client(door, zmq.DEALER, "camera") as camera, Client(door, zmq.SUB, "camera") as consumer:
+            assert camera.says_hello()
+            new = make_key_pair(tmp_path, "server-2")[1]
+            new.replace(tmp_path / "server.key_secret")
+            assert door.access.reload() == {"clients": 1, "cut": True, "problems": []}
+            assert not camera.says_hello(0.6)
+            assert not consumer.hears(1.2)
+        with (
+            Client(door, zmq.DEALER, "camera", server="server-2") as camera,
+            Client(door, zmq.SUB, "camera", server="server-2") as consumer,
+        ):
+            assert camera.says_hello()
+            assert consumer.hears()
+
+
+def test_a_server_key_that_cannot_be_used_leaves_the_old_one_and_revokes_all_the_same(tmp_path: Path) -> None:
+    with a_door(tmp_path, "kept", "revoked") as door:
+        (tmp_path / "server.key_secret").chmod(0o644)
+        revoke(tmp_path / "allowed", "revoked")
+        answer = door.access.reload()
+        assert answer["cut"]
+        assert "can be read by everybody" in answer["problems"][0]
+        with Client(door, zmq.DEALER, "kept") as kept, Client(door, zmq.DEALER, "revoked") as revoked:
+            assert kept.says_hello()
+            assert not revoked.says_hello(0.4)
+
+
+def test_a_dead_authenticator_lets_nobody_in_until_a_reload_starts_it_again(tmp_path: Path) -> None:
+    with a_door(tmp_path, "camera") as door:
+        authenticator = door.gate._authenticator
+        authenticator.pipe.send(b"TERMINATE")
+        authenticator.thread.join()
+        authenticator.zap_socket.close()  # libzmq's own default would now let everybody in who speaks CURVE
+        make_key_pair(tmp_path, "stranger")
+        for name in ("camera", "stranger"):
+            with Client(door, zmq.DEALER, name) as client:
+                assert not client.says_hello(0.5)
+        assert door.access.problem is not None
+        assert "coserve reload" in door.access.problem
+        door.access.reload()
+        assert door.access.problem is None
+        with Client(door, zmq.DEALER, "camera") as camera, Client(door, zmq.DEALER, "stranger") as stranger:
+            assert camera.says_hello()
+            assert not stranger.says_hello(0.4)
+
+
+def test_a_gate_whose_thread_has_ended_still_stops(tmp_path: Path) -> None:
+    with a_door(tmp_path, "camera") as door:
+        door.gate._authenticator.pipe.send(b"TERMINATE")
+        door.gate._authenticator.thread.join()
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b"\x01\x00" + b"\x04\x00CS1" + b'\x12\x00{"type": "hello"}',  # ZMTP 1.0: no handshake, no security
+        b"\xff" + bytes(8) + b"\x7f\x01\x05" + b"\x00\x00" + b"\x01\x03CS1" + b'\x00\x11{"type": "hello"}',  # 2.0
+        b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31),  # 3.0, without keys
+        os.urandom(512),
+        b"GET / HTTP/1.0\r\n\r\n",
+    ],
+    ids=["zmtp1", "zmtp2", "null", "noise", "http"],
+)
+def test_older_and_other_protocols_come_to_nothing_at_an_open_endpoint(tmp_path: Path, greeting: bytes) -> None:
+    with a_door(tmp_path, "camera") as door:
+        port = int(door.intake.rsplit(":", 1)[1])
+        with socket.create_connection((HERE, port), timeout=5) as peer:
+            peer.sendall(greeting)
+            peer.settimeout(0.4)
+            said = b""
+            try:
+                while chunk := peer.recv(4096):
+                    said += chunk
+            except (TimeoutError, ConnectionResetError):
+                pass
+        assert b"welcome" not in said
+        assert b"CS1" not in said
+        with Client(door, zmq.DEALER, "camera") as camera:
+            assert camera.says_hello()

@@ -1,0 +1,164 @@
+"""`coserve keys`: who may come in over the network. The allow-list is a folder; a running daemon is told at once."""
+
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json, print_table
+
+keys_app = typer.Typer(no_args_is_help=True, help="Who may come in over the network: keys of clients, of the daemon.")
+
+Name = Annotated[str, typer.Argument(help="The client's name, for example camera-3.", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands to `app`."""
+    app.add_typer(keys_app, name="keys")
+
+
+@keys_app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Names the files: NAME.key and NAME.key_secret.", show_default=False)],
+    server: Annotated[bool, typer.Option("--server", help="For the daemon itself, not for a client.")] = False,
+    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where to put them.")] = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Make a key pair: a public .key, and a .key_secret that only its owner can read. Nothing is overwritten.
+
+    Example: coserve keys new camera-3 --dir keys
+    """
+    from daemon.keys import KeyFileError, fingerprint, make_key_pair, read_public_key
+
+    try:
+        public, secret = make_key_pair(folder, name)
+        said = fingerprint(read_public_key(public))
+    except KeyFileError as error:
+        fail(str(error), status=1)
+    except OSError as error:
+        _no_access(error)
+    if as_json:
+        print_json({"public": str(public), "secret": str(secret), "fingerprint": said})
+        return
+    console.print(f"{public}: public, fingerprint {said}\n{secret}: secret, mode 0600", markup=False)
+    if server:
+        next_step = f"Name the secret file as security.server_key in coserve.yaml; every client needs {public.name}."
+    else:
+        next_step = f"Move the secret file to the client, and let it in: coserve keys allow {public} {name}"
+    console.print(next_step, markup=False)
+
+
+@keys_app.command()
+def allow(
+    key: Annotated[
+        str, typer.Argument(metavar="FILE|KEY", help="The client's .key file, or its public key.", show_default=False)
+    ],
+    name: Name,
+    config: ConfigOption = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Let a client in: its public key goes into the folder of allowed clients, and a running daemon is told.
+
+    Example: coserve keys allow camera-3.key camera-3 --config demo/coserve.yaml
+    """
+    from daemon.keys import KeyFileError, checked_key, fingerprint, read_public_key
+    from daemon.keys import allow as allow_key
+
+    settings, folder = _allow_list_of(config)
+    try:
+        public = read_public_key(Path(key)) if Path(key).exists() or key.endswith(".key") else checked_key(key)
+        allow_key(folder, name, public)
+    except KeyFileError as error:
+        fail(str(error), status=1)
+    except OSError as error:
+        _no_access(error)
+    _tell(settings, as_json, f"{name} may come in, fingerprint {fingerprint(public)}")
+
+
+@keys_app.command()
+def revoke(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """Shut a client out: it leaves the allow-list, and a running daemon cuts its connections and hears it no more.
+
+    The others' connections over the network are cut too; they come back by themselves within a second.
+
+    Example: coserve keys revoke camera-3 --config demo/coserve.yaml
+    """
+    from daemon.keys import KeyFileError
+    from daemon.keys import revoke as revoke_key
+
+    settings, folder = _allow_list_of(config)
+    try:
+        revoke_key(folder, name)
+    except KeyFileError as error:
+        fail(str(error), status=1)
+    except OSError as error:
+        _no_access(error)
+    _tell(settings, as_json, f"{name} is shut out")
+
+
+@keys_app.command("list")
+def list_keys(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """Who is allowed in, with fingerprints to compare by telephone, and the fingerprint of the daemon's own key.
+
+    Example: coserve keys list --config demo/coserve.yaml
+    """
+    from daemon.keys import KeyFileError, fingerprint, read_allow_list, read_server_keys
+
+    settings, folder = _allow_list_of(config)
+    try:
+        allowed = read_allow_list(folder)
+    except OSError as error:
+        _no_access(error)
+    try:
+        server = fingerprint(read_server_keys(settings.security.server_key).public.decode())
+    except KeyFileError as error:
+        server = None
+        allowed = type(allowed)(allowed.clients, (str(error), *allowed.problems))
+    rows = sorted((name, fingerprint(key), key) for key, name in allowed.clients.items())
+    if as_json:
+        clients = [{"name": name, "fingerprint": said, "public_key": key} for name, said, key in rows]
+        print_json({"clients": clients, "server": server, "problems": list(allowed.problems)})
+        return
+    if server:
+        console.print(f"the daemon's own key: {server}", markup=False)
+    print_table(f"Allowed in by {folder}", ("client", "fingerprint"), [row[:2] for row in rows])
+    for problem in allowed.problems:
+        console.print(f"not used: {problem}", markup=False, style="yellow")
+
+
+def _allow_list_of(config: Path) -> tuple[Any, Path]:
+    from daemon.config import load_config
+    from daemon.errors import ConfigError
+
+    if not config.is_file():
+        fail(f"no file {config}: name the line's coserve.yaml", status=2)
+    try:
+        settings = load_config(config)
+    except ConfigError as error:
+        fail(str(error), status=2)
+    if settings.security.allowed_clients is None:
+        fail(f"{config}: names no security.allowed_clients and security.server_key: nobody needs a key here", status=2)
+    return settings, settings.security.allowed_clients
+
+
+def _tell(settings: Any, as_json: bool, sentence: str) -> None:
+    """Have a running daemon read the keys again. The files are right already, whatever it answers."""
+    from daemon.control import ControlError, ask
+
+    try:
+        answer = ask(settings.endpoints.control, "keys", timeout_s=30.0)
+    except ControlError as error:
+        if error.code != "no_daemon":
+            fail(f"{sentence}, but not yet for the running daemon: {error}", status=1)
+        answer = {"clients": None, "cut": False, "problems": []}
+        sentence += "; no daemon is running, the next one knows it"
+    if as_json:
+        print_json(answer)
+        return
+    console.print(sentence, markup=False)
+    for problem in answer["problems"]:
+        console.print(problem, markup=False, style="yellow")
+
+
+def _no_access(error: OSError) -> NoReturn:
+    fail(f"{error.filename}: {error.strerror}: do this as the user who owns it", status=1)
