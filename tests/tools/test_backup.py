@@ -114,25 +114,25 @@ def test_a_line_restored_from_a_backup_taken_while_cameras_sent_judges_every_ima
     tmp_path: Path, experts_folder: Path
 ):
     line = Line(tmp_path / "line", experts_folder, memory="100MB")
-    accepted: list[str] = []
+    accepted: set[str] = set()
     done = threading.Event()
 
     def publish() -> None:
         with Publisher(line.intake, "cam-1", silence_s=1.0, patience_s=30.0) as publisher:
             number = 0
-            while not done.is_set():
+            while not done.wait(0.0 if number < 150 else 0.1):  # a burst, then a calm line
                 board = {"type": "free", "serial": f"S{number % 5}"}
                 with suppress(Exception):  # the daemon is killed under it
                     publisher.send(f"i{number}", a_jpeg(number % 50), board=board, component="PVF"[number % 3])
                     publisher.pump(0.0)
-                accepted[:] = [f"i{n}" for n in range(number + 1) if f"i{n}" not in publisher._open]
                 number += 1
+                accepted.update({f"i{n}" for n in range(number)} - publisher._open.keys())
 
     thread = threading.Thread(target=publish)
     service = line.service()
     service.start()
     thread.start()
-    line.wait(lambda: len(accepted) > 150)
+    line.wait(lambda: len(accepted) > 120)
     before = set(accepted)
     run = coserve("backup", line.config, tmp_path / "line.tar", "--images", "--json")
     done.set()
@@ -401,8 +401,7 @@ def test_a_file_that_is_no_archive_is_never_overwritten(tmp_path: Path):
     config = a_folder(tmp_path / "line")
     with pytest.raises(BackupError, match=r"rules\.yaml is there and no archive"):
         write_backup(config, tmp_path / "line" / "rules.yaml")
-    run = coserve("backup", config, tmp_path / "line" / "rules.yaml")
-    assert (run.returncode, (tmp_path / "line" / "rules.yaml").read_text()) == (1, RULES)
+    assert (tmp_path / "line" / "rules.yaml").read_text() == RULES
 
 
 def test_a_backup_that_fails_leaves_the_last_one_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

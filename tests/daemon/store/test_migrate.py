@@ -1,15 +1,19 @@
 """The database across versions: made, migrated with a copy kept, and refused where it comes from the future."""
 
+import re
 import shutil
 import sqlite3
 import stat
+import subprocess
+import textwrap
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import inspect
-from store_parts import a_line
+from store_parts import a_line, an_arrival, an_outcome
 
 from daemon.store import migrate as migrating
 from daemon.store.database import StoreError, open_for_writing
@@ -142,3 +146,35 @@ def test_a_database_that_somebody_holds_locked_is_an_error_that_says_so(tmp_path
         with pytest.raises(StoreError, match="locked"):
             open_store(f"sqlite:///{tmp_path}/inspection.db", busy_timeout_ms=20)
         shell.rollback()
+
+
+def the_way_back() -> str:
+    """The commands of docs/upgrading.md, "Going back"."""
+    text = (Path(__file__).parents[3] / "docs" / "upgrading.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```sh\n(.*?)```", text.partition("## Going back")[2].partition("\n## ")[0], re.DOTALL)
+    return textwrap.dedent(block)
+
+
+def test_the_documented_way_back_gives_the_older_version_its_database(tmp_path, newer, monkeypatch):
+    line = a_line(tmp_path)
+    line.inspect("R0402", "R1", "fail")
+    (waits,) = line.accept(an_arrival("waits", "R0402", "R2"))
+    line.store.close()
+    before = ask(tmp_path / "inspection.db", "SELECT * FROM inspections ORDER BY 1")
+    newer()
+    line.reopen()
+    line.judge(an_outcome(waits.inspection_id))
+    line.inspect("QFP64", "U1")
+    line.store.close()
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match=r"put back the copy .*inspection\.db\.before-9999, as docs/upgrading"):
+        line.reopen()
+    commands = the_way_back().replace("/var/lib/coserve", str(tmp_path)).replace("before-0002", "before-9999")
+    subprocess.run(["bash", "-euc", commands], check=True)
+    assert ask(tmp_path / "inspection.db", "SELECT * FROM inspections ORDER BY 1") == before
+    line.reopen()
+    assert [image.image_id for image in line.store.recover().pending] == ["waits"]
+    assert [message.seq for message in line.judge(an_outcome(waits.inspection_id))] == [2]
+    line.store.close()
+    assert stat.S_IMODE((tmp_path / "inspection.db").stat().st_mode) == 0o640
+    assert ask(tmp_path / "newer" / "inspection.db", "SELECT count(*) FROM inspections") == [(3,)]
