@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check bench soak faults clean
+.PHONY: demo test check bench soak faults bundle test-bundle clean
 
 demo: $(INSTALLED)
 	$(BIN)/coserve demo --dir demo
@@ -27,6 +27,13 @@ faults: $(INSTALLED)
 
 soak: $(INSTALLED)
 	$(BIN)/coserve soak --minutes 60
+
+# Everything that a PC without a network needs, in one archive under build/; its test installs it there and serves images.
+bundle: $(INSTALLED)
+	$(BIN)/python -m tools.bundle
+
+test-bundle: bundle
+	$(BIN)/python -m pytest tests/tools/whole_bundle.py
 
 # Installed once per change of the requirements; exact versions are in constraints.txt.
 $(INSTALLED): pyproject.toml constraints.txt

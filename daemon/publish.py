@@ -39,7 +39,7 @@ class ResultsStream:
     ) -> None:
         self._last_seq = last_seq
         self._pulse = pulse
-        self._mailbox: Mailbox[Published] = Mailbox()
+        self._mailbox: Mailbox[Published | Callable[[], None]] = Mailbox()
         self._stopping = False
         self._started_at_s = time.monotonic()
         self._log = structlog.get_logger("publish")
@@ -54,6 +54,14 @@ class ResultsStream:
         """Send `messages`, durable and in the order of their `seq`, in the order of the calls. Any thread."""
         for message in messages:
             self._mailbox.put(message)
+
+    def call(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called after what was given so far is sent, in the publish thread (pulse.py)."""
+        self._mailbox.put(callback)
+
+    def rebind(self, keys: ServerKeys) -> None:
+        """Cut every subscriber over an open endpoint: those who may in come back by themselves, and see the gap."""
+        self._thread.rebind(keys, self.call)
 
     def stop(self) -> None:
         """Send what was given so far, and close."""
@@ -84,6 +92,9 @@ class ResultsStream:
 
     def _send_all(self, pub: Socket) -> None:
         for message in self._mailbox.take_all():
+            if callable(message):
+                message()
+                continue
             try:
                 pub.send_multipart([message.topic.encode("ascii"), encode(message.body)])
             except ValueError as error:  # a body that is no JSON: its consumer sees the gap, the others go on

@@ -1,10 +1,16 @@
-"""`coserve run`: start the line, one line when it is ready, wait for a signal, stop it in order."""
+"""`coserve run`: start the line, one line when it is ready, wait for a signal, stop it in order.
 
+What the service manager hears meanwhile, and why, is in docs/service.md.
+"""
+
+import faulthandler
+import os
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -12,41 +18,122 @@ from daemon.app import App
 from daemon.errors import ConfigError, StartError
 from daemon.guard import foreign_owners
 from daemon.line import load_line
+from daemon.logs import configure_logs
+from daemon.notify import Notifier
+from daemon.pulse import Pulse
 
 _STARTING_POLL_S = 0.02
-_SIGNAL_POLL_S = 0.2
+_POLL_S = 0.2
 _READY_WITHIN_S = 10.0
+#: A probe goes through the line this often; oftener where the watchdog is impatient.
+_PROBE_S = 5.0
+#: A probe that one thread has held for so long is worth an entry in the log, and one more each time it doubles.
+_SLOW_S = 10.0
+#: The sentence of `systemctl status` is looked at this often.
+_STATUS_S = 1.0
+#: A drain that goes on asks for this much more time at each look.
+_DRAIN_EXTENSION_S = 15.0
+
+
+class _Signals:
+    """What signals asked for. A second request to stop means: at once."""
+
+    def __init__(self) -> None:
+        self.stop, self.hurry, self.reload = threading.Event(), threading.Event(), threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: (self.hurry if self.stop.is_set() else self.stop).set())
+        signal.signal(signal.SIGHUP, lambda *_: self.reload.set())
 
 
 def serve(config: Path) -> int:
     """Run the daemon of `config` until SIGTERM or SIGINT; 0, or 2 and one line on stderr where it could not start."""
-    _log_to_stderr()
-    stop, reload = threading.Event(), threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    signal.signal(signal.SIGHUP, lambda *_: reload.set())
+    configure_logs(os.environ, sys.stderr)
+    faulthandler.enable()  # the watchdog ends a daemon that hangs by SIGABRT: the log then has each thread's stack
+    signals, notifier = _Signals(), Notifier()
     try:
-        _refuse_foreign_packages()
-        app = App(load_line(config), config)
-        app.start()
+        with notifier.patience():
+            _refuse_foreign_packages()
+            app = App(load_line(config), config, notifier.status)
+            app.start()
     except ConfigError as error:
         more = len(error.problems) - 1
         rest = f" (and {more} more: coserve check {config})" if more else ""
         first = error.problems[0].replace("\n", " ")
+        notifier.status(f"cannot start: {first}")
         print(f"coserve: cannot start: {first}{rest}", file=sys.stderr)
         return 2
-    # Images are served at once, so a fill that takes long holds nobody up.
-    ready_by_s = time.monotonic() + _READY_WITHIN_S
-    while app.operations.state == "starting" and time.monotonic() < ready_by_s and not stop.wait(_STARTING_POLL_S):
-        pass
-    if not stop.is_set():
-        print(f"coserve ready: {app.describe()}", flush=True)
-    while not stop.wait(_SIGNAL_POLL_S):
-        if reload.is_set():
-            reload.clear()
-            app.operations.reload_or_say_why()
-    app.stop()
+    _Vigil(app, notifier, signals).keep()
+    notifier.stopping("stopping: running batches finish, what waits stays in the journal")
+
+    def goes_on(backlog: int) -> bool:
+        notifier.status(f"stopping: {backlog} images are still to be judged")
+        notifier.extend(_DRAIN_EXTENSION_S)
+        return not signals.hurry.is_set()
+
+    app.stop(goes_on)
     return 0
+
+
+class _Vigil:
+    """The main thread while the line runs: signals, probes, and what the service manager hears of both."""
+
+    def __init__(self, app: App, notifier: Notifier, signals: _Signals) -> None:
+        self._app = app
+        self._notifier = notifier
+        self._signals = signals
+        self._pulse = Pulse(app.stations())
+        self._probe_every_s = min(_PROBE_S, (notifier.watchdog_s or _PROBE_S * 4) / 4)
+        self._probe_at_s = 0.0
+        self._status_at_s = 0.0
+        self._heard = 0
+        self._complain_after_s = _SLOW_S
+        self._log: Any = structlog.get_logger("serve")
+
+    def keep(self) -> None:
+        """Until a signal says stop."""
+        # Images are served at once, so a fill that takes long holds nobody up.
+        ready_by_s = time.monotonic() + _READY_WITHIN_S
+        said = False
+        while not self._signals.stop.wait(_POLL_S if said else _STARTING_POLL_S):
+            self._feel_pulse()
+            if self._signals.reload.is_set():
+                self._reload()
+            if not said and self._heard and (self._is_filled or time.monotonic() > ready_by_s):
+                print(f"coserve ready: {self._app.describe()}", flush=True)
+                said = True
+
+    @property
+    def _is_filled(self) -> bool:
+        return self._app.operations.state != "starting"
+
+    def _feel_pulse(self) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._probe_at_s:
+            self._pulse.send()
+            self._probe_at_s = now_s + self._probe_every_s
+        came_through = self._pulse.came_through
+        if came_through > self._heard:
+            if not self._heard:
+                self._notifier.ready(self._app.operations.sentence())
+            self._notifier.alive()
+            self._heard = came_through
+            self._complain_after_s = _SLOW_S
+        held = self._pulse.held_by()
+        if held is not None and held[1] > self._complain_after_s:
+            self._log.error("line_stuck", thread=held[0], for_s=round(held[1], 1))
+            self._complain_after_s *= 2
+        if self._heard and now_s >= self._status_at_s:
+            stuck = held is not None and held[1] > _SLOW_S
+            self._notifier.status(
+                f"stuck: the {held[0]} thread does not answer" if held and stuck else self._app.operations.sentence()
+            )
+            self._status_at_s = now_s + _STATUS_S
+
+    def _reload(self) -> None:
+        self._signals.reload.clear()
+        self._notifier.reloading("reloading rules and catalog")
+        self._app.operations.reload_or_say_why()
+        self._notifier.ready(self._app.operations.sentence())
 
 
 def _refuse_foreign_packages() -> None:
@@ -54,16 +141,3 @@ def _refuse_foreign_packages() -> None:
     if found:
         names = "; ".join(f"{name} is also provided by {', '.join(owners)}" for name, owners in found.items())
         raise StartError(f"{names}: CoServe needs an environment of its own (make demo makes one)")
-
-
-def _log_to_stderr() -> None:
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )

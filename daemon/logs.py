@@ -1,0 +1,98 @@
+"""Where log events go: to the journal, a field for each key, where stderr is the journal; else to stderr as logfmt."""
+
+import os
+import re
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import structlog
+from logging_journald import JournaldTransport
+
+JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
+_SEND_WITHIN_S = 1.0
+#: syslog(3)
+_PRIORITIES = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
+#: What the journal knows as something else (systemd.journal-fields(7)); a key of this name gets ours in front.
+_TAKEN = frozenset({"MESSAGE", "MESSAGE_ID", "PRIORITY", "CODE_FILE", "CODE_LINE", "CODE_FUNC", "ERRNO", "UNIT"})
+_render = structlog.processors.LogfmtRenderer(key_order=["event"], bool_as_flag=False)
+
+
+def configure_logs(environ: Mapping[str, str], stderr: TextIO, journal_socket: Path = JOURNAL_SOCKET) -> None:
+    """Send every event of the process to the journal, or to `stderr`."""
+    common: list[structlog.typing.Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.format_exc_info,
+    ]
+    if is_journal(environ, stderr.fileno()):
+        journal = Journal(stderr, journal_socket)
+        structlog.configure(
+            processors=[*common, journal.fields], logger_factory=lambda *_: journal, cache_logger_on_first_use=True
+        )
+        return
+    structlog.configure(
+        processors=[
+            common[0],
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            common[1],
+            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def is_journal(environ: Mapping[str, str], fd: int) -> bool:
+    """Whether `fd` is the stream that the service manager has connected to the journal (systemd.exec(5))."""
+    device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
+    try:
+        there = os.fstat(fd)
+    except OSError:
+        return False
+    return (device, inode) == (str(there.st_dev), str(there.st_ino))
+
+
+class Journal:
+    """A structlog logger whose events are journal entries: `MESSAGE`, `PRIORITY`, `EVENT` and each key in capitals.
+
+    An entry that the journal does not take goes to `stderr` with its priority in front (sd-daemon(3)).
+    """
+
+    def __init__(self, stderr: TextIO, socket: Path) -> None:
+        self._stderr = stderr
+        # Addressed at each send: a journal that was restarted has another socket under the same path.
+        self._transport = JournaldTransport(socket, connected=False)
+        self._transport.socket.settimeout(_SEND_WITHIN_S)
+
+    @staticmethod
+    def fields(_logger: object, _method: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
+        """The last processor: an event's keys as the journal's fields."""
+        priority = _PRIORITIES.get(str(event.pop("level", "info")), 6)
+        trace = event.pop("exception", None)
+        message = f"{_render(None, '', dict(event))}".removeprefix("event=")
+        found = {_field(key): _text(value) for key, value in event.items() if value is not None}
+        if trace:
+            message, found["EXCEPTION"] = f"{message}\n{trace}", str(trace)
+        return {**found, "MESSAGE": _text(message), "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": "coserve"}
+
+    def msg(self, **entry: str) -> None:
+        try:
+            self._transport.send(entry.items())
+        except (OSError, ValueError):
+            prefix = f"<{entry['PRIORITY']}>"
+            text = "".join(f"{prefix}{line}\n" for line in entry["MESSAGE"].splitlines())
+            self._stderr.write(text)
+            self._stderr.flush()
+
+    debug = info = warning = warn = error = err = exception = critical = fatal = failure = log = msg
+
+
+def _field(key: str) -> str:
+    """A name that the journal takes: capitals, digits and underscores, a letter first, 64 at most."""
+    name = re.sub(r"[^A-Z0-9_]", "_", key.upper()).lstrip("_0123456789")[:64] or "KEY"
+    return f"COSERVE_{name}" if name in _TAKEN or name.startswith("SYSLOG_") else name
+
+
+def _text(value: object) -> str:
+    text = ("false", "true")[value] if isinstance(value, bool) else str(value)
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,69 @@
+"""Whether an image could pass: a probe goes its way through the daemon's threads, one after the other.
+
+Intake, writer, drive, publish: each hands the probe on from its own loop, between two pieces of work. A thread that
+hangs, spins or has ended keeps it, and no ping goes to the watchdog. What a restart would not mend keeps nothing: the
+writer takes its turns also while the disk is full or the database is locked, and what an executor does is watched by
+the drive.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+
+#: Has the callback called in a thread of the daemon, soon.
+Station = Callable[[Callable[[], None]], None]
+
+
+class Pulse:
+    """`beat` is for one thread; stations call back from theirs."""
+
+    def __init__(self, stations: Sequence[tuple[str, Station]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._stations = tuple(stations)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._number = 0
+        self._at: int | None = None  # the station that has the probe; None while there is none under way
+        self._since_s = clock()
+        self._came_through = 0
+        self._log: Any = structlog.get_logger("pulse")
+
+    @property
+    def came_through(self) -> int:
+        """How many probes went the whole way."""
+        return self._came_through
+
+    def send(self) -> None:
+        """Send the next probe, unless one is still under way."""
+        with self._lock:
+            if self._at is not None:
+                return
+            self._number += 1
+            number = self._number
+        self._hand_to(0, number)
+
+    def held_by(self) -> tuple[str, float] | None:
+        """The thread that has the probe, and for how many seconds; None while none is under way."""
+        with self._lock:
+            return None if self._at is None else (self._stations[self._at][0], self._clock() - self._since_s)
+
+    def _hand_to(self, station: int, number: int) -> None:
+        with self._lock:
+            self._at, self._since_s = station, self._clock()
+        name, hand_over = self._stations[station]
+        try:
+            hand_over(lambda: self._passed(station, number))
+        except Exception:  # noqa: BLE001 - the probe stays where it is: nothing can pass there
+            self._log.exception("probe_refused", thread=name)
+
+    def _passed(self, station: int, number: int) -> None:
+        with self._lock:
+            if (self._at, self._number) != (station, number):
+                return
+            if station + 1 == len(self._stations):
+                self._at = None
+                self._came_through += 1
+                return
+        self._hand_to(station + 1, number)

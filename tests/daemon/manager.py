@@ -1,0 +1,131 @@
+"""A service manager's side of sd_notify(3), and daemons whose threads can be stopped from outside."""
+
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+#: `coserve run`, with each thread on the way of an image standing still while a file of its name exists.
+HOLDABLE = """\
+import sys, time
+from pathlib import Path
+from daemon.drive import Drive
+from daemon.executors import ExecutorThread
+from daemon.intake import Intake
+from daemon.publish import ResultsStream
+from daemon.serve import serve
+from daemon.writer import Writer
+
+folder = Path(sys.argv[2])
+
+def holdable(owner, method, name):
+    original = getattr(owner, method)
+    def wait(*arguments, **named):
+        while (folder / name).exists():
+            time.sleep(0.02)
+        return original(*arguments, **named)
+    setattr(owner, method, wait)
+
+holdable(Intake, "_send_replies", "intake")
+holdable(Writer, "_carry_out_task", "writer")
+holdable(Drive, "turn", "drive")
+holdable(ResultsStream, "_send_all", "publish")
+holdable(ExecutorThread, "_carry_out", "executor")
+sys.exit(serve(Path(sys.argv[1])))
+"""
+
+
+class Manager:
+    """Hears what a service says; `address` is its NOTIFY_SOCKET."""
+
+    def __init__(self, folder: Path, *, abstract: bool = False) -> None:
+        path = str(folder / "notify.sock")
+        self.address = f"@{path}" if abstract else path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(f"\0{path}" if abstract else path)
+        self._heard: queue.Queue[dict[str, str]] = queue.Queue()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self.statuses: list[str] = []
+        #: Whose end ends the waiting for its news.
+        self.service: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
+
+    def _listen(self) -> None:
+        while news := self._socket.recv(65536):
+            said = dict(line.split("=", 1) for line in news.decode().splitlines())
+            if "STATUS" in said:
+                self.statuses.append(said["STATUS"])
+            self._heard.put(said)
+
+    def until(self, key: str, value: str | None = None, timeout_s: float = 60.0) -> dict[str, str]:
+        """The next news with `key`, of this value if one is given; what comes before it is dropped."""
+        until_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                said = self._heard.get(timeout=0.2)
+            except queue.Empty:
+                ended = self.service.poll() if self.service else None
+                assert ended is None, f"the service ended with {ended} before it said {key}"
+                assert time.monotonic() < until_s, f"{key} was not said within {timeout_s} s; {self.statuses[-3:]}"
+                continue
+            if key in said and value in (None, said[key]):
+                return said
+
+    def during(self, seconds: float) -> list[dict[str, str]]:
+        """Everything that is said in this time."""
+        time.sleep(seconds)
+        return [self._heard.get() for _ in range(self._heard.qsize())]
+
+    def environ(self, watchdog_s: float | None = None) -> dict[str, str]:
+        """The environment that systemd gives to a service of `Type=notify`."""
+        named = {key: value for key, value in os.environ.items() if not key.startswith("WATCHDOG_")}
+        if watchdog_s is not None:
+            named["WATCHDOG_USEC"] = str(int(watchdog_s * 1e6))
+        return named | {"NOTIFY_SOCKET": self.address, "PYTHONUNBUFFERED": "1"}
+
+
+@contextmanager
+def a_holdable_daemon(config: Path, manager: Manager, watchdog_s: float) -> Iterator[subprocess.Popen[bytes]]:
+    """A daemon that speaks to `manager`, killed at the end if it still runs; files in its folder hold its threads."""
+    log = (config.parent / "daemon.log").open("ab")
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDABLE, str(config), str(config.parent)],
+        env=manager.environ(watchdog_s),
+        stdout=log,
+        stderr=log,
+    )
+    manager.service = process
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        log.close()
+
+
+@contextmanager
+def held(folder: Path, thread: str) -> Iterator[None]:
+    """While the body runs, this thread stands still."""
+    (folder / thread).touch()
+    try:
+        yield
+    finally:
+        (folder / thread).unlink()

@@ -1,0 +1,167 @@
+import signal
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from daemon.control import ask
+from daemon.notify import Notifier
+from daemon.pulse import Pulse
+from tests.contract.client import Peer
+from tests.daemon.manager import Manager, a_holdable_daemon, held
+from tests.lines import a_jpeg, a_line
+
+WATCHDOG_S = 1.2
+
+
+def send(folder: Path, image_id: str) -> str:
+    header = {
+        "type": "inspect",
+        "id": image_id,
+        "source": "cam-1",
+        "board": {"type": "open-board", "serial": image_id},
+        "component": "R0402",
+    }
+    with Peer(f"ipc://{folder}/run/intake.sock") as peer:
+        return peer.ask(header, a_jpeg(len(image_id)))["type"]
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_news_that_belong_together_come_in_one_datagram(tmp_path: Path, abstract: bool) -> None:
+    with Manager(tmp_path, abstract=abstract) as manager:
+        notifier = Notifier({"NOTIFY_SOCKET": manager.address})
+        notifier.ready("ready;\nbacklog 0")
+        assert manager.until("READY") == {"READY": "1", "STATUS": "ready; backlog 0"}
+        before_usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        notifier.reloading("reloading")
+        said = manager.until("RELOADING", "1")
+        assert before_usec <= int(said["MONOTONIC_USEC"]) <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        notifier.stopping("stopping")
+        assert manager.until("STOPPING", "1")["STATUS"] == "stopping"
+        notifier.extend(15.0)
+        assert manager.until("EXTEND_TIMEOUT_USEC") == {"EXTEND_TIMEOUT_USEC": "15000000", "WATCHDOG": "1"}
+
+
+def test_a_status_is_said_once_until_it_changes(tmp_path: Path) -> None:
+    with Manager(tmp_path) as manager:
+        notifier = Notifier({"NOTIFY_SOCKET": manager.address})
+        for status in ("ready", "ready", "degraded", "degraded", "ready"):
+            notifier.status(status)
+        notifier.alive()
+        manager.until("WATCHDOG", "1")
+        assert manager.statuses == ["ready", "degraded", "ready"]
+
+
+def test_a_long_start_asks_for_more_time(tmp_path: Path) -> None:
+    with Manager(tmp_path) as manager:
+        with Notifier({"NOTIFY_SOCKET": manager.address}).patience():
+            assert int(manager.until("EXTEND_TIMEOUT_USEC")["EXTEND_TIMEOUT_USEC"]) == 30_000_000
+        assert manager.during(0.1) == []
+
+
+def test_without_a_manager_and_with_a_deaf_one_nothing_happens(tmp_path: Path) -> None:
+    Notifier({}).ready("ready")
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).ready("ready")
+    Notifier({"NOTIFY_SOCKET": "vsock:2:1234"}).ready("ready")
+
+
+@pytest.mark.parametrize(
+    ("environ", "watchdog_s"),
+    [
+        ({"WATCHDOG_USEC": "3000000"}, 3.0),
+        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_a_watchdog_counts_where_it_means_this_process(environ: dict[str, str], watchdog_s: float | None) -> None:
+    assert Notifier({"NOTIFY_SOCKET": "/run/nobody", **environ}).watchdog_s == watchdog_s
+
+
+def test_a_probe_stays_with_the_station_that_does_not_hand_it_on() -> None:
+    kept = []
+    now_s = 100.0
+    pulse = Pulse([("intake", lambda then: then()), ("writer", kept.append)], clock=lambda: now_s)
+    pulse.send()
+    now_s = 107.0
+    assert pulse.held_by() == ("writer", 7.0)
+    pulse.send()
+    assert len(kept) == 1
+    assert pulse.came_through == 0
+    kept.pop()()
+    assert pulse.held_by() is None
+    assert pulse.came_through == 1
+
+
+def test_a_station_that_refuses_a_probe_keeps_it() -> None:
+    def refuse(_then: object) -> None:
+        raise RuntimeError("no such thread any more")
+
+    pulse = Pulse([("drive", refuse)])
+    pulse.send()
+    assert pulse.held_by() is not None
+    assert pulse.came_through == 0
+
+
+def test_the_watchdog_is_fed_by_images_that_can_pass_and_by_nothing_else(tmp_path: Path, experts_folder: Path) -> None:
+    config = a_line(tmp_path, experts_folder)
+    control = f"ipc://{tmp_path}/run/control.sock"
+    with Manager(tmp_path) as manager, a_holdable_daemon(config, manager, WATCHDOG_S) as process:
+        assert manager.until("READY", "1")["STATUS"].startswith(("starting", "ready"))
+        assert send(tmp_path, "first") == "accepted"
+        manager.until("WATCHDOG", "1")
+        for thread in ("intake", "writer", "drive", "publish"):
+            with held(tmp_path, thread):
+                manager.during(0.5)  # a probe may have been through already
+                assert [news for news in manager.during(WATCHDOG_S) if "WATCHDOG" in news] == [], thread
+            manager.until("WATCHDOG", "1")
+        with held(tmp_path, "executor"):
+            send(tmp_path, "second")
+            assert any("WATCHDOG" in news for news in manager.during(WATCHDOG_S))
+        with closing(sqlite3.connect(tmp_path / "inspection.db", isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")  # somebody's shell keeps the database locked
+            assert any("WATCHDOG" in news for news in manager.during(4 * WATCHDOG_S))
+        process.send_signal(signal.SIGHUP)
+        assert int(manager.until("RELOADING", "1")["MONOTONIC_USEC"]) > 0
+        assert manager.until("READY", "1")["STATUS"].startswith(("ready", "degraded"))
+        (tmp_path / "experts" / "C0603.safetensors").unlink(missing_ok=True)
+        ask(control, "drain")
+        assert "draining" in manager.until("STATUS")["STATUS"]
+        process.send_signal(signal.SIGTERM)
+        assert manager.until("STOPPING", "1")["STATUS"].startswith("stopping")
+        assert process.wait(20) == 0
+    assert any(status.startswith("ready; backlog 0 images") for status in manager.statuses)
+
+
+def test_a_stop_may_finish_the_backlog(tmp_path: Path, experts_folder: Path) -> None:
+    config = a_line(tmp_path, experts_folder, stop={"drain": "backlog", "within": "30s"})
+    with Manager(tmp_path) as manager, a_holdable_daemon(config, manager, WATCHDOG_S) as process:
+        manager.until("READY", "1")
+        with held(tmp_path, "executor"):
+            for number in range(20):
+                assert send(tmp_path, f"image-{number}") == "accepted"
+            process.send_signal(signal.SIGTERM)
+            manager.until("STOPPING", "1")
+            assert int(manager.until("EXTEND_TIMEOUT_USEC")["EXTEND_TIMEOUT_USEC"]) > 0
+            assert send(tmp_path, "too late") == "busy"
+        assert process.wait(30) == 0
+    with closing(sqlite3.connect(tmp_path / "inspection.db")) as database:
+        assert database.execute("SELECT count(*), count(verdict) FROM inspections").fetchone() == (20, 20)
+
+
+def test_a_second_signal_cuts_a_stop_short_and_loses_nothing(tmp_path: Path, experts_folder: Path) -> None:
+    config = a_line(tmp_path, experts_folder, stop={"drain": "backlog", "within": "1h"})
+    with Manager(tmp_path) as manager, a_holdable_daemon(config, manager, WATCHDOG_S) as process:
+        manager.until("READY", "1")
+        with held(tmp_path, "executor"):
+            for number in range(5):
+                assert send(tmp_path, f"image-{number}") == "accepted"
+            process.send_signal(signal.SIGTERM)
+            manager.until("STOPPING", "1")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+    with closing(sqlite3.connect(tmp_path / "inspection.db")) as database:
+        assert database.execute("SELECT count(*) FROM inspections").fetchone() == (5,)

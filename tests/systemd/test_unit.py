@@ -1,0 +1,128 @@
+import platform
+import re
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.contract.client import Line
+from tests.daemon.manager import Manager
+from tests.systemd.sandbox import UNISTD, enter_and_run, settings
+from tools.service_files import exec_words
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="needs systemd-analyze: apt-get install systemd"
+)
+needs_x86_64 = pytest.mark.skipif(
+    platform.machine() != "x86_64" or not UNISTD.exists(), reason="needs x86_64 and linux-libc-dev (apt-get install)"
+)
+MOST_EXPOSED = 2.0
+
+
+def coserve(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tools", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(params=["plain", "nvidia and network"])
+def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """An installed unit, as it is and with every drop-in that ships."""
+    coserve("install-service", "--prefix", str(tmp_path))
+    installed = tmp_path / "etc/systemd/system/coserve.service"
+    if request.param != "plain":
+        shutil.copytree(ROOT / "systemd/coserve.service.d", installed.with_name("coserve.service.d"))
+    return installed
+
+
+@needs_systemd
+def test_systemd_finds_nothing_to_say_about_the_unit(unit: Path) -> None:
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@needs_systemd
+def test_the_unit_is_hardly_exposed(unit: Path) -> None:
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found = re.search(r"Overall exposure level for coserve.service: ([\d.]+)", done.stdout)
+    assert found, done.stdout + done.stderr
+    assert float(found[1]) <= MOST_EXPOSED
+
+
+@needs_systemd
+@needs_x86_64
+def test_the_installed_command_line_serves_images_under_the_units_system_call_filter(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    line = Line(tmp_path / "line", experts_folder, stop={"within": "20s"})
+    coserve("install-service", str(line.config), "--prefix", str(tmp_path))
+    unit = settings((tmp_path / "etc/systemd/system/coserve.service").read_text())
+    assert unit["TimeoutStopSec"] == ["33s"]
+    for name in ("RUNTIME", "STATE", "LOGS"):
+        (tmp_path / name).mkdir()
+    with Manager(tmp_path) as manager:
+        environ = manager.environ(watchdog_s=float(unit["WatchdogSec"][0].removesuffix("s")))
+        environ |= {f"{name}_DIRECTORY": str(tmp_path / name) for name in ("RUNTIME", "STATE", "LOGS")}
+        environ |= dict(word.split("=", 1) for word in shlex.split(" ".join(unit["Environment"])))
+        command = enter_and_run(
+            unit["SystemCallFilter"], unit["RestrictAddressFamilies"][0].split(), exec_words(unit["ExecStart"][0])
+        )
+        with (tmp_path / "log").open("wb") as log:
+            process = subprocess.Popen(
+                command, env=environ, stdout=log, stderr=log, cwd=ROOT, umask=int(unit["UMask"][0], 8)
+            )
+        manager.service = process
+        try:
+            manager.until("READY", "1")
+            names = ("control.sock", "intake.sock")
+            modes = {name: stat.S_IMODE((line.folder / "run" / name).stat().st_mode) for name in names}
+            assert modes == dict.fromkeys(names, 0o660)
+            for component, verdict in (("P", "pass"), ("F", "fail")):  # F goes on to the detector
+                assert line.result(line.send(component=component))["verdict"] == verdict
+            process.send_signal(signal.SIGHUP)
+            manager.until("RELOADING", "1")
+            manager.until("READY", "1")
+            process.send_signal(signal.SIGTERM)
+            manager.until("STOPPING", "1")
+            assert process.wait(25) == 0, (tmp_path / "log").read_text()
+        finally:
+            process.kill()
+            process.wait()
+
+
+CONVOLVE = """\
+import sys, torch
+from tests.systemd.sandbox import refuse_written_code
+network = torch.nn.Conv2d(3, 64, 7, stride=2, padding=3)
+try:
+    refuse_written_code()
+except OSError as error:
+    print("no such means:", error)
+    sys.exit()
+try:
+    with torch.inference_mode():
+        network(torch.zeros(4, 3, 224, 224))
+except RuntimeError as error:
+    print("refused:", error)
+else:
+    print("computed")
+"""
+
+
+def test_networks_write_code_at_run_time_so_that_the_unit_must_not_deny_it() -> None:
+    done = subprocess.run([sys.executable, "-c", CONVOLVE], cwd=ROOT, capture_output=True, text=True, check=True)
+    if "no such means" in done.stdout:
+        pytest.skip("needs Linux 6.3 or newer: PR_SET_MDWE")
+    assert "refused: could not create a primitive" in done.stdout, "set MemoryDenyWriteExecute=yes in the unit"
+    assert "MemoryDenyWriteExecute" not in settings((ROOT / "systemd/coserve.service").read_text())
