@@ -13,7 +13,17 @@ from typing import Literal
 from daemon.records import Pixels
 
 #: Segments of a JPEG and chunks of a PNG that are walked; real files have tens, a 64 MB PNG some thousands.
-_MAX_STEPS = 50_000
+MAX_STEPS = 50_000
+#: Scans of a JPEG; progressive ones have about ten. Each costs a pass over the whole image, 0.14 s at 64 million pixels,
+#: whatever its few bytes say, so that a file of 350 KB took 144 s.
+_MAX_SCANS = 50
+#: Compressed chunks of a PNG beside its pixels. Each may unfold to 8 MB: 1000 of them took 23 s.
+_MAX_PACKED_CHUNKS = 16
+_PACKED_CHUNKS = frozenset({b"iCCP", b"zTXt", b"iTXt"})
+#: Channels of a PNG by its colour type.
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+#: Compressed pixels are never much larger than the pixels; a decoder unfolds all that is there, needed or not.
+_SPARE_PIXEL_BYTES = 64 * 1024
 #: Strips or tiles of a TIFF page that are looked at.
 _MAX_STRIPS = 200_000
 _MAX_IFD_ENTRIES = 4096
@@ -45,17 +55,28 @@ class ImageHeaderError(Exception):
         self.reason = reason
 
 
-def check_image(payload: bytes, pixels: Pixels, max_pixels: int) -> ImageFacts:
-    """Look at the structure of `payload`; ImageHeaderError where it cannot be judged or is too large."""
+class LongWalkError(Exception):
+    """The image has more parts than were to be looked at; nothing is known to be wrong with it."""
+
+
+def check_image(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int = MAX_STEPS) -> ImageFacts:
+    """Look at the structure of `payload`; ImageHeaderError where it cannot be judged or is too large.
+
+    LongWalkError where it has more than `max_steps` parts, and more steps could be taken.
+    """
     if pixels.encoding == "raw":
         return _check_raw(payload, pixels.shape or (0, 0, 0), max_pixels)
     for signature, walk in _FORMATS:
         if payload.startswith(signature):
             try:
-                return walk(payload, max_pixels)
+                return walk(payload, max_pixels, max_steps)
             except struct.error:
                 raise ImageHeaderError("the image ends inside its header") from None
     raise ImageHeaderError("the payload is not a JPEG, PNG, BMP or TIFF image")
+
+
+def _too_long(reason: str, max_steps: int) -> ImageHeaderError | LongWalkError:
+    return LongWalkError() if max_steps < MAX_STEPS else ImageHeaderError(reason)
 
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:
@@ -74,11 +95,11 @@ def _check_raw(payload: bytes, shape: tuple[int, int, int], max_pixels: int) -> 
     return ImageFacts("raw", width, height)
 
 
-def _walk_jpeg(data: bytes, max_pixels: int) -> ImageFacts:
+def _walk_jpeg(data: bytes, max_pixels: int, max_steps: int) -> ImageFacts:
     """Segments from SOI to EOI. Thumbnails inside segments and bytes behind EOI are never looked at."""
     facts: ImageFacts | None = None
     scans, at = 0, 2
-    for _ in range(_MAX_STEPS):
+    for _ in range(max_steps):
         match = _JPEG_MARKER.search(data, at)  # also steps over entropy-coded data and padding, as decoders do
         if match is None:
             raise ImageHeaderError("the JPEG has no end marker: it is cut off")
@@ -99,31 +120,40 @@ def _walk_jpeg(data: bytes, max_pixels: int) -> ImageFacts:
             _check_size(width, height, max_pixels)
             facts = ImageFacts("jpeg", width, height)
         scans += marker == 0xDA
+        if scans > _MAX_SCANS:
+            raise ImageHeaderError(f"the JPEG has more than {_MAX_SCANS} scans: save it as an ordinary JPEG")
         at += length
-    raise ImageHeaderError(f"the JPEG has more than {_MAX_STEPS} segments")
+    raise _too_long(f"the JPEG has more than {max_steps} segments", max_steps)
 
 
-def _walk_png(data: bytes, max_pixels: int) -> ImageFacts:
+def _walk_png(data: bytes, max_pixels: int, max_steps: int) -> ImageFacts:
     """Chunks from IHDR to IEND; checksums are for the decoder."""
-    length, kind, width, height = struct.unpack_from(">I4sII", data, 8)
+    length, kind, width, height, depth, colour = struct.unpack_from(">I4sIIBB", data, 8)
     if kind != b"IHDR" or length != 13:
         raise ImageHeaderError("the PNG does not begin with its header chunk")
     _check_size(width, height, max_pixels)
-    at, with_pixels = 8, False
-    for _ in range(_MAX_STEPS):
+    # Twice what the pixels take, for interlacing, filters and data that does not compress.
+    most_bytes = 2 * height * (width * depth * _PNG_CHANNELS.get(colour, 4) // 8 + 2) + _SPARE_PIXEL_BYTES
+    at, pixel_bytes, packed = 8, 0, 0
+    for _ in range(max_steps):
         if at + 12 > len(data):
             raise ImageHeaderError("the PNG has no end chunk: it is cut off")
         length, kind = struct.unpack_from(">I4s", data, at)
         if kind == b"IEND":
-            if not with_pixels:
+            if not pixel_bytes:
                 raise ImageHeaderError("the PNG has no pixels: it has no image data chunk")
             return ImageFacts("png", width, height)
-        with_pixels |= kind == b"IDAT" and length > 0
+        pixel_bytes += length if kind == b"IDAT" else 0
+        packed += kind in _PACKED_CHUNKS
+        if pixel_bytes > most_bytes:
+            raise ImageHeaderError(f"the PNG has more image data than {width} × {height} pixels can take")
+        if packed > _MAX_PACKED_CHUNKS:
+            raise ImageHeaderError(f"the PNG has more than {_MAX_PACKED_CHUNKS} compressed chunks beside its pixels")
         at += 12 + length
-    raise ImageHeaderError(f"the PNG has more than {_MAX_STEPS} chunks")
+    raise _too_long(f"the PNG has more than {max_steps} chunks", max_steps)
 
 
-def _walk_bmp(data: bytes, max_pixels: int) -> ImageFacts:
+def _walk_bmp(data: bytes, max_pixels: int, _max_steps: int) -> ImageFacts:
     """Size from the old (12 bytes) or any newer header; uncompressed rows must lie inside the file."""
     pixels_at, header_bytes = struct.unpack_from("<II", data, 10)
     if header_bytes == 12:
@@ -151,12 +181,12 @@ _TIFF_WIDTH, _TIFF_HEIGHT = 256, 257
 _TIFF_PLACES = ((273, 279), (324, 325))
 
 
-def _walk_tiff(data: bytes, max_pixels: int) -> ImageFacts:
+def _walk_tiff(data: bytes, max_pixels: int, max_steps: int) -> ImageFacts:
     """The first page's size; its strips or tiles must lie inside the file. Both byte orders, classic and BigTIFF."""
     order = "<" if data[:1] == b"I" else ">"
     (version,) = struct.unpack_from(order + "H", data, 2)
     big = version == 43
-    tags = _tiff_tags(data, order, big=big)
+    tags = _tiff_tags(data, order, max_steps, big=big)
     width, height = tags.get(_TIFF_WIDTH, (0,)), tags.get(_TIFF_HEIGHT, (0,))
     if not width or not height:
         raise ImageHeaderError("the TIFF's size is not a number")
@@ -176,7 +206,7 @@ def _walk_tiff(data: bytes, max_pixels: int) -> ImageFacts:
     raise ImageHeaderError("the TIFF has no pixels: its first page names no strips or tiles")
 
 
-def _tiff_tags(data: bytes, order: str, *, big: bool) -> dict[int, tuple[int, ...]]:
+def _tiff_tags(data: bytes, order: str, max_steps: int, *, big: bool) -> dict[int, tuple[int, ...]]:
     """The integer values of the first page's tags that are looked at, by tag."""
     wanted = {_TIFF_WIDTH, _TIFF_HEIGHT, *(tag for pair in _TIFF_PLACES for tag in pair)}
     first, count_form, entry_form, inline_bytes = (8, "Q", "HHQ", 8) if big else (4, "H", "HHI", 4)
@@ -188,6 +218,8 @@ def _tiff_tags(data: bytes, order: str, *, big: bool) -> dict[int, tuple[int, ..
         raise ImageHeaderError(f"the TIFF's first page has {entries} tags")
     at = ifd + struct.calcsize(order + count_form)
     tags: dict[int, tuple[int, ...]] = {}
+    if entries > max_steps:
+        raise LongWalkError
     for _ in range(entries):
         tag, kind, count = struct.unpack_from(order + entry_form, data, at)
         at += struct.calcsize(order + entry_form)
@@ -195,6 +227,8 @@ def _tiff_tags(data: bytes, order: str, *, big: bool) -> dict[int, tuple[int, ..
         if tag in wanted and form is not None:
             if not 0 < count <= _MAX_STRIPS:
                 raise ImageHeaderError(f"the TIFF's tag {tag} has {count} values")
+            if count > max_steps and max_steps < MAX_STEPS:
+                raise LongWalkError
             place = at
             if struct.calcsize(form) * count > inline_bytes:
                 place = _inside(data, struct.unpack_from(offset_form, data, at)[0])
@@ -210,7 +244,7 @@ def _inside(data: bytes, offset: int) -> int:
     return offset
 
 
-_FORMATS: tuple[tuple[bytes, Callable[[bytes, int], ImageFacts]], ...] = (
+_FORMATS: tuple[tuple[bytes, Callable[[bytes, int, int], ImageFacts]], ...] = (
     (b"\xff\xd8\xff", _walk_jpeg),
     (_PNG_SIGNATURE, _walk_png),
     (b"BM", _walk_bmp),

@@ -5,6 +5,7 @@ records costs one `fdatasync`; only then does a caller commit the rows that poin
 to nobody: opening a journal scans nothing and truncates nothing, appending goes on in a new segment.
 """
 
+import errno
 import os
 import re
 import struct
@@ -107,6 +108,7 @@ class Journal:
         try:
             _write_all(writing, buffers, self._end)
             os.fdatasync(writing)
+            self._check_place(writing)
         except OSError as error:
             failed_at = self._end
             self._retire()
@@ -178,6 +180,8 @@ class Journal:
         path = self._path(number)
         fd = None
         try:
+            if not self._folder.exists():
+                make_folder(self._folder)
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
             os.fchmod(fd, FILE_MODE)
             _sync_folder(self._folder)
@@ -187,8 +191,15 @@ class Journal:
                 path.unlink(missing_ok=True)
             raise JournalError(number, 0, f"cannot begin a segment: {error.strerror or error}") from error
         self._writing, self._active, self._end = fd, number, 0
+        self._reader(number)  # opened now, it can be read whatever becomes of its name
         self._sizes[number] = 0
         return fd
+
+    def _check_place(self, writing: int) -> None:
+        """What somebody has deleted or moved away would be found by no restart."""
+        path = self._path(self._active)
+        if not path.exists() or not os.path.samestat(path.stat(), os.fstat(writing)):
+            raise OSError(errno.ENOENT, f"{path} was deleted or moved away; the images in it are lost at a restart")
 
     def _retire(self) -> None:
         """Leave the failed segment for good; free what the failed group wrote, and the file where that was all."""

@@ -1,0 +1,135 @@
+"""The database's files keep a second name while the daemon runs, so that nobody can delete what is being written.
+
+SQLite goes on writing into a file that somebody has deleted or moved away, and all of it vanishes with the process. A
+hard link beside each of its files (`.inspection.db.held`) keeps the file itself, and whoever looks once a second
+gives it its name back. After a crash the next start does.
+"""
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+
+_SUFFIXES = ("", "-wal", "-shm")
+
+
+class Home:
+    """The files of one SQLite database: `settle` before it is opened, `hold` after, `look` often, `release` at last."""
+
+    def __init__(self, database: Path) -> None:
+        self._database = database
+        self._held: dict[Path, os.stat_result] = {}
+        self._log = structlog.get_logger("database")
+
+    def settle(self) -> None:
+        """What a run that was killed has left: a file that lost its name gets it back, one that was replaced stays."""
+        database, second = self._database, _second(self._database)
+        if not second.exists():
+            self._forget()
+            return
+        if database.exists() and not database.samefile(second):
+            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+            aside = database.with_name(f"{database.name}.replaced-{stamp}")
+            for name, other in zip(self._names(), _files_of(aside), strict=True):
+                if _second(name).exists():
+                    _second(name).rename(other)
+            self._log.error(
+                "database_replaced",
+                file=str(database),
+                aside=str(aside),
+                advice="another file was put in its place while the line ran: what it had written is in `aside`",
+            )
+            return
+        was_gone = not database.exists()
+        for name in self._names():
+            if _second(name).exists() and (was_gone or not name.exists()):
+                self._put_back(name)
+        self._forget()
+
+    def hold(self) -> None:
+        """Give each file its second name. Where the filesystem knows none, deleting stays the end of the results."""
+        for name in self._names():
+            try:
+                _second(name).unlink(missing_ok=True)
+                os.link(name, _second(name))
+                self._held[name] = name.stat()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._log.warning("database_not_held", file=str(name), error=str(error))
+
+    def look(self) -> str | None:
+        """Put back what lost its name; what a person has to do where that cannot be, None where all is well."""
+        for name, known in self._held.items():
+            there = _stat(name)
+            if there is not None and os.path.samestat(there, known):
+                if _stat(_second(name)) is None:
+                    self._link(name, _second(name))
+                continue
+            if there is not None and name == self._database:
+                return (
+                    f"another file lies at {name}: the line writes on in the file that lay there, {_second(name)};"
+                    " move the other one away, or stop the daemon to use it"
+                )
+            second = _stat(_second(name))
+            if second is None or not os.path.samestat(second, known):
+                return (
+                    f"{name} is gone, and its second name {_second(name)} too: nothing that is written now outlives"
+                    " the daemon; restart it once the cause is known"
+                )
+            if not self._put_back(name):
+                return f"{name} is gone and cannot be put back: check the folder and its permissions"
+        return None
+
+    def release(self) -> None:
+        """The database is closed: whoever deletes it now deletes it."""
+        if self._database in self._held and _stat(self._database) is None:
+            self._put_back(self._database)
+        self._forget()
+
+    def _put_back(self, name: Path) -> bool:
+        """`name` for the held file again, over whatever lies there."""
+        part = name.with_name(f".{name.name}.part")
+        part.unlink(missing_ok=True)
+        if not self._link(_second(name), part):
+            return False
+        part.replace(name)
+        self._log.error(
+            "database_put_back",
+            file=str(name),
+            advice="it was deleted or moved while the daemon runs: stop the daemon first",
+        )
+        return True
+
+    def _link(self, name: Path, other: Path) -> bool:
+        try:
+            os.link(name, other)
+        except OSError as error:
+            self._log.error("database_not_held", file=str(name), error=str(error))
+            return False
+        return True
+
+    def _forget(self) -> None:
+        for name in self._names():
+            _second(name).unlink(missing_ok=True)
+        self._held.clear()
+
+    def _names(self) -> Iterator[Path]:
+        return _files_of(self._database)
+
+
+def _files_of(database: Path) -> Iterator[Path]:
+    return (database.with_name(database.name + suffix) for suffix in _SUFFIXES)
+
+
+def _second(name: Path) -> Path:
+    return name.with_name(f".{name.name}.held")
+
+
+def _stat(name: Path) -> os.stat_result | None:
+    try:
+        return name.stat()
+    except OSError:
+        return None
