@@ -33,3 +33,17 @@ class Lock:
         """Give the lock up; the file stays, since removing it would let two daemons lock two different inodes."""
         self._file.truncate(0)
         self._file.close()
+
+
+def claim(database: Path | None, journal: Path) -> list[Lock]:
+    """The locks of a line, on its database (where that is a file) and its journal; all are taken, or none."""
+    locks: list[Lock] = []
+    try:
+        if database is not None:
+            locks.append(Lock(database.with_name(database.name + ".lock"), f"the database {database}"))
+        locks.append(Lock(journal / "lock", f"the journal {journal}"))
+    except (StartError, OSError):
+        for lock in locks:
+            lock.release()
+        raise
+    return locks

@@ -4,6 +4,7 @@ A crash between the two leaves a file that no row names: `sweep` takes it. The o
 nothing.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,11 @@ from sqlalchemy import Connection
 from daemon.config import Retention
 from daemon.policy.retain import KeptImage, excess_bytes, images_to_prune
 from daemon.room import RESUME_MORE, Room
-from daemon.store.database import open_for_reading
+from daemon.store import upkeep
+from daemon.store.database import StoreError, open_for_reading, sqlite_path
 from daemon.store.images import files_by_part, remove
 from daemon.store.prune import OldBoard, kept_bytes, old_boards, oldest_kept, strays
-from daemon.store.store import Store
+from daemon.store.store import Store, open_store
 from daemon.store.times import to_text
 from daemon.store.values import Kept
 
@@ -163,6 +165,31 @@ class Pruner:
     def _ask(self, question: Callable[[Connection], T]) -> T:
         with self._engine.connect() as connection:
             return question(connection)
+
+
+def prune_alone(url: str, images: Path, settings: Retention) -> Pruned:
+    """Prune a line whose daemon does not run: the caller holds its locks. StoreError where there is no database."""
+    path = sqlite_path(url)
+    if path is not None and not path.is_file():
+        raise StoreError(f"there is no database at {path}: has this line run?")
+    store = open_store(url)
+    try:
+        pruner = Pruner(
+            *(url, images, settings, Room({"images": images}, settings.reserve)),
+            carry_out=lambda task: task(store),
+            rest=lambda _seconds: True,
+            wall_s=time.time,
+        )
+        try:
+            pruner.prune_images()
+            pruner.prune_results()
+            pruner.sweep()
+        finally:
+            pruner.close()
+        upkeep.vacuum(store.engine)
+    finally:
+        store.close()
+    return pruner.pruned
 
 
 def _groups(boards: list[OldBoard]) -> list[list[OldBoard]]:

@@ -1,0 +1,164 @@
+"""`coserve db backup|check|prune`, on a line at rest and on one that runs."""
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import yaml
+
+from daemon.control import ask
+from daemon.lock import claim
+from daemon.store.check import check_database
+from tests.lines import a_jpeg, a_line
+from tools.camera.publisher import Publisher
+from tools.service import Service
+
+
+def db(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tools", "db", *map(str, arguments)]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+
+
+def execute(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        for statement in statements:
+            database.execute(statement)
+
+
+def ask_sql(path: Path, query: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(path)) as database:
+        return database.execute(query).fetchall()
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Path:
+    """A line that ran once: twelve images judged and kept, three boards closed."""
+    folder = tmp_path_factory.mktemp("judged") / "line"
+    config = a_line(folder, experts_folder, retention={"keep": ["pass", "fail", "review", "unknown"]})
+    with Service(config, folder / "daemon.log"):
+        with Publisher(f"ipc://{folder}/run/intake.sock", "camera") as publisher:
+            for n in range(12):
+                board = {"type": "open-board", "serial": f"S{n % 3}"}
+                publisher.send(f"i{n}", a_jpeg(n), board=board, component="R0402")
+            assert publisher.finish(60.0).accepted == 12
+        while ask_sql(folder / "inspection.db", "SELECT 1 FROM pending"):
+            pass
+        # While the line runs: the same answers.
+        assert json.loads(db("check", "--config", config, "--json").stdout) == {"ok": True, "problems": []}
+        copy = folder / "copy.db"
+        assert db("backup", copy, "--config", config).returncode == 0
+        assert ask_sql(copy, "SELECT count(*) FROM inspections") == [(12,)]
+        assert not copy.with_name("copy.db-wal").exists()
+        assert json.loads(db("prune", "--config", config, "--json").stdout)["images"] == 0
+        assert ask(f"ipc://{folder}/run/control.sock", "prune", begin=False)["pruning"] is False
+    return folder
+
+
+@pytest.fixture
+def line(judged: Path, tmp_path: Path) -> Path:
+    """A copy of that line, at rest."""
+    shutil.copytree(judged, tmp_path / "line", ignore=shutil.ignore_patterns("run", "experts"))
+    (tmp_path / "line" / "experts").symlink_to(judged / "experts")
+    return tmp_path / "line"
+
+
+def problems(line: Path) -> str:
+    found = check_database(f"sqlite:///{line}/inspection.db", line / "images", line / "journal")
+    assert found
+    return "\n".join(found)
+
+
+def settings(line: Path, **retention: object) -> None:
+    path = line / "coserve.yaml"
+    config = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**config, "retention": retention}))
+
+
+def test_a_whole_database_is_all_well(line: Path) -> None:
+    found = db("check", "--config", line / "coserve.yaml")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "all well" in found.stdout
+
+
+def test_a_missing_and_a_cut_image_are_named(line: Path) -> None:
+    first, second = sorted((line / "images").rglob("*.jpg"))[:2]
+    first.unlink()
+    second.write_bytes(b"cut")
+    said = problems(line)
+    assert "2 kept images" in said
+    assert first.name in said
+    assert second.name in said
+    told = db("check", "--config", line / "coserve.yaml")
+    assert (told.returncode, told.stdout) == (1, said + "\n")
+
+
+def test_a_lost_result_is_seen_and_where(line: Path) -> None:
+    execute(
+        line / "inspection.db",
+        "PRAGMA foreign_keys = OFF",
+        "DELETE FROM stages WHERE inspection_id = 5",
+        "DELETE FROM inspections WHERE inspection_id = 5",
+    )
+    assert "1 are missing; gaps:" in problems(line)
+
+
+def test_rows_without_their_parents_are_named(line: Path) -> None:
+    execute(line / "inspection.db", "PRAGMA foreign_keys = OFF", "DELETE FROM boards WHERE serial = 'S1'")
+    assert "of inspections names a row of boards that is not there" in problems(line)
+
+
+def test_a_damaged_page_is_seen(line: Path) -> None:
+    path = line / "inspection.db"
+    ((root,),) = ask_sql(path, "SELECT rootpage FROM sqlite_master WHERE name = 'ix_inspections_board_id'")
+    with path.open("r+b") as file:
+        file.seek((int(str(root)) - 1) * 4096)
+        file.write(b"\xff" * 100)
+    assert "damaged" in problems(line) or "malformed" in problems(line)
+
+
+def test_an_image_that_waits_for_a_segment_that_is_gone_is_named(line: Path) -> None:
+    execute(
+        line / "inspection.db",
+        'INSERT INTO pending (inspection_id, task, segment, "offset", length, encoding)'
+        " VALUES (3, 'keep', 77, 16, 100, 'image')",
+    )
+    assert "segment-00000077.journal is missing: 1 images wait in it" in problems(line)
+
+
+def test_pruning_a_line_at_rest_frees_files_and_pages(line: Path) -> None:
+    settings(line, keep=["fail"], images_bytes="1B")
+    pruned = db("prune", "--config", line / "coserve.yaml", "--json")
+    assert json.loads(pruned.stdout)["images"] == 12
+    assert list((line / "images").iterdir()) == []
+    assert ask_sql(line / "inspection.db", "SELECT count(*), count(image_path) FROM inspections") == [(12, 0)]
+    execute(
+        line / "inspection.db",
+        "UPDATE boards SET completed_at = '2020'",
+        "UPDATE inspections SET completed_at = '2020'",
+    )
+    settings(line, results_for="1y")
+    pruned = db("prune", "--config", line / "coserve.yaml", "--json")
+    assert json.loads(pruned.stdout)["boards"] == 3
+    assert db("check", "--config", line / "coserve.yaml").returncode == 0
+
+
+def test_pruning_keeps_away_from_a_line_that_somebody_holds(line: Path) -> None:
+    locks = claim(line / "inspection.db", line / "journal")
+    refused = db("prune", "--config", line / "coserve.yaml")
+    for lock in locks:
+        lock.release()
+    assert refused.returncode == 1
+    assert "in use" in refused.stderr
+
+
+def test_a_copy_never_overwrites_a_file(line: Path) -> None:
+    (line / "there.db").write_text("mine")
+    refused = db("backup", line / "there.db", "--config", line / "coserve.yaml")
+    assert refused.returncode == 2
+    assert "exists already" in refused.stderr
+    assert (line / "there.db").read_text() == "mine"

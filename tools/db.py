@@ -1,0 +1,147 @@
+"""`coserve db …`: the results database of a line, also while it runs."""
+
+from dataclasses import asdict
+from pathlib import Path
+from time import sleep
+from typing import Annotated, Any
+
+import typer
+
+from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, fail, print_json
+
+db_app = typer.Typer(no_args_is_help=True, help="Copy, check and prune the results database, also while the line runs.")
+
+_POLL_S = 0.2
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands to `app`."""
+    app.add_typer(db_app, name="db")
+
+
+@db_app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The copy; it must not exist yet.", show_default=False)],
+    config: ConfigOption = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Copy the database as it is now to one file, while the line runs (`coserve backup` copies the whole line).
+
+    Example: coserve db backup /mnt/backup/inspection.db --config demo/coserve.yaml
+    """
+    settings = _settings(config)
+    from daemon.store.copies import copy_database
+    from daemon.store.database import StoreError, sqlite_path
+
+    database = sqlite_path(settings.database)
+    if database is None:
+        fail(f"{settings.database} is no file: use the backup tools of that database", status=2)
+    if not database.is_file():
+        fail(f"there is no database at {database}: has this line run? coserve run {config}", status=1)
+    if file.exists():
+        fail(f"{file} exists already: name another file, or delete it", status=2)
+    if not file.parent.is_dir():
+        fail(f"there is no folder {file.parent}: make it, or name another file", status=2)
+    try:
+        copy_database(database, file)
+    except StoreError as error:
+        fail(str(error), status=1)
+    size_bytes = file.stat().st_size
+    if as_json:
+        print_json({"file": str(file), "bytes": size_bytes})
+    else:
+        console.print(f"{file}: {size_bytes / 1e6:,.1f} MB", markup=False)
+
+
+@db_app.command()
+def check(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """Look for damage: pages, references, numbers of results, the files of kept images. Status 1 if there is any.
+
+    Example: coserve db check --config demo/coserve.yaml
+    """
+    settings = _settings(config)
+    from daemon.store.check import check_database
+    from daemon.store.database import StoreError
+
+    def say(step: str) -> None:
+        if not as_json and errors.is_terminal:
+            errors.print(f"{step} …", markup=False)
+
+    try:
+        problems = check_database(settings.database, settings.images, settings.journal, say)
+    except StoreError as error:
+        fail(str(error), status=1)
+    if as_json:
+        print_json({"ok": not problems, "problems": problems})
+    else:
+        for problem in problems or [f"{settings.database}: all well"]:
+            console.print(problem, markup=False)
+    raise SystemExit(1 if problems else 0)
+
+
+@db_app.command()
+def prune(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """Let go now what the configuration's `retention` no longer keeps; the running daemon does it, or this command.
+
+    Example: coserve db prune --config demo/coserve.yaml
+    """
+    settings = _settings(config)
+    from daemon.control import ControlError
+
+    try:
+        pruned = _prune_by_daemon(settings.endpoints.control)
+    except ControlError as error:
+        if error.code != "no_daemon":
+            fail(str(error), status=1)
+        pruned = _prune_here(settings)
+    if as_json:
+        print_json(pruned)
+        return
+    console.print(
+        f"pruned {pruned['images']} images ({pruned['image_bytes'] / 1e6:,.1f} MB), {pruned['boards']} boards with"
+        f" {pruned['inspections']} inspections, {pruned['stray_files']} stray files"
+    )
+
+
+def _prune_by_daemon(control: str) -> dict[str, Any]:
+    """One round of the daemon's; what it pruned meanwhile."""
+    from daemon.control import ask
+
+    before = ask(control, "prune", begin=False)
+    now = ask(control, "prune", begin=True)
+    while now["pruning"]:
+        sleep(_POLL_S)
+        now = ask(control, "prune", begin=False)
+    return {key: now[key] - before[key] for key in now if key != "pruning"}
+
+
+def _prune_here(settings: Any) -> dict[str, Any]:
+    """No daemon runs: the line's locks keep it so until this is done."""
+    from daemon.errors import StartError
+    from daemon.lock import claim
+    from daemon.pruning import prune_alone
+    from daemon.store.database import StoreError, sqlite_path
+
+    try:
+        locks = claim(sqlite_path(settings.database), settings.journal)
+    except (StartError, StoreError) as error:
+        fail(str(error), status=1)
+    try:
+        return asdict(prune_alone(settings.database, settings.images, settings.retention))
+    except StoreError as error:
+        fail(str(error), status=1)
+    finally:
+        for lock in locks:
+            lock.release()
+
+
+def _settings(config: Path) -> Any:
+    from daemon.config import load_config
+    from daemon.errors import ConfigError
+
+    if not config.is_file():
+        fail(f"no file {config}: name the line's coserve.yaml with --config", status=2)
+    try:
+        return load_config(config)
+    except ConfigError as error:
+        fail(str(error), status=2)
