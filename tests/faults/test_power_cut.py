@@ -84,6 +84,17 @@ os.pwrite(fd, b'third', 13); os.fdatasync(fd)
     assert (folder / "a").read_bytes() == b"first," + bytes(7) + b"third"
 
 
+def test_what_is_written_and_synced_after_a_failed_sync_hides_what_that_one_may_have_left(tmp_path: Path) -> None:
+    code = """
+fd = put('a', b'x' * 4096); sync_names()
+try: os.fdatasync(fd)
+except OSError: pass
+put('a', b'y' * 4096, sync=True)
+"""
+    folder = after_a_power_cut(tmp_path, code, "some", plan=("sync@/a$:eio:1",))
+    assert (folder / "a").read_bytes() == b"y" * 4096
+
+
 def test_of_what_was_not_synced_some_sectors_may_stay(tmp_path: Path) -> None:
     code = "fd = put('a', b'x' * 4096, sync=True); sync_names(); os.pwrite(fd, b'y' * 4096, 0)"
     sectors = after_a_power_cut(tmp_path, code, "some").joinpath("a").read_bytes()

@@ -6,6 +6,7 @@ good: the kernel counts it as written, and the next sync succeeds without it.
 """
 
 import random
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ SECTOR_BYTES = 512
 Unsynced = Literal["nothing", "some", "garbage"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Change:
     """One write (`data` at `offset`) or one new size; room that was only reserved makes no file shorter."""
 
@@ -28,6 +29,7 @@ class _Change:
     data: bytes | None = None
     size: int = 0
     reserves: bool = False
+    state: Literal["written", "synced", "doomed"] = "written"
 
     def apply(self, content: bytearray) -> None:
         if self.data is None:
@@ -38,22 +40,47 @@ class _Change:
         content.extend(bytes(max(0, self.offset - len(content))))
         content[self.offset : self.offset + len(self.data)] = self.data
 
+    def apply_some(self, content: bytearray, unsynced: Unsynced, rng: random.Random) -> None:
+        """A disk writes sectors, in an order of its own."""
+        if self.data is None:
+            if rng.random() < 0.5:
+                self.apply(content)
+            return
+        grown = max(0, self.offset + len(self.data) - len(content))
+        content.extend(rng.randbytes(grown) if unsynced == "garbage" else bytes(grown))
+        for start in range(0, len(self.data), SECTOR_BYTES):
+            if rng.random() < 0.5:
+                sector = self.data[start : start + SECTOR_BYTES]
+                content[self.offset + start : self.offset + start + len(sector)] = sector
+
 
 @dataclass(slots=True)
 class _File:
-    synced: bytearray
-    changes: list[_Change] = field(default_factory=list[_Change])
-    doomed: list[_Change] = field(default_factory=list[_Change])
+    """What was on the disk, and what came after it in the order of writing: a later write hides an earlier one."""
+
+    base: bytearray
+    changes: deque[_Change] = field(default_factory=deque[_Change])
 
     def sync(self, began_ns: int) -> None:
         for change in self.changes:
-            if change.ended_ns <= began_ns:
-                change.apply(self.synced)
-        self.changes = [change for change in self.changes if change.ended_ns > began_ns]
+            if change.state == "written" and change.ended_ns <= began_ns:
+                change.state = "synced"
+        while self.changes and self.changes[0].state == "synced":
+            self.changes.popleft().apply(self.base)
 
     def fail(self) -> None:
-        self.doomed += self.changes
-        self.changes = []
+        for change in self.changes:
+            if change.state == "written":
+                change.state = "doomed"
+
+    def left(self, unsynced: Unsynced, rng: random.Random) -> bytes:
+        content = bytearray(self.base)
+        for change in self.changes:
+            if change.state == "synced":
+                change.apply(content)
+            elif unsynced != "nothing":
+                change.apply_some(content, unsynced, rng)
+        return bytes(content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +140,7 @@ class Disk:
     def cut(self, unsynced: Unsynced, rng: random.Random) -> None:
         """Make the folder what a power cut now leaves of it."""
         names = self._names_left(unsynced, rng)
-        left = {path: _content(file, unsynced, rng) for path, file in names.items()}
+        left = {path: file.left(unsynced, rng) for path, file in names.items()}
         for path in self._paths():
             if path not in left:
                 path.unlink()
@@ -180,22 +207,3 @@ class Disk:
         for naming in self._namings[:kept]:
             naming.apply(names)
         return names
-
-
-def _content(file: _File, unsynced: Unsynced, rng: random.Random) -> bytes:
-    content = bytearray(file.synced)
-    if unsynced == "nothing":
-        return bytes(content)
-    for change in sorted([*file.doomed, *file.changes], key=lambda change: change.ended_ns):
-        if change.data is None:
-            if rng.random() < 0.5:
-                change.apply(content)
-            continue
-        content.extend(
-            (rng.randbytes if unsynced == "garbage" else bytes)(max(0, change.offset + len(change.data) - len(content)))
-        )
-        for start in range(0, len(change.data), SECTOR_BYTES):
-            if rng.random() < 0.5:
-                data = change.data[start : start + SECTOR_BYTES]
-                content[change.offset + start : change.offset + start + len(data)] = data
-    return bytes(content)
