@@ -4,7 +4,8 @@ No sockets and no threads here: frames in, an answer out, or a promise that is s
 the intake thread calls, `hold` and `resume` excepted.
 """
 
-import hashlib
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +13,13 @@ from typing import Protocol, runtime_checkable
 
 import structlog
 
-from daemon.backlog import Backlog
+from daemon.backlog import Backlog, BacklogLimits
+from daemon.examine import Examination, Look, look_at
 from daemon.frames import Code, MessageError
-from daemon.image_header import ImageHeaderError, check_image
+from daemon.image_header import LongWalkError
 from daemon.messages import VERSION, Answer, Generate, Hello, Inspect, Message, ResultsSince, answer, parse
 from daemon.quarantine import Quarantine
+from daemon.quota import QuotaLimits, Quotas
 from daemon.records import Accepted, Arrival, BoardRef
 from daemon.rulebook import Rulebook
 from routing_rules.routes import Routes
@@ -25,6 +28,11 @@ from routing_rules.routes import Routes
 _HELD_RETRY_MS = 1000
 #: A write that failed is tried again soon; the publisher's own patience spaces further ones.
 _FAILED_RETRY_MS = 500
+#: A payload that is larger, or has more parts, is looked at elsewhere: the intake's turn stays short for everybody.
+_LARGE_BYTES = 2**20
+_MANY_STEPS = 2000
+#: Images in memory: few enough that their headers count for little beside the bytes, more than any credit.
+_IMAGES_IN_MEMORY = 8192
 
 Key = tuple[str, str]  # (source, id)
 
@@ -64,11 +72,16 @@ class ArrivalWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IntakeLimits:
-    """Limits of one message, and how many unanswered ones a connection may have."""
+    """Limits of one message, and how many unanswered ones a connection may have.
+
+    `in_memory_bytes` are those of all images between their arrival and the disk; one source has half of them.
+    """
 
     credit: int
     max_payload_bytes: int
     max_pixels: int
+    in_memory_bytes: int = 512 * 2**20
+    quota: QuotaLimits = field(default_factory=QuotaLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +98,16 @@ class Settled:
 
     key: Key
     result: Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What the examiner found in a payload; None where it could not look."""
+
+    peer: Peer
+    message: Inspect
+    payload: bytes
+    look: Look | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +139,9 @@ class Admission:
         backlog: Backlog,
         quarantine: Quarantine,
         server: str = "coserve",
+        room: Callable[[int], str | None] = lambda _bytes: None,
     ) -> None:
+        """`room(bytes)`: why the disk takes no image of so many bytes now, None where it does."""
         self.limits = limits
         self._rulebook = rulebook
         self._reader = reader
@@ -124,6 +149,11 @@ class Admission:
         self._backlog = backlog
         self._quarantine = quarantine
         self._server = server
+        self._room = room
+        half = _IMAGES_IN_MEMORY // 2, limits.in_memory_bytes // 2
+        in_memory = BacklogLimits(_IMAGES_IN_MEMORY, limits.in_memory_bytes, *half)
+        self._memory = Backlog(in_memory, waits_for="the disk")
+        self.quotas = Quotas(limits.quota)
         self._in_flight: dict[Key, _InFlight] = {}
         self._outstanding: Counter[bytes] = Counter()
         self._held: Mapping[str, str] = {}
@@ -131,7 +161,7 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """Messages that wait for the writer."""
+        """Messages that wait for the writer, or to be looked at."""
         return self._outstanding.total()
 
     def hold(self, cause: str, reason: str) -> None:
@@ -142,10 +172,18 @@ class Admission:
         """Lift what `hold` with this cause began. Any thread."""
         self._held = {other: reason for other, reason in self._held.items() if other != cause}
 
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Why new images hear `busy`; empty while they are taken. Any thread."""
+        return tuple(self._held.values())
+
     def take(
-        self, peer: Peer, frames: Sequence[bytes], post: Callable[[Settled], None]
-    ) -> Answer | ResultsSince | None:
-        """The answer to a message; None where it comes once `post` was called; a ResultsSince is the caller's part."""
+        self, peer: Peer, frames: Sequence[bytes], post: Callable[[Settled | Looked], None]
+    ) -> Answer | ResultsSince | Examination | None:
+        """The answer to a message; None where it comes once `post` was called with what is for `settle`.
+
+        A ResultsSince and an Examination are the caller's part; what is found in the latter is posted for `looked`.
+        """
         try:
             message, payload = parse(frames)
         except MessageError as error:
@@ -157,15 +195,41 @@ class Admission:
         except MessageError as error:
             return self._rejected(error)
         except Exception:  # noqa: BLE001 - one message may not stop the line, whatever it broke
-            self._log.exception("intake_failed", source=message.source, id=message.image_id)
-            return self.busy(message, "the daemon cannot look at this message now", _FAILED_RETRY_MS)
+            return self._failed(message)
+
+    def looked(self, looked: Looked, post: Callable[[Settled | Looked], None]) -> Answer | None:
+        """Go on with an image whose payload was looked at elsewhere; as `take`."""
+        peer, message, payload = looked.peer, looked.message, looked.payload
+        self._memory.leave(message.source, len(payload))
+        self._answered(peer)
+        if looked.look is None:
+            return self._failed(message)
+        try:
+            return self._inspect(peer, message, payload, looked.look, post)
+        except MessageError as error:
+            return self._rejected(error)
+        except Exception:  # noqa: BLE001 - as in `take`
+            return self._failed(message)
+
+    def _failed(self, message: Message) -> Answer:
+        self._log.exception("intake_failed", source=message.source, id=message.image_id)
+        return self.busy(message, "the daemon cannot look at this message now", _FAILED_RETRY_MS)
 
     def _handle(
-        self, peer: Peer, message: Inspect | Generate | Hello, payload: bytes, post: Callable[[Settled], None]
-    ) -> Answer | None:
+        self,
+        peer: Peer,
+        message: Inspect | Generate | Hello,
+        payload: bytes,
+        post: Callable[[Settled | Looked], None],
+    ) -> Answer | Examination | None:
         match message:
             case Inspect():
-                return self._inspect(peer, message, payload, post)
+                if _LARGE_BYTES < len(payload) <= self.limits.max_payload_bytes:
+                    return self._look_elsewhere(peer, message, payload, post)
+                try:
+                    return self._inspect(peer, message, payload, None, post)
+                except LongWalkError:
+                    return self._look_elsewhere(peer, message, payload, post)
             case Generate():
                 raise _refusal(message, "unknown_model", "the configuration names no such model")
             case Hello():
@@ -179,10 +243,9 @@ class Admission:
             self._log.error("reply_without_message", source=source, id=image_id)
             return []
         everyone = [(flight.peer, flight.sha256), *flight.repeated]
+        self._memory.leave(source, flight.payload_bytes)
         for peer, _ in everyone:
-            self._outstanding[peer.identity] -= 1
-            if not self._outstanding[peer.identity]:
-                del self._outstanding[peer.identity]
+            self._answered(peer)
         credit = self._credit(source)
 
         def duplicate(peer: Peer, differs: bool) -> tuple[Peer, Answer]:
@@ -198,6 +261,11 @@ class Admission:
         reason = f"the image could not be stored: {settled.result.reason}"
         again = answer("busy", image_id, source, credit, retry_after_ms=_FAILED_RETRY_MS, reason=reason)
         return [(peer, again) for peer, _ in everyone]
+
+    def _answered(self, peer: Peer) -> None:
+        self._outstanding[peer.identity] -= 1
+        if not self._outstanding[peer.identity]:
+            del self._outstanding[peer.identity]
 
     def busy(self, message: Message, reason: str, retry_after_ms: int) -> Answer:
         """The answer that asks to send `message` again later."""
@@ -230,17 +298,45 @@ class Admission:
             last_seq=self._reader.last_seq(),
         )
 
-    def _inspect(self, peer: Peer, message: Inspect, payload: bytes, post: Callable[[Settled], None]) -> Answer | None:
+    def _look_elsewhere(
+        self, peer: Peer, message: Inspect, payload: bytes, post: Callable[[Settled | Looked], None]
+    ) -> Answer | Examination:
+        """Everything that can be said without a look at the payload first; the look waits in memory, as images do."""
+        key = (message.source, message.image_id)
+        if key not in self._in_flight and self._reader.find(*key) is None:
+            self._check_rules(message)
+            busy = self._wait_outside(peer, message, len(payload))
+            if busy is not None:
+                return busy
+        full = self._memory.enter(message.source, len(payload))
+        if full is not None:
+            return self.busy(message, full.reason, full.retry_after_ms)
+        self._outstanding[peer.identity] += 1
+
+        def done(look: Look | None) -> None:
+            post(Looked(peer, message, payload, look))
+
+        return Examination(message.source, payload, message.pixels, self.limits.max_pixels, done)
+
+    def _inspect(
+        self,
+        peer: Peer,
+        message: Inspect,
+        payload: bytes,
+        look: Look | None,
+        post: Callable[[Settled | Looked], None],
+    ) -> Answer | None:
+        """`look` where there was one already; LongWalkError where it takes too long to have one here."""
         key = (message.source, message.image_id)
         flight = self._in_flight.get(key)
         if flight is not None:
-            return self._repeat(peer, message, payload, flight)
+            return self._repeat(peer, message, (look or self._look(message, payload)).sha256, flight)
         known = self._reader.find(*key)
         if known is not None:
-            differs = known.payload_sha256 != hashlib.sha256(payload).hexdigest()
+            differs = known.payload_sha256 != (look or self._look(message, payload)).sha256
             return answer("duplicate", message.image_id, message.source, self._credit(message.source), differs=differs)
         self._check_rules(message)
-        sha256 = self._check_payload(message, payload)
+        sha256 = self._check_payload(message, payload, look)
         busy = self._busy_now(peer, message, len(payload))
         if busy is not None:
             return busy
@@ -253,11 +349,16 @@ class Admission:
             return self.settle(Settled(key, _WriterBroke(str(error))))[0][1]
         return None
 
-    def _repeat(self, peer: Peer, message: Inspect, payload: bytes, flight: _InFlight) -> Answer | None:
+    def _look(self, message: Inspect, payload: bytes) -> Look:
+        if len(payload) > self.limits.max_payload_bytes:
+            return Look("", None)  # nothing that is stored is as large
+        return look_at(payload, message.pixels, self.limits.max_pixels, _MANY_STEPS)
+
+    def _repeat(self, peer: Peer, message: Inspect, sha256: str, flight: _InFlight) -> Answer | None:
         """A second copy of an image on its way to the disk: answered with it, since it may not reach the disk."""
         if self._outstanding[peer.identity] >= self.limits.credit:
             return self._over_credit(message)
-        flight.repeated.append((peer, hashlib.sha256(payload).hexdigest()))
+        flight.repeated.append((peer, sha256))
         self._outstanding[peer.identity] += 1
         return None
 
@@ -277,34 +378,53 @@ class Admission:
         kept = None if version is None else self._rulebook.get(version)
         return kept or self._rulebook.current
 
-    def _check_payload(self, message: Inspect, payload: bytes) -> str:
+    def _check_payload(self, message: Inspect, payload: bytes, look: Look | None) -> str:
         """The payload's sha256, once its structure is right; a bad image is kept in the quarantine."""
         if not payload:
             raise _refusal(message, "bad_image", "the payload is missing or empty")
         if len(payload) > self.limits.max_payload_bytes:
             reason = f"the payload has {len(payload)} bytes, at most {self.limits.max_payload_bytes} are taken"
             raise _refusal(message, "too_large", reason)
-        try:
-            check_image(payload, message.pixels, self.limits.max_pixels)
-        except ImageHeaderError as error:
-            if error.code == "bad_image":
-                self._quarantine.keep(message.source, message.image_id, payload, error.reason)
-            raise _refusal(message, error.code, error.reason) from None
-        sha256 = hashlib.sha256(payload).hexdigest()
-        if message.sha256 is not None and message.sha256 != sha256:
-            reason = f"the payload's sha256 is {sha256}, not the one in the header"
+        look = look or self._look(message, payload)
+        if look.flaw is not None:
+            if look.flaw.code == "bad_image":
+                self._quarantine.keep(message.source, message.image_id, payload, look.flaw.reason)
+            raise _refusal(message, look.flaw.code, look.flaw.reason)
+        if message.sha256 is not None and message.sha256 != look.sha256:
+            reason = f"the payload's sha256 is {look.sha256}, not the one in the header"
             self._quarantine.keep(message.source, message.image_id, payload, reason)
             raise _refusal(message, "bad_image", reason)
-        return sha256
+        return look.sha256
 
     def _busy_now(self, peer: Peer, message: Inspect, payload_bytes: int) -> Answer | None:
-        """Why this image has to wait outside; None once it is counted into the backlog."""
+        """Why this image has to wait outside; None once it is counted into memory and backlog, and has paid."""
+        busy = self._wait_outside(peer, message, payload_bytes)
+        if busy is not None:
+            return busy
+        full = self._memory.enter(message.source, payload_bytes)
+        if full is None:
+            full = self._backlog.enter(message.source, payload_bytes)
+            if full is not None:
+                self._memory.leave(message.source, payload_bytes)
+        if full is not None:
+            return self.busy(message, full.reason, full.retry_after_ms)
+        self.quotas.spend(message.source, payload_bytes, time.monotonic())
+        return None
+
+    def _wait_outside(self, peer: Peer, message: Inspect, payload_bytes: int) -> Answer | None:
+        """Why this image has to wait, apart from the room there is."""
         for reason in self._held.values():
             return self.busy(message, reason, _HELD_RETRY_MS)
+        full = self._room(payload_bytes)
+        if full is not None:
+            return self.busy(message, full, _HELD_RETRY_MS)
         if self._outstanding[peer.identity] >= self.limits.credit:
             return self._over_credit(message)
-        full = self._backlog.enter(message.source, payload_bytes)
-        return self.busy(message, full.reason, full.retry_after_ms) if full else None
+        wait_s = self.quotas.wait_s(message.source, payload_bytes, time.monotonic())
+        if wait_s > 0:
+            reason = f"source {message.source} is at its quota of images or bytes per second"
+            return self.busy(message, reason, math.ceil(wait_s * 1000))
+        return None
 
     def _over_credit(self, message: Message) -> Answer:
         reason = f"{self.limits.credit} messages of this connection are unanswered: wait for their answers"

@@ -1,6 +1,7 @@
-"""How many accepted images wait for their verdict, in count and bytes, of each source and of all; and the limits.
+"""How many images wait for something, in count and bytes, of each source and of all; and the limits.
 
-Images enter when intake takes them, and leave when their outcome is durable. Any thread may call.
+Accepted ones wait for their verdict: they enter when intake takes them, and leave when their outcome is durable. Those
+in memory wait for the disk. Any thread may call.
 """
 
 import threading
@@ -50,7 +51,8 @@ class Backlog:
     _MIN_RETRY_MS = 20
     _MAX_RETRY_MS = 2000
 
-    def __init__(self, limits: BacklogLimits) -> None:
+    def __init__(self, limits: BacklogLimits, waits_for: str = "their verdict") -> None:
+        self._waits_for = waits_for
         self._lock = threading.Lock()
         self._limits = limits
         self._all = _Load()
@@ -125,7 +127,8 @@ class Backlog:
             return None
         if mine.images and (mine.images >= limits.source_images or mine.bytes + size_bytes > limits.source_bytes):
             over = mine.images - limits.source_images
-            return self._wait(f"source {source} has {mine.images} images and {mine.bytes} bytes waiting", over)
+            reason = f"source {source} has {mine.images} images and {mine.bytes} bytes waiting for {self._waits_for}"
+            return self._wait(reason, over)
         sources = len(self._sources) + (mine.images == 0)
         modest = mine.images < limits.images // sources and mine.bytes + size_bytes <= limits.bytes // sources
         eighths = 8 if modest else 7
@@ -134,7 +137,7 @@ class Backlog:
             or self._all.bytes + size_bytes > limits.bytes * eighths // 8
         ):
             over = self._all.images - limits.images * eighths // 8
-            return self._wait(f"{self._all.images} images and {self._all.bytes} bytes wait for their verdict", over)
+            return self._wait(f"{self._all.images} images and {self._all.bytes} bytes wait for {self._waits_for}", over)
         return None
 
     def _wait(self, reason: str, over_images: int) -> Full:

@@ -1,33 +1,33 @@
 """The intake thread: owns the ROUTER socket, hands messages to `Admission` and its answers back to the peers.
 
-Catching-up consumers are served by a second, small thread: their long queries must not delay anybody's acceptance.
+What takes long is other threads' work, so that nobody's acceptance waits for it: catching-up consumers (catch_up.py),
+and a look at large payloads (examine.py).
 """
 
-import queue
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 import zmq
 
-from daemon.admission import Admission, Peer, Settled
+from daemon.admission import Admission, Looked, Peer, Settled
+from daemon.catch_up import CatchUps, Page, ResultsReader
+from daemon.examine import Examination, Examiner
 from daemon.frames import MAGIC, split_envelope
 from daemon.mailbox import Mailbox
 from daemon.messages import Answer, ResultsSince, results_answer
 from daemon.socket_thread import Binding, Socket, SocketThread
-from daemon.sockets import ServerKeys, keep_alive
+from daemon.sockets import ServerKeys, keep_alive, receive
 
-#: Messages taken per turn, so that replies of the writer are never kept waiting behind a flood.
+#: Messages taken per turn, and for how long: replies of the writer are never kept waiting behind a flood.
 _MESSAGES_PER_TURN = 64
+_TURN_S = 0.002
 #: Answers that wait for a peer that does not read. Beyond it they are dropped; that peer sends again or is gone.
 _ANSWERS_PER_PEER = 10_000
-#: Messages of one peer that are read ahead of the intake. Small, for one may be four payloads long.
-_MESSAGES_PER_PEER = 64
-_CATCH_UPS_PER_PEER = 1000
+#: Messages of one peer that are read ahead of the intake. Few, for one may be four payloads long.
+_MESSAGES_PER_PEER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +44,26 @@ class Intake:
         context: "zmq.Context[Any]",
         endpoints: Sequence[str],
         admission: Admission,
-        results_since: Callable[[int, int], Mapping[str, Any]],
+        results_since: ResultsReader,
         keys: ServerKeys | None = None,
         on_answer: Callable[[str], None] = lambda _: None,
+        may_in: Callable[[str], bool] | None = None,
     ) -> None:
-        """`results_since(seq, limit)` is called in a thread of its own; `on_answer` counts answers by type."""
+        """`results_since(seq, limit)` is called in a thread of its own; `on_answer` counts answers by type.
+
+        `may_in` says whether a client's public key is still allowed in; None where nobody needs one.
+        """
         self._admission = admission
-        self._results_since = results_since
         self._on_answer = on_answer
-        self._mailbox: Mailbox[Settled | _CaughtUp] = Mailbox()
-        self._catch_ups: queue.Queue[tuple[Peer, ResultsSince] | None] = queue.Queue()
-        self._catching_up: Counter[bytes] = Counter()
+        self._may_in = may_in
+        self._mailbox: Mailbox[Settled | Looked | _CaughtUp | Callable[[], None]] = Mailbox()
+        self._catch_ups = CatchUps(results_since)
+        self._examiner = Examiner()
         self._stop_by_s: float | None = None
         self._dropped_answers = 0
         self._log = structlog.get_logger("intake")
         binding = Binding(context, zmq.ROUTER, list(endpoints), keys)
         self._thread = SocketThread("intake", binding, self._mailbox, self._configure, self._run)
-        self._catch_up_thread = threading.Thread(target=self._serve_catch_ups, name="intake-results")
 
     def start(self) -> list[str]:
         """Bind and begin to answer. The endpoints as bound, ports filled in; StartError where that fails."""
@@ -70,6 +73,14 @@ class Intake:
         """Take no more messages, wait at most `timeout_s` for the writer's replies to those taken, and close."""
         self._stop_by_s = time.monotonic() + timeout_s
         self._thread.stop()
+
+    def call(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called between two messages, in the intake thread: proof that it goes on (pulse.py)."""
+        self._mailbox.put(callback)
+
+    def rebind(self, keys: ServerKeys) -> None:
+        """Cut every connection over an open endpoint: those who may in come back by themselves."""
+        self._thread.rebind(keys, self.call)
 
     @property
     def is_alive(self) -> bool:
@@ -89,12 +100,13 @@ class Intake:
         keep_alive(router)
 
     def _run(self, router: Socket) -> None:
-        self._catch_up_thread.start()
+        self._catch_ups.start()
+        self._examiner.start()
         try:
             self._serve(router)
         finally:
-            self._catch_ups.put(None)
-            self._catch_up_thread.join()
+            self._catch_ups.stop()
+            self._examiner.stop()
 
     def _serve(self, router: Socket) -> None:
         poller = zmq.Poller()
@@ -110,17 +122,25 @@ class Intake:
             self._send_replies(router)
 
     def _take_messages(self, router: Socket) -> None:
+        until_s = time.monotonic() + _TURN_S
         for _ in range(_MESSAGES_PER_TURN):
+            if time.monotonic() > until_s:
+                return
             try:
-                identity, *frames = router.recv_multipart(zmq.NOBLOCK)
+                message = receive(router, self._may_in)
             except zmq.Again:
                 return
+            if message is None:
+                continue
+            identity, *frames = message
             envelope, body = split_envelope(frames)
             peer = Peer(identity, tuple(envelope))
             answer = self._admission.take(peer, body, self._mailbox.put)
-            if isinstance(answer, ResultsSince):
-                answer = self._catch_up(peer, answer)
-            if answer is not None:
+            if isinstance(answer, Examination):
+                self._examiner.submit(answer)
+            elif isinstance(answer, ResultsSince):
+                self._catch_up(router, peer, answer)
+            elif answer is not None:
                 self._send(router, peer, answer)
 
     def _send_replies(self, router: Socket) -> None:
@@ -133,12 +153,15 @@ class Intake:
             for peer, answer in answers:
                 self._send(router, peer, answer)
 
-    def _open_letter(self, letter: Settled | _CaughtUp) -> list[tuple[Peer, Answer]]:
+    def _open_letter(self, letter: Settled | Looked | _CaughtUp | Callable[[], None]) -> list[tuple[Peer, Answer]]:
+        if callable(letter):
+            letter()
+            return []
         if isinstance(letter, Settled):
             return self._admission.settle(letter)
-        self._catching_up[letter.peer.identity] -= 1
-        if not self._catching_up[letter.peer.identity]:
-            del self._catching_up[letter.peer.identity]
+        if isinstance(letter, Looked):
+            answer = self._admission.looked(letter, self._mailbox.put)
+            return [] if answer is None else [(letter.peer, answer)]
         return [(letter.peer, letter.answer)]
 
     def _send(self, router: Socket, peer: Peer, answer: Answer) -> None:
@@ -148,20 +171,13 @@ class Intake:
         except zmq.ZMQError:  # no such peer any more, or it does not read: it will send again
             self._dropped_answers += 1
 
-    def _catch_up(self, peer: Peer, asked: ResultsSince) -> Answer | None:
-        if self._catching_up[peer.identity] >= _CATCH_UPS_PER_PEER:
-            return self._admission.busy(asked, "wait for the answers to your other results_since", 50)
-        self._catching_up[peer.identity] += 1
-        self._catch_ups.put((peer, asked))
-        return None
-
-    def _serve_catch_ups(self) -> None:
-        while (job := self._catch_ups.get()) is not None:
-            peer, asked = job
-            try:
-                page = self._results_since(asked.seq, asked.limit)
-                answer = results_answer(asked, page, self._admission.credit(asked))
-            except Exception:  # noqa: BLE001 - a failed query is the asker's to repeat
-                self._log.exception("results_since_failed", seq=asked.seq)
+    def _catch_up(self, router: Socket, peer: Peer, asked: ResultsSince) -> None:
+        def done(page: Page | None) -> None:
+            if page is None:
                 answer = self._admission.busy(asked, "the results cannot be read now", 500)
+            else:
+                answer = results_answer(asked, page, self._admission.credit(asked))
             self._mailbox.put(_CaughtUp(peer, answer))
+
+        if not self._catch_ups.ask(peer.identity.hex(), asked, done):
+            self._send(router, peer, self._admission.busy(asked, "too many results_since wait for their answers", 50))

@@ -1,0 +1,105 @@
+"""Consumers that were away: their questions are answered by a thread of its own, connection by connection in turn.
+
+Long queries must not delay anybody's acceptance, so the thread rests between two answers as long as it worked. What
+waits is bounded, and who asks much at once gets little at a time: `more` tells it to go on.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+
+from daemon.frames import MAX_HEADER_BYTES, encode
+from daemon.messages import ResultsSince
+from daemon.turns import Turns
+
+#: Questions of one connection, and of all, that may wait.
+_QUESTIONS_PER_PEER = 1000
+_QUESTIONS = 20_000
+#: Messages that are read from the database at once.
+_PIECE = 100
+#: Who has many questions waiting gets fewer messages with each answer, down to this.
+_LEAST_PAGE = 10
+_MANY_MESSAGES = 1000
+_MOST_REST_S = 0.1
+
+Page = Mapping[str, Any]
+ResultsReader = Callable[[int, int], Page]
+
+
+class CatchUps:
+    """`ask` from one thread; `done` is called with the page, or None where it could not be read, in this one's."""
+
+    def __init__(self, results_since: ResultsReader) -> None:
+        self._results_since = results_since
+        self._waiting: Turns[tuple[str, ResultsSince, Callable[[Page | None], None]]] = Turns()
+        self._by_peer: Counter[str] = Counter()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._log = structlog.get_logger("intake")
+        self._thread = threading.Thread(target=self._run, name="intake-results")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the answer in hand, and end; other questions are forgotten."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def ask(self, peer: str, asked: ResultsSince, done: Callable[[Page | None], None]) -> bool:
+        """False where too many questions wait already."""
+        with self._changed:
+            if self._by_peer[peer] >= _QUESTIONS_PER_PEER or len(self._waiting) >= _QUESTIONS:
+                return False
+            self._by_peer[peer] += 1
+            self._waiting.add(peer, (peer, asked, done), 0)
+            self._changed.notify()
+        return True
+
+    def _run(self) -> None:
+        while (question := self._next()) is not None:
+            peer, asked, done = question
+            began_s = time.monotonic()
+            try:
+                done(self._page(asked, self._by_peer[peer]))
+            except Exception:  # noqa: BLE001 - a failed query is the asker's to repeat
+                self._log.exception("results_since_failed", seq=asked.seq)
+                done(None)
+            self._finish(peer)
+            self._rest(time.monotonic() - began_s)
+
+    def _next(self) -> tuple[str, ResultsSince, Callable[[Page | None], None]] | None:
+        with self._changed:
+            while not self._stopping and not len(self._waiting):
+                self._changed.wait()
+            return None if self._stopping else self._waiting.take(1, 0)[0]
+
+    def _finish(self, peer: str) -> None:
+        with self._changed:
+            self._by_peer[peer] -= 1
+            if not self._by_peer[peer]:
+                del self._by_peer[peer]
+
+    def _rest(self, worked_s: float) -> None:
+        with self._changed:
+            if len(self._waiting) and not self._stopping:
+                self._changed.wait_for(lambda: self._stopping, min(worked_s, _MOST_REST_S))
+
+    def _page(self, asked: ResultsSince, questions: int) -> Page:
+        """About what fits one answer, read piece by piece: rendering much more would be lost work."""
+        limit = min(asked.limit, max(_LEAST_PAGE, _MANY_MESSAGES // questions))
+        page = self._results_since(asked.seq, min(limit, _PIECE))
+        room = MAX_HEADER_BYTES - sum(len(encode(item)) for item in page["items"])
+        while page["more"] and room > 0 and (left := limit - len(page["items"])) > 0:
+            further = self._results_since(page["last_seq"], min(left, _PIECE))
+            room -= sum(len(encode(item)) for item in further["items"])
+            more = {"last_seq": further["last_seq"], "more": further["more"]}
+            page = {**page, **more, "items": [*page["items"], *further["items"]]}
+        return page
