@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, Executable, bindparam, func, select
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from daemon.records import Accepted, Arrival, ExpertSwitch, ExpertVersion, JournalKey, Outcome
@@ -14,6 +16,7 @@ from daemon.store.boards import Boards
 from daemon.store.database import StoreError, open_for_writing
 from daemon.store.migrate import migrate
 from daemon.store.outcomes import Finishing, keep_task, waiting_for
+from daemon.store.prepared import ask_for_each
 from daemon.store.schema import boards, expert_switches, inspections, pending, recipes, rules_versions, stages
 from daemon.store.times import to_wall_s
 from daemon.store.transaction import Transaction, begin, read_numbers
@@ -25,6 +28,15 @@ if TYPE_CHECKING:
 
 #: Images that stay after their verdict unless the configuration says otherwise.
 KEEP: tuple[Verdict, ...] = ("fail", "review", "unknown")
+
+
+@cache
+def _known(count: int) -> Executable:
+    table = inspections.c
+    ids = [bindparam(f"each_{number}") for number in range(count)]
+    return select(table.image_id, table.inspection_id, table.image_sha256).where(
+        table.source == bindparam("source"), table.image_id.in_(ids)
+    )
 
 
 def open_store(
@@ -94,19 +106,15 @@ class Store:
 
     def known(self, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], Known]:
         """Those of `arrivals` that are accepted already, by (source, image id)."""
-        table = inspections.c
         by_source: dict[str, list[str]] = {}
         for arrival in arrivals:
             by_source.setdefault(arrival.source, []).append(arrival.image_id)
-        query = select(table.image_id, table.inspection_id, table.image_sha256)
         with self._engine.connect() as connection:
             # One query a source: SQLite would answer `(source, image_id) IN (...)` by reading the whole index.
             return {
                 (source, image_id): Known(inspection_id, sha256)
                 for source, ids in by_source.items()
-                for image_id, inspection_id, sha256 in connection.execute(
-                    query.where(table.source == source, table.image_id.in_(ids))
-                )
+                for image_id, inspection_id, sha256 in ask_for_each(connection, _known, ids, source=source)
             }
 
     def recover(self) -> Recovery:
@@ -137,7 +145,7 @@ class Store:
             accepted = accept(tx, group, routes)
         now_s = self._clock.monotonic_s()
         self._memory.accepted_s.update((image.inspection_id, now_s) for image in accepted)
-        return accepted
+        return [replace(image, accepted_s=now_s) for image in accepted]
 
     def keep_rules(self, routes: "Routes") -> None:
         """Note the rules that came into force, unless they were before."""
@@ -199,6 +207,7 @@ class Store:
             .where(boards.c.verdict.is_(None), recipes.c.time_limit_s.is_not(None))
         )
         return [
-            (tx.now_s + to_wall_s(first_seen_at) + time_limit_s - tx.now_wall_s, *board)
+            # A wall clock that was set back meanwhile gives nobody more than the whole time.
+            (tx.now_s + time_limit_s - max(0.0, tx.now_wall_s - to_wall_s(first_seen_at)), *board)
             for first_seen_at, time_limit_s, *board in tx.connection.execute(query)
         ]

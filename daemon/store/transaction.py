@@ -7,15 +7,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, and_, func, insert, select, update
+from sqlalchemy import Connection, Engine, Table, and_, bindparam, func, insert, select, update
 
 from daemon.store.boards import Board, BoardKey, Boards
-from daemon.store.prepared import add_rows
+from daemon.store.prepared import add_rows, run
 from daemon.store.schema import stream_position
 from daemon.store.times import to_text
 from daemon.store.values import Clock, Memory
 
 Row = dict[str, Any]
+
+_NUMBERS = select(stream_position.c.last_seq, stream_position.c.last_inspection_id, stream_position.c.last_board_id)
+_GIVEN = update(stream_position).values(
+    last_seq=bindparam("seq"), last_inspection_id=bindparam("inspection_id"), last_board_id=bindparam("board_id")
+)
 
 
 @dataclass(slots=True)
@@ -123,12 +128,12 @@ def begin(engine: Engine, board_cache: Boards, memory: Memory, clock: Clock) -> 
             )
             yield tx
             if numbers != before:
-                connection.execute(
-                    update(stream_position).values(
-                        last_seq=numbers.last_seq,
-                        last_inspection_id=numbers.last_inspection_id,
-                        last_board_id=numbers.last_board_id,
-                    )
+                run(
+                    connection,
+                    _GIVEN,
+                    seq=numbers.last_seq,
+                    inspection_id=numbers.last_inspection_id,
+                    board_id=numbers.last_board_id,
                 )
     except BaseException:
         if tx is not None:
@@ -138,10 +143,7 @@ def begin(engine: Engine, board_cache: Boards, memory: Memory, clock: Clock) -> 
 
 
 def read_numbers(connection: Connection) -> Numbers:
-    position = stream_position.c
-    found = connection.execute(
-        select(position.last_seq, position.last_inspection_id, position.last_board_id)
-    ).one_or_none()
+    found = run(connection, _NUMBERS).one_or_none()
     if found is None:
         connection.execute(
             insert(stream_position), [{"position_id": 1, "last_seq": 0, "last_inspection_id": 0, "last_board_id": 0}]
