@@ -3,7 +3,7 @@
     python -m tests.faults.faults_long_run DIR [--seed N] [--jobs N] [--only kills,power-cuts,...]
 
 Each episode is drawn from the seed and its name. DIR/seed-N/progress.jsonl has a line for each that is done; with the
-same DIR and seed the run goes on where it was stopped. The account is DIR/seed-N/summary.json.
+same DIR and seed the run goes on where it was stopped, and repeats what broke a promise. The account is DIR/seed-N/summary.json.
 """
 
 import argparse
@@ -38,6 +38,7 @@ _ROUNDS_PER_EPISODE = 10
 #: Calls of a running daemon that its disk may refuse, and how. A write may also stop short, which is no error.
 _REFUSALS = (
     "sync@.journal$:eio",
+    "sync@.journal$:enospc",
     "write@.journal$:enospc",
     "write@.journal$:eio:2+",
     "write@.journal$:short",
@@ -201,11 +202,7 @@ def main() -> int:
     folder, began_s = said.dir.absolute() / f"seed-{said.seed}", time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     progress = folder / "progress.jsonl"
-    done = (
-        {line["episode"]: line for line in map(json.loads, progress.read_text().splitlines())}
-        if progress.exists()
-        else {}
-    )
+    done = _done(progress)
     with tempfile.TemporaryDirectory(dir=folder) as made, ProcessPoolExecutor(said.jobs, get_context("spawn")) as pool:
         experts = Path(made)
         make_experts(experts)
@@ -227,6 +224,12 @@ def main() -> int:
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(summary, indent=2))
     return 1 if summary["promises_broken"] else 0
+
+
+def _done(progress: Path) -> dict[str, dict[str, Any]]:
+    """The episodes that need not be repeated, by name: those that ended well."""
+    lines = progress.read_text(encoding="utf-8").splitlines() if progress.exists() else []
+    return {tally["episode"]: tally for tally in map(json.loads, lines) if not tally["promises_broken"]}
 
 
 def carry_out_named(episode: Episode, folder: Path, experts: Path, seed: int) -> tuple[str, dict[str, Any]]:
