@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from daemon.errors import StartError
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 _CONNECTIONS = 16
 _REQUEST_S = 5.0
+_LOOK_UP_S = 0.1
 #: States in which images are taken and judged; one that is degraded needs a person, and serves on.
 _READY = ("ready", "degraded")
 
@@ -58,7 +58,7 @@ class HttpServer:
             self._server.server_close()
             raise StartError(f"endpoints.http: {self._endpoint} can be reached from other machines: it needs a token")
         self._server.set_app(self._answer)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_LOOK_UP_S,), name="http", daemon=True)
         self._thread.start()
         return f"http://[{bound}]:{port}" if ":" in str(bound) else f"http://{bound}:{port}"
 
@@ -121,6 +121,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     """At most 16 connections of at most 5 s each. One that comes when there are more takes the oldest one's place."""
 
     daemon_threads = True
+    request_queue_size = 128
     allow_reuse_address = True
 
     def __init__(self, host: str, port: int) -> None:
@@ -158,8 +159,8 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     def cut_all(self) -> None:
         self._cut(lambda _: True)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - socketserver's signature
-        structlog.get_logger("http").debug("request_cut", client=str(client_address))
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing to say: the client is gone, or was cut. (The base class prints a traceback for each.)"""
 
     def _cut(self, is_due: Callable[[float], bool]) -> None:
         """End connections from outside: what waits for their bytes wakes up, and their threads close them."""

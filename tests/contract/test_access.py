@@ -1,0 +1,155 @@
+"""A whole daemon that other machines can reach: keys by command while it runs, a token for HTTP, secrets kept."""
+
+import http.client
+import json
+import socket
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+import zmq.auth
+from typer.testing import CliRunner
+
+from daemon.control import ask
+from tests.lines import a_jpeg, a_line
+from tools.camera.publisher import CurveClient, Image, Publisher, PublishError, publish_images
+from tools.cli import app
+from tools.service import Service, ServiceError
+
+TOKEN = "fedcba9876543210" * 2
+
+
+def a_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def coserve(*words: str, status: int = 0) -> str:
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+def publish(endpoint: str, folder: Path, client: str, first: int) -> int:
+    """Publish two images as `client`; how many were accepted."""
+    keys = CurveClient(folder / "keys" / "server.key", folder / "keys" / f"{client}.key_secret")
+    board = {"type": "open-board", "serial": client}
+    images = [Image(f"{client}/{first + n}", a_jpeg(n), board, "R0402", {}) for n in range(2)]
+    try:
+        with Publisher(endpoint, client, curve=keys, patience_s=1.5, silence_s=0.4) as publisher:
+            return publish_images(publisher, images).accepted
+    except PublishError:
+        return 0
+
+
+def get(port: int, path: str, token: str | None) -> int:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
+        return connection.getresponse().status
+
+
+def an_open_line(folder: Path, experts: Path, secrets: str = "") -> tuple[Path, int, int]:
+    """A line on all addresses, whose secrets lie in the folder `secrets`; its ports of intake and HTTP."""
+    intake, results, web = a_port(), a_port(), a_port()
+    endpoints = {
+        "intake": ["ipc://run/intake.sock", f"tcp://0.0.0.0:{intake}"],
+        "results": f"tcp://0.0.0.0:{results}",
+        "control": "ipc://run/control.sock",
+        "http": f"http://0.0.0.0:{web}",
+    }
+    security = {
+        "server_key": f"{secrets}server.key_secret",
+        "http_token": f"{secrets}token",
+        "allowed_clients": "allowed",
+    }
+    return a_line(folder, experts, endpoints=endpoints, security=security), intake, web
+
+
+def test_clients_are_let_in_and_shut_out_while_the_line_runs_and_no_secret_is_ever_said(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    config, port, web = an_open_line(tmp_path, experts_folder, "$CREDENTIALS_DIRECTORY/")
+    endpoint, keys = f"tcp://127.0.0.1:{port}", tmp_path / "keys"
+    for name in ("camera-1", "camera-2"):
+        coserve("keys", "new", name, "--dir", str(keys))
+    coserve("keys", "new", "server", "--server", "--dir", str(keys))
+    (keys / "token").write_text(TOKEN)
+    for secret in (keys / "token", keys / "server.key_secret"):
+        secret.chmod(0o400)
+    with_config = ("--config", str(config))
+    said = coserve("keys", "allow", str(keys / "camera-1.key"), "camera-1", *with_config)
+    assert "no daemon is running" in said
+    with Service(config, tmp_path / "daemon.log", {"CREDENTIALS_DIRECTORY": str(keys)}) as service:
+        assert publish(endpoint, tmp_path, "camera-1", 0) == 2
+        assert publish(endpoint, tmp_path, "camera-2", 0) == 0
+        said = coserve("keys", "allow", str(keys / "camera-2.key"), "camera-2", *with_config)
+        assert "camera-2 may come in" in said
+        assert publish(endpoint, tmp_path, "camera-2", 0) == 2
+        assert "camera-1 is shut out" in coserve("keys", "revoke", "camera-1", *with_config)
+        assert publish(endpoint, tmp_path, "camera-1", 2) == 0
+        assert publish(endpoint, tmp_path, "camera-2", 2) == 2
+        listed = json.loads(coserve("keys", "list", *with_config, "--json"))
+        assert [client["name"] for client in listed["clients"]] == ["camera-2"]
+        assert [get(web, path, None) for path in ("/metrics", "/readyz", "/x")] == [401, 401, 401]
+        assert [get(web, path, TOKEN) for path in ("/metrics", "/readyz", "/x")] == [200, 200, 404]
+        status = json.dumps(ask(f"ipc://{tmp_path}/run/control.sock", "status"))
+        assert service.process is not None
+        process = Path(f"/proc/{service.process.pid}")
+        shown = [(process / name).read_bytes() for name in ("cmdline", "environ")]
+    with closing(sqlite3.connect(tmp_path / "inspection.db")) as database:
+        rows = database.execute("SELECT source, count(*) FROM inspections GROUP BY source ORDER BY source").fetchall()
+    assert rows == [("camera-1", 2), ("camera-2", 4)]
+    shown += [status.encode(), (tmp_path / "daemon.log").read_bytes(), config.read_bytes()]
+    secrets = [TOKEN.encode()]
+    for name in ("server", "camera-1", "camera-2"):
+        secret = zmq.auth.load_certificate(keys / f"{name}.key_secret")[1]
+        assert secret is not None
+        secrets.append(secret)
+    for secret in secrets:
+        assert not [text for text in shown if secret in text]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"intake": ["tcp://0.0.0.0:5570"]}, "needs CURVE"),
+        ({"intake": ["tcp://[::]:5570"]}, "needs CURVE"),
+        ({"results": "tcp://*:5571"}, "needs CURVE"),
+        ({"results": "tcp://2130706433:5571"}, "needs CURVE"),
+        ({"http": "http://0.0.0.0:9470"}, "needs a token"),
+        ({"http": "http://plant-pc:9470"}, "needs a token"),
+    ],
+)
+def test_an_open_endpoint_without_keys_or_token_is_refused_by_check_and_start(
+    tmp_path: Path, experts_folder: Path, change: dict[str, Any], says: str
+) -> None:
+    path = a_line(tmp_path, experts_folder)
+    config = yaml.safe_load(path.read_text())
+    config["endpoints"] |= change
+    path.write_text(yaml.safe_dump(config))
+    assert says in coserve("check", str(path), status=1)
+
+
+def test_a_daemon_whose_secrets_others_can_read_does_not_start(tmp_path: Path, experts_folder: Path) -> None:
+    config, _, _ = an_open_line(tmp_path, experts_folder)
+    coserve("keys", "new", "server", "--server", "--dir", str(tmp_path))
+    (tmp_path / "allowed").mkdir()
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o644)
+    with pytest.raises(ServiceError, match="can be read by everybody: chmod 600 it"):
+        Service(config, tmp_path / "daemon.log").start()
+    assert TOKEN not in (tmp_path / "daemon.log").read_text()
+    said = coserve("check", str(config), status=1)
+    assert "security.http_token" in said
+
+
+def test_a_credential_that_systemd_did_not_give_is_named_by_the_start_and_hinders_no_command(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    config, _, _ = an_open_line(tmp_path, experts_folder, "$CREDENTIALS_DIRECTORY/")
+    said = coserve("check", str(config), status=1)
+    assert "security.server_key: $CREDENTIALS_DIRECTORY is not set here" in said
+    assert "no daemon answers" in CliRunner().invoke(app, ["status", "--config", str(config)]).output

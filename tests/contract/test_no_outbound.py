@@ -1,0 +1,57 @@
+"""The daemon opens no connection that its configuration does not name: a whole run without a network, counted."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.contract.without_a_network import HTTP_REQUESTS
+from tests.lines import a_line
+
+WITHOUT_A_NETWORK = [
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--net",
+    "sh",
+    "-c",
+    'ip link set lo up && exec "$@"',
+    "sh",
+]
+
+
+def must_have_namespaces() -> None:
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        pytest.skip("needs unshare and ip: install util-linux and iproute2")
+    if not Path("/proc/net/snmp").exists():
+        pytest.skip("needs /proc/net/snmp: this kernel counts no packets without a route")
+    tried = subprocess.run([*WITHOUT_A_NETWORK, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"needs user and network namespaces, which are not allowed here: {tried.stderr.strip()}")
+
+
+def test_a_whole_line_works_without_a_network_and_never_tries_to_reach_one(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    must_have_namespaces()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    endpoints = {
+        "intake": ["ipc://run/intake.sock"],
+        "results": "ipc://run/results.sock",
+        "control": "ipc://run/control.sock",
+        "http": f"http://127.0.0.1:{port}",
+    }
+    a_line(tmp_path, experts_folder, endpoints=endpoints)
+    module = [sys.executable, "-m", "tests.contract.without_a_network", str(tmp_path)]
+    done = subprocess.run([*WITHOUT_A_NETWORK, *module], capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert (said["accepted"], said["completed"], said["last_error"]) == (3, 3, None)
+    assert said["imports"] == {"no_route": 0, "datagrams": 0, "connections": 0}
+    assert said["line"] == {"no_route": 0, "datagrams": 0, "connections": HTTP_REQUESTS}
+    assert said["provoked"]["no_route"] > 0, "the meter counts nothing: the zeros above prove nothing"

@@ -1,0 +1,74 @@
+"""Run in a network namespace that has loopback and nothing else: a whole line works, and the kernel saw no attempt to
+reach anything outside.
+
+`unshare --net python -m tests.contract.without_a_network FOLDER` prints what the kernel counted, as JSON.
+"""
+
+import http.client
+import json
+import socket
+import sys
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from daemon.control import ask
+from experts.vision import frameworks
+from tests.lines import a_jpeg
+from tools.camera.publisher import Image, Publisher, publish_images
+from tools.service import Service
+
+HTTP_REQUESTS = 3
+
+
+def kernel_counts() -> dict[str, int]:
+    """Of this namespace: packets that had no way out, datagrams sent (a name server's questions), connections begun."""
+    rows = [row.split() for row in Path("/proc/net/snmp").read_text().splitlines()]
+    table = {(names[0], name): int(value) for names, values in zip(rows[::2], rows[1::2], strict=True)
+             for name, value in zip(names[1:], values[1:], strict=True)}  # fmt: skip
+    six = dict(row.split() for row in Path("/proc/net/snmp6").read_text().splitlines())
+    return {
+        "no_route": table["Ip:", "OutNoRoutes"] + int(six.get("Ip6OutNoRoutes", 0)),
+        "datagrams": table["Udp:", "OutDatagrams"] + table["Udp:", "NoPorts"] + int(six.get("Udp6OutDatagrams", 0)),
+        "connections": table["Tcp:", "ActiveOpens"],
+    }
+
+
+def run_the_line(folder: Path) -> dict[str, Any]:
+    config = yaml.safe_load((folder / "coserve.yaml").read_text())
+    port = int(config["endpoints"]["http"].rsplit(":", 1)[1])
+    control = f"ipc://{folder}/run/control.sock"
+    board = {"type": "open-board", "serial": "S1"}
+    images = [Image(f"S1/{n}", a_jpeg(n), board, c, {}) for n, c in enumerate(("R0402", "C0603", "QFP64"))]
+    with Service(folder / "coserve.yaml", folder / "daemon.log"):
+        with Publisher(f"ipc://{folder}/run/intake.sock", "camera") as publisher:
+            accepted = publish_images(publisher, images).accepted
+        until_s = time.monotonic() + 60
+        while (status := ask(control, "status"))["completed"] < accepted and time.monotonic() < until_s:
+            time.sleep(0.05)
+        ask(control, "reload", timeout_s=60)
+        for path in ("/metrics", "/readyz", "/healthz")[:HTTP_REQUESTS]:
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+                connection.request("GET", path)
+                assert connection.getresponse().status == 200
+    return {"accepted": accepted, "completed": status["completed"], "last_error": status["last_error"]}
+
+
+def main(folder: Path) -> None:
+    frameworks.torchvision()
+    frameworks.ultralytics().YOLO("yolo11n.yaml")
+    after_imports = kernel_counts()
+    said = run_the_line(folder)
+    after_line = kernel_counts()
+    with suppress(OSError), socket.socket() as outward:
+        outward.connect(("203.0.113.1", 9))  # that the meter counts at all
+    with suppress(OSError):
+        socket.getaddrinfo("meter.invalid", 80)
+    print(json.dumps({**said, "imports": after_imports, "line": after_line, "provoked": kernel_counts()}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

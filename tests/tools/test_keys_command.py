@@ -1,0 +1,86 @@
+"""`coserve keys` as a person types it, without a daemon; with one it is in tests/contract/test_access.py."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tools.cli import app
+
+CONFIG = """\
+rules: rules.yaml
+catalog: experts/catalog.yaml
+devices: {cpu: {expert_memory: 250MB}}
+security: {server_key: server.key_secret, allowed_clients: allowed}
+"""
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Path:
+    (tmp_path / "coserve.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def keys(line: Path, *words: str, status: int = 0) -> str:
+    config = [] if words[0] == "new" else ["--config", str(line / "coserve.yaml")]
+    done = CliRunner().invoke(app, ["keys", words[0], *config, *words[1:]])
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+def test_new_says_what_to_do_next_and_never_the_secret(line: Path) -> None:
+    said = keys(line, "new", "server", "--server", "--dir", str(line))
+    assert "security.server_key" in said
+    client = keys(line, "new", "camera-1", "--dir", str(line))
+    assert "coserve keys allow" in client
+    secret = (line / "camera-1.key_secret").read_text().split('secret-key = "')[1].split('"')[0]
+    assert secret not in client
+    assert stat.S_IMODE((line / "camera-1.key_secret").stat().st_mode) == 0o600
+    assert "exists already" in keys(line, "new", "camera-1", "--dir", str(line), status=1)
+
+
+def test_allow_takes_a_file_or_a_key_and_list_shows_who_may_come_in(line: Path) -> None:
+    keys(line, "new", "server", "--server", "--dir", str(line))
+    made = [json.loads(keys(line, "new", name, "--dir", str(line), "--json")) for name in ("one", "two")]
+    keys(line, "allow", made[0]["public"], "camera-1")
+    text = Path(made[1]["public"]).read_text().split('public-key = "')[1].split('"')[0]
+    keys(line, "allow", "--", text, "camera-2")
+    listed = json.loads(keys(line, "list", "--json"))
+    assert [(client["name"], client["fingerprint"]) for client in listed["clients"]] == [
+        ("camera-1", made[0]["fingerprint"]),
+        ("camera-2", made[1]["fingerprint"]),
+    ]
+    table = keys(line, "list")
+    assert made[0]["fingerprint"] in table
+    assert f"the daemon's own key: {listed['server']}" in table
+    keys(line, "revoke", "camera-1")
+    assert [client["name"] for client in json.loads(keys(line, "list", "--json"))["clients"]] == ["camera-2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (("allow", "missing.key", "camera"), 1, "not a key file"),
+        (("allow", "no-key-at-all", "camera"), 1, "40 characters"),
+        (("allow", "x" * 40, "../camera"), 1, "no name for a key"),
+        (("revoke", "nobody"), 1, "allowed are: none"),
+        (("new", "a/b"), 1, "no name for a key"),
+        (("list",), 1, "allowed: No such file"),
+    ],
+)
+def test_what_cannot_be_done_says_why(line: Path, words: tuple[str, ...], status: int, says: str) -> None:
+    assert says in keys(line, *words, status=status)
+
+
+def test_a_clients_secret_never_goes_into_the_allow_list(line: Path) -> None:
+    keys(line, "new", "camera", "--dir", str(line))
+    assert "stays with the client" in keys(line, "allow", str(line / "camera.key_secret"), "camera", status=1)
+    assert not (line / "allowed").exists()
+
+
+def test_a_line_without_keys_says_so(line: Path) -> None:
+    text = "\n".join(row for row in CONFIG.splitlines() if not row.startswith("security"))
+    (line / "coserve.yaml").write_text(text)
+    assert "nobody needs a key here" in keys(line, "list", status=2)
