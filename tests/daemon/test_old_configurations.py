@@ -159,7 +159,7 @@ def test_a_catalog_and_weights_of_an_older_release_are_read(tmp_path: Path):
 def test_weights_of_a_newer_format_are_refused_by_name(tmp_path: Path):
     newer = (FORMATS / "R0402.safetensors").read_bytes().replace(b'"coserve_format":"1"', b'"coserve_format":"2"')
     (tmp_path / "R0402.safetensors").write_bytes(newer)
-    with pytest.raises(WeightsError, match="format 2.*reads format 1"):
+    with pytest.raises(WeightsError, match=r"format 2.*reads format 1"):
         read_header(tmp_path / "R0402.safetensors")
 
 
@@ -172,12 +172,13 @@ def test_a_profile_of_an_older_release_is_read_and_a_newer_one_refused(tmp_path:
         load_profile(tmp_path / "profile.yaml")
 
 
-def test_a_trace_of_an_older_release_is_read_and_a_newer_one_refused(tmp_path: Path):
+@pytest.mark.parametrize("other", [1, 3])
+def test_a_trace_of_an_older_release_is_read_and_one_of_another_format_refused(tmp_path: Path, other: int):
     assert read_makeup(FORMATS / "trace.jsonl").policy == "coserve-plus"
     assert len(list(read_calls(FORMATS / "trace.jsonl"))) == 59
-    newer = (FORMATS / "trace.jsonl").read_text(encoding="utf-8").replace('"trace":2', '"trace":3', 1)
-    (tmp_path / "trace.jsonl").write_text(newer, encoding="utf-8")
-    with pytest.raises(TraceError, match="format 3, and this version reads 2"):
+    another = (FORMATS / "trace.jsonl").read_text(encoding="utf-8").replace('"trace":2', f'"trace":{other}', 1)
+    (tmp_path / "trace.jsonl").write_text(another, encoding="utf-8")
+    with pytest.raises(TraceError, match=f"format {other}, and this version reads 2"):
         read_makeup(tmp_path / "trace.jsonl")
 
 

@@ -25,6 +25,7 @@ from daemon.store.store import Store, open_store
 from experts.weights import file_sha256
 from routing_rules.compile import compile_rules
 from tests.contract.client import Line
+from tests.daemon.store.kept_schemas import put_back
 from tests.lines import a_jpeg
 from tools.backup.archive import HEAD, SUMS, write_backup
 from tools.backup.contents import BackupError
@@ -387,6 +388,18 @@ def test_a_backup_of_a_newer_version_names_the_version_to_install(tmp_path: Path
         unpack(newer, tmp_path / "restored")
 
 
+def test_a_backup_of_an_older_database_is_migrated_at_the_first_start(tmp_path: Path):
+    a_folder(tmp_path / "line")
+    put_back("0001", tmp_path / "line")
+    restored = unpack(backed_up(tmp_path / "line"), tmp_path / "restored")
+    assert (restored.last_seq, restored.waiting) == (9, 5)
+    store = open_store(f"sqlite:///{tmp_path}/restored/inspection.db")
+    assert len(store.recover().pending) == 5
+    store.close()
+    segment = Path("journal/segment-00000001.journal")
+    assert (tmp_path / "restored" / segment).read_bytes() == (tmp_path / "line" / segment).read_bytes()
+
+
 def test_nothing_is_ever_restored_over_files_that_are_there(tmp_path: Path):
     a_folder(tmp_path / "line")
     archive = backed_up(tmp_path / "line")
@@ -415,8 +428,13 @@ def test_a_backup_that_fails_leaves_the_last_one_and_nothing_else(tmp_path: Path
     open_store(f"sqlite:///{tmp_path}/line/inspection.db").close()
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(BackupError, match=r"needs .* MB in .* and 0.0 MB are free: make room"):
+    with pytest.raises(BackupError, match=r"a copy of the database needs .* MB in .* and 0\.0 MB are free: make room"):
         write_backup(config, archive)
+    (tmp_path / "line" / "journal").mkdir()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=60 * 10**6))
+    with pytest.raises(BackupError, match="what the line keeps free needs 67"):
+        write_backup(config, archive)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(BackupError, match="the restored line needs"):
         unpack(archive, tmp_path / "restored")
     assert archive.read_bytes() == good

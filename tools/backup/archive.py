@@ -77,9 +77,7 @@ def write_backup(
         with _claimed(archive.with_name(f".{archive.name}.part"), archive) as out, ExitStack() as stack:
             snapshot = _snapshot(contents, archive, stack, progress)
             members = _members(contents, snapshot, with_images=with_images)
-            problem = room_problem(archive.parent, sum(member.size for member in members), "the backup")
-            if problem:
-                raise BackupError(problem)
+            _need_room(contents, archive, sum(member.size for member in members), "the backup")
             head = _head(snapshot, with_images=with_images)
             _write(GentleWriter(out), [_Member(HEAD, head, len(head)), *members], contents.warnings, progress)
             os.fchmod(out, 0o600 if any(member.mode == 0o600 for member in members) else 0o640)
@@ -139,9 +137,7 @@ def _snapshot(contents: Contents, archive: Path, stack: ExitStack, progress: Pro
     if not database.exists():
         contents.warnings.append(f"{database}: there is no database yet, and none in the backup")
         return snapshot
-    problem = room_problem(archive.parent, database_bytes(database), "a copy of the database")
-    if problem:
-        raise BackupError(problem)
+    _need_room(contents, archive, database_bytes(database), "a copy of the database")
     stack.callback(snapshot.copy.unlink, missing_ok=True)
     tries = _TRIES
 
@@ -175,6 +171,18 @@ def _snapshot(contents: Contents, archive: Path, stack: ExitStack, progress: Pro
             time.sleep(0.01)
     snapshot.state = state_of(snapshot.copy)
     return snapshot
+
+
+def _need_room(contents: Contents, archive: Path, size: int, what: str) -> None:
+    """BackupError where it does not fit, or would take the room that a line on the same disk keeps for itself."""
+    retention = contents.config.retention
+    journal = contents.config.journal
+    if journal.exists() and journal.stat().st_dev == archive.parent.stat().st_dev:
+        size += retention.reserve + (retention.free or 0)
+        what += " and what the line keeps free"
+    problem = room_problem(archive.parent, size, what)
+    if problem:
+        raise BackupError(problem)
 
 
 def _members(contents: Contents, snapshot: _Snapshot, *, with_images: bool) -> list[_Member]:
