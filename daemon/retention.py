@@ -9,12 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.admission import Admission
 from daemon.config import Retention
 from daemon.metrics import Metrics
 from daemon.pruning import Pruned, Pruner
@@ -38,6 +37,13 @@ _FIRST_OPTIMIZE_S = 600.0
 _VACUUM_PAUSE_S = 0.05
 
 
+class Door(Protocol):
+    """Where images come in (admission.py)."""
+
+    def hold(self, cause: str, reason: str, /) -> None: ...
+    def resume(self, cause: str, /) -> None: ...
+
+
 class RetentionThread:
     """`problem` is why no image can be taken; `prune` asks for a round now, from any thread."""
 
@@ -48,7 +54,7 @@ class RetentionThread:
         settings: Retention,
         room: Room,
         *,
-        admission: Admission,
+        admission: Door,
         writer: Writer,
         metrics: Metrics,
         clock: Clock | None = None,

@@ -1,0 +1,185 @@
+"""A line for the upkeep benchmark: a database with years of results, and a camera whose waits are measured."""
+
+import hashlib
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.config import Retention
+from daemon.journal import Journal
+from daemon.metrics import Metrics
+from daemon.records import Accepted, Arrival, BoardRef, Outcome, Pixels, Stage
+from daemon.retention import RetentionThread
+from daemon.room import Room
+from daemon.rulebook import Rulebook
+from daemon.store.store import open_store
+from daemon.writer import Writer
+from routing_rules.compile import compile_rules
+
+_RULES = """\
+boards:
+  bench: {extras: allow, components: {R0402: 100}}
+classifiers:
+  "*": {expert: "{component}", pass: [ok]}
+"""
+_ROWS_PER_BOARD = 100
+_YEARS_S = 4 * 365 * 86400
+_SERIES = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
+_AT = "strftime('%Y-%m-%dT%H:%M:%fZ', ? + {i} * ?, 'unixepoch')"
+
+
+def make_database(folder: Path, rows: int, files: int) -> None:
+    """`rows` inspections of the last four years, 100 to a board, a box for each fifth; the newest `files` are kept."""
+    url = f"sqlite:///{folder}/inspection.db"
+    open_store(url).close()
+    boards = rows // _ROWS_PER_BOARD
+    rows = boards * _ROWS_PER_BOARD
+    begin_s, each_s = time.time() - _YEARS_S, _YEARS_S / rows
+    images = _at("i")
+    closing_at = _at(f"i * {_ROWS_PER_BOARD}")
+    day = "substr(strftime('%Y-%m-%d', ? + i * ?, 'unixepoch'), 1, 10)"
+    with closing(sqlite3.connect(folder / "inspection.db", isolation_level=None)) as database:
+        for pragma in ("synchronous = OFF", "foreign_keys = OFF", "cache_size = -200000"):
+            database.execute(f"PRAGMA {pragma}")
+        database.execute("BEGIN")
+        database.execute(
+            f"{_SERIES} INSERT INTO boards (board_id, board_type, serial, attempt, first_seen_at, completed_at,"  # noqa: S608 - our own text
+            " expected, inspected, verdict, reason, rules_version, seq, failed, missing)"
+            f" SELECT i, 'bench', 'old-' || i, 1, {closing_at}, {closing_at}, 100, 100, 'pass', 'complete', '0',"
+            f" i * {_ROWS_PER_BOARD + 1}, '[]', '[]' FROM n",
+            (boards, *(begin_s, each_s) * 2),
+        )
+        database.execute(
+            f"{_SERIES} INSERT INTO inspections (inspection_id, source, image_id, board_id, component, designator,"  # noqa: S608
+            " accepted_at, completed_at, image_bytes, status, verdict, late, rules_version, image_sha256, image_path,"
+            f" latency_ms, seq) SELECT i, 'camera', 'old-' || i, (i - 1) / {_ROWS_PER_BOARD} + 1, 'R0402', 'R' || i,"
+            f" {images}, {images}, 1000, 'done', CASE WHEN i % 20 = 0 THEN 'fail' ELSE 'pass' END, 0, '0',"
+            f" '{hashlib.sha256().hexdigest()}', CASE WHEN i > ? THEN 'images/' || {day} || '/' ||"
+            f" printf('%06d', i / 1000) || '/' || i || '.jpg' END, 12.5, i + (i - 1) / {_ROWS_PER_BOARD} FROM n",
+            (rows, *(begin_s, each_s) * 2, rows - files, begin_s, each_s),
+        )
+        database.execute(
+            f"{_SERIES} INSERT INTO stages SELECT i, 0, 'R0402', '0123456789ab', 'ok', 0.97, 'cpu', 'cpu-0', i / 8, 8,"  # noqa: S608
+            " 1.5, 0.0, 30.0 FROM n",
+            (rows,),
+        )
+        database.execute(
+            f"{_SERIES} INSERT INTO detections SELECT i, i * 5, 0, 'bridge', 0.5, 1, 2, 3, 4 FROM n",  # noqa: S608
+            (rows // 5,),
+        )
+        database.execute(
+            "UPDATE stream_position SET last_seq = ?, last_inspection_id = ?, last_board_id = ?",
+            (boards * (_ROWS_PER_BOARD + 1), rows, boards),
+        )
+        database.execute("COMMIT")
+        paths = database.execute("SELECT image_path FROM inspections WHERE image_path IS NOT NULL").fetchall()
+    for (path,) in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(bytes(1000))
+
+
+def _at(i: str) -> str:
+    return _AT.format(i=i)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Milliseconds from `submit` to the reply."""
+
+    images: int
+    p50_ms: float
+    p99_ms: float
+    longest_ms: float
+
+
+class BenchLine:
+    """A real writer with its journal, a retention thread, and a camera that sends at a rate without waiting."""
+
+    def __init__(self, folder: Path, rate: float, image_bytes: int) -> None:
+        self.url = f"sqlite:///{folder}/inspection.db"
+        self.folder = folder
+        self.busy = 0
+        self._rate = rate
+        self._payload = b"\xff\xd8\xff" + bytes(image_bytes - 3)
+        self._sha256 = hashlib.sha256(self._payload).hexdigest()
+        self._store = open_store(self.url, keep=())
+        self._journal = Journal(folder / "journal")
+        self._room = Room({"journal": folder}, 2**20)
+        self._writer = Writer(
+            *(self._store, self._journal, Rulebook(compile_rules(_RULES, "bench", None)), folder / "images"),
+            on_accepted=self._judge,
+            on_published=lambda _messages: None,
+            on_done=lambda _done: None,
+        )
+        self._waits_ms: list[float] = []
+        self._stopping = threading.Event()
+        self._camera = threading.Thread(target=self._send, name="camera")
+
+    def start(self) -> None:
+        self._writer.recover()
+        self._writer.start()
+        self._camera.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._camera.join()
+        self._writer.stop()
+        self._store.close()
+        self._journal.close()
+
+    def hold(self, _cause: str, _reason: str) -> None:
+        """The disk of this benchmark is not full; what is held up shows as a wait."""
+        self.busy += 1
+
+    def resume(self, _cause: str) -> None:
+        """See `hold`."""
+
+    @contextmanager
+    def retention(self, **settings: object) -> Iterator[RetentionThread]:
+        """The thread with these settings, while the block lasts."""
+        thread = RetentionThread(
+            *(self.url, self.folder / "images", Retention.model_validate(settings), self._room),
+            admission=self,
+            writer=self._writer,
+            metrics=Metrics(),
+        )
+        thread.start()
+        try:
+            yield thread
+        finally:
+            thread.stop()
+
+    def waits(self) -> Waits:
+        """Of the images answered since this was last asked."""
+        waits_ms, self._waits_ms = sorted(self._waits_ms), []
+        return Waits(len(waits_ms), _rank(waits_ms, 0.5), _rank(waits_ms, 0.99), waits_ms[-1] if waits_ms else 0.0)
+
+    def log_bytes(self) -> int:
+        """The write-ahead log's file."""
+        return (self.folder / "inspection.db-wal").stat().st_size
+
+    def _send(self) -> None:
+        run = f"{time.time_ns():x}"
+        began_s, number = time.monotonic(), 0
+        while not self._stopping.wait(max(0.0, began_s + number / self._rate - time.monotonic())):
+            number += 1
+            board = BoardRef("bench", f"{run}-{number // _ROWS_PER_BOARD}", None, None, None)
+            names = f"{run}-{number}", board, "R0402", f"R{number}"
+            sent_s = time.monotonic()
+            self._writer.submit(
+                Arrival("camera", *names, None, None, Pixels(), self._payload, self._sha256),
+                lambda _reply, sent_s=sent_s: self._waits_ms.append(1000 * (time.monotonic() - sent_s)),
+            )
+
+    def _judge(self, images: list[Accepted]) -> None:
+        stage = Stage("R0402", "0123456789ab", "ok", 0.97, (), "cpu", "cpu-0", 1, 8, 1.5, 0.0, 30.0)
+        for image in images:
+            self._writer.finish(Outcome(image.inspection_id, "pass", None, None, (stage,)))
+
+
+def _rank(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
