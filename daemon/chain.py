@@ -56,10 +56,17 @@ class Chains:
             return Outcome(accepted.inspection_id, "unknown", None, "rules_changed", ())
         deadline_s = None
         if accepted.deadline_ms is not None:
-            # Downtime counts: the wall clock says how long ago it was accepted, the other one never jumps.
-            left_s = accepted.accepted_wall_s + accepted.deadline_ms / 1000.0 - self._wall()
-            deadline_s = self._clock() + left_s
+            deadline_s = self._accepted_s(accepted) + accepted.deadline_ms / 1000.0
         return self._request(_Image(accepted, step, deadline_s))
+
+    def _accepted_s(self, accepted: Accepted) -> float:
+        """When it was accepted, on the drive's clock, which never jumps.
+
+        Of an image from before a restart only the wall clock knows; set back meanwhile, it counts no downtime.
+        """
+        if accepted.accepted_s is not None:
+            return accepted.accepted_s
+        return self._clock() - max(0.0, self._wall() - accepted.accepted_wall_s)
 
     def answered(self, found: ImageAnswer, now: float) -> Request | Outcome:
         """Judge an answer: the request of the chain's next step, or the image's end."""

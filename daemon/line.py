@@ -4,14 +4,15 @@ The daemon's start, its reload, `coserve check` and `coserve rules check` all go
 check accepts is what the daemon accepts.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.config import Config, Security, load_config
+from daemon.config import CREDENTIALS, Config, Security, load_config
 from daemon.devices import Measurements, complete, memory_problems, profile_warnings
-from daemon.endpoints import CurveKeys, check_endpoints
+from daemon.endpoints import CurveKeys, check_allowed_clients, check_endpoints, check_http
 from daemon.errors import ConfigError
 from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.profile import this_machine
@@ -21,6 +22,10 @@ from experts.weights import verify_sha256
 from routing_rules.compile import ExpertLabels, RulesError, compile_rules
 from routing_rules.load import Problem, read_yaml, read_yaml_text, validate
 from routing_rules.routes import Routes
+
+#: A file that was written to less long ago may be half there, as an editor or a copy left it.
+_QUIET_S = 0.3
+_WRITTEN_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ def load_line(path: Path, environ: Mapping[str, str] | None = None, *, with_prof
 
 def load_rules_and_catalog(config: Config) -> tuple[Routes, Catalog]:
     """What `reload` reads again. A missing or damaged weights file is no mistake here: that expert alone fails."""
-    catalog, problems, _ = load_catalog(config.catalog)
+    catalog, problems, _ = load_catalog(config.catalog, weights_folders(config))
     try:
         routes = load_routes(config.rules, catalog)
     except RulesError as error:
@@ -64,6 +69,44 @@ def load_rules_and_catalog(config: Config) -> tuple[Routes, Catalog]:
     if problems or catalog is None:
         raise ConfigError(problems)
     return routes, catalog
+
+
+def reload_rules_and_catalog(config: Config) -> tuple[Routes, Catalog]:
+    """As `load_rules_and_catalog`, of files that nobody is writing at this moment: half a file may be valid too.
+
+    ConfigError with the mistakes, or where somebody goes on writing.
+    """
+    files = (config.rules, config.catalog)
+    until_s = time.monotonic() + _WRITTEN_WITHIN_S
+    while time.monotonic() < until_s:
+        before = _states(files)
+        # A clock that was set back makes a file look new, which costs the same short wait.
+        if any(time.time() - written_s < _QUIET_S for _, _, written_s in before):
+            time.sleep(_QUIET_S)
+        problems: ConfigError | None = None
+        try:
+            found = load_rules_and_catalog(config)
+        except ConfigError as error:
+            problems, found = error, None
+        if _states(files) != before:
+            continue
+        if found is None:
+            raise problems or ConfigError([])
+        return found
+    raise ConfigError([f"{files[0]} or {files[1]} is still being written: reload again when that has ended"])
+
+
+def _states(files: Sequence[Path]) -> list[tuple[int, int, float]]:
+    """What tells one state of a file from the next: inode, size and seconds of its last writing."""
+    found: list[tuple[int, int, float]] = []
+    for file in files:
+        try:
+            state = file.stat()
+        except OSError:
+            found.append((0, 0, 0.0))
+        else:
+            found.append((state.st_ino, state.st_size, state.st_mtime_ns / 1e9))
+    return found
 
 
 def load_routes(path: Path, catalog: Catalog | None) -> Routes:
@@ -79,13 +122,21 @@ def compile_kept_rules(text: str, catalog: Catalog) -> Routes | None:
         return None
 
 
-def load_catalog(path: Path) -> tuple[Catalog | None, list[Problem], list[Problem]]:
-    """The catalog of `path`, its mistakes, and apart from them the weights files that cannot be used."""
+def weights_folders(config: Config) -> tuple[Path, ...]:
+    """Where weights files may lie: beside the catalog, and where the configuration says."""
+    return (config.catalog.parent, *config.security.weights)
+
+
+def load_catalog(path: Path, folders: Sequence[Path] = ()) -> tuple[Catalog | None, list[Problem], list[Problem]]:
+    """The catalog of `path`, its mistakes, and apart from them the weights files that cannot be used.
+
+    With `folders`, a weights file that lies in none of them is a mistake.
+    """
     document = read_yaml(path)
     file, problems = validate(CatalogFile, document)
     if file is None:
         return None, problems, []
-    catalog, mistakes = resolve(file, path.parent)
+    catalog, mistakes = resolve(file, path.parent, folders)
     found: dict[bool, list[Problem]] = {True: [], False: []}
     for where, message in mistakes:
         found[where[-1] == "file"].append(document.problem(where, message))
@@ -118,7 +169,8 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
     config, measured, found = complete(path, config, this_machine())
     problems = [*map(str, found), *(f"{path}: {problem}" for problem in settings_problems(config))]
     are_settings_sound = not problems
-    catalog, mistakes, unusable = load_catalog(config.catalog)
+    problems += [f"{path}: {problem}" for problem in check_allowed_clients(curve_keys(config.security))]
+    catalog, mistakes, unusable = load_catalog(config.catalog, weights_folders(config))
     problems += [str(problem) for problem in (*mistakes, *unusable)]
     try:
         routes = load_routes(config.rules, catalog)
@@ -134,7 +186,7 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
         "experts": len(catalog),
         "weights_bytes": sum(spec.weights_bytes for spec in catalog.values()),
         "rules_version": routes.version,
-        "warnings": profile_warnings(path, config, measured, catalog),
+        "warnings": [*config.warnings, *profile_warnings(path, config, measured, catalog)],
     }
     return problems, facts
 
@@ -146,8 +198,14 @@ def settings_problems(config: Config) -> list[str]:
         preset(config.policy)
     except UnknownPolicyError as error:
         problems.append(str(error))
+    secrets = {"server_key": config.security.server_key, "http_token": config.security.http_token}
+    unset = [name for name, file in secrets.items() if file is not None and CREDENTIALS in file.parts]
+    if unset:
+        remedy = "systemd sets it for a unit with LoadCredential=; for a check by hand, set CREDENTIALS_DIRECTORY"
+        return [*problems, *(f"security.{name}: {CREDENTIALS} is not set here: {remedy}" for name in unset)]
     endpoints, curve = config.endpoints, curve_keys(config.security)
-    return problems + check_endpoints(endpoints.intake, endpoints.results, endpoints.control, curve)
+    problems += check_endpoints(endpoints.intake, endpoints.results, endpoints.control, curve)
+    return problems + check_http(endpoints.http, config.security.http_token)
 
 
 def curve_keys(security: Security) -> CurveKeys | None:

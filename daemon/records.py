@@ -1,6 +1,6 @@
 """The values that travel between the daemon's drivers: an image arrives, is accepted, is judged, is published."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from experts.spec import Detection
@@ -68,6 +68,8 @@ class Accepted:
     rules_version: str
     key: JournalKey
     pixels: Pixels
+    #: Monotonic seconds; None for what a restart finds, where only the wall clock is left.
+    accepted_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

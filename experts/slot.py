@@ -278,13 +278,15 @@ class SlotPool:
             identity = file_identity(state, spec)
             if self._shelf.verified.get(spec.file) == identity:
                 self._transfer.fill(slot.place, self._reader, descriptor, state.st_size - slot.size_bytes)
-                return
+                if file_identity(os.fstat(descriptor), spec) == identity:
+                    return  # else it was written to while it was read: what came of it must be checked
             head = _checked_head(spec, slot.layout)
             digest = hashlib.sha256(head)
             self._transfer.fill(slot.place, self._reader, descriptor, len(head), digest)
             check_digest(digest.hexdigest(), spec)
             _check_finite(slot, spec)
-            self._shelf.verified[spec.file] = identity
+            if file_identity(os.fstat(descriptor), spec) == identity:
+                self._shelf.verified[spec.file] = identity
         except WeightsError as error:
             raise ExpertError(spec.expert, error.message, spec.file) from error
         except EOFError as error:
@@ -309,8 +311,12 @@ def _check_finite(slot: Slot, spec: ExpertSpec) -> None:
 
 
 def file_identity(state: os.stat_result, spec: ExpertSpec) -> tuple[object, ...]:
-    """What must not have changed for a file to count as checked (`LayoutShelf.verified`)."""
-    return (state.st_ino, state.st_size, state.st_mtime_ns, spec.sha256, spec.layout)
+    """What must not have changed for a file to count as checked (`LayoutShelf.verified`).
+
+    The time of its last change of any kind too: nobody can set that back, as they can the time of its last writing.
+    """
+    times = (state.st_mtime_ns, state.st_ctime_ns)
+    return (state.st_dev, state.st_ino, state.st_size, *times, spec.sha256, spec.layout)
 
 
 def _pop(slots: list[Slot], layout: Layout) -> Slot | None:

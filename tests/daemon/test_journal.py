@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import stat
 import threading
 from pathlib import Path
@@ -195,8 +196,27 @@ def test_a_write_that_stops_short_is_continued(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_written_to_is_an_error_that_names_the_reason(tmp_path):
     journal = Journal(tmp_path / "journal")
     (tmp_path / "journal").rmdir()
-    with pytest.raises(JournalError, match="cannot begin a segment: No such file"):
+    (tmp_path / "journal").write_bytes(b"")
+    with pytest.raises(JournalError, match="cannot begin a segment: Not a directory"):
         journal.append([b"x"])
+    journal.close()
+
+
+def test_a_journal_that_is_deleted_or_moved_away_loses_one_group_and_begins_anew(tmp_path):
+    folder = tmp_path / "journal"
+    journal = Journal(folder)
+    (before,) = journal.append([b"before"])
+    folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(JournalError, match="deleted or moved away"):
+        journal.append([b"lost"])
+    (after,) = journal.append([b"after"])
+    assert (journal.read(before), journal.read(after)) == (b"before", b"after")
+    shutil.rmtree(folder)
+    with pytest.raises(JournalError, match="deleted or moved away"):
+        journal.append([b"lost"])
+    (last,) = journal.append([b"last"])
+    assert [journal.read(key) for key in (before, after, last)] == [b"before", b"after", b"last"]
+    assert [path.name for path in folder.iterdir()] == [f"segment-{last.segment:08d}.journal"]
     journal.close()
 
 

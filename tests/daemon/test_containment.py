@@ -1,0 +1,447 @@
+"""What breaks is contained: poison images, altered weights, clocks that jump, files that vanish under the daemon."""
+
+import io
+import os
+import sqlite3
+import struct
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from daemon import probe
+from daemon.image_header import ImageHeaderError, check_image
+from daemon.marks import Marks, Suspect
+from daemon.probe import decode_apart, examine
+from daemon.records import JournalKey, Pixels
+from daemon.store.home import Home
+from daemon.store.store import open_store
+from experts.errors import ExpertError
+from experts.reading import CachedReader
+from experts.slot import SlotPool
+from experts.spec import ExpertSpec
+from experts.vision.decode import decode
+from experts.weights import file_sha256
+from tests.daemon.bench_line import a_line as a_simulated_line
+from tests.daemon.bench_line import an_image
+from tests.daemon.store.store_parts import a_line, an_arrival, an_outcome, some_rules
+from tests.lines import a_jpeg
+from tests.poison import a_poisonous_library, a_tiff, poisoned
+
+DAY_S = 86_400.0
+KEYS = [JournalKey(1, 16 + 100 * number, 84) for number in range(4)]
+
+
+# Headers
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def a_png(*, extra: bytes = b"", pixels: bytes | None = None) -> bytes:
+    rows = zlib.compress(b"".join(b"\0" + bytes(300) for _ in range(100)))
+    header = struct.pack(">IIBBBBB", 100, 100, 8, 2, 0, 0, 0)
+    body = _chunk(b"IHDR", header) + extra + _chunk(b"IDAT", rows if pixels is None else pixels)
+    return b"\x89PNG\r\n\x1a\n" + body + _chunk(b"IEND", b"")
+
+
+def a_progressive_jpeg(more_scans: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 64), (90, 120, 30)).save(buffer, "JPEG", progressive=True)
+    data = buffer.getvalue()
+    return data[:-2] + data[data.rindex(b"\xff\xda") : -2] * more_scans + data[-2:]
+
+
+@pytest.mark.parametrize(
+    ("bomb", "what"),
+    [
+        (a_progressive_jpeg(1000), "more than 50 scans"),
+        (a_png(extra=_chunk(b"zTXt", b"x\0\0" + zlib.compress(bytes(10**6))) * 100), "compressed chunks"),
+        (a_png(extra=_chunk(b"iCCP", b"x\0\0" + zlib.compress(bytes(10**6))) * 100), "compressed chunks"),
+        (a_png(pixels=zlib.compress(bytes(10**9))), "more image data than 100"),
+    ],
+    ids=["scans of a JPEG", "texts of a PNG", "profiles of a PNG", "pixels of a PNG"],
+)
+def test_a_small_file_that_keeps_a_decoder_busy_for_minutes_is_refused_by_its_header(bomb: bytes, what: str) -> None:
+    with pytest.raises(ImageHeaderError, match=what) as caught:
+        check_image(bomb, Pixels(), 64_000_000)
+    assert caught.value.code == "bad_image"
+
+
+@pytest.mark.parametrize(
+    "image", [a_progressive_jpeg(0), a_png(), a_png(extra=_chunk(b"zTXt", b"x\0\0" + zlib.compress(b"Camera 7")) * 8)]
+)
+def test_what_cameras_really_send_is_taken(image: bytes) -> None:
+    check_image(image, Pixels(), 64_000_000)
+    assert decode(image, "image").shape[2] == 3
+
+
+def test_every_format_at_the_largest_size_is_decoded_within_the_memory_that_a_suspect_gets() -> None:
+    for kind in ("PNG", "TIFF"):
+        buffer = io.BytesIO()
+        Image.new("RGB", (8000, 8000), (1, 2, 3)).save(
+            buffer, kind, **({"compression": "tiff_lzw"} if kind == "TIFF" else {})
+        )
+        assert decode_apart(buffer.getvalue(), Pixels(), 60.0) is None
+
+
+# Marks and the probe
+
+
+def test_marks_outlive_the_process_and_a_clean_stop_clears_them(tmp_path: Path) -> None:
+    path = tmp_path / "marks"
+    code = (
+        "import os, signal, sys; from pathlib import Path; from daemon.marks import Marks;"
+        "from daemon.records import JournalKey; marks = Marks(Path(sys.argv[1]));"
+        "first, second, third = marks.place(), marks.place(), marks.place();"
+        "first(JournalKey(1, 16, 84)); second(JournalKey(7, 2**40, 9)); third(JournalKey(3, 3, 3)); third(None);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == -9
+    marks = Marks(path)
+    assert marks.suspects == [Suspect(JournalKey(1, 16, 84), 1), Suspect(JournalKey(7, 2**40, 9), 1)]
+    marks.close(clean=True)
+    marks = Marks(path)
+    assert marks.suspects == []
+    marks.close(clean=True)
+
+
+def test_a_suspect_stays_one_until_its_verdict_and_its_deaths_are_counted(tmp_path: Path) -> None:
+    def run(*marked: JournalKey, pending: set[JournalKey]) -> list[Suspect]:
+        marks = Marks(tmp_path / "marks")
+        found = marks.keep(pending)
+        for key in marked:
+            marks.place()(key)
+        marks.close(clean=False)
+        return found
+
+    first, second, *_ = KEYS
+    assert run(first, second, pending=set(KEYS)) == []
+    assert run(first, pending={first}) == [Suspect(first, 1)]
+    assert run(pending={first}) == [Suspect(first, 2)], "the death before counts although this run marked nothing"
+    assert run(pending={first}) == [Suspect(first, 2)]
+    assert run(pending=set()) == []
+    assert run(pending={first}) == []
+
+
+@pytest.mark.parametrize("damage", [b"", b"CSMARKS1", b"\xff" * 12288, b"\0" * 100_000])
+def test_damaged_marks_are_begun_anew(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "marks"
+    path.write_bytes(damage)
+    marks = Marks(path)
+    assert marks.suspects == []
+    marks.place()(KEYS[0])
+    marks.close(clean=False)
+    marks = Marks(path)
+    assert marks.suspects == [Suspect(KEYS[0], 1)]
+    marks.close(clean=True)
+
+
+def test_a_line_runs_without_marks_where_they_cannot_be_had(tmp_path: Path) -> None:
+    marks = Marks(tmp_path / "nowhere" / "marks")
+    marks.place()(KEYS[0])
+    assert (marks.suspects, marks.keep([])) == ([], [])
+    marks.close(clean=True)
+
+
+@pytest.mark.parametrize(
+    ("action", "what"), [("segv", "SIGSEGV"), ("abort", "SIGABRT"), ("loop", "did not end within"), ("bomb", "SIGABRT")]
+)
+def test_a_child_says_how_its_decoder_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, what: str
+) -> None:
+    for name, value in poisoned(a_poisonous_library(tmp_path), action).items():
+        monkeypatch.setenv(name, value)
+    reason = decode_apart(a_tiff(), Pixels(), 2.0 if action == "loop" else 60.0)
+    assert reason is not None
+    assert what in reason
+    assert decode_apart(a_jpeg(), Pixels(), 60.0) is None
+
+
+@pytest.mark.parametrize(
+    ("payload", "pixels"),
+    [(a_jpeg(), Pixels()), (b"\xff\xd8\xff rubbish", Pixels()), (bytes(12), Pixels("raw", (2, 2, 3)))],
+)
+def test_images_that_decode_apart_or_are_merely_bad_go_the_ordinary_way(payload: bytes, pixels: Pixels) -> None:
+    assert decode_apart(payload, pixels, 60.0) is None
+
+
+def test_an_image_that_the_daemon_died_with_three_times_is_condemned_unread() -> None:
+    image = an_image(1)
+    reads: list[JournalKey] = []
+
+    def read(key: JournalKey) -> bytes:
+        reads.append(key)
+        return a_jpeg()
+
+    assert examine([Suspect(image.key, 2)], [image], read, 60.0) == []
+    ((condemned, reason),) = examine([Suspect(image.key, probe._MOST_DEATHS)], [image], read, 60.0)
+    assert (condemned, reads) == (image, [image.key])
+    assert "died 3 times" in reason
+
+
+# Weights
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> ExpertSpec:
+    from tests.experts.samples import an_expert_file
+
+    return an_expert_file(tmp_path_factory.mktemp("weights"))
+
+
+def _swap_for_other_bytes(spec: ExpertSpec) -> None:
+    """Another file of the same size and times."""
+    state, data = spec.file.stat(), bytearray(spec.file.read_bytes())
+    data[-5000] ^= 1
+    other = spec.file.with_suffix(".new")
+    other.write_bytes(data)
+    os.utime(other, ns=(state.st_atime_ns, state.st_mtime_ns))
+    other.replace(spec.file)
+
+
+def _rewrite_in_place(spec: ExpertSpec) -> None:
+    """The same file, one bit of it, its times put back."""
+    state = spec.file.stat()
+    with spec.file.open("r+b") as file:
+        file.seek(-5000, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-5000, os.SEEK_END)
+        file.write(bytes([byte ^ 1]))
+    os.utime(spec.file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert spec.file.stat().st_mtime_ns == state.st_mtime_ns
+
+
+def _cut(spec: ExpertSpec) -> None:
+    os.truncate(spec.file, spec.file.stat().st_size - 4096)
+
+
+def _delete(spec: ExpertSpec) -> None:
+    spec.file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("harm", "what"),
+    [
+        (_swap_for_other_bytes, "its contents changed"),
+        (_rewrite_in_place, "its contents changed"),
+        (_cut, "truncated"),
+        (_delete, "there is no such weights file"),
+    ],
+)
+def test_weights_that_changed_since_they_were_checked_are_refused_and_the_right_ones_taken_again(
+    weights: ExpertSpec, harm: Callable[[ExpertSpec], None], what: str
+) -> None:
+    good = weights.file.read_bytes()
+    pool = SlotPool("cpu", weights.weights_bytes)
+    pool.load(weights)
+    pool.unload(weights.expert)
+    harm(weights)
+    with pytest.raises(ExpertError, match=what):
+        pool.load(weights)
+    assert pool.resident() == ()
+    weights.file.write_bytes(good)
+    assert file_sha256(weights.file) == weights.sha256
+    pool.load(weights)
+    assert pool.resident() == (weights.expert,)
+    pool.check()
+
+
+class HarmWhileReading(CachedReader):
+    """Does harm to a file after some of it was read."""
+
+    def __init__(self, harm: Callable[[], None]) -> None:
+        self.harm: Callable[[], None] | None = harm
+
+    def read(self, descriptor: int, view: memoryview, offset: int) -> None:
+        half = len(view) // 2
+        super().read(descriptor, view[:half], offset)
+        harm, self.harm = self.harm, None
+        if harm is not None:
+            harm()
+        super().read(descriptor, view[half:], offset + half)
+
+
+@pytest.mark.parametrize(("harm", "what"), [(_rewrite_in_place, "its contents changed"), (_cut, "early")])
+def test_weights_that_are_written_to_while_they_are_read_never_serve(
+    weights: ExpertSpec, harm: Callable[[ExpertSpec], None], what: str
+) -> None:
+    good = weights.file.read_bytes()
+    reader = HarmWhileReading(lambda: None)
+    pool = SlotPool("cpu", weights.weights_bytes, reader=reader)
+    pool.load(weights)
+    pool.unload(weights.expert)
+    reader.harm = lambda: harm(weights)
+    with pytest.raises(ExpertError, match=what):
+        pool.load(weights)
+    weights.file.write_bytes(good)
+    pool.load(weights)
+
+
+# Clocks
+
+
+@pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S, 3650 * DAY_S])
+def test_a_wall_clock_that_is_set_closes_no_board_early_and_spoils_no_latency(tmp_path: Path, jump_s: float) -> None:
+    limited = some_rules(
+        "boards: {b: {time_limit: 60s, components: {R0402: [U1, U2]}}}\n"
+        'classifiers: {"*": {expert: "{component}", pass: [ok]}}\n'
+    )
+    line = a_line(tmp_path, limited)
+    (image,) = line.accept(an_arrival("1", "R0402", "U1", type="b"))
+    line.clock.pass_s(2.0)
+    line.clock.set_s += jump_s
+    first = line.judge(an_outcome(image.inspection_id))
+    assert [message.topic for message in first] == ["inspection/b/S1/"], "the board is still open"
+    assert first[0].body["latency_ms"] == 2000.0
+    line.clock.pass_s(57.0)
+    assert line.judge() == []
+    line.clock.pass_s(1.5)
+    (closed,) = line.judge()
+    assert (closed.topic, closed.body["reason"]) == ("board/b/S1/", "time_limit")
+    (late,) = line.accept(an_arrival("2", "R0402", "U2", type="b"))
+    line.clock.set_s -= jump_s
+    messages = [*first, closed, *line.judge(an_outcome(late.inspection_id))]
+    assert [message.seq for message in messages] == [1, 2, 3]
+    line.store.close()
+
+
+def test_a_clock_set_back_over_a_restart_gives_a_board_its_whole_time_and_no_more(tmp_path: Path) -> None:
+    limited = some_rules(
+        "boards: {b: {time_limit: 60s, components: {R0402: [U1, U2]}}}\n"
+        'classifiers: {"*": {expert: "{component}", pass: [ok]}}\n'
+    )
+    line = a_line(tmp_path, limited)
+    line.inspect("R0402", "U1", type="b")
+    line.clock.set_s -= DAY_S
+    line.reopen()
+    assert line.store.wait_s() == pytest.approx(60.0, abs=0.1)
+    line.store.close()
+
+
+@pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S])
+def test_a_wall_clock_that_is_set_brings_no_deadline_forward_and_puts_none_off(jump_s: float) -> None:
+    line = a_simulated_line(wall=lambda now: 1000.0 + now + (jump_s if now > 5.0 else 0.0))
+    line.run(until_s=10.0)
+    images = [an_image(n, "B", deadline_ms=20_000, accepted_wall_s=1004.0) for n in range(3)]
+    line.accept(*(replace(image, accepted_s=4.0) for image in images))
+    line.run(until_s=13.0)
+    assert {outcome.reason for outcome in line.outcomes.values()} == {None}
+    assert len(line.outcomes) == 3
+    late = an_image(9, "B", deadline_ms=1000, accepted_wall_s=1004.0)
+    line.accept(replace(late, accepted_s=4.0))
+    line.run(until_s=20.0)
+    assert line.outcomes[9].reason == "deadline"
+
+
+# The database's files
+
+
+def _rows(path: Path) -> list[tuple[int]]:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        return database.execute("SELECT inspection_id FROM inspections ORDER BY 1").fetchall()
+
+
+@pytest.mark.parametrize("gone", [["inspection.db"], ["inspection.db-wal"], ["inspection.db-shm"], None])
+@pytest.mark.parametrize("how", ["deleted", "moved"])
+def test_files_of_the_database_that_are_deleted_or_moved_away_get_their_names_back(
+    tmp_path: Path, gone: list[str] | None, how: str
+) -> None:
+    line = a_line(tmp_path)
+    line.inspect("R0402", "U1")
+    home = Home(tmp_path / "inspection.db")
+    home.hold()
+    for name in gone or ["inspection.db", "inspection.db-wal", "inspection.db-shm"]:
+        if how == "deleted":
+            (tmp_path / name).unlink()
+        else:
+            (tmp_path / name).rename(tmp_path / f"{name}.old")
+    line.inspect("R0402", "U2")
+    assert home.look() is None
+    line.inspect("R0402", "U3")
+    assert _rows(tmp_path / "inspection.db") == [(1,), (2,), (3,)]
+    line.store.close()
+    home.release()
+    assert _rows(tmp_path / "inspection.db") == [(1,), (2,), (3,)]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_another_file_in_the_databases_place_is_not_touched_and_said_until_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "inspection.db"
+    line = a_line(tmp_path)
+    home = Home(path)
+    home.hold()
+    path.unlink()
+    path.write_bytes(b"another file")
+    problem = home.look()
+    assert problem is not None
+    assert "move the other one away" in problem
+    line.inspect("R0402", "U1")
+    assert path.read_bytes() == b"another file"
+    path.unlink()
+    assert home.look() is None
+    assert _rows(path) == [(1,)]
+    line.store.close()
+    home.release()
+
+
+def test_a_crash_after_the_database_was_deleted_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "inspection.db"
+    line = a_line(tmp_path)
+    Home(path).hold()
+    line.inspect("R0402", "U1")
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink()
+    line.inspect("R0402", "U2")  # and here the process dies: nothing is closed
+    Home(path).settle()
+    again = open_store(f"sqlite:///{path}")
+    assert _rows(path) == [(1,), (2,)]
+    again.close()
+    line.store.close()
+
+
+def test_a_crash_after_the_database_was_replaced_keeps_what_was_written_under_another_name(tmp_path: Path) -> None:
+    path = tmp_path / "inspection.db"
+    line = a_line(tmp_path)
+    Home(path).hold()
+    line.inspect("R0402", "U1")
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink()
+    open_store(f"sqlite:///{path}").close()
+    Home(path).settle()
+    (aside,) = tmp_path.glob("inspection.db.replaced-*Z")
+    assert (_rows(aside), _rows(path)) == ([(1,)], [])
+    line.store.close()
+
+
+# A database that somebody else has locked
+
+
+def test_readers_never_wait_for_a_program_that_holds_the_database(tmp_path: Path) -> None:
+    line = a_line(tmp_path)
+    line.inspect("R0402", "U1")
+    reader = line.reader()
+    reader.find("cam1", "image-1")
+    found: list[object] = []
+    with closing(sqlite3.connect(tmp_path / "inspection.db", isolation_level=None, timeout=0.0)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        asking = threading.Thread(target=lambda: found.append(reader.find("cam1", "image-1")))
+        asking.start()
+        asking.join(1.0)  # it would wait two seconds for a lock
+        assert not asking.is_alive()
+        other.execute("ROLLBACK")
+        for statement in ("PRAGMA journal_mode = DELETE", "PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT"):
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                other.executescript(statement)
+    assert found[0] is not None
+    line.inspect("R0402", "U2")
+    reader.close()
+    line.store.close()
