@@ -85,7 +85,12 @@ def bench_fairness(
 def _row(kind: str, pairs: list[Pair]) -> dict[str, Any]:
     names = ("quiet_p50_ms", "quiet_p99_ms", "flooded_p50_ms", "flooded_p99_ms", "ratio")
     figures = {name: round(median(getattr(pair, name) for pair in pairs), 2) for name in names}
-    return {"kind": kind, **figures, "busy": sum(pair.busy for pair in pairs), "pairs": [asdict(pair) for pair in pairs]}
+    return {
+        "kind": kind,
+        **figures,
+        "busy": sum(pair.busy for pair in pairs),
+        "pairs": [asdict(pair) for pair in pairs],
+    }
 
 
 def _measure(scratch: Path, kind: str, seconds: float, rate: float, number: int) -> Pair:
