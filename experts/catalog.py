@@ -4,7 +4,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -74,11 +74,12 @@ class Catalog(Mapping[ExpertId, ExpertSpec]):
         return len(self._specs)
 
 
-def resolve(catalog_file: CatalogFile, root: Path) -> tuple[Catalog, list[Problem]]:
+def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ()) -> tuple[Catalog, list[Problem]]:
     """Specs of all usable entries, and every mistake with its place in the document.
 
     `root` is the catalog's folder. An entry whose mistake is its weights file (the place ends in "file") keeps its
     spec, so that a line starts without it: loading that expert then fails, and only its images are `unknown`.
+    With `folders`, a file that lies in none of them (links followed) is a mistake, and is not opened.
     """
     specs: dict[ExpertId, ExpertSpec] = {}
     headers: dict[ExpertId, Header] = {}
@@ -90,6 +91,10 @@ def resolve(catalog_file: CatalogFile, root: Path) -> tuple[Catalog, list[Proble
         if mistakes:
             continue
         expert, architecture, file = ExpertId(name), ARCHITECTURES[entry.architecture], root / entry.file
+        if folders and not _lies_in(file, folders):
+            remedy = "move it, or name its folder in security.weights of coserve.yaml"
+            problems.append((here, f"{entry.file} lies outside the catalog's folder: {remedy}"))
+            continue
         try:
             header = read_header(file)
         except WeightsError as error:
@@ -102,6 +107,11 @@ def resolve(catalog_file: CatalogFile, root: Path) -> tuple[Catalog, list[Proble
             headers[expert] = header
             specs[expert] = _spec(expert, entry, file, LayoutId(header.metadata["layout"]), header.region_bytes)
     return Catalog(specs, headers), problems
+
+
+def _lies_in(file: Path, folders: Sequence[Path]) -> bool:
+    real = file.resolve()
+    return any(real.is_relative_to(folder.resolve()) for folder in folders)
 
 
 def _entry_mistakes(entry: CatalogEntry) -> Iterator[tuple[str, str]]:

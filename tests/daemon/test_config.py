@@ -39,6 +39,27 @@ def test_the_endpoint_of_the_metrics_is_kept(tmp_path: Path) -> None:
     assert a_config(tmp_path).endpoints.http is None
 
 
+def test_secrets_may_lie_where_systemd_puts_credentials(tmp_path: Path) -> None:
+    text = MINIMAL + (
+        "security: {server_key: $CREDENTIALS_DIRECTORY/server, allowed_clients: /etc/coserve/clients,"
+        " http_token: $CREDENTIALS_DIRECTORY/token, weights: [shared, /srv/weights]}\n"
+    )
+    security = a_config(tmp_path, text, CREDENTIALS_DIRECTORY="/run/credentials/coserve.service").security
+    assert security.server_key == Path("/run/credentials/coserve.service/server")
+    assert security.http_token == Path("/run/credentials/coserve.service/token")
+    assert security.allowed_clients == Path("/etc/coserve/clients")
+    assert security.weights == [tmp_path / "shared", Path("/srv/weights")]
+    # Commands run where systemd has set nothing: they must read the rest of the file all the same.
+    assert a_config(tmp_path, text).security.server_key == tmp_path / "$CREDENTIALS_DIRECTORY/server"
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["127.0.0.1:9470", "https://127.0.0.1:1", "http://127.0.0.1", "http://user@host:1", "http://h:1/x"]
+)
+def test_an_http_endpoint_is_an_address_and_a_port(tmp_path: Path, endpoint: str) -> None:
+    assert "endpoints" in problems_of(tmp_path, MINIMAL + f"endpoints: {{http: '{endpoint}'}}\n")
+
+
 def test_the_runtime_directory_of_systemd_holds_the_sockets(tmp_path: Path) -> None:
     config = a_config(tmp_path, RUNTIME_DIRECTORY="/run/coserve")
     assert config.endpoints.intake == ["ipc:///run/coserve/intake.sock", "tcp://127.0.0.1:5570"]

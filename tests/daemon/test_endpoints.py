@@ -1,5 +1,6 @@
 """Where the daemon may be reached: refused starts, and CURVE with an allow-list over real sockets."""
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,15 @@ def problems(
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["tcp://127.0.0.1:1", "tcp://127.9.9.9:1", "tcp://[::1]:1", "tcp://localhost:1", "tcp://lo:*"]
+    "endpoint",
+    [
+        "tcp://127.0.0.1:1",
+        "tcp://127.9.9.9:1",
+        "tcp://[::1]:1",
+        "tcp://localhost:1",
+        "tcp://lo:*",
+        "tcp://[::ffff:127.0.0.1]:1",
+    ],
 )
 def test_loopback_is_not_open(endpoint: str) -> None:
     assert not is_open(endpoint)
@@ -53,6 +62,17 @@ def test_loopback_is_not_open(endpoint: str) -> None:
         "tcp://192.168.1.5:5570",
         "tcp://eth0:5570",
         "tcp://host:1",
+        "tcp://[::ffff:192.168.1.5]:1",
+        "tcp://[::ffff:0.0.0.0]:1",
+        "tcp://[fe80::1%eth0]:1",
+        "tcp://0:1",
+        "tcp://2130706433:1",
+        "tcp://127.1:1",
+        "tcp://0x7f.1:1",
+        "tcp://127.0.0.1.:1",
+        "tcp://127.0.0.1;0.0.0.0:1",
+        "tcp:// 127.0.0.1:1",
+        "tcp://LOCALHOST.example:1",
     ],
 )
 def test_any_other_address_needs_keys(endpoint: str, tmp_path: Path) -> None:
@@ -86,6 +106,21 @@ def test_control_over_tcp_and_an_endpoint_named_twice_are_problems() -> None:
     assert "never reached over the network" in problems(control="tcp://127.0.0.1:5572")[0]
     assert "named twice" in problems(results="tcp://127.0.0.1:5570")[0]
     assert problems(intake="tcp://127.0.0.1:*", results="tcp://127.0.0.1:*") == []
+
+
+def test_localhost_that_means_another_address_here_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose /etc/hosts gives the name another address, alone or beside loopback."""
+    for addresses in (["192.168.1.5"], ["127.0.0.1", "192.168.1.5"], ["fe80::1"]):
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: found)
+        assert is_open("tcp://localhost:5570")
+        assert "security.server_key" in problems(intake="tcp://localhost:5570")[0]
+
+
+def test_a_folder_of_clients_that_everybody_may_write_into_is_a_problem(tmp_path: Path) -> None:
+    curve = keys_in(tmp_path, "camera")
+    curve.allowed_clients.chmod(0o777)
+    assert "chmod o-w" in problems(curve=curve)[0]
 
 
 def test_keys_that_do_not_work_are_problems(tmp_path: Path) -> None:

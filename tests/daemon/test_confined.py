@@ -1,0 +1,146 @@
+"""Names that come from outside never lead outside: catalog files, sources and ids, and what is put into SQL."""
+
+import ast
+import os
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from daemon.config import load_config
+from daemon.errors import ConfigError
+from daemon.line import check_line, load_rules_and_catalog
+from daemon.quarantine import Quarantine
+from tests.lines import a_line
+
+ROOT = Path(__file__).parents[2]
+
+
+def a_line_whose_catalog_names(folder: Path, experts: Path, file: str, weights: str | None = None) -> Path:
+    config = a_line(folder / "line", experts, **({"security": {"weights": [weights]}} if weights else {}))
+    catalog_file = folder / "line" / "experts" / "catalog.yaml"
+    catalog = yaml.safe_load(catalog_file.read_text())
+    catalog["experts"]["R0402"]["file"] = file
+    catalog_file.write_text(yaml.safe_dump(catalog))
+    return config
+
+
+def refusal(config: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_rules_and_catalog(load_config(config))
+    assert any("lies outside the catalog's folder" in str(problem) for problem in check_line(config)[0])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("file", ["../elsewhere/R0402.safetensors", "sub/../../elsewhere/R0402.safetensors"])
+def test_a_weights_file_outside_the_catalogs_folder_is_refused_with_its_line(
+    tmp_path: Path, experts_folder: Path, file: str
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    os.link(experts_folder / "R0402.safetensors", tmp_path / "elsewhere" / "R0402.safetensors")
+    config = a_line_whose_catalog_names(tmp_path, experts_folder, file)
+    assert re.search(r"catalog\.yaml:\d+:\d+: .*security\.weights", refusal(config))
+
+
+def test_an_absolute_path_and_a_link_lead_nowhere_else_either(tmp_path: Path, experts_folder: Path) -> None:
+    outside = tmp_path / "R0402.safetensors"
+    os.link(experts_folder / "R0402.safetensors", outside)
+    config = a_line_whose_catalog_names(tmp_path, experts_folder, str(outside))
+    refusal(config)
+    catalog = tmp_path / "line" / "experts" / "catalog.yaml"
+    catalog.write_text(catalog.read_text().replace(str(outside), "linked.safetensors"))
+    (tmp_path / "line" / "experts" / "linked.safetensors").symlink_to(outside)
+    refusal(config)
+
+
+def test_a_folder_that_the_configuration_names_may_hold_weights(tmp_path: Path, experts_folder: Path) -> None:
+    (tmp_path / "line" / "shared").mkdir(parents=True)
+    os.link(experts_folder / "R0402.safetensors", tmp_path / "line" / "shared" / "R0402.safetensors")
+    config = a_line_whose_catalog_names(tmp_path, experts_folder, "../shared/R0402.safetensors", weights="shared")
+    _, catalog = load_rules_and_catalog(load_config(config))
+    assert len(catalog.headers) == 4
+
+
+def test_a_catalog_folder_that_is_itself_a_link_is_no_mistake(tmp_path: Path, experts_folder: Path) -> None:
+    config = a_line(tmp_path / "line", experts_folder)
+    (tmp_path / "line" / "experts").rename(tmp_path / "disk-2")
+    (tmp_path / "line" / "experts").symlink_to(tmp_path / "disk-2")
+    _, catalog = load_rules_and_catalog(load_config(config))
+    assert len(catalog.headers) == 4
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../etc/cron.d/x", "/etc/passwd", "..", ".", "a/../../b", "a//b", ":", "-rf", "x" * 128, "./" * 64]
+)
+def test_sources_and_ids_never_leave_the_quarantine(tmp_path: Path, name: str) -> None:
+    quarantine = Quarantine(tmp_path / "inner" / "quarantine", 10**6)
+    kept = [quarantine.keep(name, "id", b"bytes", "test"), quarantine.keep("source", name, b"bytes", "test")]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(files) == sorted(path for path in kept if path)
+    assert {path.parent for path in files} == {tmp_path / "inner" / "quarantine"}
+    assert all(re.fullmatch(r"\d{8}T\d{15}-.*\.bin", path.name) for path in files)
+
+
+# SQL
+
+#: Statements put together from constants of our own code: names of pragmas and views. Numbers (`:d`) need no entry.
+_COMPOSED = {
+    "daemon/store/migrate.py": {"CREATE VIEW ", "DROP VIEW "},
+    "daemon/store/upkeep.py": {"PRAGMA "},
+}
+_TAKE_SQL = {"execute", "executemany", "executescript", "exec_driver_sql", "text"}
+
+
+def composed_statements(file: Path) -> list[tuple[int, str]]:
+    """Calls that take SQL whose text is put together where they stand: the first piece of each."""
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name in _TAKE_SQL and (first := first_piece(node.args[0])) is not None:
+            found.append((node.lineno, first))
+    return found
+
+
+def first_piece(statement: ast.expr) -> str | None:
+    """Where `statement` is text put together from pieces that are not all whole numbers."""
+    match statement:
+        case ast.JoinedStr(values=values):
+            inserted = [value for value in values if isinstance(value, ast.FormattedValue)]
+            if all(one.format_spec and ast.unparse(one.format_spec) == "f'd'" for one in inserted):
+                return None
+            return str(values[0].value) if isinstance(values[0], ast.Constant) else "?"
+        case ast.BinOp(left=ast.Constant(value=str(first))) | ast.BinOp(right=ast.Constant(value=str(first))):
+            return first
+        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(first)))):
+            return first
+        case _:
+            return None
+
+
+def test_no_value_is_ever_written_into_the_text_of_a_statement() -> None:
+    unknown: list[str] = []
+    seen = 0
+    for room in ("daemon", "tools"):
+        for file in sorted((ROOT / room).rglob("*.py")):
+            where = file.relative_to(ROOT).as_posix()
+            if where.startswith("tools/bench/"):
+                continue  # they fill databases of their own with numbers
+            for line, first in composed_statements(file):
+                seen += 1
+                if not any(first.startswith(known) for known in _COMPOSED.get(where, ())):
+                    unknown.append(f"{where}:{line}: {first!r} is put together: bind its values")
+    assert unknown == []
+    assert seen > 0, "the search finds nothing at all"
+
+
+def test_the_search_for_composed_statements_finds_them(tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(
+        'c.execute(f"SELECT {x}")\nc.execute("SELECT " + x)\nc.execute("SELECT %s" % x)\n'
+        'text("SELECT {}".format(x))\nc.execute("SELECT ?", (x,))\n'
+        'c.execute(f"LIMIT {n:d}")\nc.execute(f"{x}")\n'
+    )
+    assert [line for line, _ in composed_statements(file)] == [1, 2, 3, 4, 7]
