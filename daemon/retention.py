@@ -6,7 +6,7 @@ It writes nothing itself: what changes rows is a short task of the writer's thre
 import sqlite3
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, wait
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -28,6 +28,7 @@ from daemon.writer import Writer
 T = TypeVar("T")
 
 _TICK_S = 0.25
+_WRITER_S = 1.0
 _LOG_S = 1.0
 _IMAGES_S = 5.0
 _HOUR_S = 3600.0
@@ -147,7 +148,12 @@ class RetentionThread:
             self._log.exception("upkeep_failed", task=getattr(task, "__name__", "?"))
 
     def _carry_out(self, task: Callable[[Store], T]) -> T:
-        return self._writer.run(task).result()
+        """In the writer's thread; a writer that has ended carries nothing out any more."""
+        done = self._writer.run(task)
+        while not wait([done], _WRITER_S).done:
+            if not self._writer.is_alive:
+                raise CancelledError
+        return done.result()
 
     def _rest(self, seconds: float) -> bool:
         """Pause, looking after what cannot wait; False once the thread is to end."""

@@ -31,6 +31,13 @@ def fill(line, images: int, prefix: str = "i") -> None:
         line.judge(*(an_outcome(image.inspection_id) for image in line.accept(*arrivals)))
 
 
+def add_junk(connection: sqlite3.Connection) -> None:
+    """Twenty megabytes."""
+    connection.execute("CREATE TABLE junk (bytes BLOB)")
+    numbers = "WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000)"
+    connection.execute(f"{numbers} INSERT INTO junk SELECT zeroblob(4000) FROM n")  # noqa: S608 - our own text
+
+
 def test_commits_leave_the_log_alone_and_a_checkpoint_beside_them_empties_it(line, checkpoints):
     fill(line, 3000)
     log = checkpoints.checkpoint()
@@ -42,7 +49,9 @@ def test_commits_leave_the_log_alone_and_a_checkpoint_beside_them_empties_it(lin
 
 
 def test_the_log_file_shrinks_after_it_was_long(line, checkpoints):
-    fill(line, 6000)
+    with closing(sqlite3.connect(line.folder / "inspection.db", isolation_level=None)) as other:
+        other.execute("PRAGMA wal_autocheckpoint = 0")
+        add_junk(other)
     long = checkpoints.log_file_bytes()
     checkpoints.checkpoint()
     upkeep.finish_checkpoint(line.store.engine)
@@ -65,12 +74,8 @@ def test_a_reader_that_stays_is_told_from_a_log_that_is_merely_long(line, checkp
 
 
 def test_free_pages_go_back_in_steps_while_others_write(line, checkpoints):
-    line.store.engine.raw_connection().cursor().execute("CREATE TABLE junk (bytes BLOB)")
     with closing(sqlite3.connect(line.folder / "inspection.db", isolation_level=None)) as other:
-        other.execute(
-            "WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000)"
-            " INSERT INTO junk SELECT zeroblob(4000) FROM n"
-        )
+        add_junk(other)
         assert not checkpoints.vacuum_is_due()
         other.execute("DELETE FROM junk")
         assert checkpoints.vacuum_is_due()
