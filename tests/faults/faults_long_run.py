@@ -3,7 +3,8 @@
     python -m tests.faults.faults_long_run DIR [--seed N] [--jobs N] [--only kills,power-cuts,...]
 
 Each episode is drawn from the seed and its name. DIR/seed-N/progress.jsonl has a line for each that is done; with the
-same DIR and seed the run goes on where it was stopped, and repeats what broke a promise. The account is DIR/seed-N/summary.json.
+same DIR and seed the run goes on where it was stopped, and repeats what broke a promise. DIR/seed-N/summary.json is the
+account.
 """
 
 import argparse

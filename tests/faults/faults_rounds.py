@@ -273,7 +273,7 @@ def wait(happened: Callable[[], Any], say: Callable[[], str], timeout_s: float =
 def kill_at_random(line: FaultLine, longest_s: float = 6.0, unsynced: Unsynced | None = None) -> None:
     """One round: SIGKILL at a random moment, the start included."""
     run = line.run()
-    run.wait_end(line.rng.uniform(0.3, longest_s))
+    assert not run.wait_end(line.rng.uniform(0.3, longest_s)), f"it ended by itself: {line.said()}"
     run.kill()
     line.end_of(run, "SIGKILL", unsynced)
 
