@@ -1,6 +1,7 @@
 """Executor threads: journal key in, answer out. A fault costs the image or the batch, never the thread."""
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from experts.spec import Answer, ExpertId
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared, prepare
 
+#: An image is accepted before a batch goes on: publishers wait, verdicts have a queue (docs/decisions.md, measured).
+_NICENESS = 5
 _NOT_NUMBERS = "the network's outputs are not finite numbers: import the expert again"
 
 
@@ -99,6 +102,7 @@ class ExecutorThread:
         return self._worker.stop(timeout_s)
 
     def _enter(self) -> None:
+        os.nice(_NICENESS)  # on Linux a thread's own, and that of threads it starts
         torch.set_num_threads(self._threads)
         # Asking makes it this thread's own: until then the next thread's setting would overwrite it (measured).
         torch.get_num_threads()
@@ -163,6 +167,8 @@ class ExecutorThread:
             except JournalError as error:
                 # What the disk refuses now it may give later; what was altered stays so.
                 fault: Fault = "unreadable" if isinstance(error.__cause__, OSError) else "bad_image"
+                if fault == "bad_image":
+                    self._log.error("image_damaged", segment=error.segment, offset=error.offset, reason=error.reason)
                 faults[number] = Unanswered(fault, str(error))
             except _GivenUpError:
                 raise

@@ -81,4 +81,4 @@ def test_bytes_that_were_altered_or_cut_cost_their_own_images_and_the_log_says_w
     rows = line.rows("SELECT inspection_id, verdict, reason FROM inspections")
     assert {row for row in rows if row[1] != "fail"} == {(key[0], "unknown", "bad_image") for key in (flipped, cut)}
     for key, reason in ((flipped, "the checksum does not match"), (cut, "cut")):
-        assert re.search(rf"journal segment {key[1]}, offset {key[2] - 16}: {reason}", said)
+        assert re.search(rf'event=image_damaged .*segment={key[1]} offset={key[2] - 16} reason="{reason}', said)
