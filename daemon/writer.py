@@ -326,8 +326,10 @@ class Writer:
             try:
                 self._write_group(group)
             finally:
-                self._frontier = group.frontier
                 self._journal_thread.settled()
+            if group.frontier > self._frontier:
+                self._frontier = group.frontier
+                self._journal.drop_segments(self._store.segments_in_use, self._frontier)
 
     def _write_group(self, group: Group) -> None:
         if group.error is not None:

@@ -72,6 +72,17 @@ def test_segments_that_nobody_needs_are_deleted_but_never_the_one_being_written(
     journal.close()
 
 
+def test_what_was_appended_after_a_frontier_is_not_dropped_with_what_lies_below_it(tmp_path):
+    journal = Journal(tmp_path, segment_bytes=50)
+    keys = [journal.append([b"x" * 60])[0]]
+    frontier = journal.frontier
+    keys += [journal.append([b"x" * 60])[0] for _ in range(2)]  # their rows are still to come
+    assert journal.drop_segments(keep=(), below=frontier) == []
+    assert journal.drop_segments(keep=(), below=frontier + 1) == [1]
+    assert [journal.read(key) for key in keys[1:]] == [b"x" * 60] * 2
+    journal.close()
+
+
 def test_a_journal_whose_folder_was_emptied_does_not_give_old_numbers_again(tmp_path):
     journal = Journal(tmp_path)
     journal.begin_after(7)

@@ -91,6 +91,8 @@ class _Camera:
                     self._take(0.0)
                 elif wait_s < 0.001:
                     time.sleep(wait_s)
+            while len(self._since_s) >= self._credit:
+                self._take(_PATIENCE_S)  # what is late counts from when it was due
             self._send(due_s)
         while self._since_s:
             self._take(_PATIENCE_S)

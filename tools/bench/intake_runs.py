@@ -22,8 +22,6 @@ from tools.service import Service
 
 _WARM_S = 0.7
 _DAEMON = {"idle": ("tools.bench.intake_line",), "saturated": ("tools", "run")}
-#: How long the pools may take to fill, and executors to reach their speed.
-_SETTLE_S = 3.0
 
 
 class BenchError(Exception):
@@ -149,10 +147,10 @@ class Bench:
         """So many images that the executors will not run out: their speed is measured on the first of them."""
         order = Order(endpoint, "backlog", self._image(size), images=500)
         _Camera(order).seen()
-        per_s = self._completed_per_s(_SETTLE_S)
-        windows_s = self._plan.rounds * (2 * self._plan.seconds + 4 * _WARM_S) + 10.0
+        per_s = self._completed_per_s(self._plan.seconds)
+        windows_s = (self._plan.rounds + 2) * (2 * self._plan.seconds + 4 * _WARM_S)
         _Camera(replace(order, images=int(max(per_s, 50.0) * windows_s))).seen()
-        time.sleep(_SETTLE_S)
+        time.sleep(self._plan.seconds)
 
     def _completed_per_s(self, seconds: float) -> float:
         """Images judged per second in the next `seconds`."""

@@ -18,10 +18,11 @@ from store_parts import RULES, a_journal, a_stage, an_arrival, an_outcome, some_
 from daemon.durable import GROUP_IMAGES
 from daemon.journal import Journal
 from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels, Published
-from daemon.room import Claims, Room
+from daemon.room import Room
 from daemon.rulebook import Rulebook
 from daemon.store.store import Store, open_store
 from daemon.writer import Duplicate, WriteFailed, Writer
+from tests.small_disk import small_disk
 
 JPEG = b"\xff\xd8\xff jpeg"
 PNG = b"\x89PNG\r\n\x1a\n png"
@@ -34,13 +35,14 @@ class Running:
     folder: Path
     options: dict[str, Any] = field(default_factory=dict)
     store_options: dict[str, Any] = field(default_factory=dict)
+    segment_bytes: int = 2**20
     accepted: list[Accepted] = field(default_factory=list)
     published: list[Published] = field(default_factory=list)
     done: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.store: Store = open_store(f"sqlite:///{self.folder}/inspection.db", **self.store_options)
-        self.journal: Journal = a_journal(self.folder)
+        self.journal: Journal = a_journal(self.folder, self.segment_bytes)
         self.rulebook = Rulebook(some_rules())
         self.writer = Writer(
             self.store,
@@ -246,15 +248,17 @@ def test_a_journal_that_cannot_sync_answers_failed_and_goes_on_with_a_new_segmen
     assert running.rows("SELECT image_id FROM inspections ORDER BY 1") == [("a",), ("before",)]
 
 
-def test_where_there_is_no_room_nothing_is_taken_and_nothing_has_failed(start, tmp_path):
-    line = start(options={"room": Room({"images": tmp_path}, 1, lambda: Claims(bytes=2**62))})
-    first, second = line.send(an_arrival("a"), an_arrival("a"))
-    assert first == second
-    assert isinstance(first, WriteFailed)
-    assert "MB free" in first.reason
-    assert not line.writer.is_failing
-    assert line.rows("SELECT count(*) FROM inspections") == [(0,)]
-    line.stop()
+def test_where_somebody_else_filled_the_disk_nothing_is_taken_and_nothing_has_failed(start, tmp_path):
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        line = start(options={"room": Room({"journal": disk}, 2**20)})
+        (disk / "somebody's.file").write_bytes(bytes(1_000_000))
+        first, second = line.send(an_arrival("a"), an_arrival("a"))
+        assert first == second
+        assert isinstance(first, WriteFailed)
+        assert "nearly full" in first.reason
+        assert not line.writer.is_failing
+        assert line.rows("SELECT count(*) FROM inspections") == [(0,)]
+        line.stop()
 
 
 def test_an_arrival_that_no_row_can_hold_costs_nobody_else(running):
@@ -351,6 +355,24 @@ def test_copies_that_a_restart_interrupted_are_made_after_it(start):
     line.restart()  # sooner than the keeper's next round
     assert line.rows("SELECT image_path FROM inspections") == [(None,)]
     line.wait_for(lambda: line.rows("SELECT count(image_path) FROM inspections") == [(1,)])
+    line.stop()
+
+
+def test_a_segment_whose_rows_are_still_to_come_stays_when_others_go(start):
+    """Bytes are ahead of their rows by up to two groups: a verdict between must not take their segment for unneeded."""
+    line = start(store_options={"keep": ()}, segment_bytes=64)
+    (first,) = line.send(an_arrival("first", payload=JPEG * 10))
+    going = threading.Event()
+    line.writer.run(lambda _store: going.wait(20))
+    answers: list[Any] = []
+    for n in range(2):
+        line.writer.submit(an_arrival(f"i{n}", payload=PNG * 10), answers.append)
+        line.wait_for(lambda n=n: line.journal.frontier == first.key.segment + 1 + n)
+    line.writer.finish(an_outcome(first.inspection_id))
+    going.set()
+    line.wait_for(lambda: len(answers) == 2 and line.published)
+    assert [line.journal.read(answer.key) for answer in answers] == [PNG * 10] * 2
+    line.wait_for(lambda: first.key.segment not in line.journal.segments)
     line.stop()
 
 
