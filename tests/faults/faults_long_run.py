@@ -68,19 +68,17 @@ class Episode(NamedTuple):
 
 
 def carry_out(episode: Episode, folder: Path, experts: Path, seed: int) -> dict[str, Any]:
-    """One episode in a folder of its own, which stays only where a promise was broken."""
+    """One episode in a folder of its own, which stays only where a promise was broken; its tally."""
     place = folder / episode.name
     shutil.rmtree(place, ignore_errors=True)
-    line = FaultLine(place, experts, seed)
-    try:
-        for number, rule in enumerate(episode.rules):
-            _round(line, episode.kind, rule, number)
-        line.finish()
-    except Exception:  # noqa: BLE001  the other episodes go on, and this one is not forgotten
-        line.tally.broken.append(f"the episode ended early: {traceback.format_exc()}")
-        for shift in line.shifts:
-            shift.end()
-    said = line.tally.as_dict()
+    with FaultLine(place, experts, seed) as line:
+        try:
+            for number, rule in enumerate(episode.rules):
+                _round(line, episode.kind, rule, number)
+            line.finish()
+        except Exception:  # noqa: BLE001  the other episodes go on, and this one is not forgotten
+            line.tally.broken.append(f"the episode ended early: {traceback.format_exc()}")
+    said = {"episode": episode.name, **line.tally.as_dict()}
     said["promises_broken"] = [f"{episode.name}: {text}" for text in said["promises_broken"]]
     if not line.tally.broken:
         shutil.rmtree(place)
@@ -146,21 +144,27 @@ def _kills(point: str) -> tuple[str, ...]:
     return ("kill-before", "kill-after", *(("kill-short",) if point.startswith("write") else ()))
 
 
-def _dry_run(folder: Path, experts: Path, seed: int) -> tuple[Counter[str], Counter[str]]:
-    """How often each point is come to: until the first line is ready, and in a second run with traffic."""
-    place = folder / "dry-run"
-    shutil.rmtree(place, ignore_errors=True)
-    line = FaultLine(place, experts, seed, cameras=1)
-    counts: list[Counter[str]] = []
-    for traffic_s in (0.0, 4.0):
-        run = line.run()
-        run.wait_ready()
-        run.wait_end(traffic_s)
-        run.kill()
-        counts.append(points_of(run))
-    line.finish()
-    shutil.rmtree(place)
-    return counts[0], counts[1]
+def _dry_run(folder: Path, experts: Path, seed: int) -> list[Counter[str]]:
+    """How often each point is come to: until the first line is ready, and in a second run with traffic.
+
+    Counted once for a folder, so that a run that goes on means the same episodes.
+    """
+    counted = folder / "points.json"
+    if not counted.exists():
+        place = folder / "dry-run"
+        shutil.rmtree(place, ignore_errors=True)
+        counts: list[Counter[str]] = []
+        with FaultLine(place, experts, seed, cameras=1) as line:
+            for traffic_s in (0.0, 4.0):
+                run = line.run()
+                run.wait_ready()
+                run.wait_end(traffic_s)
+                run.kill()
+                counts.append(points_of(run))
+            line.finish()
+        shutil.rmtree(place)
+        counted.write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
+    return [Counter(count) for count in json.loads(counted.read_text(encoding="utf-8"))]
 
 
 def summarize(done: Sequence[dict[str, Any]], seed: int, took_s: float) -> dict[str, Any]:
@@ -212,15 +216,15 @@ def main() -> int:
         print(
             f"{len(episodes)} episodes, {sum(len(e.rules) for e in episodes)} rounds; {len(left)} are left", flush=True
         )
-        for future in as_completed(
-            pool.submit(carry_out_named, episode, folder, experts, said.seed) for episode in left
-        ):
-            name, tally = future.result()
-            done[name] = {"episode": name, **tally}
+        running = [pool.submit(carry_out, episode, folder, experts, said.seed) for episode in left]
+        for future in as_completed(running):
+            tally = future.result()
+            done[tally["episode"]] = tally
             with progress.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(done[name]) + "\n")
+                file.write(json.dumps(tally) + "\n")
             broken = f" BROKEN: {tally['promises_broken'][0]}" if tally["promises_broken"] else ""
-            print(f"{name}: {tally['rounds']} rounds, {tally['images_accepted']} images accepted{broken}", flush=True)
+            what = f"{tally['rounds']} rounds, {tally['images_accepted']} images accepted"
+            print(f"{tally['episode']}: {what}{broken}", flush=True)
     summary = summarize([done[episode.name] for episode in episodes], said.seed, time.monotonic() - began_s)
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(summary, indent=2))
@@ -231,10 +235,6 @@ def _done(progress: Path) -> dict[str, dict[str, Any]]:
     """The episodes that need not be repeated, by name: those that ended well."""
     lines = progress.read_text(encoding="utf-8").splitlines() if progress.exists() else []
     return {tally["episode"]: tally for tally in map(json.loads, lines) if not tally["promises_broken"]}
-
-
-def carry_out_named(episode: Episode, folder: Path, experts: Path, seed: int) -> tuple[str, dict[str, Any]]:
-    return episode.name, carry_out(episode, folder, experts, seed)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from tests.contract.client import Peer
 from tests.faults.faults_cameras import RULES, Consumer, Sent, Shift
@@ -48,16 +49,6 @@ class Tally:
     resent: int = 0
     busy: int = 0
     broken: list[str] = field(default_factory=list[str])
-
-    def add(self, other: "Tally") -> None:
-        self.rounds += other.rounds
-        self.ends += other.ends
-        self.faults += other.faults
-        self.accepted += other.accepted
-        self.published += other.published
-        self.resent += other.resent
-        self.busy += other.busy
-        self.broken += other.broken
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -147,7 +138,7 @@ class Run:
 
 
 class FaultLine:
-    """A line in `folder`, its cameras and its consumer, and the tally of what happened to it."""
+    """A line in `folder`, its cameras and its consumer (none outlives the block), and what happened to it."""
 
     def __init__(self, folder: Path, experts: Path, seed: int, cameras: int = 2, **settings: Any) -> None:
         self.folder = folder / "line"
@@ -159,17 +150,31 @@ class FaultLine:
         (self.folder / "rules.yaml").write_text(RULES, encoding="utf-8")
         self.rng = random.Random(f"{folder.name} {seed}")
         self.tally = Tally()
+        self._last_run: Run | None = None
         self.shifts = [Shift(self.endpoint("intake"), f"cam-{n}", seed) for n in range(1, cameras + 1)]
         self.consumer = Consumer(self.endpoint("results"))
         for thread in (*self.shifts, self.consumer):
             thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._last_run is not None:
+            self._last_run.kill()
+        for shift in self.shifts:
+            shift.end()
+        self.consumer.end()
 
     def endpoint(self, name: str) -> str:
         return f"ipc://{self.folder}/run/{name}.sock"
 
     def run(self, *plan: str) -> Run:
         self.tally.rounds += 1
-        return Run(self, plan, self.tally.rounds)
+        self._last_run = Run(self, plan, self.tally.rounds)
+        return self._last_run
 
     def said(self, lines: int = 5) -> str:
         """The end of the daemon's log."""
