@@ -136,7 +136,7 @@ class Pruner:
 
     def _free(self) -> tuple[int | None, int | None]:
         """What is free on the images' disk and what has to be; None where nothing has to."""
-        space = self._room.spaces().get("images")
+        space = self._room.space("images")
         if space is None or self._settings.free is None:
             return None, None
         least = int(RESUME_MORE * self._room.reserve_bytes(space))

@@ -171,7 +171,7 @@ class RetentionThread:
 
     def _look_at_room(self) -> None:
         """Hold images up while too little is free; let them in again when a little more than that is."""
-        for place, space in self._room.spaces().items():
+        for place, space in self._room.look().items():
             self._metrics.disk(place, space.free_bytes)
         is_tight = self._room.refused() or self._problem is not None
         problem = self._room.problem(more=RESUME_MORE if is_tight else 1.0)

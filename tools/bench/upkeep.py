@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tools.bench.tables import print_narrow
-from tools.console import AsJson, console, fail, print_json
+from tools.console import AsJson, console, errors, fail, print_json
 
 if TYPE_CHECKING:
     from tools.bench.upkeep_line import BenchLine
@@ -88,6 +88,7 @@ def _measure(line: "BenchLine") -> list[Row]:
     def measure(name: str, carry_out: Callable[[], str | None]) -> None:
         time.sleep(0.5)
         line.waits()
+        errors.print(f"{name} …", markup=False)
         began_s = time.monotonic()
         note = carry_out() or ""
         seconds = time.monotonic() - began_s

@@ -80,6 +80,9 @@ def test_free_pages_go_back_in_steps_while_others_write(line, checkpoints):
         other.execute("DELETE FROM junk")
         assert checkpoints.vacuum_is_due()
         (before,) = other.execute("PRAGMA page_count").fetchone()
+        (free,) = other.execute("PRAGMA freelist_count").fetchone()
+        upkeep.vacuum_step(line.store.engine)
+        assert other.execute("PRAGMA freelist_count").fetchone() == (free - 64,)
         steps = 0
         while checkpoints.vacuum_is_due():
             upkeep.vacuum_step(line.store.engine)

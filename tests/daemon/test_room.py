@@ -1,0 +1,81 @@
+"""Who is let in while a disk fills up: the disk that the tests run on, with a reserve that a test chooses."""
+
+import shutil
+
+import pytest
+
+from daemon.room import Claims, Room, segment_bytes
+
+MB = 10**6
+
+
+class Disk:
+    """Claims that a test sets, against all that is free."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.claims = Claims()
+        self.room = Room({"journal": folder / "journal", "images": folder / "images"}, 1, lambda: self.claims)
+
+    def leave(self, size_bytes: int) -> None:
+        """Claim everything but `size_bytes`."""
+        free_bytes = shutil.disk_usage(self.folder).free
+        self.room.look()
+        self.claims = Claims(bytes=free_bytes - size_bytes)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    return Disk(tmp_path)
+
+
+def test_an_image_needs_room_for_its_bytes_and_for_their_copy(disk):
+    disk.leave(1000 * MB)
+    assert disk.room.problem(300 * MB) is None
+    problem = disk.room.problem(600 * MB)
+    assert problem is not None
+    assert "the journal and the images" in problem
+    assert str(disk.folder) in problem
+
+
+def test_what_was_let_in_since_the_last_look_counts(disk):
+    disk.leave(1000 * MB)
+    assert disk.room.problem(300 * MB) is None
+    assert disk.room.problem(300 * MB) is None
+    assert disk.room.problem(300 * MB) is not None
+    disk.room.look()
+    assert disk.room.problem(300 * MB) is None
+
+
+def test_a_refusal_is_told_once(disk):
+    disk.leave(-1)
+    assert disk.room.problem() is not None
+    assert not disk.room.refused()
+    assert disk.room.problem(1) is not None
+    assert disk.room.refused()
+    assert not disk.room.refused()
+
+
+def test_verdicts_of_many_small_images_need_room_too(tmp_path):
+    images = shutil.disk_usage(tmp_path).total // 4096 + 1
+    room = Room({"database": tmp_path}, 1, lambda: Claims(images=images))
+    assert "the disk of the database" in (room.problem() or "")
+
+
+def test_the_reserve_is_an_eighth_of_a_small_disk_and_segments_are_small_there(tmp_path):
+    room = Room({"journal": tmp_path}, 2**62)
+    space = room.space("journal")
+    assert space is not None
+    assert room.reserve_bytes(space) == space.total_bytes // 8
+    assert room.space("images") is None
+    assert segment_bytes(tmp_path, 2**62) == space.total_bytes // 32
+    assert segment_bytes(tmp_path, 2**20) == 2**20
+
+
+def test_where_somebody_else_fills_the_disk_copies_wait_before_verdicts_do(tmp_path):
+    room = Room({"journal": tmp_path, "images": tmp_path}, 10 * MB)
+    free_bytes = shutil.disk_usage(tmp_path).free
+    assert room.may_copy(MB)
+    assert not room.may_copy(free_bytes)
+    assert room.full(MB) is None
+    assert "nearly full" in (room.full(free_bytes) or "")
