@@ -52,12 +52,11 @@ def database_bytes(path: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a copy holds: its schema, the last `seq`, images without verdict, and kept images as (path, bytes)."""
+    """What a copy holds: its schema, the last `seq`, and how many images have no verdict."""
 
     schema: str
     last_seq: int
     waiting: int
-    kept_images: tuple[tuple[str, int], ...]
 
 
 def state_of(path: Path) -> State:
@@ -67,11 +66,16 @@ def state_of(path: Path) -> State:
             (schema,) = database.execute("SELECT version_num FROM alembic_version").fetchone()
             position = database.execute("SELECT last_seq FROM stream_position").fetchone()
             (waiting,) = database.execute("SELECT count(*) FROM pending WHERE task = 'judge'").fetchone()
-            kept = "SELECT image_path, image_bytes FROM inspections WHERE image_path IS NOT NULL"
-            images = tuple(database.execute(kept).fetchall())
     except (sqlite3.Error, TypeError) as error:
         raise StoreError(f"{path} is no results database of CoServe: {error}") from error
-    return State(schema, position[0] if position else 0, waiting, images)
+    return State(schema, position[0] if position else 0, waiting)
+
+
+def kept_images(path: Path) -> list[str]:
+    """The `image_path` of every image that the rows of a copy name."""
+    with closing(sqlite3.connect(path)) as database:
+        kept = "SELECT image_path FROM inspections WHERE image_path IS NOT NULL ORDER BY inspection_id"
+        return [image_path for (image_path,) in database.execute(kept)]
 
 
 def segments_needed(connection: sqlite3.Connection) -> dict[int, int]:

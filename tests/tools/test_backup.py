@@ -280,6 +280,14 @@ def test_secrets_stay_where_they_are_unless_they_are_asked_for(tmp_path: Path):
     assert (tmp_path / "restored" / "keys" / "server.key_secret").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_secret_that_systemd_gives_stays_named_and_is_said(tmp_path: Path):
+    given = "security: {http_token: $CREDENTIALS_DIRECTORY/token}\n"
+    report = write_backup(a_folder(tmp_path / "line", CONFIG + given), tmp_path / "line.tar", with_secrets=True)
+    assert "security.http_token is systemd's to give" in str(report.warnings)
+    restored = unpack(tmp_path / "line.tar", tmp_path / "restored").config
+    assert restored.read_text(encoding="utf-8").endswith(given)
+
+
 def test_kept_images_come_along_when_asked_for(tmp_path: Path, writing: Writing):
     (image,) = writing.accept()
     path = f"images/2026-01-01/{image.inspection_id}.jpg"
@@ -439,6 +447,21 @@ def test_a_backup_that_fails_leaves_the_last_one_and_nothing_else(tmp_path: Path
         unpack(archive, tmp_path / "restored")
     assert archive.read_bytes() == good
     assert sorted(path.name for path in tmp_path.iterdir()) == ["line", "line.tar"]
+
+
+def test_a_backup_that_is_stopped_leaves_nothing_half_written(tmp_path: Path):
+    config = a_folder(tmp_path / "line")
+    with (tmp_path / "line" / "experts" / "R0402.safetensors").open("r+b") as weights:
+        weights.truncate(2**29)  # a hole, which takes no room there and seconds to read
+    command = [sys.executable, "-m", "tools", "backup", str(config), str(tmp_path / "line.tar")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / ".line.tar.part").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.terminate()
+    _, said = process.communicate()
+    assert (process.returncode, "stopped by SIGTERM" in said) == (1, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["line"]
 
 
 def test_two_backups_into_one_archive_do_not_mix(tmp_path: Path):

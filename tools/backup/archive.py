@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from daemon.journal import segment_file
-from daemon.store.copies import State, copy_database, database_bytes, room_problem, segments_needed, state_of
+from daemon.store.copies import (
+    State,
+    copy_database,
+    database_bytes,
+    kept_images,
+    room_problem,
+    segments_needed,
+    state_of,
+)
 from daemon.store.database import sqlite_path
 from tools.backup.contents import BackupError, Contents, Part, contents_of
 from tools.backup.gentle import PIECE_BYTES, GentleReader, GentleWriter
@@ -195,7 +203,7 @@ def _members(contents: Contents, snapshot: _Snapshot, *, with_images: bool) -> l
         members.append(_Member(segment_file(Path(contents.journal), number).as_posix(), fd, size))
     if with_images:
         here, there = contents.config.images.parent, Path(contents.images).parent
-        for path, _ in snapshot.state.kept_images:
+        for path in kept_images(snapshot.copy):
             with suppress(FileNotFoundError):  # pruned meanwhile
                 size = (here / path).stat().st_size
                 members.append(_Member((there / path).as_posix(), here / path, size, may_be_gone=True))
@@ -238,6 +246,7 @@ def _write(out: GentleWriter, members: list[_Member], warnings: list[str], progr
 
                 reader = GentleReader(fd, size, tell)
                 tar.addfile(_entry(member, size), cast("Any", reader))
+                forget_members(tar)
             done += member.size
             sums.append(f"{reader.sha256}  {member.name}\n")
             if member.sha256 not in (None, reader.sha256):
@@ -269,6 +278,11 @@ def _opened(member: _Member) -> Iterator[int | None]:
         yield fd
     finally:
         os.close(fd)
+
+
+def forget_members(tar: Any) -> None:
+    """Tarfile remembers every member that passed: a million images would fill memory."""
+    tar.members.clear()
 
 
 def _entry(member: _Member, size: int) -> tarfile.TarInfo:

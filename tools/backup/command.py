@@ -1,5 +1,6 @@
 """`coserve backup` and `coserve restore`: a whole line into one file while it runs, and out of it again."""
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -47,6 +48,7 @@ def backup(
     from tools.backup.gentle import step_back
 
     step_back()
+    _leave_cleanly()
     try:
         with _bar() as progress:
             report = write_backup(
@@ -80,6 +82,7 @@ def restore(
     from tools.backup.contents import BackupError
     from tools.backup.restore import FolderInUseError, unpack
 
+    _leave_cleanly()
     try:
         with _bar() as progress:
             restored = unpack(archive, folder, progress)
@@ -95,6 +98,11 @@ def restore(
         f" {restored.waiting} images that wait\nCheck it, then run it:  coserve check {restored.config}",
         markup=False,
     )
+
+
+def _leave_cleanly() -> None:
+    """SIGTERM ends it like Ctrl-C: what is half written goes."""
+    signal.signal(signal.SIGTERM, lambda *_: fail("stopped by SIGTERM", status=1))
 
 
 @contextmanager

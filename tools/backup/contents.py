@@ -102,7 +102,9 @@ class _Line:
                     self.contents.parts.append(Part(f"{name}/{file.name}", file))
             return
         is_secret = key[0] == "security"
-        if is_secret and not self._with_secrets:
+        if "$CREDENTIALS_DIRECTORY" in name:
+            self.contents.warnings.append(f"{'.'.join(map(str, key))} is systemd's to give: it is in no backup")
+        elif is_secret and not self._with_secrets:
             self.contents.warnings.append(
                 f"{name} is left out, a secret: take it along with --with-secrets, or put it there after `restore`"
             )

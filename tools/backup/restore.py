@@ -16,7 +16,7 @@ from alembic.script import ScriptDirectory
 from daemon.folders import make_folder
 from daemon.store.copies import room_problem
 from daemon.store.migrate import alembic_config
-from tools.backup.archive import FORMAT, HEAD, SUMS, sync_folder
+from tools.backup.archive import FORMAT, HEAD, SUMS, forget_members, sync_folder
 from tools.backup.contents import CONFIG, BackupError
 from tools.backup.gentle import PIECE_BYTES
 
@@ -81,6 +81,7 @@ class _Unpacking:
                 said = self._head(tar)
                 while (member := tar.next()) is not None and member.name != SUMS:
                     self._take(tar, member)
+                    forget_members(tar)
                 if member is None:
                     raise BackupError(
                         f"{self._archive} is damaged or cut off behind {self._last}: take another archive"
