@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check bench soak faults bundle test-bundle clean
+.PHONY: demo test check bench soak fuzz faults sbom bundle test-bundle clean
 
 demo: $(INSTALLED)
 	$(BIN)/coserve demo --dir demo
@@ -27,6 +27,17 @@ faults: $(INSTALLED)
 
 soak: $(INSTALLED)
 	$(BIN)/coserve soak --minutes 60
+
+fuzz: $(INSTALLED)
+	$(BIN)/coserve fuzz --frames 1000000 --out build/fuzz.json
+
+# What the line is made of: build/sbom.json (CycloneDX) and build/licences.txt; ends with 1 where a licence is missing.
+sbom: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[release]'
+	@mkdir -p build
+	$(BIN)/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --gather-license-texts \
+		--output-reproducible --of JSON -o build/sbom.json
+	$(BIN)/python -m tools.licences build/sbom.json build/licences.txt
 
 # Everything that a PC without a network needs, in one archive under build/; its test installs it there and serves images.
 bundle: $(INSTALLED)

@@ -1,5 +1,6 @@
 """The composition root: every driver is made, wired, started and stopped here, and nowhere else."""
 
+import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -8,8 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 import structlog
 import torch
 import zmq
-from prometheus_client import start_http_server
 
+from daemon.access import Access
 from daemon.admission import Admission, IntakeLimits
 from daemon.backlog import Backlog, BacklogLimits
 from daemon.channel import Channels
@@ -20,21 +21,30 @@ from daemon.drive import Drive
 from daemon.endpoints import Gate
 from daemon.errors import ConfigError, StartError
 from daemon.executors import ExecutorThread
+from daemon.ground import GroundWatch
+from daemon.http_server import HttpServer
 from daemon.intake import Intake
 from daemon.journal import Journal
 from daemon.line import Line, compile_kept_rules, curve_keys, settings_problems
 from daemon.loader import PoolLoader
-from daemon.lock import Lock
+from daemon.lock import claim
+from daemon.marks import Marks
 from daemon.metrics import Metrics
 from daemon.operations import Operations
 from daemon.orders import device_of
 from daemon.policy.assign import partition
 from daemon.policy.presets import Tuning, preset
+from daemon.probe import examine
 from daemon.publish import ResultsStream
+from daemon.pulse import Station
 from daemon.quarantine import BadImages, Quarantine
+from daemon.quota import QuotaLimits
 from daemon.records import Accepted, ExpertSwitch, ExpertVersion, Outcome, Published
+from daemon.retention import RetentionThread
+from daemon.room import Claims, Room, segment_bytes
 from daemon.rulebook import Rulebook
 from daemon.store.database import StoreError, sqlite_path
+from daemon.store.home import Home
 from daemon.store.reader import Reader
 from daemon.store.store import Store, open_store
 from daemon.writer import Writer
@@ -45,15 +55,17 @@ from experts.spec import ExpertId
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Stopping must end within 20 s of SIGTERM (PROTOCOL.md): what runs gets this long, the rest stays in the journal.
-_RUNNING_BATCHES_S = 12.0
 _BAD_IMAGES_S = 1.0
+#: How often a stop that finishes the backlog looks whether it is done, and what the last batches get at the least.
+_DRAIN_POLL_S = 0.05
+_LAST_BATCHES_S = 2.0
 
 
 class App:
     """One line, running. The constructor claims locks and opens files, `start` binds sockets; `stop` undoes both."""
 
-    def __init__(self, line: Line, path: Path) -> None:
+    def __init__(self, line: Line, path: Path, tell: Callable[[str], None] = lambda _: None) -> None:
+        """`tell` hears what a start that takes long is busy with: a database that is brought to this version."""
         self._path = path
         self._config = config = line.config
         self._catalog = line.catalog
@@ -65,42 +77,54 @@ class App:
             raise ConfigError([f"{path}: {problem}" for problem in problems])
         for warning in line.warnings:
             self._log.warning("profile_incomplete", problem=warning)
-        self._locks = _claim(config)
+        for warning in config.warnings:
+            self._log.warning("setting_renamed", problem=warning)
+        self._locks = _made(claim, sqlite_path(config.database), config.journal)
         self._metrics = Metrics()
         self._context: zmq.Context[Any] = zmq.Context()
         keys = curve_keys(config.security)
         self._gate = Gate(self._context, keys) if keys else None
+        self._access = Access(self._gate)
         self._rulebook = Rulebook(line.routes)
         self._backlog = Backlog(_backlog_limits(config))
-        self._open_storage(config)
+        self._open_storage(config, tell)
         self._recover(line.catalog)
         self._drive = self._make_drive(config, line.measured)
         self._admission = Admission(
-            IntakeLimits(config.limits.credit, config.limits.max_payload_bytes, config.limits.max_pixels),
+            _intake_limits(config),
             self._rulebook,
             self._reader,
             self._writer,
             self._backlog,
             self._quarantine,
             server=f"coserve {version('coserve')}",
+            room=self._room.problem,
         )
+        self._ground = GroundWatch(self._home, self._admission) if self._home else None
+        self._retention = self._make_retention(config)
         self.operations = Operations(
             config,
             drive=self._drive,
             writer=self._writer,
             reader=self._reader,
             admission=self._admission,
+            retention=self._retention,
             backlog=self._backlog,
             rulebook=self._rulebook,
             metrics=self._metrics,
-            gate=self._gate,
+            access=self._access,
             on_catalog=self._use_catalog,
         )
         self._make_sockets(config)
 
-    def _open_storage(self, config: Config) -> None:
-        self._journal = _made(Journal, config.journal, config.retention.segment)
-        self._store = _open_store(config, self._expert_version)
+    def _open_storage(self, config: Config, tell: Callable[[str], None]) -> None:
+        self._room = Room(_places(config), config.retention.reserve, self._claims)
+        self._journal = _made(Journal, config.journal, segment_bytes(config.journal, config.retention.segment))
+        database = sqlite_path(config.database)
+        self._home = Home(database) if database else None
+        if self._home:
+            self._home.settle()
+        self._store = _open_store(config, self._expert_version, tell)
         self._reader = Reader(config.database)
         self._quarantine = Quarantine(config.quarantine, config.retention.quarantine)
         self._bad_images = BadImages(self._quarantine, self._journal.read)
@@ -112,7 +136,19 @@ class App:
             on_accepted=self._accepted,
             on_published=self._published,
             on_done=self._done,
+            room=self._room,
         )
+
+    def _make_retention(self, config: Config) -> RetentionThread:
+        try:
+            return RetentionThread(
+                *(config.database, config.images, config.retention, self._room),
+                admission=self._admission,
+                writer=self._writer,
+                metrics=self._metrics,
+            )
+        except StoreError as error:
+            raise StartError(str(error)) from None
 
     def _recover(self, catalog: Catalog) -> None:
         """What the last run left undone, and the rules that its open board attempts began with."""
@@ -121,6 +157,10 @@ class App:
             kept = compile_kept_rules(text, catalog)
             if kept is not None:
                 self._rulebook.keep(kept)
+        self._marks = Marks(self._config.journal / "decoding.marks")
+        pending = self._recovery.pending
+        suspects = self._marks.keep({image.key for image in pending})
+        self._poison = examine(suspects, pending, self._journal.read, self._config.limits.hang_after)
 
     def _make_sockets(self, config: Config) -> None:
         keys = self._gate.keys if self._gate else None
@@ -138,8 +178,17 @@ class App:
             self._reader.results_since,
             keys,
             self._metrics.answered,
+            self._gate.may_in if self._gate else None,
         )
+        self._http = self._make_http(config)
+        self._access.guard((self._intake, self._results), self._http)
         self._control = ControlServer(self._context, config.endpoints.control, self.operations.handlers())
+
+    def _make_http(self, config: Config) -> HttpServer | None:
+        endpoint, token = config.endpoints.http, config.security.http_token
+        if endpoint is None:
+            return None
+        return HttpServer(endpoint, self._metrics.registry, lambda: self.operations.state, token)
 
     def _make_drive(self, config: Config, measured: Measurements) -> Drive:
         """Pools and executors as the policy divides the devices: one pool per device, or one per executor."""
@@ -154,7 +203,11 @@ class App:
             pools=facts,
             executors=[
                 ExecutorThread(
-                    one, pools[one.pool].slot, self._journal.read, config.devices[device_of(one.pool)].threads
+                    one,
+                    pools[one.pool].slot,
+                    self._journal.read,
+                    config.devices[device_of(one.pool)].threads,
+                    mark=self._marks.place(),
                 )
                 for one in executors
             ],
@@ -168,6 +221,7 @@ class App:
             tuning=Tuning(max_wait_s=config.limits.max_wait),
             record=config.record,
             last_batch_id=self._recovery.last_batch_id,
+            hang_after_s=config.limits.hang_after,
         )
 
     # Life
@@ -187,9 +241,12 @@ class App:
             self._writer.start()
             self._writer.rules_in_force(self._rulebook.current)
             self._bad_images.start()
-            self._accepted(self._recovery.pending, again=True)
-            if self._config.endpoints.http:
-                self._serve_metrics(self._config.endpoints.http)
+            self._retention.start()
+            if self._ground:
+                self._ground.start()
+            self._accept_again()
+            if self._http:
+                self._http.start()
             self._intake.start()
         except StartError as error:
             self._close()
@@ -197,27 +254,67 @@ class App:
         self._drive.start()
         self._log.info("started", pending=len(self._recovery.pending), policy=self._config.policy)
 
-    def stop(self) -> None:
+    def stations(self) -> list[tuple[str, Station]]:
+        """The threads on the way of an image, for a probe to go through (pulse.py)."""
+
+        def writer_turn(then: Callable[[], None]) -> None:
+            self._writer.run(lambda _store: then())
+
+        return [
+            ("intake", self._intake.call),
+            ("writer", writer_turn),
+            ("drive", self.operations.ask_drive),
+            ("publish", self._results.call),
+        ]
+
+    def stop(self, goes_on: Callable[[int], bool] = lambda _: True) -> None:
         """In this order, since each step feeds the next.
 
+        0. with `stop.drain: backlog` intake answers busy until every image has its verdict, `stop.within` has passed,
+        or `goes_on`, asked about once a second with the number of images left, says no: then only the last batches run;
         1. intake takes nothing more, and answers what the writer still has of it;
         2. running batches finish, waiting images stay in the journal, bad ones are copied out of it;
         3. the writer stores their verdicts; 4. the stream publishes these; 5. control answers to the last.
         """
-        self._close()
-        self._log.info("stopped")
+        left_s = self._config.stop.within
+        if self._config.stop.drain == "backlog":
+            left_s = self._finish_backlog(left_s, goes_on)
+        self._close(max(_LAST_BATCHES_S, left_s))
+        self._log.info("stopped", backlog=self._backlog.images)
 
-    def _close(self) -> None:
+    def _finish_backlog(self, within_s: float, goes_on: Callable[[int], bool]) -> float:
+        """How many seconds of `within_s` are left once it is finished; none where it was cut short."""
+        self.operations.drain_to_stop()
+        until_s = time.monotonic() + within_s
+        ask_at_s = 0.0
+        while self._backlog.images and (now_s := time.monotonic()) < until_s:
+            if now_s >= ask_at_s:
+                if not goes_on(self._backlog.images):
+                    return 0.0
+                ask_at_s = now_s + 1.0
+            time.sleep(_DRAIN_POLL_S)
+        return until_s - time.monotonic()
+
+    def _close(self, running_batches_s: float = 0.0) -> None:
         self._intake.stop()
-        self._drive.stop(_RUNNING_BATCHES_S)
+        was_running = self._drive.is_alive
+        are_decoders_idle = self._drive.stop(running_batches_s) and was_running
         self._bad_images.stop(_BAD_IMAGES_S)
+        self._retention.stop()
         self._writer.stop()
+        if self._ground:
+            self._ground.stop()
         self._results.stop()
         self._control.stop()
+        if self._http:
+            self._http.stop()
         if self._gate:
             self._gate.stop()
         self._reader.close()
         self._store.close()
+        if self._home:
+            self._home.release()
+        self._marks.close(clean=are_decoders_idle)
         self._journal.close()
         self._context.destroy(linger=0)
         for lock in self._locks:
@@ -239,6 +336,14 @@ class App:
             self._metrics.accepted(images)
         self._drive.accept(images)
 
+    def _accept_again(self) -> None:
+        """What the last run left, but for images that it died of: these end here."""
+        poison = {image.inspection_id: reason for image, reason in self._poison}
+        self._accepted([image for image in self._recovery.pending if image.inspection_id not in poison], again=True)
+        for image, reason in self._poison:
+            self._bad_images.keep(image, reason)
+            self._finished(Outcome(image.inspection_id, "unknown", None, "bad_image", ()))
+
     def _published(self, messages: list[Published]) -> None:
         self._results.publish(messages)
 
@@ -254,6 +359,11 @@ class App:
         for source, size_bytes in images:
             self._backlog.leave(source, size_bytes)
         self._metrics.completed(len(images), self._backlog.images)
+
+    def _claims(self) -> Claims:
+        """What is accepted and still to be written."""
+        may_stay_bytes = self._backlog.bytes if self._config.retention.keep else 0
+        return Claims(self._backlog.images, may_stay_bytes, self._writer.to_copy_bytes)
 
     def _use_catalog(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -276,27 +386,12 @@ class App:
             origin=said.get("origin", ""),
         )
 
-    def _serve_metrics(self, endpoint: str) -> None:
-        host, port = endpoint.removeprefix("http://").rsplit(":", 1)
-        try:
-            start_http_server(int(port), host.strip("[]"), self._metrics.registry)
-        except OSError as error:
-            raise StartError(f"endpoints.http {endpoint}: {error.strerror}") from None
 
-
-def _claim(config: Config) -> list[Lock]:
-    """One daemon per database and per journal."""
-    locks: list[Lock] = []
+def _places(config: Config) -> dict[str, Path]:
+    """Where the line writes."""
+    places = {"journal": config.journal, "images": config.images}
     database = sqlite_path(config.database)
-    if database is not None:
-        locks.append(_made(Lock, database.with_name(database.name + ".lock"), f"the database {database}"))
-    try:
-        locks.append(_made(Lock, config.journal / "lock", f"the journal {config.journal}"))
-    except StartError:
-        for lock in locks:
-            lock.release()
-        raise
-    return locks
+    return places | ({"database": database.parent} if database is not None else {})
 
 
 def _device_problems(name: str) -> list[str]:
@@ -315,9 +410,11 @@ def _made(make: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         raise StartError(f"{error.filename or arguments[0]}: {error.strerror or error}") from None
 
 
-def _open_store(config: Config, expert_version: Callable[[str, str], ExpertVersion | None]) -> Store:
+def _open_store(
+    config: Config, expert_version: Callable[[str, str], ExpertVersion | None], tell: Callable[[str], None]
+) -> Store:
     try:
-        return open_store(config.database, keep=config.retention.keep, expert_version=expert_version)
+        return open_store(config.database, keep=config.retention.keep, expert_version=expert_version, tell=tell)
     except StoreError as error:
         raise StartError(str(error)) from None
 
@@ -325,3 +422,9 @@ def _open_store(config: Config, expert_version: Callable[[str, str], ExpertVersi
 def _backlog_limits(config: Config) -> BacklogLimits:
     limits = config.limits
     return BacklogLimits(limits.backlog_images, limits.backlog_bytes, limits.source_images, limits.source_bytes)
+
+
+def _intake_limits(config: Config) -> IntakeLimits:
+    limits = config.limits
+    quota = QuotaLimits(limits.source_images_per_s, limits.source_bytes_per_s)
+    return IntakeLimits(limits.credit, limits.max_payload_bytes, limits.max_pixels, limits.in_memory, quota)

@@ -11,17 +11,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from daemon.errors import ConfigError
+from daemon.renamed import RENAMED, new_name_of, understand_old_names
 from daemon.sockets import ipc_problem
-from routing_rules.load import Document, Problem, nearest, read_yaml, validate
+from routing_rules.load import Document, KeyPath, Problem, nearest, read_yaml, validate
 
 PREFIX = "COSERVE_"
 #: Variables with this prefix that are not settings: where the command line looks for the file, and tools/faults'.
 NOT_SETTINGS = frozenset(
     {"COSERVE_CONFIG", "COSERVE_FAULTS", "COSERVE_FAULTS_FILE", "COSERVE_FAULTS_LOG", "COSERVE_FAULTS_BYTES"}
 )
+
+#: Stands in `security` for the folder in which systemd puts the secrets of `LoadCredential=`.
+CREDENTIALS = "$CREDENTIALS_DIRECTORY"
 
 _UNITS = {
     "": 1,
@@ -35,7 +39,7 @@ _UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "y": 31_536_000.0}
 
 
 def parse_bytes(value: object) -> int:
@@ -47,7 +51,7 @@ def parse_bytes(value: object) -> int:
 
 
 def parse_seconds(value: object) -> float:
-    """Seconds of `500ms`, `20s`, `2m`, `12h`, `30d`; a bare number is refused: its unit would be a guess."""
+    """Seconds of `500ms`, `20s`, `2m`, `12h`, `30d`, `3y`; a bare number is refused: its unit would be a guess."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", str(value))
     if match is None or match[2] not in _SECONDS:
         raise ValueError(f"expected a duration such as 500ms, 20s, 2m, 12h or 30d, not {value!r}")
@@ -58,6 +62,14 @@ def _no_models_yet(models: dict[str, Any]) -> dict[str, Any]:
     if models:
         raise ValueError("this version serves images only: leave `models` out")
     return models
+
+
+def _http_endpoint(value: str) -> str:
+    if re.fullmatch(r"http://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", value) is None:
+        raise ValueError(
+            f"expected http://ADDRESS:PORT such as http://127.0.0.1:9470 (TLS: docs/security.md), not {value!r}"
+        )
+    return value
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
@@ -72,13 +84,14 @@ class _Section(BaseModel):
 class Endpoints(_Section):
     """Where the daemon binds (PROTOCOL.md, Sockets). Without `$RUNTIME_DIRECTORY` the sockets lie in `run/`.
 
-    `http`, on loopback only, serves `/metrics`; without it nothing listens there.
+    `http` serves `/metrics`, `/healthz` and `/readyz`, beyond loopback only with `security.http_token`; without it
+    nothing listens there.
     """
 
     intake: Annotated[list[str], Field(min_length=1)] = ["ipc://$RUNTIME_DIRECTORY/intake.sock", "tcp://127.0.0.1:5570"]
     results: str = "tcp://127.0.0.1:5571"
     control: str = "ipc://$RUNTIME_DIRECTORY/control.sock"
-    http: Annotated[str, Field(pattern=r"^http://(127\.0\.0\.1|localhost|\[::1\]):\d{1,5}$")] | None = None
+    http: Annotated[str, AfterValidator(_http_endpoint)] | None = None
 
 
 class Device(_Section):
@@ -98,7 +111,11 @@ class Device(_Section):
 
 
 class Limits(_Section):
-    """Back-pressure in counts and bytes, of one source and of all; a source beyond its share hears `busy`."""
+    """Back-pressure in counts and bytes, of one source and of all; a source beyond its share hears `busy`.
+
+    `source_images_per_s` and `source_bytes_per_s` are what one source may bring in each second, off unless they are set.
+    `in_memory` is bytes of images between their arrival and the disk, half of it for one source.
+    """
 
     backlog_images: Count = 20_000
     backlog_bytes: Bytes = 8 * 2**30
@@ -108,21 +125,54 @@ class Limits(_Section):
     max_payload_bytes: Bytes = 64 * 2**20
     max_pixels: Count = 64_000_000
     max_wait: Seconds = 20.0
+    source_images_per_s: Annotated[float, Field(gt=0)] | None = None
+    source_bytes_per_s: Bytes | None = None
+    in_memory: Bytes = 512 * 2**20
+    hang_after: Seconds = 30.0
 
 
 class Retention(_Section):
-    """Which images stay after their verdict, and how much room the journal and the quarantine may take."""
+    """Which images stay after their verdict and for how long, how long results do, and how much disk is left free.
+
+    Kept images go after `images_for`, beyond `images_bytes` in all, and while less than `free` (at most half of the
+    disk) is free where they lie: passed ones first, then unknown, then failed, unsure and reviewed ones, the oldest
+    first; their rows stay. Closed boards go with all their rows after `results_for`, unless an operator has reviewed
+    them. What is not set prunes nothing. No image is accepted while less than `reserve`, or than an eighth of a small
+    disk, is free. `segment` is the size of the journal's files, `quarantine` what refused images may take.
+    """
 
     keep: list[Literal["pass", "fail", "review", "unknown"]] = ["fail", "review", "unknown"]
+    images_for: Seconds | None = None
+    images_bytes: Bytes | None = None
+    free: Bytes | None = None
+    results_for: Seconds | None = None
+    reserve: Bytes = 64 * 2**20
     segment: Bytes = 256 * 2**20
     quarantine: Bytes = 256 * 2**20
 
 
+class Stop(_Section):
+    """What a stop still does: finish the `running` batches, or the whole `backlog`, `within` that time.
+
+    What is not finished then stays in the journal for the next start.
+    """
+
+    drain: Literal["running", "backlog"] = "running"
+    within: Annotated[Seconds, Field(le=3600.0)] = 12.0
+
+
 class Security(_Section):
-    """CURVE for intake and results over TCP: the server's secret key file and the folder of allowed clients' keys."""
+    """CURVE for intake and results over TCP: the server's secret key file and the folder of allowed clients' keys.
+
+    `http_token` is a file with the bearer token of `endpoints.http`. Secrets are files that only the daemon reads;
+    `$CREDENTIALS_DIRECTORY` stands for the folder of systemd's `LoadCredential=`. `weights` are folders, beside that of
+    the catalog, in which weights files may lie.
+    """
 
     server_key: Path | None = None
     allowed_clients: Path | None = None
+    http_token: Path | None = None
+    weights: list[Path] = []
 
 
 class Config(_Section):
@@ -138,9 +188,16 @@ class Config(_Section):
     policy: str = "coserve-plus"
     limits: Limits = Limits()
     retention: Retention = Retention()
+    stop: Stop = Stop()
     models: Annotated[dict[str, Any], AfterValidator(_no_models_yet)] = {}
     security: Security = Security()
     record: Path | None = None
+    _warnings: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is understood for now and should be written otherwise: keys that have another name."""
+        return self._warnings
 
     @property
     def quarantine(self) -> Path:
@@ -148,13 +205,11 @@ class Config(_Section):
         return self.journal.parent / "quarantine"
 
 
-def load_config(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
+def load_config(
+    path: Path, environ: Mapping[str, str] = os.environ, renamed: Mapping[KeyPath, KeyPath] = RENAMED
+) -> Config:
     """Read, override, validate and resolve `path`; ConfigError names every mistake with its line."""
-    document = read_yaml(path)
-    if not isinstance(document.data, dict):
-        expected = Problem(str(path), 1, 1, "expected a mapping with keys such as rules, catalog and devices")
-        raise ConfigError(document.problems or [expected])
-    problems = _override(document, environ)
+    document, warnings, problems = read_settings(path, environ, renamed)
     config, found = validate(Config, document)
     problems += found
     if config is None or problems:
@@ -162,16 +217,42 @@ def load_config(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
     resolved, found = _resolve(config, path.resolve().parent, document, environ)
     if found:
         raise ConfigError(found)
+    resolved._warnings = tuple(warnings)
     return resolved
 
 
-def _override(document: Document, environ: Mapping[str, str]) -> list[Problem]:
+def read_settings(
+    path: Path, environ: Mapping[str, str] = os.environ, renamed: Mapping[KeyPath, KeyPath] = RENAMED
+) -> tuple[Document, list[str], list[Problem]]:
+    """What `path` and the environment say together, under today's names, with warnings and mistakes; not yet checked.
+
+    ConfigError where the file holds no settings at all.
+    """
+    document = read_yaml(path)
+    if not isinstance(document.data, dict):
+        expected = Problem(str(path), 1, 1, "expected a mapping with keys such as rules, catalog and devices")
+        raise ConfigError(document.problems or [expected])
+    warnings, problems = understand_old_names(document, renamed)
+    problems += _override(document, environ, renamed, warnings)
+    return document, warnings, problems
+
+
+def is_setting(name: str) -> bool:
+    """Whether an environment variable of this name is meant to override a setting."""
+    return name.startswith(PREFIX) and name not in NOT_SETTINGS
+
+
+def _override(
+    document: Document, environ: Mapping[str, str], renamed: Mapping[KeyPath, KeyPath], warnings: list[str]
+) -> list[Problem]:
     """Put `COSERVE_…` values into the document's data; a variable that names no setting is a mistake."""
     problems: list[Problem] = []
-    for name in sorted(environ):
-        if not name.startswith(PREFIX) or name in NOT_SETTINGS:
-            continue
-        path = _setting(name.removeprefix(PREFIX), document.data)
+    for name in sorted(filter(is_setting, environ)):
+        suffix = name.removeprefix(PREFIX)
+        path = _setting(suffix, document.data)
+        if path is None and (path := new_name_of(suffix, renamed)):
+            new = PREFIX + "_".join(map(str, path)).upper()
+            warnings.append(f"environment variable {name} is now called {new}: rename it")
         if path is None:
             known = [PREFIX + key.upper() for key in Config.model_fields]
             close = nearest(name, known)
@@ -190,7 +271,7 @@ def _override(document: Document, environ: Mapping[str, str]) -> list[Problem]:
     return problems
 
 
-def _setting(suffix: str, data: Mapping[str, Any]) -> tuple[str, ...] | None:
+def _setting(suffix: str, data: Mapping[str, Any]) -> KeyPath | None:
     """The key path that `ENDPOINTS_RESULTS` (or `ENDPOINTS__RESULTS`) means, or None."""
     flat = suffix.replace("__", "_").lower()
     for top, field in Config.model_fields.items():
@@ -243,9 +324,8 @@ def _resolve(
         database = _absolute_database(database, folder)
     except ValueError as error:
         problems.append(Problem(*at("database"), str(error)))
-    security = config.security
-    if (security.server_key is None) != (security.allowed_clients is None):
-        problems.append(Problem(*at("security"), "CURVE needs both server_key and allowed_clients"))
+    secrets, mistakes = _absolute_secrets(config.security, folder, environ)
+    problems += [Problem(*at("security", *path), message) for path, message in mistakes]
     update: dict[str, Any] = {
         "endpoints": endpoints,
         "database": database,
@@ -255,10 +335,7 @@ def _resolve(
         "images": folder / config.images,
         "devices": devices,
         "record": folder / config.record if config.record else None,
-        "security": Security(
-            server_key=folder / security.server_key if security.server_key else None,
-            allowed_clients=folder / security.allowed_clients if security.allowed_clients else None,
-        ),
+        "security": secrets,
     }
     return config.model_copy(update=update), problems
 
@@ -272,6 +349,21 @@ def _device_mistakes(name: str, device: Device) -> list[tuple[tuple[str, ...], s
         message = "the CPU's experts are in RAM already: leave host_cache out, or raise expert_memory"
         found.append((("host_cache",), message))
     return found
+
+
+def _absolute_secrets(
+    security: Security, folder: Path, environ: Mapping[str, str]
+) -> tuple[Security, list[tuple[tuple[str, ...], str]]]:
+    found: list[tuple[tuple[str, ...], str]] = []
+    credentials = environ.get(CREDENTIALS[1:])
+    files: dict[str, Path | None] = {}
+    for name in ("server_key", "allowed_clients", "http_token"):
+        given = getattr(security, name)
+        # Commands that only read the configuration run where systemd has not set it: the start says what is missing.
+        files[name] = folder / str(given).replace(CREDENTIALS, credentials or CREDENTIALS) if given else None
+    if (security.server_key is None) != (security.allowed_clients is None):
+        found.append(((), "CURVE needs both server_key and allowed_clients"))
+    return Security(**files, weights=[folder / place for place in security.weights]), found
 
 
 def _absolute_database(value: str, folder: Path) -> str:

@@ -3,25 +3,28 @@
 What concerns the scheduler (experts, queues, pins) is handed to the drive, which answers on its own thread.
 """
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
 
 import structlog
 
+from daemon.access import Access
 from daemon.admission import Admission
 from daemon.backlog import Backlog
 from daemon.config import Config
 from daemon.control import ControlError, Handler
 from daemon.drive import Drive
-from daemon.endpoints import Gate
 from daemon.errors import ConfigError
-from daemon.line import load_rules_and_catalog
+from daemon.line import reload_rules_and_catalog
 from daemon.metrics import Metrics
+from daemon.retention import RetentionThread
 from daemon.rulebook import Rulebook
 from daemon.store.reader import Reader
 from daemon.writer import Writer
@@ -36,6 +39,8 @@ _BACKLOG_LIMITS = {
     "source_images": "source_images",
     "source_bytes": "source_bytes",
 }
+#: The same of the quotas of each source per second; 0 is off.
+_QUOTAS = {"source_images_per_s": "images_per_s", "source_bytes_per_s": "bytes_per_s"}
 
 
 class Operations:
@@ -49,10 +54,11 @@ class Operations:
         writer: Writer,
         reader: Reader,
         admission: Admission,
+        retention: RetentionThread,
         backlog: Backlog,
         rulebook: Rulebook,
         metrics: Metrics,
-        gate: Gate | None,
+        access: Access,
         on_catalog: Callable[[Catalog], None],
     ) -> None:
         """`on_catalog` gets the catalog of a reload when the drive has it, before rules that need it are in force."""
@@ -61,25 +67,58 @@ class Operations:
         self._writer = writer
         self._reader = reader
         self._admission = admission
+        self._retention = retention
         self._backlog = backlog
         self._rulebook = rulebook
         self._metrics = metrics
-        self._gate = gate
+        self._access = access
         self._on_catalog = on_catalog
         self._reloading = threading.Lock()
         self._draining = False
+        self._known: dict[str, Any] = {}
         self._started_s = time.monotonic()
         self._completions: deque[tuple[float, int]] = deque([(self._started_s, 0)])
         self._log: Any = structlog.get_logger("operations")
 
     @property
     def state(self) -> str:
-        """`starting` is the pools' first fill; `degraded`: an expert cannot be loaded, or results not be written."""
+        """`starting` is the pools' first fill; `degraded`: an expert, the database or a disk is in trouble."""
         if self._draining:
             return "draining"
         if self._drive.is_filling:
             return "starting"
-        return "degraded" if self._drive.is_failing or self._writer.is_failing else "ready"
+        is_failing = self._drive.is_failing or self._writer.is_failing or self._retention.problem is not None
+        return "degraded" if is_failing or self._access.problem or self._admission.held else "ready"
+
+    def ask_drive(self, then: Callable[[], None]) -> None:
+        """Have the drive answer, for `sentence` to tell what it said, and call `then` in its thread."""
+
+        def answered(answer: Future[dict[str, Any]]) -> None:
+            if answer.exception() is None:
+                self._known = answer.result()
+            then()
+
+        self._drive.ask_later("status", {}).add_done_callback(answered)
+
+    def sentence(self) -> str:
+        """The line's state, what troubles it and what waits, for a person."""
+        troubles = [f"takes no images: {reason}" for reason in self._admission.held]
+        if self._writer.is_failing:
+            troubles.append(f"results cannot be written: {self._writer.last_error}")
+        for expert, reason in self._known.get("failed", {}).items():
+            troubles.append(f"expert {expert} cannot be loaded: {reason}")
+        troubles += [
+            f"executor {row['name']} is out of service: {row['out_of_service']}"
+            for row in self._known.get("executors", ())
+            if "out_of_service" in row
+        ]
+        if self._access.problem:
+            troubles.append(self._access.problem)
+        state = self.state
+        if state == "degraded" and not troubles:
+            troubles.append(str(self._known.get("last_error") or "the log says why"))
+        more = f" (and {len(troubles) - 1} more: coserve status)" if len(troubles) > 1 else ""
+        return f"{state}{f', {troubles[0]}{more}' if troubles else ''}; backlog {self._backlog.images} images"
 
     def handlers(self) -> dict[str, Handler]:
         """By kind of request: its fields in, the answer's fields out. ControlError where it cannot be done."""
@@ -91,7 +130,9 @@ class Operations:
             "status": lambda _: self._status(),
             "limits": self._limits,
             "reload": lambda _: self.reload(),
+            "keys": lambda _: self._access.reload(),
             "drain": self._drain,
+            "prune": self._prune,
             "metrics": lambda _: {"text": self._metrics.exposition()},
         }
 
@@ -111,7 +152,10 @@ class Operations:
             "images_per_s": self._rate(completed),
             "rules_version": self._rulebook.current.version,
             "last_seq": self._reader.last_seq(),
-            "last_error": self._writer.last_error or known["last_error"],
+            "last_error": next(iter(self._admission.held), None)
+            or self._retention.problem
+            or self._writer.last_error
+            or known["last_error"],
         }
 
     def _rate(self, completed: int) -> float:
@@ -124,27 +168,34 @@ class Operations:
         return round((completed - before) / max(now_s - since_s, 1e-3), 2)
 
     def _limits(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """`expert_memory` by device goes to the drive, the others to the backlog: all are changed, or none."""
-        unknown = sorted(set(fields) - {*_BACKLOG_LIMITS, "expert_memory"})
+        """`expert_memory` by device goes to the drive, the others to backlog and quotas: all are changed, or none."""
+        unknown = sorted(set(fields) - {*_BACKLOG_LIMITS, *_QUOTAS, "expert_memory"})
         if unknown:
-            raise ControlError(
-                "bad_field", f"{unknown[0]}: expected one of expert_memory, {', '.join(_BACKLOG_LIMITS)}"
-            )
+            known = ", ".join(("expert_memory", *_BACKLOG_LIMITS, *_QUOTAS))
+            raise ControlError("bad_field", f"{unknown[0]}: expected one of {known}")
         given = {name: fields[name] for name in _BACKLOG_LIMITS if fields.get(name) is not None}
         for name, value in given.items():
             if type(value) is not int or value < 1:
                 raise ControlError("bad_field", f"{name}: expected a whole number above 0, not {value!r}")
+        quotas = {name: fields[name] for name in _QUOTAS if fields.get(name) is not None}
+        for name, value in quotas.items():
+            if type(value) not in (int, float) or not 0 <= value < math.inf:
+                raise ControlError("bad_field", f"{name}: expected a number from 0 (off), not {value!r}")
         memory = self._drive.ask("limits", {"expert_memory": fields.get("expert_memory")})
         changed = {_BACKLOG_LIMITS[name]: value for name, value in given.items()}
         self._backlog.change_limits(replace(self._backlog.limits, **changed))
-        now = asdict(self._backlog.limits)
-        return memory | {name: now[field] for name, field in _BACKLOG_LIMITS.items()}
+        if quotas:
+            wanted = {_QUOTAS[name]: value or None for name, value in quotas.items()}
+            self._admission.quotas.change_limits(replace(self._admission.quotas.limits, **wanted))
+        now, per_s = asdict(self._backlog.limits), asdict(self._admission.quotas.limits)
+        answer = memory | {name: now[field] for name, field in _BACKLOG_LIMITS.items()}
+        return answer | {name: per_s[field] for name, field in _QUOTAS.items()}
 
     def reload(self) -> dict[str, Any]:
         """Rules and catalog again; ControlError with every mistake, and then the old ones stay in force."""
         with self._reloading:
             try:
-                routes, catalog = load_rules_and_catalog(self._config)
+                routes, catalog = reload_rules_and_catalog(self._config)
             except ConfigError as error:
                 raise ControlError("bad_rules", str(error)) from None
             # The catalog first: an image under new rules must not meet a catalog without their experts.
@@ -152,8 +203,7 @@ class Operations:
             self._on_catalog(catalog)
             self._rulebook.replace(routes)
             self._writer.rules_in_force(routes)
-            if self._gate:
-                self._gate.reload()
+            self._access.reload()
         self._log.info("reloaded", rules_version=routes.version, experts=len(catalog))
         return {"rules_version": routes.version, "experts": len(catalog)}
 
@@ -164,6 +214,17 @@ class Operations:
         except ControlError as error:
             for problem in error.reason.splitlines():
                 self._log.error("reload_refused", problem=problem)
+
+    def drain_to_stop(self) -> None:
+        """As `drain`, by a daemon that ends when its backlog is finished."""
+        self._draining = True
+        self._admission.hold("drain", "the daemon finishes its backlog and stops: send again once it has started anew")
+
+    def _prune(self, fields: dict[str, Any]) -> dict[str, Any]:
+        begin = fields.get("begin", True)
+        if not isinstance(begin, bool):
+            raise ControlError("bad_field", f"begin: expected true or false, not {begin!r}")
+        return self._retention.prune(begin=begin)
 
     def _drain(self, fields: dict[str, Any]) -> dict[str, Any]:
         off = fields.get("off", False)

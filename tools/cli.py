@@ -7,9 +7,11 @@ from typing import Any
 
 import typer
 
-from tools import operate, teach, watch
+from tools import db, keys, operate, service_install, teach, watch
+from tools.backup import command as backup
 from tools.bench import command as bench
 from tools.console import fail
+from tools.fuzz import command as fuzz
 from tools.profile import command as profile
 from tools.simulate import command as simulate
 from tools.stress import command as stress
@@ -23,11 +25,16 @@ app = typer.Typer(
 )
 operate.register(app)
 watch.register(app)
+db.register(app)
 teach.register(app)
 profile.register(app)
 simulate.register(app)
 bench.register(app)
 stress.register(app)
+fuzz.register(app)
+keys.register(app)
+backup.register(app)
+service_install.register(app)
 
 
 def main() -> Any:

@@ -57,7 +57,7 @@ def test_secrets_may_lie_where_systemd_puts_credentials(tmp_path: Path) -> None:
     "endpoint", ["127.0.0.1:9470", "https://127.0.0.1:1", "http://127.0.0.1", "http://user@host:1", "http://h:1/x"]
 )
 def test_an_http_endpoint_is_an_address_and_a_port(tmp_path: Path, endpoint: str) -> None:
-    assert "endpoints" in problems_of(tmp_path, MINIMAL + f"endpoints: {{http: '{endpoint}'}}\n")
+    assert "expected http://ADDRESS:PORT" in problems_of(tmp_path, MINIMAL + f"endpoints: {{http: '{endpoint}'}}\n")
 
 
 def test_the_runtime_directory_of_systemd_holds_the_sockets(tmp_path: Path) -> None:
