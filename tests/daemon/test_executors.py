@@ -227,6 +227,25 @@ def test_an_altered_journal_record_costs_its_image_only(spec: ExpertSpec, pool: 
     journal.close()
 
 
+def test_bytes_that_the_disk_refuses_now_are_no_fault_of_the_image(spec: ExpertSpec, pool: SlotPool, tmp_path: Path):
+    journal = Journal(tmp_path / "journal")
+    (key,) = journal.append([encoded(a_picture())])
+    journal.close()
+    (tmp_path / "journal").rename(tmp_path / "elsewhere")
+    reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
+    executor = ExecutorThread(FACTS, pool.slot, journal.read)
+    executor.start(reports.put)
+    order = BatchOrder(1, spec, (ImageOrder(RequestId(1), key, Pixels()),))
+    (result,) = Bench(executor, reports).run(order).results
+    assert isinstance(result, Unanswered)
+    assert result.fault == "unreadable"
+    (tmp_path / "elsewhere").rename(tmp_path / "journal")
+    (result,) = Bench(executor, reports).run(order).results
+    assert isinstance(result, Answered)
+    assert executor.stop(10.0)
+    journal.close()
+
+
 def test_each_executor_keeps_its_own_number_of_threads(spec: ExpertSpec, pool: SlotPool):
     seen: dict[str, int] = {}
 

@@ -17,7 +17,7 @@ from daemon.control import ControlError
 from daemon.drive import Drive
 from daemon.executors import ExecutorThread
 from daemon.loader import PoolLoader
-from daemon.orders import BatchOrder
+from daemon.orders import BatchOrder, ImageOrder, Unanswered
 from daemon.policy.parked import Parked
 from daemon.policy.presets import PRESETS
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, Request, RequestId
@@ -26,7 +26,7 @@ from daemon.records import JournalKey, Outcome
 from daemon.rulebook import Rulebook
 from daemon.trace import replay
 from experts.slot import Slot, SlotPool
-from experts.spec import Answer, ExpertId
+from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.preprocess import Prepared
 from tests.daemon.bench_line import Line, a_catalog, a_line, a_spec, an_image, routes
 from tests.experts.samples import a_picture, an_expert_file, encoded
@@ -217,6 +217,32 @@ def test_weights_that_a_hanging_batch_keeps_cannot_be_unloaded_or_replaced() -> 
     line.run(until_s=300.0)
     assert line.outcomes[2].reason == "expert_failed"
     assert "restart the daemon" in ask(line, "status")["last_error"]
+
+
+@pytest.mark.parametrize("policy", PRESETS)
+def test_images_whose_bytes_cannot_be_read_just_now_are_tried_again_and_nobody_waits_behind_them(policy: str) -> None:
+    line = a_line(policy=policy, budgets={"cpu": 60})
+
+    def answer(_spec: ExpertSpec, image: ImageOrder) -> Answer | Unanswered:
+        is_back = line.timeline.now() > 100.0 and image.key.offset == 1
+        if image.key.offset < 3 and not is_back:
+            return Unanswered("unreadable", "journal segment 1, offset 0: cannot read: Permission denied")
+        return Answer("ok", 0.9)
+
+    for executor in line.executors.values():
+        executor._answer = answer
+    line.accept(an_image(1, "B"), an_image(2, "B"), an_image(0, "C", deadline_ms=20_000))
+    line.accept(*(an_image(10 + n, "B") for n in range(8)))
+    line.run(until_s=50.0)
+    assert reasons(line) == {0: "deadline"} | {10 + n: None for n in range(8)}
+    assert line.drive.is_failing
+    assert "Permission denied" in ask(line, "status")["last_error"]
+    line.run(until_s=110.0)
+    assert line.outcomes[1].verdict == "pass"
+    line.run(until_s=400.0)
+    assert line.outcomes[2].reason == "bad_image"
+    assert line.ended_s[2] == pytest.approx(300.0, abs=6.0)
+    assert [image.image_id for image, _ in line.bad_images] == ["2"]
 
 
 # Loads, simulated

@@ -1,0 +1,267 @@
+"""A daemon whose decoder, weights, database and rules are broken under it: the line goes on, and says what is wrong."""
+
+import hashlib
+import os
+import shutil
+import signal
+import sqlite3
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experts.weights import read_header
+from tests.contract.client import RULES, Line
+from tests.lines import a_jpeg
+from tests.poison import a_poisonous_library, a_tiff, poisoned
+from tools.service import Service
+
+
+def a_line_with(folder: Path, experts: Path, **settings: Any) -> Line:
+    return Line(folder, experts, limits={"hang_after": "4s"}, **settings)
+
+
+@contextmanager
+def served(line: Line, environ: dict[str, str] | None = None) -> Iterator[Service]:
+    with Service(line.config, line.folder / "daemon.log", environ) as service:
+        yield service
+
+
+def log_of(line: Line) -> str:
+    return (line.folder / "daemon.log").read_text(encoding="utf-8")
+
+
+def everything_is_whole(line: Line) -> None:
+    """Every image has one verdict, `seq` has no gap, and SQLite finds nothing wrong."""
+    seqs = [seq for (seq,) in line.rows("SELECT seq FROM stream ORDER BY seq")]
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert line.rows("SELECT count(*) FROM inspections WHERE verdict IS NULL") == [(0,)]
+    assert line.rows("PRAGMA integrity_check") == [("ok",)]
+
+
+def test_an_image_that_kills_its_decoder_costs_one_restart_and_no_other_image(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    line = a_line_with(tmp_path / "line", experts_folder)
+    environ = poisoned(a_poisonous_library(tmp_path), "segv")
+    service = Service(line.config, line.folder / "daemon.log", environ)
+    service.start()
+    before = [line.send() for _ in range(3)]
+    for image in before:
+        line.result(image)
+    poison = line.send(a_tiff())
+    assert service.process is not None
+    assert service.process.wait(30.0) == -signal.SIGSEGV
+    with served(line, environ):
+        after = [line.send() for _ in range(3)]
+        assert (line.result(poison)["verdict"], line.result(poison)["reason"]) == ("unknown", "bad_image")
+        assert {line.result(image)["verdict"] for image in (*before, *after)} == {"pass"}
+        assert line.status()["state"] == "ready"
+        line.idle()
+    quarantined = [path.read_bytes() for path in (line.folder / "quarantine").iterdir()]
+    assert quarantined == [a_tiff()]
+    assert "suspect_decoded" in log_of(line)
+    marks = (line.folder / "journal" / "decoding.marks").read_bytes()
+    assert not any(marks[:8192]), "a clean stop leaves no suspect"
+    everything_is_whole(line)
+
+
+def test_an_image_that_its_decoder_never_ends_with_is_unknown_and_the_line_goes_on(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    line = a_line_with(tmp_path / "line", experts_folder)
+    with served(line, poisoned(a_poisonous_library(tmp_path), "loop")):
+        line.result(line.send())
+        poison = line.send(a_tiff())
+        assert (line.result(poison)["verdict"], line.result(poison)["reason"]) == ("unknown", "bad_image")
+        assert {line.result(line.send())["verdict"] for _ in range(3)} == {"pass"}
+        status = line.status()
+        assert status["state"] == "degraded", "a thread is left behind"
+        (hung,) = [text for text in log_of(line).splitlines() if "executor_hung" in text]
+        assert f"cam-1/{poison}" in hung
+    everything_is_whole(line)
+
+
+def _break_outputs(folder: Path, expert: str) -> None:
+    """Weights that are numbers, whose outputs are not: an import would refuse them."""
+    file = folder / f"{expert}.safetensors"
+    header, data = read_header(file), bytearray(file.read_bytes())
+    file.unlink()  # a link to the session's file
+    for entry in header.entries:
+        if entry.dtype == "F32" and len(entry.shape) > 1:
+            first, last = header.data_start + entry.begin, header.data_start + entry.end
+            data[first:last] = struct.pack("<f", 1e30) * ((last - first) // 4)
+    file.write_bytes(data)
+    catalog = yaml.safe_load((folder / "catalog.yaml").read_text(encoding="utf-8"))
+    catalog["experts"][expert]["sha256"] = hashlib.sha256(data).hexdigest()
+    (folder / "catalog.yaml").write_text(yaml.safe_dump(catalog), encoding="utf-8")
+
+
+def test_outputs_that_are_not_numbers_and_loads_that_hang_cost_their_own_images_only(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    line = a_line_with(tmp_path, experts_folder, memory="140MB")
+    _break_outputs(tmp_path / "experts", "QFP64")
+    with served(line) as service:
+        broken = line.result(line.send(component="F", board={"type": "named", "serial": "N1"}, designator="F1"))
+        assert (broken["verdict"], broken["reason"]) == ("unknown", "expert_failed")
+        assert "not finite" in line.status()["last_error"]
+        # A file that never answers, as one on a disk that has died.
+        slow = tmp_path / "experts" / "C0603.safetensors"
+        line.control("unload", expert="C0603")
+        slow.rename(tmp_path / "experts" / "elsewhere")
+        os.mkfifo(slow)
+        extras = line.inspect(component="V", deadline_ms=12_000)
+        with line.peer() as peer:
+            assert peer.ask(extras, a_jpeg(1))["type"] == "accepted"
+        line.wait(lambda: "load_hung" in log_of(line))
+        assert {line.result(line.send())["verdict"] for _ in range(2)} == {"pass"}, "the disk's channel goes on"
+        assert line.status()["state"] == "degraded"
+        assert line.result(extras["id"])["reason"] == "deadline"
+        waits = line.send(component="V")
+        slow_writer = os.open(slow, os.O_RDWR)
+        slow.unlink()
+        (tmp_path / "experts" / "elsewhere").rename(slow)
+        os.close(slow_writer)
+        assert line.result(waits)["verdict"] in {"review", "pass"}
+        line.wait(lambda: "hung_load_ended" in log_of(line))
+        assert service.stop() == 0
+        service.start()
+    everything_is_whole(line)
+
+
+def test_a_database_that_is_locked_deleted_moved_or_replaced_loses_nothing(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    line = a_line_with(tmp_path, experts_folder)
+    path = tmp_path / "inspection.db"
+    sent: list[str] = []
+
+    def send_until_accepted() -> None:
+        header = line.inspect()
+        with line.peer() as peer:
+            while (answer := peer.ask(header, a_jpeg(line.count)))["type"] == "busy":
+                time.sleep(answer["retry_after_ms"] / 1000.0)
+        assert answer["type"] in {"accepted", "duplicate"}
+        sent.append(header["id"])
+
+    with served(line) as service:
+        send_until_accepted()
+        # A shell that holds the write lock, and a long query beside it.
+        with closing(sqlite3.connect(path, isolation_level=None)) as shell, closing(sqlite3.connect(path)) as query:
+            query.execute("BEGIN")
+            query.execute("SELECT count(*) FROM inspections").fetchall()
+            shell.execute("BEGIN EXCLUSIVE")
+            waiting = [threading.Thread(target=send_until_accepted) for _ in range(3)]
+            for thread in waiting:
+                thread.start()
+            line.wait(lambda: line.status()["state"] == "degraded")
+            with line.peer() as peer:
+                assert peer.ask({"type": "results_since", "seq": 0})["type"] == "results", "reading goes on"
+            shell.execute("ROLLBACK")
+        for thread in waiting:
+            thread.join(30.0)
+        line.wait(lambda: line.status()["state"] == "ready")
+        # Its files, and then all of them.
+        database, log, shared = "inspection.db", "inspection.db-wal", "inspection.db-shm"
+        for names in ([database], [log, shared], [database, log, shared]):
+            for name in names:
+                (tmp_path / name).unlink()
+            send_until_accepted()
+            line.wait(lambda names=names: all((tmp_path / name).exists() for name in names))
+            assert len(line.rows("SELECT 1 FROM inspections")) == len(sent)
+        path.rename(tmp_path / "mine.db")
+        path.write_bytes(b"")
+        line.wait(lambda: line.status()["state"] == "degraded")
+        assert "another file lies at" in line.status()["last_error"]
+        with line.peer() as peer:
+            assert peer.ask(line.inspect(), a_jpeg())["type"] == "busy"
+        path.unlink()
+        line.wait(lambda: line.status()["state"] == "ready")
+        send_until_accepted()
+        # The journal, whole.
+        shutil.rmtree(tmp_path / "journal")
+        send_until_accepted()
+        assert (tmp_path / "journal").is_dir()
+        line.idle()
+        service.kill()
+        service.start()
+        line.idle()
+    found = {image for (image,) in line.rows("SELECT image_id FROM inspections WHERE verdict = 'pass'")}
+    assert found >= set(sent)
+    everything_is_whole(line)
+    assert not list(tmp_path.glob(".*")), "a clean stop leaves no second names"
+
+
+def test_rules_and_catalog_that_are_being_written_never_come_into_force_by_halves(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    line = a_line_with(tmp_path, experts_folder)
+    rules, catalog = tmp_path / "rules.yaml", tmp_path / "experts" / "catalog.yaml"
+    with served(line):
+        first = line.status()["rules_version"]
+
+        def refused(what: str) -> None:
+            answer = line.control("reload")
+            assert answer["type"] == "error", answer
+            assert what in answer["reason"], answer
+            assert line.status()["rules_version"] == first
+            assert line.result(line.send())["verdict"] == "pass"
+
+        whole = catalog.read_text(encoding="utf-8")
+        rules.write_text("", encoding="utf-8")
+        refused("rules.yaml")
+        rules.write_text(RULES[: RULES.index("classifiers") + 20], encoding="utf-8")
+        refused("rules.yaml")
+        rules.write_text(RULES, encoding="utf-8")
+        catalog.write_text(whole[: len(whole) // 2], encoding="utf-8")
+        refused("catalog.yaml")
+        catalog.unlink()
+        refused("catalog.yaml")
+        catalog.write_text(whole, encoding="utf-8")
+        # An editor that truncates, writes a part that is valid by itself, and then the rest: only the whole counts.
+        longer = RULES.replace("boards:", "boards:\n  late: {components: {P: 1}}")
+
+        def edit() -> None:
+            with rules.open("w", encoding="utf-8") as file:
+                for part in (longer[:5], longer[5:60], longer[60:]):
+                    file.write(part)
+                    file.flush()
+                    time.sleep(0.15)
+
+        editor = threading.Thread(target=edit)
+        editor.start()
+        time.sleep(0.05)
+        answer = line.control("reload")
+        editor.join()
+        assert answer["type"] == "ok", answer
+        assert line.result(line.send(board={"type": "late", "serial": "L1"}))["verdict"] == "pass"
+        # A storm of reloads, by control and by signal, while images run.
+        storm = [threading.Thread(target=line.control, args=("reload",)) for _ in range(12)]
+        for thread in storm:
+            thread.start()
+        assert {line.result(line.send())["verdict"] for _ in range(5)} == {"pass"}
+        for thread in storm:
+            thread.join(60.0)
+        assert line.status()["rules_version"] == answer["rules_version"]
+    everything_is_whole(line)
+
+
+def test_an_expert_whose_file_comes_later_serves_after_a_reload(tmp_path: Path, experts_folder: Path) -> None:
+    line = a_line_with(tmp_path, experts_folder)
+    file = tmp_path / "experts" / "C0603.safetensors"
+    file.rename(tmp_path / "later")
+    with served(line):
+        failed = line.result(line.send(component="V"))
+        assert (failed["verdict"], failed["reason"]) == ("unknown", "expert_failed")
+        assert line.result(line.send())["verdict"] == "pass"
+        line.wait(lambda: line.status()["state"] == "degraded")
+        (tmp_path / "later").rename(file)
+        assert line.control("reload")["type"] == "ok"
+        assert line.result(line.send(component="V"))["reason"] is None
+        line.wait(lambda: line.status()["state"] == "ready")
