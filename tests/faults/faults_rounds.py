@@ -316,7 +316,7 @@ def point_of(call: Call, folder: Path) -> str | None:
     if call.path.startswith("socket/unix/"):
         return f"{call.call}@{Path(call.path).name}$" if call.path.endswith(("intake.sock", "results.sock")) else None
     path = Path(call.path)
-    if not path.is_relative_to(folder) or path.name.endswith("-shm"):
+    if not path.is_relative_to(folder) or "-shm" in path.name:
         return None
     inside = path.relative_to(folder).as_posix()
     if inside.startswith(("images/", "quarantine/")):

@@ -66,6 +66,16 @@ def test_a_file_that_was_removed_is_back_unless_its_folder_was_synced(tmp_path: 
     assert [path.name for path in folder.iterdir()] == ["b"]
 
 
+def test_two_names_of_one_file_stay_one_file(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "a").write_bytes(b"old")
+    (tmp_path / "disk" / "b").hardlink_to(tmp_path / "disk" / "a")
+    code = "os.link('a', 'c'); sync_names(); os.link('a', 'd'); put('b', b'new', sync=True); put('c', b'gone', at=3)"
+    folder = after_a_power_cut(tmp_path, code)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == dict.fromkeys("abc", b"new")
+    assert len({path.stat().st_ino for path in folder.iterdir()}) == 1
+
+
 def test_a_rename_counts_once_its_folder_is_synced(tmp_path: Path) -> None:
     code = "put('a.part', b'one', sync=True); os.rename('a.part', 'a'); sync_names(); os.rename('a', 'b')"
     folder = after_a_power_cut(tmp_path, code)

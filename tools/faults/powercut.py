@@ -111,9 +111,10 @@ class Disk:
         self._namings: list[_Naming] = []
         self._by_inode: dict[int, _File] = {}
         for path in self._paths():
-            file = _File(bytearray(path.read_bytes()))
-            self._names[path] = file
-            self._by_inode[path.stat().st_ino] = file
+            inode = path.stat().st_ino
+            if inode not in self._by_inode:
+                self._by_inode[inode] = _File(bytearray(path.read_bytes()))
+            self._names[path] = self._by_inode[inode]
 
     def replay(self, calls: Iterable[Call], log: Path) -> None:
         """Carry out the calls of the shim's `log`, with the bytes that it kept beside it."""
@@ -132,7 +133,7 @@ class Disk:
                     self._changed(call, _Change(call.ended_ns, size=call.length, reserves=reserves))
                 case "sync":
                     self._synced(call)
-                case "open" | "rename" | "unlink" if call.result >= 0:
+                case "open" | "rename" | "link" | "unlink" if call.result >= 0:
                     self._named(call)
                 case _:
                     pass
@@ -140,13 +141,20 @@ class Disk:
     def cut(self, unsynced: Unsynced, rng: random.Random) -> None:
         """Make the folder what a power cut now leaves of it."""
         names = self._names_left(unsynced, rng)
-        left = {path: file.left(unsynced, rng) for path, file in names.items()}
         for path in self._paths():
-            if path not in left:
+            if path not in names:
                 path.unlink()
-        for path, content in left.items():
+        made: dict[int, Path] = {}
+        for path, file in names.items():
+            if id(file) in made:  # a second name of the same file
+                path.unlink(missing_ok=True)
+                path.hardlink_to(made[id(file)])
+                continue
+            made[id(file)] = path
+            content = file.left(unsynced, rng)
             if not path.exists() or path.read_bytes() != content:
                 path.parent.mkdir(parents=True, exist_ok=True)
+                path.unlink(missing_ok=True)
                 path.write_bytes(content)
 
     def _paths(self) -> list[Path]:
@@ -154,7 +162,7 @@ class Disk:
 
     def _is_ours(self, path: Path) -> bool:
         # SQLite's shared memory is no file for it: after a power cut it is made anew.
-        return path.is_relative_to(self._folder) and not str(path).startswith(self._leave) and path.suffix != ".db-shm"
+        return path.is_relative_to(self._folder) and not str(path).startswith(self._leave) and "-shm" not in path.name
 
     def _changed(self, call: Call, change: _Change) -> None:
         file = self._by_inode.get(call.inode)
@@ -169,9 +177,9 @@ class Disk:
                 self._namings.append(_Naming(call.ended_ns, path, file))
             elif call.other == "emptied":
                 self._changed(call, _Change(call.ended_ns, size=0))
-        elif call.call == "rename":
-            file = self._by_inode.get(call.inode)
-            self._namings.append(_Naming(call.ended_ns, Path(call.other), file, gone=path))
+        elif call.call in {"rename", "link"}:
+            file, gone = self._by_inode.get(call.inode), path if call.call == "rename" else None
+            self._namings.append(_Naming(call.ended_ns, Path(call.other), file, gone))
         else:
             self._namings.append(_Naming(call.ended_ns, path, None))
 

@@ -29,8 +29,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum call { WRITE, SYNC, OPEN, RENAME, UNLINK, TRUNCATE, SEND, CALLS };
-static const char *const CALL_NAMES[CALLS] = {"write", "sync", "open", "rename", "unlink", "truncate", "send"};
+enum call { WRITE, SYNC, OPEN, RENAME, LINK, UNLINK, TRUNCATE, SEND, CALLS };
+static const char *const CALL_NAMES[CALLS] = {"write", "sync", "open", "rename", "link", "unlink", "truncate", "send"};
 
 enum action { NOTHING, KILL_BEFORE, KILL_AFTER, KILL_SHORT, FAIL_EIO, FAIL_ENOSPC, SHORT, DELAY, ACTIONS };
 static const char *const ACTION_NAMES[ACTIONS] = {"-",   "kill-before", "kill-after", "kill-short",
@@ -453,8 +453,9 @@ int openat64(int folder, const char *path, int flags, ...) {
     return opened("openat", folder, path, flags, mode);
 }
 
-static int renamed(int from_folder, const char *from, int to_folder, const char *to, unsigned flags) {
-    struct step step = {.call = RENAME, .function = "rename", .known = 1};
+static int renamed(enum call call, int from_folder, const char *from, int to_folder, const char *to, unsigned flags) {
+    struct step step = {.call = call, .function = CALL_NAMES[call], .known = 1};
+    long number = call == LINK ? SYS_linkat : SYS_renameat2;
     char target[PATH_MAX];
     struct stat facts;
     int quiet = nobody_asks(), error = 0;
@@ -466,7 +467,7 @@ static int renamed(int from_folder, const char *from, int to_folder, const char 
         decide(&step);
         error = before(&step);
     }
-    if (error == 0 && syscall(SYS_renameat2, from_folder, from, to_folder, to, flags) != 0) error = errno;
+    if (error == 0 && syscall(number, from_folder, from, to_folder, to, flags) != 0) error = errno;
     if (!quiet) {
         note(&step, error ? -1 : 0, error, -1, -1, -1);
         after(&step);
@@ -474,9 +475,15 @@ static int renamed(int from_folder, const char *from, int to_folder, const char 
     errno = error;
     return error != 0 ? -1 : 0;
 }
-int rename(const char *from, const char *to) { return renamed(AT_FDCWD, from, AT_FDCWD, to, 0); }
-int renameat(int a, const char *from, int b, const char *to) { return renamed(a, from, b, to, 0); }
-int renameat2(int a, const char *from, int b, const char *to, unsigned flags) { return renamed(a, from, b, to, flags); }
+int rename(const char *from, const char *to) { return renamed(RENAME, AT_FDCWD, from, AT_FDCWD, to, 0); }
+int renameat(int a, const char *from, int b, const char *to) { return renamed(RENAME, a, from, b, to, 0); }
+int renameat2(int a, const char *from, int b, const char *to, unsigned flags) {
+    return renamed(RENAME, a, from, b, to, flags);
+}
+int link(const char *from, const char *to) { return renamed(LINK, AT_FDCWD, from, AT_FDCWD, to, 0); }
+int linkat(int a, const char *from, int b, const char *to, int flags) {
+    return renamed(LINK, a, from, b, to, (unsigned)flags);
+}
 
 static int unlinked(int folder, const char *path, int flags) {
     struct step step = {.call = UNLINK, .function = flags & AT_REMOVEDIR ? "rmdir" : "unlink", .known = 1};

@@ -2,7 +2,7 @@
 
 A plan is a list of rules, `CALL[@PATHPART]:ACTION[:WHEN]`:
 
-- CALL: `write` (write, pwrite, writev, pwritev), `sync` (fsync, fdatasync, syncfs), `open`, `rename`, `unlink`,
+- CALL: `write` (write, pwrite, writev, pwritev), `sync` (fsync, fdatasync, syncfs), `open`, `rename`, `link`, `unlink`,
   `truncate` (ftruncate, fallocate), `send` (what goes out of a socket);
 - PATHPART: a part of the file's path, its end where it closes with `$`; of a socket, `socket/tcp/PORT` or
   `socket/unix/PATH` of its own end;
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("shim.c")
-CALLS = ("write", "sync", "open", "rename", "unlink", "truncate", "send")
+CALLS = ("write", "sync", "open", "rename", "link", "unlink", "truncate", "send")
 _RULE = re.compile(
     rf"(?:{'|'.join(CALLS)})(?:@[^:;\n]{{1,199}})?"
     r":(?:kill-before|kill-after|kill-short|eio|enospc|short|delay=\d{1,6})(?::(?:\*|[1-9]\d{0,8}\+?))?"
@@ -102,7 +102,7 @@ class Call:
 
     `began_ns` and `ended_ns` are monotonic; `result` -1 with `error` (errno); `offset` and `length` in bytes: of a sync
     `length` is the file's size; of a truncate, the new size (`offset`: fallocate's mode). `kept_at`: where the written
-    bytes lie in LOG.PID, or -1. `other`: a rename's target; `created` or `emptied` of an open.
+    bytes lie in LOG.PID, or -1. `other`: the new name of a rename or link; `created` or `emptied` of an open.
     """
 
     number: int
