@@ -162,8 +162,8 @@ class Drive:
 
     @property
     def is_failing(self) -> bool:
-        """Whether an expert could not be loaded when it was last tried, an executor is out of service, or one hangs."""
-        return self._failing
+        """Whether something hangs or is out of service, an expert could not be loaded, or images cannot be read."""
+        return self._failing or self._flow.parked > 0
 
     # The drive thread
 
@@ -348,7 +348,7 @@ class Drive:
 
     def _note_failures(self) -> None:
         failed = self._scheduler.snapshot().failed or self._health.out_of_service() or self._hands.hanging()
-        self._failing = bool(failed) or self._flow.parked > 0
+        self._failing = bool(failed)
 
     def _answer(self, ask: Ask) -> None:
         try:
