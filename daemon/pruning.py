@@ -81,12 +81,15 @@ class Pruner:
 
     def prune_images(self) -> None:
         """Until nothing more is too old, too much or in the way."""
-        while chosen := self._next_images():
+        kept = self._ask(kept_bytes) if self._settings.images_bytes is not None else 0
+        while chosen := self._next_images(kept):
             self._carry_out(lambda store, chosen=chosen: store.forget_images([image.inspection_id for image in chosen]))
             left = remove(self._images, [image.path for image in chosen])
             gone = [image for image in chosen if image.path not in left]
+            gone_bytes = sum(image.size_bytes for image in gone)
+            kept -= gone_bytes
             self.pruned.images += len(gone)
-            self.pruned.image_bytes += sum(image.size_bytes for image in gone)
+            self.pruned.image_bytes += gone_bytes
             if left:
                 self._name_again(chosen, left)
                 return
@@ -123,11 +126,10 @@ class Pruner:
             if not self._rest(_PAUSE_S):
                 return
 
-    def _next_images(self) -> list[KeptImage]:
-        """The images of the next turn, those that go first in front."""
+    def _next_images(self, kept: int) -> list[KeptImage]:
+        """The images of the next turn, those that go first in front; `kept` bytes are there in all."""
         settings = self._settings
         before = self._before(settings.images_for)
-        kept = self._ask(kept_bytes) if settings.images_bytes is not None else 0
         excess = excess_bytes(kept, settings.images_bytes, *self._free())
         if before is None and not excess:
             return []
