@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,7 +103,8 @@ class ExecutorThread:
         return self._worker.stop(timeout_s)
 
     def _enter(self) -> None:
-        os.nice(_NICENESS)  # on Linux a thread's own, and that of threads it starts
+        with suppress(OSError):  # a sandbox may forbid it
+            os.nice(_NICENESS)  # on Linux a thread's own, and that of threads it starts
         torch.set_num_threads(self._threads)
         # Asking makes it this thread's own: until then the next thread's setting would overwrite it (measured).
         torch.get_num_threads()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
-from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 
 from daemon.durable import Duplicate, Group, JournalThread, Reply, Submitted, WriteFailed
 from daemon.journal import Journal, JournalError
@@ -355,25 +355,33 @@ class Writer:
 
     def _write_images(self, images: list[Submitted], keys: list[JournalKey]) -> None:
         """The rows of images that are new, and every reply. The bytes of a repeated image belong to nobody."""
-        known = self._store.known([submitted.arrival for submitted in images])
-        first: dict[tuple[str, str], tuple[Submitted, JournalKey]] = {}
+        new: dict[tuple[str, str], tuple[Submitted, JournalKey]] = {}
         repeats: list[tuple[Submitted, str]] = []
         for submitted, key in zip(images, keys, strict=True):
-            if submitted.key in known:
-                repeats.append((submitted, known[submitted.key].payload_sha256))
-            elif submitted.key in first:
-                repeats.append((submitted, first[submitted.key][0].arrival.payload_sha256))
-            else:
-                first[submitted.key] = (submitted, key)
-        if first:
-            new = [(submitted.arrival, key) for submitted, key in first.values()]
-            accepted = self._store.accept(new, self._rulebook.current)
-            self._failing = False
-            self._call(self._on_accepted, accepted)
-            for (submitted, _), image in zip(first.values(), accepted, strict=True):
-                self._call(submitted.reply, image)
+            first = new.setdefault(submitted.key, (submitted, key))[0]
+            if first is not submitted:
+                repeats.append((submitted, first.arrival.payload_sha256))
+        try:
+            self._accept(new)
+        except IntegrityError:
+            # Intake has looked before: that one is accepted already is so rare that the database may say it.
+            known = self._store.known([submitted.arrival for submitted, _ in new.values()])
+            if not known:
+                raise
+            repeats += [(new.pop(key)[0], stored.payload_sha256) for key, stored in known.items()]
+            self._accept(new)
         for submitted, sha256 in repeats:
             self._call(submitted.reply, Duplicate(sha256))
+
+    def _accept(self, new: dict[tuple[str, str], tuple[Submitted, JournalKey]]) -> None:
+        if not new:
+            return
+        pairs = [(submitted.arrival, key) for submitted, key in new.values()]
+        accepted = self._store.accept(pairs, self._rulebook.current)
+        self._failing = False
+        self._call(self._on_accepted, accepted)
+        for (submitted, _), image in zip(new.values(), accepted, strict=True):
+            self._call(submitted.reply, image)
 
     def _call(self, callback: Callable[[T], None], value: T) -> None:
         """A callback's failure is its own: what was written stays written, and others are called."""
