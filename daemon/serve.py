@@ -18,7 +18,7 @@ from daemon.app import App
 from daemon.errors import ConfigError, StartError
 from daemon.guard import foreign_owners
 from daemon.line import load_line
-from daemon.logs import configure_logs
+from daemon.logs import configure_logs, is_journal
 from daemon.notify import Notifier
 from daemon.pulse import Pulse
 
@@ -60,7 +60,8 @@ def serve(config: Path) -> int:
         rest = f" (and {more} more: coserve check {config})" if more else ""
         first = error.problems[0].replace("\n", " ")
         notifier.status(f"cannot start: {first}")
-        print(f"coserve: cannot start: {first}{rest}", file=sys.stderr)
+        priority = "<3>" if is_journal(os.environ, sys.stderr.fileno()) else ""
+        print(f"{priority}coserve: cannot start: {first}{rest}", file=sys.stderr)
         return 2
     _Vigil(app, notifier, signals).keep()
     notifier.stopping("stopping: running batches finish, what waits stays in the journal")

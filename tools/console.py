@@ -19,7 +19,14 @@ ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The line's c
 ConfigOption = Annotated[
     Path, typer.Option("--config", metavar="CONFIG", envvar="COSERVE_CONFIG", help="The line's coserve.yaml.")
 ]
-DEFAULT_CONFIG = Path("coserve.yaml")
+
+
+def default_config(here: Path, service: Path) -> Path:
+    """The configuration that a command means where none is named: the one `here`, else that of the service."""
+    return service if service.is_file() and not here.is_file() else here
+
+
+DEFAULT_CONFIG = default_config(Path("coserve.yaml"), Path("/etc/coserve/coserve.yaml"))
 
 
 def fail(message: str, status: int) -> NoReturn:

@@ -154,7 +154,8 @@ def written_folders(config: Config) -> list[Path]:
 
 def hidden(config: Config, path: Path) -> list[Path]:
     """What of the line the sandboxed service could not see."""
-    needed = [path, Path(command()[0]), config.rules, config.catalog, *written_folders(config)]
+    python = Path(sys.executable)
+    needed = [path, python, python.resolve(), config.rules, config.catalog, *written_folders(config)]
     return [one for one in needed if any(one.is_relative_to(place) for place in _HIDDEN)]
 
 

@@ -44,7 +44,7 @@ def install_service(
 ) -> None:
     """Install the daemon as a service of systemd: unit, user, folders. What you have changed is kept.
 
-    Example: sudo coserve install-service /etc/coserve/coserve.yaml
+    Example: coserve install-service /etc/coserve/coserve.yaml
     """
     from daemon.config import load_config
     from daemon.errors import ConfigError
@@ -78,7 +78,7 @@ def install_service(
 def uninstall_service(prefix: Prefix = None) -> None:
     """Stop the service and take away what install-service put there; configuration, results and images stay.
 
-    Example: sudo coserve uninstall-service
+    Example: coserve uninstall-service
     """
     from tools.service_files import NAME, Places, shipped, started_config
 

@@ -126,3 +126,12 @@ def test_networks_write_code_at_run_time_so_that_the_unit_must_not_deny_it() -> 
         pytest.skip("needs Linux 6.3 or newer: PR_SET_MDWE")
     assert "refused: could not create a primitive" in done.stdout, "set MemoryDenyWriteExecute=yes in the unit"
     assert "MemoryDenyWriteExecute" not in settings((ROOT / "systemd/coserve.service").read_text())
+
+
+@needs_systemd
+@needs_x86_64
+def test_the_filter_of_these_tests_kills_what_the_unit_forbids() -> None:
+    unit = settings((ROOT / "systemd/coserve.service").read_text())
+    for code in ("import os; os.chroot('/')", "import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)"):
+        command = enter_and_run(unit["SystemCallFilter"], ["AF_UNIX"], [sys.executable, "-c", code])
+        assert subprocess.run(command, check=False).returncode == -signal.SIGSYS

@@ -17,6 +17,7 @@ COMMANDS = (
     "limits", "camera", "results", "train classifier", "train detector", "train deeppcb", "import", "top", "profile",
     "simulate", "bench line", "bench live", "bench online", "bench load", "bench compute", "bench scheduler",
 )  # fmt: skip
+SERVICE = ("install-service", "uninstall-service")
 LIGHT = ("check", "rules check", "status", "experts", "queues", "top", "reload", "drain", "results", "camera")
 
 
@@ -26,7 +27,7 @@ def coserve(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *SERVICE])
 def test_every_command_has_help_with_an_example(command: str) -> None:
     done = coserve(*command.split(), "--help")
     assert done.returncode == 0

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from daemon.config import load_config
 from tests.systemd.sandbox import settings
 from tools.cli import app
+from tools.console import default_config
 from tools.service_files import Places, exec_words, hidden, started_config
 
 
@@ -138,3 +139,12 @@ def test_uninstalling_leaves_what_is_the_users_and_says_where(tmp_path: Path) ->
     assert f"left       {tmp_path}/etc/coserve/coserve.yaml" in said
     assert f"left       {tmp_path}/var/lib/coserve" in said
     assert "no service is installed" in coserve("uninstall-service", "--prefix", tmp_path, status=1)
+
+
+def test_commands_mean_the_services_configuration_where_there_is_none_here(tmp_path: Path) -> None:
+    here, service = tmp_path / "coserve.yaml", tmp_path / "etc.yaml"
+    assert default_config(here, service) == here
+    service.touch()
+    assert default_config(here, service) == service
+    here.touch()
+    assert default_config(here, service) == here
