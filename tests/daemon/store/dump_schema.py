@@ -12,7 +12,7 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from store_parts import MovingClock, Line, a_box, a_stage, an_arrival, an_outcome, some_rules
+from store_parts import Line, MovingClock, a_box, a_stage, an_arrival, an_outcome, some_rules
 
 from daemon.journal import Journal
 from daemon.records import Accepted, Arrival, ExpertSwitch, ExpertVersion, Pixels
