@@ -32,6 +32,7 @@ _ROWS_AT_ONCE = 4000
 _BOARDS_AT_ONCE = 50
 #: Between two turns intake and verdicts have the writer and the disk.
 _PAUSE_S = 0.05
+_PAUSE_SHARE = 0.25
 
 
 class CarryOut(Protocol):
@@ -83,6 +84,7 @@ class Pruner:
         """Until nothing more is too old, too much or in the way."""
         kept = self._ask(kept_bytes) if self._settings.images_bytes is not None else 0
         while chosen := self._next_images(kept):
+            began_s = time.monotonic()
             self._carry_out(lambda store, chosen=chosen: store.forget_images([image.inspection_id for image in chosen]))
             left = remove(self._images, [image.path for image in chosen])
             gone = [image for image in chosen if image.path not in left]
@@ -93,7 +95,8 @@ class Pruner:
             if left:
                 self._name_again(chosen, left)
                 return
-            if not self._rest(_PAUSE_S):
+            # A disk that deletes slowly is a disk that others wait for.
+            if not self._rest(max(_PAUSE_S, _PAUSE_SHARE * (time.monotonic() - began_s))):
                 return
 
     def prune_results(self) -> None:

@@ -4,7 +4,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import structlog
 
@@ -76,9 +76,10 @@ def remove(folder: Path, image_paths: Sequence[str]) -> dict[str, str]:
     left: dict[str, str] = {}
     parts: set[Path] = set()
     for image_path in image_paths:
-        path = folder.parent / image_path
-        if not path.resolve().is_relative_to(folder.resolve()):
+        parts_of_path = PurePosixPath(image_path).parts
+        if parts_of_path[:1] != (folder.name,) or ".." in parts_of_path:
             continue  # a row that somebody wrote by hand
+        path = folder.parent / image_path
         try:
             path.unlink(missing_ok=True)
         except OSError as error:

@@ -22,7 +22,7 @@ _HELD_PAGES = 100_000
 _REST_PAGES = 500
 #: The log's file shrinks to this when it begins anew; it keeps some room for a disk that is full.
 _LOG_FILE_BYTES = 16 * 2**20
-_VACUUM_PAGES = 64
+_VACUUM_PAGES = 32
 #: Free pages are used again by new rows: a file is made smaller only where a good part of it is free.
 _FREE_SHARE = 8
 _FREE_PAGES = 4096

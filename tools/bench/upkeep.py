@@ -45,6 +45,7 @@ def register(app: typer.Typer) -> None:
 def bench_upkeep(
     rows: Annotated[int, typer.Option(min=1000, help="Inspections in the database.")] = 1_000_000,
     rate: Annotated[float, typer.Option(min=1.0, help="Images a second that come in meanwhile.")] = 100.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long nothing happens, and a reader stays.")] = 10.0,
     folder: Annotated[
         Path | None,
         typer.Option("--folder", metavar="FOLDER", help="On the disk to measure; temporary files go there."),
@@ -71,7 +72,7 @@ def bench_upkeep(
         line = BenchLine(Path(there), rate, 20_000)
         line.start()
         try:
-            measured = _measure(line)
+            measured = _measure(line, seconds)
         finally:
             line.stop()
     if as_json:
@@ -82,7 +83,7 @@ def bench_upkeep(
     raise SystemExit(1 if any(row.longest_ms > _MOST_MS for row in measured) else 0)
 
 
-def _measure(line: "BenchLine") -> list[Row]:
+def _measure(line: "BenchLine", for_s: float) -> list[Row]:
     found: list[Row] = []
 
     def measure(name: str, carry_out: Callable[[], str | None]) -> None:
@@ -107,11 +108,11 @@ def _measure(line: "BenchLine") -> list[Row]:
     # Commands are processes of their own, as on a line.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process, line.retention():
         process.submit(_warm_up).result()
-        measure("nothing", lambda: time.sleep(5.0))
+        measure("nothing", lambda: time.sleep(for_s))
         measure("backup", lambda: process.submit(_backup, line.folder).result())
         measure("check", lambda: process.submit(_check, line.folder).result())
-        measure("a reader that stays for 10 s", lambda: _long_reader(line))
-        measure("checkpoint of that log", lambda: _until_log_begins_anew(line))
+        measure(f"a reader that stays for {for_s:g} s", lambda: _long_reader(line, for_s))
+        measure("checkpoint of that log", lambda: _until_log_begins_anew(line, for_s))
     with line.retention(images_bytes="1B") as thread:
         measure("pruning images", lambda: _round(thread, "images"))
     with line.retention(results_for="2y") as thread:
@@ -141,16 +142,16 @@ def _check(folder: Path) -> str:
     return problems[0] if problems else "all well"
 
 
-def _long_reader(line: "BenchLine") -> str:
+def _long_reader(line: "BenchLine", for_s: float) -> str:
     with closing(sqlite3.connect(line.folder / "inspection.db", isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM boards").fetchone()
-        time.sleep(10.0)
+        time.sleep(for_s)
         return f"log {line.log_bytes() / 1e6:,.0f} MB"
 
 
-def _until_log_begins_anew(line: "BenchLine") -> str:
-    time.sleep(5.0)
+def _until_log_begins_anew(line: "BenchLine", for_s: float) -> str:
+    time.sleep(for_s / 2)
     return f"log {line.log_bytes() / 1e6:,.0f} MB"
 
 

@@ -150,6 +150,16 @@ def test_files_of_an_interrupted_pruning_are_swept_and_foreign_ones_stay(kit):
     assert pruner.pruned.stray_files == 1
 
 
+def test_a_path_that_somebody_wrote_by_hand_deletes_nothing_elsewhere(kit):
+    outside = kit.line.folder / "outside.jpg"
+    outside.write_bytes(b"mine")
+    image_id = kit.add(serial="S1")
+    kit.rows("UPDATE inspections SET image_path = 'images/../outside.jpg' WHERE inspection_id = ?", image_id)
+    kit.line.clock.pass_s(10 * DAY_S)
+    kit.prune(images_for="1d")
+    assert outside.exists()
+
+
 def test_an_image_that_cannot_be_deleted_keeps_its_path(kit):
     image_id = kit.add(serial="S1")
     path = kit.images / "2026-11-21" / "000000" / f"{image_id}.jpg"

@@ -82,7 +82,7 @@ def test_free_pages_go_back_in_steps_while_others_write(line, checkpoints):
         (before,) = other.execute("PRAGMA page_count").fetchone()
         (free,) = other.execute("PRAGMA freelist_count").fetchone()
         upkeep.vacuum_step(line.store.engine)
-        assert other.execute("PRAGMA freelist_count").fetchone() == (free - 64,)
+        assert other.execute("PRAGMA freelist_count").fetchone() == (free - 32,)
         steps = 0
         while checkpoints.vacuum_is_due():
             upkeep.vacuum_step(line.store.engine)
