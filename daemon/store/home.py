@@ -44,7 +44,7 @@ class Home:
             return
         was_gone = not database.exists()
         for name in self._names():
-            if _second(name).exists() and (was_gone or not name.exists()):
+            if _second(name).exists() and (was_gone or not (name.exists() or _is_older(_second(name), database))):
                 self._put_back(name)
         self._forget()
 
@@ -126,6 +126,14 @@ def _files_of(database: Path) -> Iterator[Path]:
 
 def _second(name: Path) -> Path:
     return name.with_name(f".{name.name}.held")
+
+
+def _is_older(file: Path, database: Path) -> bool:
+    """Whoever opens the database after a crash writes its WAL back and deletes it: so SQLite ends at the last close.
+
+    The database is the younger then, and the old WAL over it would undo what was written since.
+    """
+    return file.stat().st_mtime_ns < database.stat().st_mtime_ns
 
 
 def _stat(name: Path) -> os.stat_result | None:
