@@ -262,6 +262,7 @@ class App:
 
         return [
             ("intake", self._intake.call),
+            ("journal", self._writer.call_journal),
             ("writer", writer_turn),
             ("drive", self.operations.ask_drive),
             ("publish", self._results.call),

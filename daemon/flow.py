@@ -109,7 +109,10 @@ class Flow:
         for request in again:
             self._go_on(request)
         for request, reason in ended:
-            self.end(request, reason)
+            if reason == "bad_image":
+                self.is_bad(request, "its bytes could not be read")
+            else:
+                self.end(request, reason)
         return self._parked.next_s()
 
     def park(self, requests: Iterable[Request]) -> None:
