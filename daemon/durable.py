@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
+
 from daemon.journal import Journal
 from daemon.records import Accepted, Arrival, JournalKey
 from daemon.room import NoRoomError, Room
@@ -75,10 +77,11 @@ class JournalThread:
         self._journal = journal
         self._room = room
         self._hand_on = hand_on
-        self._queue: queue.SimpleQueue[Submitted | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Submitted | Callable[[], None] | None] = queue.SimpleQueue()
         self._turns: Turns[Submitted] = Turns()
         self._ahead = threading.Semaphore(_GROUPS_AHEAD)
         self._stopping = False
+        self._log = structlog.get_logger("journal")
         self._thread = threading.Thread(target=self._run, name="journal")
 
     @property
@@ -95,6 +98,10 @@ class JournalThread:
 
     def submit(self, submitted: Submitted) -> None:
         self._queue.put(submitted)
+
+    def call(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called between two groups, in this thread: proof that it goes on (pulse.py)."""
+        self._queue.put(callback)
 
     def settled(self) -> None:
         """A group that was handed on is done with; the next may follow."""
@@ -116,11 +123,19 @@ class JournalThread:
         while not self._queue.empty():
             self._sort(self._queue.get())
 
-    def _sort(self, item: Submitted | None) -> None:
-        if item is None:
+    def _sort(self, item: Submitted | Callable[[], None] | None) -> None:
+        if isinstance(item, Submitted):
+            self._turns.add(item.arrival.source, item, len(item.arrival.payload))
+        elif item is None:
             self._stopping = True
         else:
-            self._turns.add(item.arrival.source, item, len(item.arrival.payload))
+            self._call(item)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception:  # noqa: BLE001 - a callback's failure is its own
+            self._log.exception("callback_failed")
 
     def _append(self, images: list[Submitted]) -> Group:
         payloads = [submitted.arrival.payload for submitted in images]

@@ -142,6 +142,10 @@ class Writer:
         """Make `arrival` durable; `reply` is called once, in the writer thread."""
         self._journal_thread.submit(Submitted(arrival, reply))
 
+    def call_journal(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called in the journal's thread, between two groups."""
+        self._journal_thread.call(callback)
+
     def finish(self, outcome: Outcome) -> None:
         """Write the end of an image, and publish it."""
         self._queue.put(outcome)
