@@ -14,8 +14,8 @@ from daemon.records import Pixels
 
 #: Segments of a JPEG and chunks of a PNG that are walked; real files have tens, a 64 MB PNG some thousands.
 MAX_STEPS = 50_000
-#: Scans of a JPEG; progressive ones have about ten. Each costs a pass over the whole image, 0.14 s at 64 million pixels,
-#: whatever its few bytes say, so that a file of 350 KB took 144 s.
+#: Scans of a JPEG; progressive ones have about ten. Each is a pass over the whole image, 0.14 s at 64 million pixels,
+#: whatever its few bytes say: a file of 350 KB took 144 s.
 _MAX_SCANS = 50
 #: Compressed chunks of a PNG beside its pixels. Each may unfold to 8 MB: 1000 of them took 23 s.
 _MAX_PACKED_CHUNKS = 16
