@@ -148,15 +148,15 @@ def test_with_a_floor_of_free_space_the_line_goes_on_and_evidence_goes_last(star
                 "INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES (?, '2026-11-21', 'Eva', 'fail')",
                 number,
             )
-        line.send(publisher, 100)
+        line.send(publisher, 60)
         account = publisher.finish(120.0)
-        assert account.accepted == 105
+        assert account.accepted == 65
     line.wait_for(line.is_quiet, "all verdicts")
     line.wait_for(lambda: line.files == line.paths, "files and rows agree")
     kept = {image_id for (image_id,) in line.rows("SELECT inspection_id FROM inspections WHERE image_path IS NOT NULL")}
     assert {1, 2, 3} <= kept
     assert not {4, 5} & kept
-    assert line.number("SELECT count(*) FROM inspections WHERE verdict IS NOT NULL") == 105
+    assert line.number("SELECT count(*) FROM inspections WHERE verdict IS NOT NULL") == 65
 
 
 def test_a_kill_amid_pruning_leaves_no_path_without_a_file_and_no_file_without_a_row(start) -> None:
