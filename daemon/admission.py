@@ -17,7 +17,7 @@ from daemon.backlog import Backlog, BacklogLimits
 from daemon.examine import Examination, Look, look_at
 from daemon.frames import Code, MessageError
 from daemon.image_header import LongWalkError
-from daemon.messages import VERSION, Answer, Generate, Hello, Inspect, Message, ResultsSince, answer, parse
+from daemon.messages import VERSION, Answer, Generate, Hello, Inspect, Message, answer, parse
 from daemon.quarantine import Quarantine
 from daemon.quota import QuotaLimits, Quotas
 from daemon.records import Accepted, Arrival, BoardRef
@@ -177,21 +177,27 @@ class Admission:
         """Why new images hear `busy`; empty while they are taken. Any thread."""
         return tuple(self._held.values())
 
-    def take(
-        self, peer: Peer, frames: Sequence[bytes], post: Callable[[Settled | Looked], None]
-    ) -> Answer | ResultsSince | Examination | None:
-        """The answer to a message; None where it comes once `post` was called with what is for `settle`.
-
-        A ResultsSince and an Examination are the caller's part; what is found in the latter is posted for `looked`.
-        """
+    def read(self, frames: Sequence[bytes]) -> tuple[Message, bytes] | Answer:
+        """A message and its payload, or why it will never be accepted: what the message alone tells."""
         try:
             message, payload = parse(frames)
         except MessageError as error:
             return self._rejected(error)
-        if isinstance(message, ResultsSince):
-            return message
+        return message, payload or b""
+
+    def take(
+        self,
+        peer: Peer,
+        message: Inspect | Generate | Hello,
+        payload: bytes,
+        post: Callable[[Settled | Looked], None],
+    ) -> Answer | Examination | None:
+        """The answer to a message; None where it comes once `post` was called with what is for `settle`.
+
+        An Examination is the caller's part; what is found is posted for `looked`.
+        """
         try:
-            return self._handle(peer, message, payload or b"", post)
+            return self._handle(peer, message, payload, post)
         except MessageError as error:
             return self._rejected(error)
         except Exception:  # noqa: BLE001 - one message may not stop the line, whatever it broke

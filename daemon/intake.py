@@ -5,8 +5,8 @@ and a look at large payloads (examine.py).
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -15,15 +15,29 @@ import zmq
 from daemon.admission import Admission, Looked, Peer, Settled
 from daemon.catch_up import CatchUps, Page, ResultsReader
 from daemon.examine import Examination, Examiner
+from daemon.fair import FairQueue
 from daemon.frames import MAGIC, split_envelope
 from daemon.mailbox import Mailbox
-from daemon.messages import Answer, ResultsSince, results_answer
+from daemon.messages import Answer, Generate, Hello, Inspect, ResultsSince, results_answer
 from daemon.socket_thread import Binding, Socket, SocketThread
 from daemon.sockets import ServerKeys, keep_alive, receive
 
-#: Messages taken per turn, and for how long: replies of the writer are never kept waiting behind a flood.
-_MESSAGES_PER_TURN = 64
-_TURN_S = 0.002
+#: A turn reads so much, and carries out as long as this: replies of the writer never wait behind a flood. It reads more
+#: than it carries out, since what was not read is served connection by connection, and a flood may have many of them.
+_MESSAGES_PER_TURN = 32
+_BYTES_PER_TURN = 8 * 2**20
+_TURN_S = 0.001
+#: Messages that were read and wait for their turn, fairest first. Beyond half of the memory for images the least fair
+#: wait without their payloads, for a `busy`: whoever waits for answers sends nothing meanwhile. Beyond this number they
+#: hear it at once.
+_WAITING_MESSAGES = 20_000
+#: Answers to what was not taken, per second and at once: a flood that waits for its answers gets no faster than this.
+_REFUSALS_PER_S = 2000.0
+_REFUSALS_AT_ONCE = 64
+_PACED_POLL_MS = 1
+_CROWDED = "too many messages wait before this one"
+_CROWDED_RETRY_MS = 100
+_STOPPED_RETRY_MS = 1000
 #: Answers that wait for a peer that does not read. Beyond it they are dropped; that peer sends again or is gone.
 _ANSWERS_PER_PEER = 10_000
 #: Messages of one peer that are read ahead of the intake. Few, for one may be four payloads long.
@@ -34,6 +48,21 @@ _MESSAGES_PER_PEER = 4
 class _CaughtUp:
     peer: Peer
     answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A message that was read. `payload` is None where there was no room for it: a `busy` waits in its place."""
+
+    peer: Peer
+    message: Inspect | Generate | Hello
+    payload: bytes | None
+
+    @property
+    def names(self) -> Sequence[Hashable]:
+        """By what fairness knows the sender: connection and source."""
+        source = self.message.source
+        return (self.peer.identity,) if source is None else (self.peer.identity, source)
 
 
 class Intake:
@@ -59,6 +88,10 @@ class Intake:
         self._mailbox: Mailbox[Settled | Looked | _CaughtUp | Callable[[], None]] = Mailbox()
         self._catch_ups = CatchUps(results_since)
         self._examiner = Examiner()
+        self._waiting: FairQueue[_Waiting] = FairQueue()
+        self._refusals: FairQueue[tuple[Peer, Answer]] = FairQueue()
+        self._may_refuse = float(_REFUSALS_AT_ONCE)
+        self._refused_at_s = time.monotonic()
         self._stop_by_s: float | None = None
         self._dropped_answers = 0
         self._log = structlog.get_logger("intake")
@@ -113,35 +146,94 @@ class Intake:
         poller.register(router, zmq.POLLIN)
         poller.register(self._mailbox.fileno(), zmq.POLLIN)
         while self._stop_by_s is None:
-            poller.poll()
+            poller.poll(0 if len(self._waiting) else _PACED_POLL_MS if len(self._refusals) else None)
             self._send_replies(router)
-            self._take_messages(router)
+            self._read_messages(router)
+            self._carry_out(router)
+            self._send_refusals(router)
+        self._refuse_waiting(router)
         poller.unregister(router)
         while self._admission.in_flight and (left_s := self._stop_by_s - time.monotonic()) > 0:
             poller.poll(int(left_s * 1000) + 1)
             self._send_replies(router)
 
-    def _take_messages(self, router: Socket) -> None:
-        until_s = time.monotonic() + _TURN_S
+    def _read_messages(self, router: Socket) -> None:
+        """Read what is there: whose message comes next is for us to say, not for the number of connections."""
+        room = _BYTES_PER_TURN
         for _ in range(_MESSAGES_PER_TURN):
-            if time.monotonic() > until_s:
-                return
             try:
-                message = receive(router, self._may_in)
+                frames = receive(router, self._may_in)
             except zmq.Again:
                 return
-            if message is None:
-                continue
-            identity, *frames = message
-            envelope, body = split_envelope(frames)
-            peer = Peer(identity, tuple(envelope))
-            answer = self._admission.take(peer, body, self._mailbox.put)
-            if isinstance(answer, Examination):
-                self._examiner.submit(answer)
-            elif isinstance(answer, ResultsSince):
-                self._catch_up(router, peer, answer)
-            elif answer is not None:
-                self._send(router, peer, answer)
+            if frames is not None:
+                self._read(router, frames)
+                room -= len(frames[-1])
+            if room < 0:
+                return
+
+    def _read(self, router: Socket, frames: list[bytes]) -> None:
+        envelope, body = split_envelope(frames[1:])
+        peer = Peer(frames[0], tuple(envelope))
+        read = self._admission.read(body)
+        if isinstance(read, Answer):
+            self._refuse(router, (peer.identity,), peer, read)
+            return
+        message, payload = read
+        if isinstance(message, ResultsSince):
+            self._catch_up(router, peer, message)
+            return
+        waiting = _Waiting(peer, message, payload)
+        self._waiting.add(waiting.names, waiting, len(payload))
+        while self._waiting.bytes > max(len(payload), self._admission.limits.in_memory_bytes // 2):
+            self._waiting.lighten(lambda waiting: replace(waiting, payload=None))
+        if len(self._waiting) > _WAITING_MESSAGES:
+            self._crowd_out(router, self._waiting.shed())
+
+    def _carry_out(self, router: Socket) -> None:
+        until_s = time.monotonic() + _TURN_S
+        while len(self._waiting):
+            waiting = self._waiting.take()
+            if waiting.payload is None:
+                self._crowd_out(router, waiting)
+            else:
+                self._admit(router, waiting, waiting.payload)
+            if time.monotonic() > until_s:
+                return
+
+    def _admit(self, router: Socket, waiting: _Waiting, payload: bytes) -> None:
+        answer = self._admission.take(waiting.peer, waiting.message, payload, self._mailbox.put)
+        if isinstance(answer, Examination):
+            self._examiner.submit(answer)
+        elif answer is not None:
+            self._refuse(router, waiting.names, waiting.peer, answer)
+
+    def _crowd_out(self, router: Socket, waiting: _Waiting) -> None:
+        answer = self._admission.busy(waiting.message, _CROWDED, _CROWDED_RETRY_MS)
+        self._refuse(router, waiting.names, waiting.peer, answer)
+
+    def _refuse(self, router: Socket, names: Sequence[Hashable], peer: Peer, answer: Answer) -> None:
+        """Send an answer to what was not taken, in fair order; at once while they are few."""
+        self._refusals.add(names, (peer, answer), 0)
+        if len(self._refusals) > _WAITING_MESSAGES:
+            self._send(router, *self._refusals.shed())
+
+    def _send_refusals(self, router: Socket) -> None:
+        now_s = time.monotonic()
+        earned = (now_s - self._refused_at_s) * _REFUSALS_PER_S
+        self._refused_at_s = now_s
+        self._may_refuse = min(_REFUSALS_AT_ONCE, self._may_refuse + earned)
+        while len(self._refusals) and self._may_refuse >= 1:
+            self._may_refuse -= 1
+            self._send(router, *self._refusals.take())
+
+    def _refuse_waiting(self, router: Socket) -> None:
+        """What was read and not begun when the daemon stops."""
+        while len(self._refusals):
+            self._send(router, *self._refusals.take())
+        while len(self._waiting):
+            waiting = self._waiting.take()
+            reason = "the daemon stops: send again once it has started anew"
+            self._send(router, waiting.peer, self._admission.busy(waiting.message, reason, _STOPPED_RETRY_MS))
 
     def _send_replies(self, router: Socket) -> None:
         for letter in self._mailbox.take_all():
