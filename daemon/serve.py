@@ -72,7 +72,21 @@ def serve(config: Path) -> int:
         return not signals.hurry.is_set()
 
     app.stop(goes_on)
+    _leave_threads_behind()
     return 0
+
+
+def _leave_threads_behind() -> None:
+    """End the process here where a batch or a load goes on, or hangs: everything durable is closed by now.
+
+    The interpreter's own end would end such threads in the middle of native code, and that aborts the process.
+    """
+    left = [thread.name for thread in threading.enumerate() if thread.daemon]
+    if left:
+        structlog.get_logger("serve").warning("threads_left_behind", threads=", ".join(left))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 class _Vigil:

@@ -2,6 +2,7 @@
 
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -119,6 +120,16 @@ def a_holdable_daemon(config: Path, manager: Manager, watchdog_s: float) -> Iter
         process.kill()
         process.wait()
         log.close()
+
+
+def ended(process: subprocess.Popen[bytes], log: Path, within_s: float = 60.0) -> int:
+    """The daemon's exit status; where it does not end, the assertion shows where each of its threads is."""
+    try:
+        return process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        process.wait()
+        raise AssertionError(f"the daemon does not end:\n{log.read_text()[-8000:]}") from None
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from daemon.control import ask
 from daemon.notify import Notifier
 from daemon.pulse import Pulse
 from tests.contract.client import Peer
-from tests.daemon.manager import Manager, a_holdable_daemon, held
+from tests.daemon.manager import Manager, a_holdable_daemon, ended, held
 from tests.lines import a_jpeg, a_line
 
 WATCHDOG_S = 0.8
@@ -139,7 +139,7 @@ def test_the_watchdog_is_fed_by_images_that_can_pass_and_by_nothing_else(tmp_pat
         assert "draining" in manager.until("STATUS")["STATUS"]
         process.send_signal(signal.SIGTERM)
         assert manager.until("STOPPING", "1")["STATUS"].startswith("stopping")
-        assert process.wait(20) == 0
+        assert ended(process, tmp_path / "daemon.log") == 0
     assert any(status.startswith("ready; backlog 0 images") for status in manager.statuses)
 
 
@@ -154,7 +154,7 @@ def test_a_stop_may_finish_the_backlog(tmp_path: Path, experts_folder: Path) -> 
             manager.until("STOPPING", "1")
             assert int(manager.until("EXTEND_TIMEOUT_USEC")["EXTEND_TIMEOUT_USEC"]) > 0
             assert send(tmp_path, "too-late") == "busy"
-        assert process.wait(30) == 0
+        assert ended(process, tmp_path / "daemon.log") == 0
     with closing(sqlite3.connect(tmp_path / "inspection.db")) as database:
         assert database.execute("SELECT count(*), count(verdict) FROM inspections").fetchone() == (8, 8)
 
@@ -169,6 +169,6 @@ def test_a_second_signal_cuts_a_stop_short_and_loses_nothing(tmp_path: Path, exp
             process.send_signal(signal.SIGTERM)
             manager.until("STOPPING", "1")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
+            assert ended(process, tmp_path / "daemon.log") == 0
     with closing(sqlite3.connect(tmp_path / "inspection.db")) as database:
         assert database.execute("SELECT count(*) FROM inspections").fetchone() == (5,)

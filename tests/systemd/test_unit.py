@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.client import Line
-from tests.daemon.manager import Manager
+from tests.daemon.manager import Manager, ended
 from tests.systemd.sandbox import UNISTD, enter_and_run, settings
 from tools.service_files import exec_words
 
@@ -95,7 +95,7 @@ def test_the_installed_command_line_serves_images_under_the_units_system_call_fi
             manager.until("READY", "1")
             process.send_signal(signal.SIGTERM)
             manager.until("STOPPING", "1")
-            assert process.wait(25) == 0, (tmp_path / "log").read_text()
+            assert ended(process, tmp_path / "log") == 0
         finally:
             process.kill()
             process.wait()

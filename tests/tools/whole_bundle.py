@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.client import Line
-from tests.daemon.manager import Manager
+from tests.daemon.manager import Manager, ended
 from tests.systemd.sandbox import settings
 from tools.service_files import exec_words
 
@@ -64,7 +64,7 @@ def test_a_pc_without_a_network_installs_the_bundle_and_serves(folder: Path, exp
             for component, verdict in (("P", "pass"), ("F", "fail")):
                 assert line.result(line.send(component=component))["verdict"] == verdict
             process.send_signal(signal.SIGTERM)
-            assert process.wait(25) == 0, (folder / "log").read_text()
+            assert ended(process, folder / "log") == 0
         finally:
             process.kill()
             process.wait()
