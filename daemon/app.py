@@ -1,7 +1,7 @@
 """The composition root: every driver is made, wired, started and stopped here, and nowhere else."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -43,6 +43,7 @@ from daemon.records import Accepted, ExpertSwitch, ExpertVersion, Outcome, Publi
 from daemon.retention import RetentionThread
 from daemon.room import Claims, Room, segment_bytes
 from daemon.rulebook import Rulebook
+from daemon.stages import version_of
 from daemon.store.database import StoreError, sqlite_path
 from daemon.store.home import Home
 from daemon.store.reader import Reader
@@ -50,7 +51,6 @@ from daemon.store.store import Store, open_store
 from daemon.writer import Writer
 from experts.catalog import Catalog
 from experts.slot import LayoutShelf, SlotPool
-from experts.spec import ExpertId
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -370,22 +370,8 @@ class App:
         self._catalog = catalog
 
     def _expert_version(self, expert: str, expert_version: str) -> ExpertVersion | None:
-        """Describe weights at their first verdict, for the table `expert_versions`."""
-        spec = self._catalog.get(ExpertId(expert))
-        if spec is None or spec.version != expert_version:
-            return None
-        header = self._catalog.headers.get(spec.expert)
-        said: Mapping[str, str] = header.metadata if header else {}
-        return ExpertVersion(
-            expert=expert,
-            expert_version=expert_version,
-            sha256=spec.sha256,
-            architecture=spec.architecture,
-            classes=spec.classes,
-            bytes=spec.weights_bytes,
-            dtype=said.get("dtype", "float32"),
-            origin=said.get("origin", ""),
-        )
+        """Describe weights at their first verdict; by today's catalog, which a reload may have changed since."""
+        return version_of(self._catalog, expert, expert_version)
 
 
 def _places(config: Config) -> dict[str, Path]:

@@ -1,8 +1,13 @@
-"""What the results keep of one expert's answer and of one load (RESULTS.md: `stages`, `expert_switches`)."""
+"""What the results keep of one expert's answer, of one load and of the weights that answered (RESULTS.md).
+
+Tables `stages`, `expert_switches`, `expert_versions`.
+"""
 
 from daemon.orders import Answered, BatchOrder, BatchReport, LoadEnd, device_of
 from daemon.policy.request import PoolId, Request
-from daemon.records import ExpertSwitch, Stage
+from daemon.records import ExpertSwitch, ExpertVersion, Stage
+from experts.catalog import Catalog
+from experts.spec import ExpertId
 
 
 def stage_of(
@@ -37,4 +42,23 @@ def switch_of(end: LoadEnd, at_wall_s: float) -> ExpertSwitch:
         load_ms=end.load_ms,
         tier=end.tier,
         cause=load.cause,
+    )
+
+
+def version_of(catalog: Catalog, expert: str, expert_version: str) -> ExpertVersion | None:
+    """The weights that gave a verdict; None where the catalog has others by now."""
+    spec = catalog.get(ExpertId(expert))
+    if spec is None or spec.version != expert_version:
+        return None
+    header = catalog.headers.get(spec.expert)
+    said = header.metadata if header else {}
+    return ExpertVersion(
+        expert=expert,
+        expert_version=expert_version,
+        sha256=spec.sha256,
+        architecture=spec.architecture,
+        classes=spec.classes,
+        bytes=spec.weights_bytes,
+        dtype=said.get("dtype", "float32"),
+        origin=said.get("origin", ""),
     )
