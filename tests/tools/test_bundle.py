@@ -8,7 +8,8 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
-from importlib.metadata import requires, version
+from email import message_from_bytes
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundle")
     wheels = folder / "wheels"
     wheels.mkdir()
-    own_wheel(wheels)
+    own = own_wheel(wheels)
     shutil.copy(pip[0], wheels)
-    for line in requires("coserve") or ():
+    with zipfile.ZipFile(own) as opened:
+        (metadata,) = (opened.read(name) for name in opened.namelist() if name.endswith(".dist-info/METADATA"))
+    for line in message_from_bytes(metadata).get_all("Requires-Dist", []):
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             a_stand_in(requirement.name, wheels)
