@@ -164,6 +164,11 @@ class Admission:
         """Messages that wait for the writer, or to be looked at."""
         return self._outstanding.total()
 
+    @property
+    def bytes_in_memory(self) -> int:
+        """Payloads on their way to the disk, or to be looked at."""
+        return self._memory.bytes
+
     def hold(self, cause: str, reason: str) -> None:
         """Answer `busy` to new images until `resume(cause)`; several causes may hold at once. Any thread."""
         self._held = {**self._held, cause: reason}

@@ -40,8 +40,10 @@ _CROWDED_RETRY_MS = 100
 _STOPPED_RETRY_MS = 1000
 #: Answers that wait for a peer that does not read. Beyond it they are dropped; that peer sends again or is gone.
 _ANSWERS_PER_PEER = 10_000
-#: Messages of one peer that are read ahead of the intake. Few, for one may be four payloads long.
-_MESSAGES_PER_PEER = 4
+#: Messages of one peer that libzmq reads ahead of the intake. Few, for one may be four payloads long.
+_MESSAGES_PER_PEER = 2
+#: Who has not finished its handshake by then is cut off: a connection costs a file handle.
+_HANDSHAKE_MS = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class Intake:
         router.maxmsgsize = 4 * self._admission.limits.max_payload_bytes
         router.rcvhwm = _MESSAGES_PER_PEER
         router.sndhwm = _ANSWERS_PER_PEER
+        router.handshake_ivl = _HANDSHAKE_MS
         router.router_mandatory = True  # so that an answer which cannot go out is seen, and counted
         router.router_handover = True  # a camera that comes back under its name is not locked out by its old self
         keep_alive(router)

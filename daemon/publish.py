@@ -24,6 +24,8 @@ _HEARTBEAT_S = 1.0
 _MESSAGES_PER_SUBSCRIBER = 10_000
 #: A subscriber sends subscriptions only.
 _MAX_SUBSCRIPTION_BYTES = 4096
+#: Who has not finished its handshake by then is cut off: a connection costs a file handle.
+_HANDSHAKE_MS = 5000
 
 
 class ResultsStream:
@@ -120,4 +122,5 @@ class ResultsStream:
 def _configure(pub: Socket) -> None:
     pub.sndhwm = _MESSAGES_PER_SUBSCRIBER
     pub.maxmsgsize = _MAX_SUBSCRIPTION_BYTES
+    pub.handshake_ivl = _HANDSHAKE_MS
     keep_alive(pub)

@@ -17,6 +17,7 @@ from daemon.admission import Admission, IntakeLimits, Stored
 from daemon.backlog import Backlog, BacklogLimits
 from daemon.intake import Intake
 from daemon.quarantine import Quarantine
+from daemon.quota import QuotaLimits
 from daemon.records import Accepted, Arrival, JournalKey
 from daemon.rulebook import Rulebook
 from daemon.writer import Duplicate, WriteFailed
@@ -177,6 +178,8 @@ def a_line(
     max_payload_bytes: int = 1_000_000,
     backlog: BacklogLimits | None = None,
     items: list[dict[str, Any]] | None = None,
+    in_memory_bytes: int = 10**8,
+    quota: QuotaLimits | None = None,
 ) -> Iterator[Line]:
     """Images leave the backlog as soon as they are stored, unless the test replaces `writer.on_stored`."""
     context: zmq.Context[Any] = zmq.Context()
@@ -186,7 +189,7 @@ def a_line(
     reader = MemoryReader(writer, items)
     rulebook = a_rulebook()
     admission = Admission(
-        IntakeLimits(credit=credit, max_payload_bytes=max_payload_bytes, max_pixels=64_000_000),
+        IntakeLimits(credit, max_payload_bytes, 64_000_000, in_memory_bytes, quota or QuotaLimits()),
         rulebook,
         reader,
         writer,

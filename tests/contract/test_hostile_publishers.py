@@ -1,0 +1,78 @@
+"""A real daemon among hostile processes: honest images are accepted and judged, and nothing is left behind."""
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.contract.client import Line
+from tools.stress.account import audit
+from tools.stress.consumer import Consumer
+from tools.stress.hostile import KINDS, Attack
+from tools.stress.line import BOARD_TYPE, IMAGES_PER_BOARD, make_jpegs
+from tools.stress.steady import SteadyPublisher
+
+RULES = """\
+boards:
+  stress: {time_limit: 60s, components: {P: 3, R: 1}}
+  open: {extras: allow, components: {P: 1}}
+classifiers:
+  "*": {expert: R0402, pass: [ok, odd, bad], review_below: 0.0}
+"""
+LIMITS = {"backlog_images": 1000, "source_images": 400, "in_memory": "64MB"}
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Line:
+    return Line(tmp_path_factory.mktemp("hostile") / "line", experts_folder, RULES, limits=LIMITS)
+
+
+def test_honest_images_are_accepted_and_judged_whatever_hostile_processes_do(line: Line) -> None:
+    with line.service() as service:
+        assert service.process is not None
+        daemon = psutil.Process(service.process.pid)
+        handles, threads = daemon.num_fds(), daemon.num_threads()
+        honest = SteadyPublisher(line.intake, "honest", make_jpegs(4, 10_000), 20)
+        consumer = Consumer(line.results, line.intake)
+        honest.start()
+        consumer.start()
+        kinds = [kind for kind in KINDS if kind not in ("large-images", "many-connections")]
+        attacks = [Attack(kind, line.intake, line.results, 3.0, seed) for seed, kind in enumerate(kinds)]
+        time.sleep(3.0)
+        for attack in attacks[::2]:
+            attack.kill()  # in the middle of whatever it says
+        told = {attack.kind: attack.finish() for attack in attacks[1::2]}
+        assert not [kind for kind, counts in told.items() if "failed" in counts]
+        honest.stop()
+        assert honest.tally.rejected == []
+        assert honest.unanswered == 0
+        assert honest.tally.accepted == honest.tally.sent > 0
+        line.idle()
+        line.wait(lambda: daemon.num_fds() <= handles + 8)
+        assert daemon.num_threads() <= threads + 2
+        consumer.stop()
+        assert consumer.heard.lost == 0
+        assert consumer.heard.last_seq > honest.tally.sent
+        assert service.stop() == 0
+    books = audit(line.folder / "inspection.db", [("honest", honest.tally.sent)], BOARD_TYPE, IMAGES_PER_BOARD)
+    assert books.balance, books
+    log = (line.folder / "daemon.log").read_text(encoding="utf-8")
+    assert not [text for text in log.splitlines() if "failed" in text and "image_quarantined" not in text]
+
+
+def test_quotas_are_asked_for_and_changed_while_the_line_runs(line: Line) -> None:
+    with line.service():
+        assert line.control("limits")["source_images_per_s"] is None
+        answer = line.control("limits", source_images_per_s=1, source_bytes_per_s=10**6)
+        assert (answer["source_images_per_s"], answer["source_bytes_per_s"]) == (1, 10**6)
+        assert line.control("limits", source_images_per_s=-1)["code"] == "bad_field"
+        assert line.control("limits", source_bytes_per_s="fast")["code"] == "bad_field"
+        board = {"type": "open", "serial": "q"}
+        with line.peer() as peer:
+            jpeg = make_jpegs(1, 1000)[0]
+            kinds = [peer.ask(line.inspect(board=board, source="quick"), jpeg)["type"] for _ in range(3)]
+            assert kinds == ["accepted", "busy", "busy"]
+            assert line.control("limits", source_images_per_s=0)["source_images_per_s"] is None
+            kinds = [peer.ask(line.inspect(board=board, source="quick"), jpeg)["type"] for _ in range(3)]
+            assert kinds == ["accepted"] * 3

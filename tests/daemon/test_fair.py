@@ -1,0 +1,89 @@
+"""Whose message comes next: who had least, by source and by connection, and nobody waits for ever."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.fair import FairQueue
+
+
+def test_a_source_that_sends_now_and_then_goes_before_one_that_floods() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(50):
+        queue.add(("connection-1", "flood"), f"flood {number}", 20_000)
+    queue.take()
+    queue.add(("connection-2", "quiet"), "quiet", 20_000)
+    assert "quiet" in (queue.take(), queue.take())
+    assert queue.take() == "flood 2"
+
+
+def test_a_hundred_connections_of_one_source_are_one_source() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(100):
+        queue.add((f"connection-{number}", "flood"), "flood", 20_000)
+    queue.take()
+    queue.add(("quiet's", "quiet"), "quiet", 20_000)
+    assert "quiet" in (queue.take(), queue.take())
+
+
+def test_a_connection_that_invents_a_source_for_each_message_is_one_connection() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(100):
+        queue.add(("flood's", f"source-{number}"), "flood", 20_000)
+    queue.take()
+    queue.add(("quiet's", "quiet"), "quiet", 20_000)
+    assert "quiet" in (queue.take(), queue.take())
+
+
+def test_two_that_always_want_something_share_evenly_by_bytes() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for _ in range(300):
+        queue.add(("a",), "large", 950_000)
+        queue.add(("b",), "small", 50_000)
+    taken = Counter(queue.take() for _ in range(220))
+    assert 8 <= taken["small"] / taken["large"] <= 12
+
+
+def test_beyond_the_room_the_newest_of_the_flood_goes_and_the_quiet_one_stays() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.add(("b", "quiet"), "quiet", 1000)
+    for number in range(10):
+        queue.add(("a", "flood"), f"flood {number}", 1000)
+    queue.lighten(str.upper)
+    assert queue.bytes == 10_000
+    assert [queue.shed() for _ in range(3)] == ["FLOOD 9", "flood 8", "flood 7"]
+    assert [queue.take() for _ in range(2)] == ["quiet", "flood 0"]
+    queue.check()
+
+
+def test_nothing_waits_in_an_empty_queue() -> None:
+    with pytest.raises(IndexError):
+        FairQueue[str]().take()
+
+
+names = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=2, unique=True)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "add", "take", "shed", "lighten"]), names, st.integers(0, 10**6))))
+def test_the_books_are_right_and_messages_of_one_name_stay_in_order(steps: list[tuple[str, list[str], int]]) -> None:
+    queue: FairQueue[tuple[int, tuple[str, ...]]] = FairQueue()
+    taken: list[tuple[int, tuple[str, ...]]] = []
+    for number, (step, who, size_bytes) in enumerate(steps):
+        if step == "add":
+            queue.add(tuple(who), (number, tuple(who)), size_bytes)
+        elif step == "lighten":
+            queue.lighten(lambda item: item)
+        elif len(queue) and step == "take":
+            taken.append(queue.take())
+        elif len(queue):
+            queue.shed()
+        queue.check()
+    for name in "abcdef":
+        mine = [number for number, who in taken if name in who]
+        assert mine == sorted(mine)
+    while len(queue):
+        queue.take()
+    assert queue.bytes == 0
+    queue.check()

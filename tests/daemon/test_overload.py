@@ -1,0 +1,304 @@
+"""Overload over real sockets: what waits is bounded in bytes and count, and nobody pays for somebody else's flood."""
+
+import io
+import json
+import random
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import structlog.testing
+import zmq
+from PIL import Image
+from wire_parts import Peer, a_line, a_png, an_inspect
+
+from daemon.admission import Admission
+from daemon.backlog import BacklogLimits
+from daemon.publish import ResultsStream
+from daemon.records import Published
+from tools.fuzz.mutate import Mutator, Seed
+from tools.stress.raw import GREETING, RawPeer, frame, frame_head
+
+PNG = a_png()
+LARGE = 3 * 2**20
+ROOM = BacklogLimits(10_000, 10**9, 10_000, 10**9)
+
+
+def test_images_on_their_way_to_the_disk_are_bounded_in_bytes_of_one_source_and_of_all(tmp_path: Path) -> None:
+    payload = PNG + bytes(100_000)
+    with a_line(tmp_path, in_memory_bytes=4_000_000, backlog=ROOM) as line:
+        line.writer.going.clear()
+        peers = [Peer(line.tcp if n % 2 else line.ipc) for n in range(30)]
+        for number, peer in enumerate(peers):
+            for image in range(10):
+                peer.send(an_inspect(f"{number}/{image}", source=f"cam-{number % 3}"), payload)
+        until(lambda: len(line.counts) >= 240)
+        assert line.admission.bytes_in_memory <= 4_000_000
+        line.writer.going.set()
+        kinds = [peer.receive()["type"] for peer in peers for _ in range(10)]
+        assert kinds.count("accepted") + kinds.count("busy") == 300
+        assert 20 <= kinds.count("accepted") == len(line.writer.arrivals) < 60
+        assert all(peer.has_silence() for peer in peers)
+        until(lambda: line.admission.bytes_in_memory == 0)
+        assert peers[0].ask(an_inspect("again"), payload)["type"] == "accepted"
+        for peer in peers:
+            peer.close()
+
+
+def test_a_large_payload_is_looked_at_elsewhere_and_a_small_one_need_not_wait(tmp_path: Path) -> None:
+    with (
+        a_line(tmp_path, max_payload_bytes=2**26, backlog=ROOM, in_memory_bytes=10**9) as line,
+        Peer(line.ipc) as large,
+        Peer(line.ipc) as small,
+    ):
+        for number in range(8):
+            large.send(an_inspect(f"l{number}", source="cam-large"), PNG + bytes(40_000_000 + number))
+        assert small.ask(an_inspect("s"), PNG)["type"] == "accepted"
+        answers = [large.receive(30.0) for _ in range(8)]
+        assert {answer["type"] for answer in answers} == {"accepted"}
+        assert line.admission.in_flight == 0
+
+
+def test_a_large_payload_gets_the_same_answers_as_a_small_one(tmp_path: Path) -> None:
+    whole, other = PNG + bytes(LARGE), PNG + bytes(LARGE + 1)
+    with a_line(tmp_path, max_payload_bytes=2 * LARGE) as line, Peer(line.ipc) as peer:
+        assert peer.ask(an_inspect("a", component="nope"), whole)["code"] == "unknown_component"
+        assert peer.ask(an_inspect("a", sha256="0" * 64), whole)["code"] == "bad_image"
+        assert peer.ask(an_inspect("a"), bytes(LARGE))["code"] == "bad_image"
+        assert peer.ask(an_inspect("a"), bytes(2 * LARGE + 1))["code"] == "too_large"
+        assert not line.quarantine.exists()  # larger than all that it may keep
+        line.admission.hold("drain", "the daemon drains")
+        assert peer.ask(an_inspect("a"), whole)["reason"] == "the daemon drains"
+        line.admission.resume("drain")
+        line.writer.going.clear()
+        for payload in (whole, whole, other):
+            peer.send(an_inspect("a"), payload)
+        until(lambda: line.admission.in_flight == 3)
+        line.writer.going.set()
+        assert [peer.receive().get("differs") for _ in range(3)] == [None, False, True]
+        assert peer.ask(an_inspect("a"), whole)["differs"] is False
+        assert peer.ask(an_inspect("a"), other)["differs"] is True
+        assert (line.admission.bytes_in_memory, line.admission.in_flight) == (0, 0)
+
+
+def test_an_image_of_very_many_parts_is_walked_elsewhere_and_judged_like_any_other(tmp_path: Path) -> None:
+    pixels = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
+    buffer = io.BytesIO()
+    pixels.save(buffer, "JPEG")
+    jpeg = buffer.getvalue()
+    many = jpeg[:2] + b"\xff\xe5\x00\x02" * 30_000 + jpeg[2:]
+    chunk = struct.pack(">I", 0) + b"tEXt" + bytes(4)
+    with a_line(tmp_path) as line, Peer(line.ipc) as peer:
+        assert peer.ask(an_inspect("jpeg"), many)["type"] == "accepted"
+        assert peer.ask(an_inspect("png"), PNG[:33] + chunk * 30_000 + PNG[33:])["type"] == "accepted"
+        assert peer.ask(an_inspect("jpeg"), many)["differs"] is False
+        assert peer.ask(an_inspect("cut"), many[:-2])["code"] == "bad_image"
+        assert peer.ask(an_inspect("more"), jpeg[:2] + b"\xff\xe5\x00\x02" * 60_000 + jpeg[2:])["code"] == "bad_image"
+
+
+def test_who_sends_now_and_then_is_answered_while_a_flood_still_waits(tmp_path: Path) -> None:
+    with a_line(tmp_path) as line, Peer(line.tcp) as quiet:
+        flood = [Peer(line.ipc) for _ in range(20)]
+        for peer in flood:
+            for _ in range(300):
+                peer.send(b"junk")
+        until(lambda: len(line.counts) > 100)
+        assert quiet.ask(an_inspect("quiet", source="cam-9"), PNG)["type"] == "accepted"
+        assert len(line.counts) < 4500  # of 6001
+        assert all(peer.receive(30.0)["code"] == "bad_header" for peer in flood for _ in range(300))
+        for peer in flood:
+            assert peer.has_silence(0.0)
+            peer.close()
+
+
+def test_messages_that_wait_beyond_the_room_are_refused_and_each_is_answered_once(tmp_path: Path) -> None:
+    payload = PNG + bytes(200_000)
+    with a_line(tmp_path, in_memory_bytes=2_000_000, backlog=ROOM, credit=1000) as line:
+        block, entered = threading.Event(), threading.Event()
+        find = line.reader.find
+
+        def slow(source: str, image_id: str) -> Any:
+            entered.set()
+            block.wait(10)
+            return find(source, image_id)
+
+        line.reader.find = slow
+        peers = [Peer(line.ipc) for _ in range(10)]
+        for peer in peers:
+            for number in range(20):
+                peer.send(an_inspect(f"{id(peer)}-{number}"), payload)
+        assert entered.wait(10)
+        block.set()
+        kinds = [peer.receive()["type"] for peer in peers for _ in range(20)]
+        assert set(kinds) <= {"accepted", "busy"}
+        assert kinds.count("accepted") >= 5
+        for peer in peers:
+            assert peer.has_silence(0.0)
+            peer.close()
+
+
+def test_a_consumer_that_asks_and_never_reads_is_bounded_and_others_are_answered(tmp_path: Path) -> None:
+    items = [{"seq": seq, "topic": "board/a/b/", "text": "x" * 500} for seq in range(1, 3000)]
+    with a_line(tmp_path, items=items) as line, Peer(line.tcp) as deaf, Peer(line.tcp) as other:
+        for _ in range(5000):
+            deaf.send({"type": "results_since", "seq": 0, "limit": 1000})
+        page = other.ask({"type": "results_since", "seq": 10, "limit": 1000})
+        assert page["items"][0]["seq"] == 11
+        assert page["more"]
+        assert len(page["items"]) >= 100
+        answers = [deaf.receive(30.0) for _ in range(5000)]
+        kinds = {answer["type"] for answer in answers}
+        assert kinds == {"results", "busy"}
+        assert min(len(answer["items"]) for answer in answers if answer["type"] == "results") >= 10
+        assert deaf.has_silence()
+
+
+def test_every_frame_that_a_thousand_part_message_has_is_one_message_and_has_one_answer(tmp_path: Path) -> None:
+    with a_line(tmp_path) as line, Peer(line.tcp) as peer:
+        header = json.dumps(an_inspect("many")).encode()
+        peer.socket.send_multipart([b"CS1", header, *[b"x" * 1000] * 1000])
+        answer = peer.receive()
+        assert (answer["code"], answer["id"]) == ("bad_frames", "many")
+        peer.socket.send_multipart([b""] * 1000)
+        assert peer.receive()["code"] == "bad_frames"
+        assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
+
+
+def test_half_messages_and_peers_that_vanish_leave_no_handle_behind(tmp_path: Path) -> None:
+    dice = random.Random(4)
+    with a_line(tmp_path) as line, Peer(line.tcp) as peer:
+        header = json.dumps(an_inspect("half")).encode()
+        whole = frame(b"CS1", more=True) + frame(header, more=True) + frame(PNG + bytes(70_000), more=False)
+        assert peer.ask(an_inspect("first"), PNG)["type"] == "accepted"
+        before = handles()
+        for number in range(200):
+            with RawPeer((line.ipc, line.tcp)[number % 2]) as raw:
+                if dice.random() < 0.3:
+                    raw.send(GREETING[: dice.randint(0, 64)])
+                else:
+                    raw.greet().send(whole[: dice.randint(0, len(whole) - 1)])
+                if number % 3 == 0:  # a reset instead of a goodbye
+                    raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert peer.ask(an_inspect("second"), PNG)["type"] == "accepted"
+        until(lambda: handles() <= before + 2)
+        assert [arrival.image_id for arrival in line.writer.arrivals] == ["first", "second"]
+
+
+def test_who_never_finishes_its_handshake_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.intake._HANDSHAKE_MS", 300)
+    with a_line(tmp_path) as line, Peer(line.tcp) as peer:
+        assert peer.ask({"type": "hello"})["type"] == "welcome"
+        before = handles()
+        silent = [RawPeer((line.ipc, line.tcp)[n % 2]) for n in range(60)]
+        for number, raw in enumerate(silent):
+            raw.send(GREETING[: number % 64])
+        assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
+        until(lambda: all(raw.is_cut() for raw in silent))
+        for raw in silent:
+            raw.close()
+        until(lambda: handles() <= before + 2)
+
+
+def test_a_frame_that_says_it_is_enormous_is_cut_before_any_of_it_is_kept(tmp_path: Path) -> None:
+    with a_line(tmp_path) as line, Peer(line.tcp) as peer, RawPeer(line.tcp) as raw:
+        raw.greet().send(frame(b"CS1", more=True) + frame_head(2**50, more=False) + bytes(1000))
+        until(lambda: raw.is_cut(0.01))
+        assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
+
+
+def test_twenty_thousand_fuzzed_frames_get_one_answer_each_and_break_nothing(tmp_path: Path) -> None:
+    board = {"type": "open-board", "serial": "F1", "lot": "L"}
+    valid = [
+        Seed({**an_inspect("f", board=board), "designator": "P1", "deadline_ms": 9, "captured_at": None}, PNG),
+        Seed({**an_inspect("r", board=board), "encoding": "raw", "shape": [2, 2, 3], "dtype": "uint8"}, bytes(12)),
+        Seed({"type": "hello", "source": "fuzz"}, None),
+        Seed({"type": "results_since", "seq": 0, "limit": 3}, None),
+        Seed({"type": "generate", "id": "g", "source": "fuzz", "model": "m", "prompt": "p"}, None),
+    ]
+    mutator = Mutator(7, valid)
+    sent = 0
+    with (
+        structlog.testing.capture_logs() as logs,
+        a_line(tmp_path) as line,
+        Peer(line.ipc) as one,
+        Peer(line.tcp) as other,
+        Peer(line.tcp) as honest,
+    ):
+        number = 0
+        while sent < 20_000:
+            for peer in (one, other):
+                messages = [mutator.next() for _ in range(64)]
+                for message in messages:
+                    peer.socket.send_multipart(message)
+                    sent += len(message)
+                for _ in messages:
+                    assert peer.socket.poll(10_000), "a message has no answer"
+                    answer = json.loads(peer.socket.recv_multipart()[-1])
+                    assert {"type", "id", "source", "credit"} <= answer.keys()
+            number += 1
+            assert honest.ask(an_inspect(f"h{number}", source="honest"), PNG)["type"] == "accepted"
+        assert one.has_silence()
+        assert other.has_silence()
+    assert [log for log in logs if log["log_level"] in ("error", "critical")] == []
+
+
+def test_subscribers_that_never_read_cost_the_others_nothing(tmp_path: Path) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    stream = ResultsStream(context, f"ipc://{tmp_path}/results.sock", 0, lambda: ("ready", 0))
+    endpoint = stream.start()
+    deaf = [context.socket(zmq.SUB) for _ in range(20)]
+    reader = context.socket(zmq.SUB)
+    reader.rcvhwm = 0
+    try:
+        for subscriber in deaf:
+            subscriber.rcvhwm = 1
+        for subscriber in (*deaf, reader):
+            subscriber.subscribe(b"")
+            subscriber.connect(endpoint)
+        while reader.recv_multipart()[0] != b"heartbeat/":
+            pass
+        seen = 0
+        for first in range(1, 30_001, 1000):
+            stream.publish([a_message(seq) for seq in range(first, first + 1000)])
+            while seen < first + 999:
+                assert reader.poll(10_000), "the one who reads got nothing"
+                topic, body = reader.recv_multipart()
+                if topic != b"heartbeat/":
+                    seen += 1
+                    assert json.loads(body)["seq"] == seen
+        assert stream.is_alive
+    finally:
+        for subscriber in (*deaf, reader):
+            subscriber.close(linger=0)
+        stream.stop()
+        context.destroy(linger=0)
+
+
+def a_message(seq: int) -> Published:
+    return Published(seq, "inspection/a/b/", {"seq": seq, "text": "x" * 300})
+
+
+def handles() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def until(condition: Any, timeout_s: float = 20.0) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def test_the_admission_s_books_are_empty_when_everybody_is_answered(tmp_path: Path) -> None:
+    with a_line(tmp_path) as line, Peer(line.tcp) as peer:
+        for number in range(50):
+            peer.send(an_inspect(f"i{number}", source=f"cam-{number}"), PNG + bytes(number))
+        assert {peer.receive()["type"] for _ in range(50)} == {"accepted"}
+        admission: Admission = line.admission
+        until(lambda: (admission.in_flight, admission.bytes_in_memory, line.backlog.images) == (0, 0, 0))
+        line.backlog.check()
