@@ -226,6 +226,12 @@ def limits(
     ] = None,
     backlog_images: Annotated[int | None, typer.Option(min=1, help="Images accepted and not finished, in all.")] = None,
     source_images: Annotated[int | None, typer.Option(min=1, help="The same for one source.")] = None,
+    source_rate: Annotated[
+        float | None, typer.Option(min=0, help="Images a second that one source may bring in; 0: no limit.")
+    ] = None,
+    source_byte_rate: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The same in bytes a second, e.g. 20MB; 0: no limit.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Change memory budgets and queue limits while the daemon runs (until it restarts); without options, print them.
@@ -235,6 +241,12 @@ def limits(
     from daemon.config import parse_bytes
 
     fields: dict[str, Any] = {"backlog_images": backlog_images, "source_images": source_images}
+    fields["source_images_per_s"] = source_rate
+    if source_byte_rate is not None:
+        try:
+            fields["source_bytes_per_s"] = parse_bytes(source_byte_rate)
+        except ValueError as error:
+            fail(f"--source-byte-rate {source_byte_rate}: {error}", status=2)
     budgets: dict[str, int] = {}
     for item in memory or []:
         device, _, size = item.partition("=")
