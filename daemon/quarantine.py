@@ -14,10 +14,13 @@ import structlog
 
 from daemon.folders import make_folder
 from daemon.journal import JournalError
+from daemon.quota import QuotaLimits, Quotas
 from daemon.records import Accepted, JournalKey
 from daemon.worker import Worker
 
 _MAX_FILES = 1000
+#: Of one source, per second: a flood of bad images neither fills the log nor keeps the intake at the disk.
+_PACE = QuotaLimits(images_per_s=100, bytes_per_s=32e6)
 #: A source and an id may be 128 characters each, a file's name 255 bytes.
 _MAX_NAME_CHARS = 80
 
@@ -35,6 +38,8 @@ class Quarantine:
         self._log = structlog.get_logger("quarantine")
         self._sizes: dict[Path, int] = {}
         self._last_ns = 0
+        self._pace = Quotas(_PACE)
+        self._skipped = 0
         for path in sorted(folder.glob("*")) if folder.is_dir() else ():
             if path.suffix == ".part":
                 path.unlink(missing_ok=True)
@@ -42,17 +47,23 @@ class Quarantine:
                 self._sizes[path] = path.stat().st_size
 
     def keep(self, source: str, image_id: str, payload: bytes, reason: str) -> Path | None:
-        """Keep `payload`; None where it is larger than all that may stay, or the disk does not take it."""
+        """Keep `payload`; None where it is too large, part of a flood, or the disk does not take it."""
         if not payload or len(payload) > self._max_bytes:
             return None
         with self._lock:
+            now_s = time.monotonic()
+            if self._pace.wait_s(source, len(payload), now_s) > 0:
+                self._skipped += 1
+                return None
+            self._pace.spend(source, len(payload), now_s)
+            skipped, self._skipped = self._skipped, 0
             try:
                 path = self._write(source, image_id, payload)
             except OSError as error:
                 self._log.warning("quarantine_failed", folder=str(self._folder), error=str(error))
                 return None
             self._drop_oldest()
-        self._log.info("image_quarantined", source=source, id=image_id, file=path.name, reason=reason)
+        self._log.info("image_quarantined", source=source, id=image_id, file=path.name, reason=reason, skipped=skipped)
         return path
 
     def _write(self, source: str, image_id: str, payload: bytes) -> Path:

@@ -31,10 +31,20 @@ def test_the_oldest_go_first_also_after_a_restart(tmp_path: Path) -> None:
 def test_the_number_of_files_is_bounded_too(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path, 10**6)
     for number in range(1010):
-        quarantine.keep("s", f"i{number}", b"x", "")
+        quarantine.keep(f"s{number}", f"i{number}", b"x", "")
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) == 1000
     assert "-i10." in names[0]
+
+
+def test_a_source_that_floods_with_bad_images_is_kept_in_part_and_others_whole(tmp_path: Path) -> None:
+    quarantine = Quarantine(tmp_path, 10**6)
+    for number in range(500):
+        quarantine.keep("flood", f"i{number}", b"x", "no image")
+    assert quarantine.keep("quiet", "q", b"y", "no image") is not None
+    names = [path.name for path in tmp_path.iterdir()]
+    assert 100 <= sum("-flood-" in name for name in names) < 400
+    assert sum("-quiet-" in name for name in names) == 1
 
 
 def test_what_is_larger_than_everything_that_may_stay_is_not_kept(tmp_path: Path) -> None:
