@@ -6,6 +6,7 @@ in memory wait for the disk. Any thread may call.
 
 import threading
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
 
 
@@ -45,7 +46,8 @@ class Backlog:
     """Counters with limits. An empty backlog takes any one image, so that none waits forever.
 
     The last eighth of the whole is kept for sources that hold less than their even share of it: publishers that
-    flood the line cannot shut out one that sends now and then.
+    flood the line cannot shut out one that sends now and then. Half of that is for regulars, sources that have had
+    images before: a publisher that invents a source for each image cannot shut them out either.
     """
 
     _MIN_RETRY_MS = 20
@@ -57,6 +59,7 @@ class Backlog:
         self._limits = limits
         self._all = _Load()
         self._sources: dict[str, _Load] = {}
+        self._regulars = _Regulars()
         self._released_at_s = time.monotonic()
         self._release_interval_s = 0.05
 
@@ -101,6 +104,7 @@ class Backlog:
             mine.take(size_bytes)
             if mine.images == 0:
                 del self._sources[source]
+            self._regulars.saw(source)
             self._all.take(size_bytes)
             passed_s = min(now_s - self._released_at_s, 1.0)
             self._release_interval_s += (passed_s - self._release_interval_s) / 16
@@ -129,18 +133,55 @@ class Backlog:
             over = mine.images - limits.source_images
             reason = f"source {source} has {mine.images} images and {mine.bytes} bytes waiting for {self._waits_for}"
             return self._wait(reason, over)
-        sources = len(self._sources) + (mine.images == 0)
-        modest = mine.images < limits.images // sources and mine.bytes + size_bytes <= limits.bytes // sources
-        eighths = 8 if modest else 7
+        sixteenths = self._share(source, mine, size_bytes)
         if (
-            self._all.images >= max(1, limits.images * eighths // 8)
-            or self._all.bytes + size_bytes > limits.bytes * eighths // 8
+            self._all.images >= max(1, limits.images * sixteenths // 16)
+            or self._all.bytes + size_bytes > limits.bytes * sixteenths // 16
         ):
-            over = self._all.images - limits.images * eighths // 8
+            over = self._all.images - limits.images * sixteenths // 16
             return self._wait(f"{self._all.images} images and {self._all.bytes} bytes wait for {self._waits_for}", over)
         return None
+
+    def _share(self, source: str, mine: _Load, size_bytes: int) -> int:
+        """How much of the whole this source may fill, in sixteenths."""
+        is_regular = source in self._regulars
+        others = len(self._regulars) - is_regular
+        if is_regular and self._is_modest(mine, size_bytes, 1 + others):
+            return 16
+        if self._is_modest(mine, size_bytes, len(self._sources) + (mine.images == 0)):
+            return 15 if others else 16
+        return 14
+
+    def _is_modest(self, mine: _Load, size_bytes: int, sources: int) -> bool:
+        limits = self._limits
+        return mine.images < limits.images // sources and mine.bytes + size_bytes <= limits.bytes // sources
 
     def _wait(self, reason: str, over_images: int) -> Full:
         """Retry once about as many verdicts as are too many, and an eighth of a publisher's burst, have come."""
         wait_ms = self._release_interval_s * 1000 * (max(0, over_images) + 8)
         return Full(reason, int(min(self._MAX_RETRY_MS, max(self._MIN_RETRY_MS, wait_ms))))
+
+
+class _Regulars:
+    """The sources that were seen twice or more, the newest so many; those seen once are on probation, as many."""
+
+    _MOST = 256
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, None] = OrderedDict()
+        self._probation: OrderedDict[str, None] = OrderedDict()
+
+    def __contains__(self, source: str) -> bool:
+        return source in self._known
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def saw(self, source: str) -> None:
+        seen_before = source in self._known or source in self._probation
+        self._probation.pop(source, None)
+        among = self._known if seen_before else self._probation
+        among[source] = None
+        among.move_to_end(source)
+        if len(among) > self._MOST:
+            among.popitem(last=False)

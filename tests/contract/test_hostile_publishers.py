@@ -15,7 +15,7 @@ from tools.stress.steady import SteadyPublisher
 
 RULES = """\
 boards:
-  stress: {time_limit: 60s, components: {P: 3, R: 1}}
+  stress: {time_limit: 10m, components: {P: 3, R: 1}}
   open: {extras: allow, components: {P: 1}}
 classifiers:
   "*": {expert: R0402, pass: [ok, odd, bad], review_below: 0.0}

@@ -41,6 +41,31 @@ def test_a_flooding_source_leaves_room_for_one_that_sends_now_and_then() -> None
     assert backlog.enter("quiet", 1) is None
 
 
+def test_who_invents_a_source_for_each_image_cannot_shut_out_a_regular() -> None:
+    backlog = a_backlog(images=160, size=10**6, source_images=160, source_bytes=10**6)
+    for _ in range(2):
+        assert backlog.enter("camera", 1) is None
+        backlog.leave("camera", 1)
+    invented = 0
+    while backlog.enter(f"invented-{invented}", 1) is None:
+        invented += 1
+    assert invented == 150
+    for _ in range(10):
+        assert backlog.enter("camera", 1) is None
+    assert backlog.images == 160
+
+
+def test_invented_sources_are_not_remembered_for_ever() -> None:
+    backlog = a_backlog(images=160, size=10**6)
+    for number in range(2000):
+        for _ in range(1 + number % 2):
+            assert backlog.enter(f"s{number}", 1) is None
+            backlog.leave(f"s{number}", 1)
+    for number in range(1200):
+        assert backlog.enter("camera", 1) is None, number
+        backlog.leave("camera", 1)
+
+
 def test_an_empty_backlog_takes_an_image_larger_than_any_limit() -> None:
     backlog = a_backlog(size=100, source_bytes=100)
     assert backlog.enter("a", 10_000) is None

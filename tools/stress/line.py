@@ -20,7 +20,7 @@ OPEN_BOARD_TYPE = "open"
 RULES = (
     """\
 boards:
-  stress: {time_limit: 60s, components: {P: 3, R: 1}}
+  stress: {time_limit: 10m, components: {P: 3, R: 1}}
   open: {extras: allow, components: {P: 1}}
 classifiers:
   P: {expert: part-000, pass: [ok, defect], review_below: 0.0}
@@ -28,7 +28,7 @@ classifiers:
 """,
     """\
 boards:
-  stress: {time_limit: 60s, components: {P: 3, R: 1}}
+  stress: {time_limit: 10m, components: {P: 3, R: 1}}
   open: {extras: allow, components: {P: 1}}
 classifiers:
   P: {expert: part-002, pass: [ok, defect], review_below: 0.0}
