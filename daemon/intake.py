@@ -14,6 +14,7 @@ import zmq
 
 from daemon.admission import Admission, Looked, Peer, Settled
 from daemon.catch_up import CatchUps, Page, ResultsReader
+from daemon.doorkeeper import Doorkeeper
 from daemon.examine import Examination, Examiner
 from daemon.fair import FairQueue
 from daemon.frames import MAGIC, split_envelope
@@ -90,6 +91,7 @@ class Intake:
         self._mailbox: Mailbox[Settled | Looked | _CaughtUp | Callable[[], None]] = Mailbox()
         self._catch_ups = CatchUps(results_since)
         self._examiner = Examiner()
+        self._doorkeeper = Doorkeeper(context, 4 * admission.limits.max_payload_bytes)
         self._waiting: FairQueue[_Waiting] = FairQueue()
         self._refusals: FairQueue[tuple[Peer, Answer]] = FairQueue()
         self._may_refuse = float(_REFUSALS_AT_ONCE)
@@ -138,9 +140,11 @@ class Intake:
     def _run(self, router: Socket) -> None:
         self._catch_ups.start()
         self._examiner.start()
+        self._doorkeeper.start(router)
         try:
             self._serve(router)
         finally:
+            self._doorkeeper.stop(router)
             self._catch_ups.stop()
             self._examiner.stop()
 
@@ -165,7 +169,7 @@ class Intake:
         room = _BYTES_PER_TURN
         for _ in range(_MESSAGES_PER_TURN):
             try:
-                frames = receive(router, self._may_in)
+                frames = receive(router, self._may_in, self._doorkeeper.delivered)
             except zmq.Again:
                 return
             if frames is not None:

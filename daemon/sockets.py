@@ -176,15 +176,19 @@ def _remove_stale(path: Path) -> None:
     raise StartError(f"cannot bind ipc://{path}: another process listens there")
 
 
-def receive(sock: "zmq.Socket[Any]", may_in: Callable[[str], bool] | None) -> list[bytes] | None:
+def receive(
+    sock: "zmq.Socket[Any]", may_in: Callable[[str], bool] | None, delivered: Callable[[int], None]
+) -> list[bytes] | None:
     """The next message (zmq.Again without one), or None where its sender's key is no longer allowed in.
 
     A key is asked for when a connection is made; `may_in` (the client's public key) is asked for each message.
+    `delivered` hears the file descriptor of each message's connection.
     """
-    if may_in is None:
-        return sock.recv_multipart(zmq.NOBLOCK)
     first = sock.recv(zmq.NOBLOCK, copy=False)
     frames = [first.bytes, *(sock.recv_multipart() if first.more else ())]
+    delivered(int(first.get(zmq.SRCFD)))
+    if may_in is None:
+        return frames
     try:
         client = first.get("User-Id")
     except zmq.ZMQError:

@@ -211,6 +211,47 @@ def test_a_frame_that_says_it_is_enormous_is_cut_before_any_of_it_is_kept(tmp_pa
         assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
 
 
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_a_message_that_never_ends_is_cut_and_others_go_on(tmp_path: Path, transport: str) -> None:
+    part = frame(bytes(1000), more=True) * 1000
+    with a_line(tmp_path) as line, Peer(line.tcp) as peer, RawPeer(getattr(line, transport)) as raw:
+        raw.greet()
+        sent_mb = 0
+        while raw.send(part):
+            sent_mb += 1
+            assert sent_mb < 8000, "a message of 8 GB was taken"
+        assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
+
+
+def test_one_who_sends_much_in_whole_messages_is_not_cut(tmp_path: Path) -> None:
+    payload = bytes(900_000)
+    with a_line(tmp_path) as line, Peer(line.ipc) as one, Peer(line.tcp) as other:
+        for number in range(60):
+            for peer in (one, other):
+                peer.send(an_inspect(f"{number}"), payload)
+        assert {peer.receive()["code"] for peer in (one, other) for _ in range(60)} == {"bad_image"}
+
+
+def test_connections_beyond_the_most_are_cut_and_those_before_them_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.doorkeeper._MOST_CONNECTIONS", 10)
+    with a_line(tmp_path) as line, Peer(line.tcp) as peer:
+        assert peer.ask({"type": "hello"})["type"] == "welcome"
+        crowd = [RawPeer((line.ipc, line.tcp)[n % 2]).greet() for n in range(30)]
+        until(lambda: sum(raw.is_cut() for raw in crowd) >= 20)
+        assert peer.ask(an_inspect("a"), PNG)["type"] == "accepted"
+        for raw in crowd:
+            raw.close()
+        until(lambda: can_ask(line.ipc))
+
+
+def can_ask(endpoint: str) -> bool:
+    with Peer(endpoint) as peer:
+        peer.send({"type": "hello"})
+        return bool(peer.socket.poll(300))
+
+
 def test_twenty_thousand_fuzzed_frames_get_one_answer_each_and_break_nothing(tmp_path: Path) -> None:
     board = {"type": "open-board", "serial": "F1", "lot": "L"}
     valid = [

@@ -44,7 +44,14 @@ _QUERIES = (
 )
 #: Small, so that back-pressure, segments and the quarantine all turn over many times in the hour.
 _SETTINGS: dict[str, Any] = {
-    "limits": {"backlog_images": 2000, "backlog_bytes": "256MB", "source_images": 1000, "source_bytes": "128MB"},
+    "limits": {
+        "backlog_images": 2000,
+        "backlog_bytes": "256MB",
+        "source_images": 1000,
+        "source_bytes": "128MB",
+        "in_memory": "64MB",
+        "max_payload_bytes": "8MB",
+    },
     "retention": {"segment": "16MB", "quarantine": "16MB"},
 }
 
