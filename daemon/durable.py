@@ -8,6 +8,7 @@ import errno
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,9 +22,11 @@ from daemon.turns import Turns
 #: A group at most, so that one sync holds up nobody for long; one larger image makes a group of its own.
 GROUP_IMAGES = 64
 GROUP_BYTES = 4 * 2**20
-#: A group that is smaller than this waits a moment for more.
+#: A smaller group waits for more: as long as the group before took from here to its answers, within these bounds. So a
+#: busy processor or a slow disk makes larger groups, and not more work.
 _ENOUGH_IMAGES = 32
 _GROUP_S = 0.002
+_GROUP_MOST_S = 0.010
 #: Groups between the journal and the database: one that is synced, one whose rows are committed.
 _GROUPS_AHEAD = 2
 
@@ -80,6 +83,8 @@ class JournalThread:
         self._queue: queue.SimpleQueue[Submitted | Callable[[], None] | None] = queue.SimpleQueue()
         self._turns: Turns[Submitted] = Turns()
         self._ahead = threading.Semaphore(_GROUPS_AHEAD)
+        self._begun_s: deque[float] = deque()
+        self._took_s = 0.0
         self._stopping = False
         self._log = structlog.get_logger("journal")
         self._thread = threading.Thread(target=self._run, name="journal")
@@ -105,6 +110,7 @@ class JournalThread:
 
     def settled(self) -> None:
         """A group that was handed on is done with; the next may follow."""
+        self._took_s = time.monotonic() - self._begun_s.popleft()
         self._ahead.release()
 
     def _run(self) -> None:
@@ -112,12 +118,19 @@ class JournalThread:
             self._sort(self._queue.get())
             self._drain()
             while len(self._turns):
-                if len(self._turns) < _ENOUGH_IMAGES and not self._stopping:
-                    time.sleep(_GROUP_S)  # waiting at the queue would wake this thread for each image
+                self._wait_for_more()
                 self._ahead.acquire()
                 self._drain()
-                self._hand_on(self._append(self._turns.take(GROUP_IMAGES, GROUP_BYTES)))
+                images = self._turns.take(GROUP_IMAGES, GROUP_BYTES)
+                self._begun_s.append(time.monotonic())
+                self._hand_on(self._append(images))
                 self._drain()
+
+    def _wait_for_more(self) -> None:
+        until_s = time.monotonic() + min(max(_GROUP_S, self._took_s), _GROUP_MOST_S)
+        while len(self._turns) < _ENOUGH_IMAGES and not self._stopping and time.monotonic() < until_s:
+            time.sleep(_GROUP_S)  # waiting at the queue would wake this thread for each image
+            self._drain()
 
     def _drain(self) -> None:
         while not self._queue.empty():

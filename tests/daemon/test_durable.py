@@ -4,8 +4,9 @@ import errno
 import hashlib
 import os
 import queue
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -27,108 +28,136 @@ def keys(group: Group) -> list[tuple[str, str]]:
     return [submitted.key for submitted in group.images]
 
 
-@contextmanager
-def running(folder: Path) -> Iterator[tuple[JournalThread, Journal, "queue.Queue[Group]"]]:
+@dataclass
+class Line:
     """The thread, its journal, and the groups that it has handed on; none is settled unless the test does it."""
-    journal, groups = Journal(folder / "journal"), queue.Queue[Group]()
-    thread = JournalThread(journal, None, groups.put)
-    thread.start()
-    try:
-        yield thread, journal, groups
-    finally:
-        for _ in range(1000):
-            thread.settled()
-        thread.stop()
-        journal.close()
+
+    journal: Journal
+    groups: "queue.Queue[Group]" = field(default_factory=queue.Queue)
+    handed_on: int = 0
+    settled: int = 0
+
+    def __post_init__(self) -> None:
+        self.thread = JournalThread(self.journal, None, self._take)
+
+    def _take(self, group: Group) -> None:
+        self.handed_on += 1
+        self.groups.put(group)
+
+    def settle(self) -> None:
+        self.settled += 1
+        self.thread.settled()
+
+    def next(self) -> Group:
+        return self.groups.get(timeout=20)
+
+    def stop(self) -> None:
+        stopping = threading.Thread(target=self.thread.stop)
+        stopping.start()
+        while stopping.is_alive():
+            while self.settled < self.handed_on:
+                self.settle()
+            stopping.join(0.001)
+        self.journal.close()
 
 
-def test_a_flooding_source_does_not_put_its_queue_before_another_s_single_image(tmp_path: Path):
-    with running(tmp_path) as (thread, _, groups):
-        for number in range(20 * GROUP_IMAGES):
-            thread.submit(an_image("flood", number))
-        first = groups.get(timeout=20)
-        thread.submit(an_image("quiet", 0))
-        thread.settled()
-        ahead = groups.get(timeout=20)  # what was being written when the single image came
-        thread.settled()
-        nexts = [groups.get(timeout=20)]
-        thread.settled()
-        nexts.append(groups.get(timeout=20))
+@pytest.fixture
+def line(tmp_path: Path) -> Iterator[Line]:
+    line = Line(Journal(tmp_path / "journal"))
+    line.thread.start()
+    yield line
+    line.stop()
+
+
+def test_a_flooding_source_does_not_put_its_queue_before_another_s_single_image(line: Line):
+    for number in range(20 * GROUP_IMAGES):
+        line.thread.submit(an_image("flood", number))
+    first = line.next()
+    line.thread.submit(an_image("quiet", 0))
+    line.settle()
+    nexts: list[Group] = []
+    for _ in range(3):  # the first was being written when the single image came
+        nexts.append(line.next())
+        line.settle()
     assert {source for source, _ in keys(first)} == {"flood"}
-    assert ("quiet", "i0") in [key for group in (ahead, *nexts) for key in keys(group)]
+    assert ("quiet", "i0") in [key for group in nexts for key in keys(group)]
 
 
-def test_groups_of_large_images_are_short(tmp_path: Path):
+def test_groups_of_large_images_are_short(line: Line):
     payload = bytes(GROUP_BYTES // 3)
-    with running(tmp_path) as (thread, _, groups):
-        for number in range(10):
-            thread.submit(an_image("large", number, payload))
-        found: list[Group] = []
-        while sum(len(group.images) for group in found) < 10:
-            found.append(groups.get(timeout=20))
-            thread.settled()
+    for number in range(10):
+        line.thread.submit(an_image("large", number, payload))
+    found: list[Group] = []
+    while sum(len(group.images) for group in found) < 10:
+        found.append(line.next())
+        line.settle()
     assert all(len(group.images) <= 3 for group in found)
     assert [key for group in found for key in keys(group)] == [("large", f"i{number}") for number in range(10)]
 
 
-def test_a_group_costs_one_sync_and_each_image_has_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_group_costs_one_sync_and_each_image_has_its_bytes(line: Line, monkeypatch: pytest.MonkeyPatch):
     syncs: list[int] = []
     real = os.fdatasync
     monkeypatch.setattr("os.fdatasync", lambda fd: (syncs.append(fd), real(fd))[1])
-    with running(tmp_path) as (thread, journal, groups):
-        for number in range(3 * GROUP_IMAGES):
-            thread.submit(an_image("cam", number, b"%d" % number))
-        count, found = 0, 0
-        while found < 3 * GROUP_IMAGES:
-            group = groups.get(timeout=20)
-            assert [journal.read(key) for key in group.keys] == [image.arrival.payload for image in group.images]
-            count, found = count + 1, found + len(group.images)
-            thread.settled()
-        assert len(syncs) == count
+    for number in range(3 * GROUP_IMAGES):
+        line.thread.submit(an_image("cam", number, b"%d" % number))
+    count, found = 0, 0
+    while found < 3 * GROUP_IMAGES:
+        group = line.next()
+        assert [line.journal.read(key) for key in group.keys] == [image.arrival.payload for image in group.images]
+        count, found = count + 1, found + len(group.images)
+        line.settle()
+    assert len(syncs) == count
 
 
-def test_a_failed_sync_costs_its_group_only_and_is_handed_on_in_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_failed_sync_costs_its_group_only_and_is_handed_on_in_its_place(line: Line, monkeypatch: pytest.MonkeyPatch):
     real = os.fdatasync
 
     def failing(_fd: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with running(tmp_path) as (thread, journal, groups):
-        monkeypatch.setattr("os.fdatasync", failing)
-        thread.submit(an_image("cam", 0))
-        failed = groups.get(timeout=20)
-        monkeypatch.setattr("os.fdatasync", real)
-        thread.submit(an_image("cam", 1))
-        written = groups.get(timeout=20)
-        assert (keys(failed), failed.keys) == ([("cam", "i0")], [])
-        assert "Input/output error" in str(failed.error)
-        assert written.error is None
-        assert journal.read(written.keys[0]) == b"image"
-        assert written.keys[0].segment >= failed.frontier > 1
+    monkeypatch.setattr("os.fdatasync", failing)
+    line.thread.submit(an_image("cam", 0))
+    failed = line.next()
+    monkeypatch.setattr("os.fdatasync", real)
+    line.thread.submit(an_image("cam", 1))
+    written = line.next()
+    assert (keys(failed), failed.keys) == ([("cam", "i0")], [])
+    assert "Input/output error" in str(failed.error)
+    assert written.error is None
+    assert line.journal.read(written.keys[0]) == b"image"
+    assert written.keys[0].segment >= failed.frontier > 1
 
 
-def test_no_more_than_two_groups_are_ahead_of_the_database(tmp_path: Path):
-    with running(tmp_path) as (thread, journal, groups):
-        for number in range(5 * GROUP_IMAGES):
-            thread.submit(an_image("cam", number))
-        groups.get(timeout=20)
-        groups.get(timeout=20)
-        with pytest.raises(queue.Empty):
-            groups.get(timeout=0.1)
-        thread.settled()
-        assert len(groups.get(timeout=20).images) == GROUP_IMAGES
-        assert journal.segments == (1,)
+def test_no_more_than_two_groups_are_ahead_of_the_database(line: Line):
+    for number in range(5 * GROUP_IMAGES):
+        line.thread.submit(an_image("cam", number))
+    line.next()
+    line.next()
+    with pytest.raises(queue.Empty):
+        line.groups.get(timeout=0.1)
+    line.settle()
+    assert len(line.next().images) == GROUP_IMAGES
+
+
+def test_a_callback_is_called_between_two_groups_and_its_failure_is_its_own(line: Line):
+    called = threading.Event()
+
+    def fail() -> None:
+        raise RuntimeError("not the journal's concern")
+
+    line.thread.call(fail)
+    line.thread.call(called.set)
+    assert called.wait(20)
+    line.thread.submit(an_image("cam", 0))
+    assert keys(line.next()) == [("cam", "i0")]
 
 
 def test_a_stop_hands_on_what_was_submitted_before_it(tmp_path: Path):
-    journal, groups = Journal(tmp_path / "journal"), queue.Queue[Group]()
-    thread = JournalThread(journal, None, groups.put)
+    line = Line(Journal(tmp_path / "journal"))
     for number in range(10):
-        thread.submit(an_image("cam", number))
-    thread.start()
-    thread.stop()
-    assert not thread.is_alive
-    assert sum(len(groups.get_nowait().images) for _ in range(groups.qsize())) == 10
-    journal.close()
+        line.thread.submit(an_image("cam", number))
+    line.thread.start()
+    line.stop()
+    assert not line.thread.is_alive
+    assert sum(len(line.next().images) for _ in range(line.groups.qsize())) == 10
