@@ -98,7 +98,6 @@ def _measure(scratch: Path, kind: str, seconds: float, rate: float, number: int)
     from tools.service import Service
     from tools.stress.hostile import Attack
     from tools.stress.line import make_jpegs, make_small_line
-    from tools.stress.soak import percentile
     from tools.stress.steady import SteadyPublisher
 
     folder = scratch / "line"  # one folder after the other, for the experts are made once
@@ -129,10 +128,11 @@ def _measure(scratch: Path, kind: str, seconds: float, rate: float, number: int)
         if not flooded or steady.tally.rejected or steady.unanswered:
             fail(f"{kind}: the steady publisher starved: {steady.tally}; {service.tail()}", status=1)
         service.kill()  # the flood's images are of no interest
-    return Pair(
-        kind,
-        *(percentile([wait * 1000 for wait in quiet], share) or 0.0 for share in (0.5, 0.99)),
-        *(percentile([wait * 1000 for wait in flooded], share) or 0.0 for share in (0.5, 0.99)),
-        busy,
-        flood,
-    )
+    return Pair(kind, *_p50_p99(quiet), *_p50_p99(flooded), busy, flood)
+
+
+def _p50_p99(waits_s: list[float]) -> tuple[float, float]:
+    from tools.stress.soak import percentile
+
+    waits_ms = [wait_s * 1000 for wait_s in waits_s]
+    return percentile(waits_ms, 0.5) or 0.0, percentile(waits_ms, 0.99) or 0.0

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from daemon.config import load_config
@@ -25,8 +26,9 @@ from tools.stress.sample import Held, Watch, as_row
 from tools.stress.steady import SteadyPublisher
 from tools.stress.trend import Slope, slope
 
-#: Growth per hour that we call flat.
+#: Growth per hour that we call flat; and how sure of it the samples must be, as a share of the memory in use.
 MEMORY_MB_PER_HOUR = 2.0
+_SURE_SHARE = 0.1
 HANDLES_PER_HOUR = 2.0
 THREADS_PER_HOUR = 0.5
 _WARM_UP_SHARE = 0.15
@@ -119,13 +121,18 @@ class Soak:
         return {
             "images lost: 0": self.books is not None and self.books.balance and not self.unanswered,
             "results lost to the consumer: 0": self.heard.lost == 0,
-            "memory flat": slopes["rss_mb"].is_flat(MEMORY_MB_PER_HOUR),
+            "memory flat": self._is_memory_flat(slopes["rss_mb"]),
             "handles flat": slopes["handles"].is_flat(HANDLES_PER_HOUR),
             "threads flat": slopes["threads"].is_flat(THREADS_PER_HOUR),
             "no message broke the intake": self.broken_messages == 0,
             "queries and reloads answered": not self.troubles,
             "stopped in order": self.exit_status == 0,
         }
+
+    def _is_memory_flat(self, found: Slope) -> bool:
+        """Not shown to grow, and samples enough to show it if it did: a short run says no."""
+        used_mb = fmean(look.held.rss_mb for look in self.looks) if self.looks else 0.0
+        return found.is_flat(MEMORY_MB_PER_HOUR) and found.highest <= _SURE_SHARE * used_mb
 
     def as_dict(self) -> dict[str, Any]:
         waits_ms = [wait_s * 1000 for wait_s in self.waits_s]

@@ -22,7 +22,7 @@ class Slope:
     highest: float
 
     def is_flat(self, tolerance_per_hour: float) -> bool:
-        """Whether growth beyond the tolerance is not shown, and the line itself does not exceed it."""
+        """Whether growth beyond the tolerance is not shown."""
         return self.per_hour <= tolerance_per_hour or self.lowest <= 0
 
 
