@@ -19,10 +19,8 @@ from daemon.sockets import ipc_problem
 from routing_rules.load import Document, KeyPath, Problem, nearest, read_yaml, validate
 
 PREFIX = "COSERVE_"
-#: Variables with this prefix that are not settings: where the command line looks for the file, and tools/faults'.
-NOT_SETTINGS = frozenset(
-    {"COSERVE_CONFIG", "COSERVE_FAULTS", "COSERVE_FAULTS_FILE", "COSERVE_FAULTS_LOG", "COSERVE_FAULTS_BYTES"}
-)
+#: A variable with this prefix that is no setting: where the command line looks for the file.
+NOT_A_SETTING = "COSERVE_CONFIG"
 
 #: Stands in `security` for the folder in which systemd puts the secrets of `LoadCredential=`.
 CREDENTIALS = "$CREDENTIALS_DIRECTORY"
@@ -239,7 +237,7 @@ def read_settings(
 
 def is_setting(name: str) -> bool:
     """Whether an environment variable of this name is meant to override a setting."""
-    return name.startswith(PREFIX) and name not in NOT_SETTINGS
+    return name.startswith(PREFIX) and name != NOT_A_SETTING
 
 
 def _override(

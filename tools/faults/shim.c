@@ -1,10 +1,10 @@
 /* Stands between the daemon and libc (LD_PRELOAD): counts calls on files and sockets, and fails, delays or kills at
  * the one that a plan names. The plan's language is in shim.py, which compiles this file.
  *
- * COSERVE_FAULTS        rules, separated by ';' or new lines
- * COSERVE_FAULTS_FILE   a file of rules, read again when it changes: faults go on and off in a running daemon
- * COSERVE_FAULTS_LOG    one line per call is appended (columns: `Call` in shim.py)
- * COSERVE_FAULTS_BYTES  with it, what was written under this folder is kept too, in LOG.PID: powercut.py replays it
+ * FAULTS_PLAN        rules, separated by ';' or new lines
+ * FAULTS_FILE   a file of rules, read again when it changes: faults go on and off in a running daemon
+ * FAULTS_LOG    one line per call is appended (columns: `Call` in shim.py)
+ * FAULTS_BYTES  with it, what was written under this folder is kept too, in LOG.PID: powercut.py replays it
  *
  * Calls go to the kernel by syscall(2): nothing here allocates memory or looks up symbols.
  */
@@ -144,12 +144,12 @@ __attribute__((constructor)) static void begin(void) {
     static char plan[16384];
     pthread_mutex_lock(&rules_lock);
     if (!atomic_load(&ready)) {
-        const char *given = getenv("COSERVE_FAULTS");
+        const char *given = getenv("FAULTS_PLAN");
         snprintf(plan, sizeof plan, "%s", given == NULL ? "" : given);
         read_rules(plan, &fixed);
-        switch_file = getenv("COSERVE_FAULTS_FILE");
-        log_file = getenv("COSERVE_FAULTS_LOG");
-        bytes_folder = getenv("COSERVE_FAULTS_BYTES");
+        switch_file = getenv("FAULTS_FILE");
+        log_file = getenv("FAULTS_LOG");
+        bytes_folder = getenv("FAULTS_BYTES");
         if (log_file != NULL) {
             log_fd = (int)syscall(SYS_openat, AT_FDCWD, log_file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
             if (log_fd < 0) complain("cannot open the log", log_file);

@@ -70,15 +70,15 @@ def shim_environment(
     `log`: every call is written there (`read_log`). `switch`: a file of rules for `switch_faults`.
     `keep_bytes_of`: with `log`, what is written to files under this folder is kept too, for `powercut`.
     """
-    environ = {"LD_PRELOAD": str(build_shim()), "COSERVE_FAULTS": ";".join(_checked(plan))}
+    environ = {"LD_PRELOAD": str(build_shim()), "FAULTS_PLAN": ";".join(_checked(plan))}
     if log is not None:
-        environ["COSERVE_FAULTS_LOG"] = str(log.absolute())
+        environ["FAULTS_LOG"] = str(log.absolute())
     if switch is not None:
-        environ["COSERVE_FAULTS_FILE"] = str(switch.absolute())
+        environ["FAULTS_FILE"] = str(switch.absolute())
     if keep_bytes_of is not None:
         if log is None:
             raise ShimError("the bytes are kept beside a log: give one")
-        environ["COSERVE_FAULTS_BYTES"] = f"{keep_bytes_of.absolute()}/"
+        environ["FAULTS_BYTES"] = f"{keep_bytes_of.absolute()}/"
     return environ
 
 
