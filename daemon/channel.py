@@ -50,10 +50,11 @@ class WaitingLine(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One load's bytes. `carry_out` must not raise."""
+    """One load's bytes, and who hears what `carry_out` answered. Neither must raise."""
 
     load: Load
-    carry_out: Callable[[], None]
+    carry_out: Callable[[], Any]
+    report: Callable[[Any], None]
 
 
 #: Threads of one channel that may hang at once. With more, its disk is dead: the rest waits for it.
@@ -81,10 +82,13 @@ class Channel:
             if self._users == 1 and not self._closed:
                 self._thread.start()
 
-    def submit(self, load: Load, carry_out: Callable[[], None]) -> None:
-        """Call `carry_out` on the channel's thread when its turn comes. It must not raise."""
+    def submit(self, load: Load, carry_out: Callable[[], T], report: Callable[[T], None]) -> None:
+        """Call `carry_out` on the channel's thread when its turn comes, then `report` with its answer.
+
+        Whoever hears of the end does not find the load `under_way` any more.
+        """
         with self._changed:
-            self._waiting.put(load.cause, Transfer(load, carry_out))
+            self._waiting.put(load.cause, Transfer(load, carry_out, report))
             self._changed.notify_all()
 
     @property
@@ -126,15 +130,21 @@ class Channel:
     def _run(self) -> None:
         while (transfer := self._next()) is not None:
             try:
-                transfer.carry_out()
+                transfer.report(self._carry_out(transfer))
             except Exception:  # noqa: BLE001  a defect of one transfer must not stop the others
                 self._log.exception("transfer_defect")
+
+    def _carry_out(self, transfer: Transfer) -> Any:
+        try:
+            return transfer.carry_out()
+        finally:
+            with self._changed:
+                if threading.current_thread() is self._thread:
+                    self._under_way = None
 
     def _next(self) -> Transfer | None:
         """The next transfer of this thread; None when it is to end."""
         with self._changed:
-            if threading.current_thread() is self._thread:
-                self._under_way = None
             while not self._closed and threading.current_thread() is self._thread:
                 transfer = self._waiting.take()
                 if transfer is not None:

@@ -147,8 +147,12 @@ class FakeChannel:
             self._timeline.after(seconds, lambda: self._end(begun, done))
 
     def _end(self, begun: tuple[Load, float], done: Callable[[], None]) -> None:
+        if self.under_way is not begun:
+            done()  # it was given up
+            return
+        self.under_way = None
         done()
-        if self.under_way is begun:
+        if self.under_way is None:
             self._begin()
 
 

@@ -52,7 +52,7 @@ class PoolLoader:
             case LoadOrder():
                 self._unload(order.load.evict)
                 channel = self._from_disk if order.load.source is None else self._from_memory
-                channel.submit(order.load, lambda: self._report(self._load(order)))
+                channel.submit(order.load, lambda: self._load(order), self._report)
             case Unload():
                 self._unload(order.experts)
                 self._log.info("experts_unloaded", experts=list(order.experts))

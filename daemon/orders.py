@@ -125,7 +125,7 @@ class Loader(Protocol):
         ...
 
     def under_way(self) -> Sequence[tuple[Load, float]]:
-        """Loads whose transfer has begun, each with when."""
+        """Loads whose transfer has begun, each with when. One that is reported is not among them any more."""
         ...
 
     def give_up(self, load: Load) -> None:

@@ -1,6 +1,7 @@
 """One transfer at a time on a channel, demand before prefetch before the first fill, and nobody waits for ever."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -8,8 +9,9 @@ import pytest
 
 from daemon.channel import PATIENCE, Channel, Channels, WaitingLine, copy_channel
 from daemon.fakes import FakeChannels, FakeLoader, FakePool, Timeline
+from daemon.hands import Hands, HungLoad
 from daemon.loader import PoolLoader
-from daemon.orders import LoadEnd, LoadOrder
+from daemon.orders import BatchReport, LoadEnd, LoadOrder
 from daemon.policy.actions import Cause, Load, Resize, Unload
 from daemon.policy.request import RAM, PoolId
 from experts.spec import ExpertId
@@ -24,6 +26,10 @@ def an_order(pool: PoolId, name: str, cause: Cause, *evict: str, source: PoolId 
 
 
 A_LOAD = an_order(CPU, "x", "demand").load
+
+
+def unheard(_answer: object) -> None:
+    pass
 
 
 def test_demand_goes_before_prefetch_before_the_first_fill() -> None:
@@ -56,7 +62,9 @@ def test_transfers_of_a_channel_never_overlap() -> None:
         done.release()
 
     channel.open()
-    callers = [threading.Thread(target=lambda: [channel.submit(A_LOAD, transfer) for _ in range(20)]) for _ in "ab"]
+    callers = [
+        threading.Thread(target=lambda: [channel.submit(A_LOAD, transfer, unheard) for _ in range(20)]) for _ in "ab"
+    ]
     for caller in callers:
         caller.start()
     for caller in callers:
@@ -73,8 +81,8 @@ def test_a_transfer_that_fails_by_a_defect_leaves_the_channel_in_service() -> No
         raise ZeroDivisionError
 
     channel.open()
-    channel.submit(A_LOAD, defect)
-    channel.submit(A_LOAD, done.set)
+    channel.submit(A_LOAD, defect, unheard)
+    channel.submit(A_LOAD, done.set, unheard)
     assert done.wait(10.0)
     assert channel.close(10.0)
 
@@ -88,14 +96,43 @@ def test_the_last_one_who_closes_a_channel_gives_up_what_waits() -> None:
 
     channel.open()
     channel.open()
-    channel.submit(A_LOAD, transfer)
+    channel.submit(A_LOAD, transfer, unheard)
     assert begun.wait(10.0)
-    channel.submit(A_LOAD, late.set)
+    channel.submit(A_LOAD, late.set, unheard)
     assert channel.close(0.0)
     assert not channel.close(0.01)
     go_on.set()
     channel._thread.join(10.0)
     assert not late.is_set()
+
+
+def test_a_load_that_has_ended_is_never_watched_again_however_soon_its_end_is_heard() -> None:
+    now_s, patience_s = time.monotonic(), 1000.0
+    both_are_known = threading.Event()
+    loader = PoolLoader(CPU, FakePool(30, lambda _spec: float(not both_are_known.wait(10.0))), Channels())
+    hands = Hands([], [loader], patience_s, lambda: now_s)
+    first, waiting = an_order(CPU, "first", "demand"), an_order(CPU, "waiting", "startup")
+    heard: list[tuple[bool, list[HungLoad], float | None]] = []
+    done = threading.Event()
+
+    def drive_hears_at_once(end: BatchReport | LoadEnd) -> None:
+        """In the thread of the channel, which stands still at its report meanwhile."""
+        assert isinstance(end, LoadEnd)
+        if end.load == first.load:
+            hung = hands.load_ended(end), hands.hung_loads(now_s) + hands.hung_loads(now_s + patience_s + 2.0)
+            heard.append((*hung, hands.next_look_s(now_s)))
+        elif hands.load_ended(end) or hands.hung_loads(now_s) or hands.next_look_s(now_s) is not None:
+            raise AssertionError(end)
+        else:
+            done.set()
+
+    hands.start(drive_hears_at_once)
+    hands.change(CPU, first)
+    hands.change(CPU, waiting)
+    both_are_known.set()
+    assert done.wait(10.0)
+    assert hands.stop(time.monotonic())
+    assert heard == [(False, [], now_s + patience_s)]
 
 
 def test_each_gpu_has_its_channel_and_host_memory_one() -> None:
