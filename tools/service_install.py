@@ -240,6 +240,7 @@ def _say_next(path: Path, has_experts: bool, *, runs: bool, prefix: Path | None)
         console.print("  what lies under the prefix runs as its unit says; nothing was told to systemd")
     elif runs:
         console.print("  systemctl enable --now coserve\n  systemctl status coserve\n  journalctl -u coserve -f")
-        console.print("  usermod -aG coserve NAME      lets a person ask and talk to the line")
+        console.print("  usermod -aG coserve NAME                  lets a person ask and talk to the line")
+        console.print("  usermod -aG coserve,coserve-experts NAME  lets a person change its experts too")
     else:
         console.print("  systemd does not run here: the service starts where this system is booted with it")
