@@ -92,7 +92,9 @@ def read_allow_list(folder: Path) -> AllowList:
         except KeyFileError as error:
             problems.append(str(error))
             continue
-        clients[key] = file.stem
+        first = clients.setdefault(key, file.stem)
+        if first != file.stem:
+            problems.append(f"{file} has the same key as {first}.key: a client has one name, take one of the files out")
     return AllowList(clients, tuple(problems))
 
 
@@ -140,14 +142,28 @@ def allow(folder: Path, name: str, public: str) -> Path:
     return place
 
 
-def revoke(folder: Path, name: str) -> None:
-    """Take `name` out of the allow-list; KeyFileError where it is not there."""
+def revoke(folder: Path, name: str) -> list[str]:
+    """Take the client `name` out of the allow-list, whatever names its key has there; KeyFileError where it is not.
+
+    Returns all names that were taken out.
+    """
     check_name(name)
+    place = folder / f"{name}.key"
+    if not place.exists():
+        names = ", ".join(sorted(file.stem for file in folder.glob("*.key")))
+        raise KeyFileError(f"{name} is not allowed in; allowed are: {names or 'none'}")
+    key = _key_in(place)
+    same = [file for file in folder.glob("*.key") if file == place or (key is not None and _key_in(file) == key)]
+    for file in same:
+        file.unlink(missing_ok=True)
+    return sorted(file.stem for file in same)
+
+
+def _key_in(file: Path) -> str | None:
     try:
-        (folder / f"{name}.key").unlink()
-    except FileNotFoundError:
-        names = ", ".join(sorted(read_allow_list(folder).clients.values())) if folder.is_dir() else ""
-        raise KeyFileError(f"{name} is not allowed in; allowed are: {names or 'none'}") from None
+        return read_public_key(file)
+    except KeyFileError:
+        return None
 
 
 def check_name(name: str) -> None:

@@ -88,12 +88,12 @@ def revoke(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = 
 
     settings, folder = _allow_list_of(config)
     try:
-        revoke_key(folder, name)
+        names = revoke_key(folder, name)
     except KeyFileError as error:
         fail(str(error), status=1)
     except OSError as error:
         _no_access(error)
-    _tell(settings, as_json, f"{name} is shut out")
+    _tell(settings, as_json, f"{', '.join(names)} (one key): shut out" if names[1:] else f"{name} is shut out")
 
 
 @keys_app.command("list")
@@ -123,7 +123,7 @@ def list_keys(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) ->
         console.print(f"the daemon's own key: {server}", markup=False)
     print_table(f"Allowed in by {folder}", ("client", "fingerprint"), [row[:2] for row in rows])
     for problem in allowed.problems:
-        console.print(f"not used: {problem}", markup=False, style="yellow")
+        console.print(f"to mend: {problem}", markup=False, style="yellow")
 
 
 def _allow_list_of(config: Path) -> tuple[Any, Path]:

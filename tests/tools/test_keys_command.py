@@ -1,6 +1,7 @@
 """`coserve keys` as a person types it, without a daemon; with one it is in tests/contract/test_access.py."""
 
 import json
+import shutil
 import stat
 from pathlib import Path
 
@@ -72,6 +73,29 @@ def test_allow_takes_a_file_or_a_key_and_list_shows_who_may_come_in(line: Path) 
 )
 def test_what_cannot_be_done_says_why(line: Path, words: tuple[str, ...], status: int, says: str) -> None:
     assert says in keys(line, *words, status=status)
+
+
+def test_a_key_that_lies_there_twice_is_named_and_leaves_with_either_name(line: Path) -> None:
+    keys(line, "new", "server", "--server", "--dir", str(line))
+    for name in ("one", "two"):
+        keys(line, "new", name, "--dir", str(line))
+        keys(line, "allow", str(line / f"{name}.key"), name)
+    shutil.copy(line / "allowed/one.key", line / "allowed/one-copy.key")
+    listed = json.loads(keys(line, "list", "--json"))
+    assert len(listed["clients"]) == 2
+    assert "has the same key as one-copy.key" in listed["problems"][0]
+    assert "has the same key" in keys(line, "list").replace("\n", " ")
+    assert "one, one-copy (one key): shut out" in keys(line, "revoke", "one")
+    assert [client["name"] for client in json.loads(keys(line, "list", "--json"))["clients"]] == ["two"]
+
+
+def test_what_is_no_key_can_be_revoked_too(line: Path) -> None:
+    keys(line, "new", "one", "--dir", str(line))
+    keys(line, "allow", str(line / "one.key"), "one")
+    for name in ("noise", "more-noise"):
+        (line / "allowed" / f"{name}.key").write_text("no key")
+    keys(line, "revoke", "noise")
+    assert sorted(file.stem for file in (line / "allowed").iterdir()) == ["more-noise", "one"]
 
 
 def test_a_clients_secret_never_goes_into_the_allow_list(line: Path) -> None:
