@@ -1,7 +1,7 @@
 /* Stands between the daemon and libc (LD_PRELOAD): counts calls on files and sockets, and fails, delays or kills at
  * the one that a plan names. The plan's language is in shim.py, which compiles this file.
  *
- * FAULTS_PLAN        rules, separated by ';' or new lines
+ * FAULTS_PLAN   rules, separated by ';' or new lines
  * FAULTS_FILE   a file of rules, read again when it changes: faults go on and off in a running daemon
  * FAULTS_LOG    one line per call is appended (columns: `Call` in shim.py)
  * FAULTS_BYTES  with it, what was written under this folder is kept too, in LOG.PID: powercut.py replays it
