@@ -87,12 +87,16 @@ class Doorkeeper:
         try:
             while not self._stopping.is_set():
                 left_ms = max(0, int((look_at_s - time.monotonic()) * 1000))
-                while self._events.poll(left_ms):
-                    self._take(recv_monitor_message(self._events))
-                    left_ms = 0
-                if time.monotonic() >= look_at_s:
-                    self._look()
-                    look_at_s = time.monotonic() + _LOOK_S
+                try:
+                    while self._events.poll(left_ms):
+                        self._take(recv_monitor_message(self._events))
+                        left_ms = 0
+                    if time.monotonic() >= look_at_s:
+                        look_at_s = time.monotonic() + _LOOK_S
+                        self._look()
+                except Exception:  # noqa: BLE001 - a look that failed is not the last one
+                    self._log.exception("look_at_connections_failed")
+                    self._stopping.wait(_LOOK_S)
         finally:
             self._events.close()
 

@@ -39,6 +39,8 @@ _PACED_POLL_MS = 1
 _CROWDED = "too many messages wait before this one"
 _CROWDED_RETRY_MS = 100
 _STOPPED_RETRY_MS = 1000
+#: So that what fails again and again does not fill the log.
+_FAILED_TURN_S = 0.05
 #: Answers that wait for a peer that does not read. Beyond it they are dropped; that peer sends again or is gone.
 _ANSWERS_PER_PEER = 10_000
 #: Messages of one peer that libzmq reads ahead of the intake. Few, for one may be four payloads long.
@@ -154,15 +156,22 @@ class Intake:
         poller.register(self._mailbox.fileno(), zmq.POLLIN)
         while self._stop_by_s is None:
             poller.poll(0 if len(self._waiting) else _PACED_POLL_MS if len(self._refusals) else None)
-            self._send_replies(router)
-            self._read_messages(router)
-            self._carry_out(router)
-            self._send_refusals(router)
+            try:
+                self._turn(router)
+            except Exception:  # noqa: BLE001 - whatever it was, the next message is another one
+                self._log.exception("intake_turn_failed")
+                time.sleep(_FAILED_TURN_S)
         self._refuse_waiting(router)
         poller.unregister(router)
         while self._admission.in_flight and (left_s := self._stop_by_s - time.monotonic()) > 0:
             poller.poll(int(left_s * 1000) + 1)
             self._send_replies(router)
+
+    def _turn(self, router: Socket) -> None:
+        self._send_replies(router)
+        self._read_messages(router)
+        self._carry_out(router)
+        self._send_refusals(router)
 
     def _read_messages(self, router: Socket) -> None:
         """Read what is there: whose message comes next is for us to say, not for the number of connections."""

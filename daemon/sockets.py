@@ -1,6 +1,7 @@
 """Binding: ipc files with mode 0660 and never over a living daemon's, TCP beyond loopback only behind CURVE."""
 
 import contextlib
+import errno
 import ipaddress
 import os
 import re
@@ -24,6 +25,12 @@ TCP = re.compile(r"tcp://(?P<host>\[[^\]]+\]|[^:\[\]]+):(?P<port>\d{1,5}|\*)")
 ZAP_DOMAIN = b"coserve"
 _IPC_MODE = 0o660
 _REBIND_S = 5.0
+_NO_ADVICE = "is another program using it?"
+_BIND_ADVICE = {
+    errno.EADDRNOTAVAIL: "no network card of this machine has that address (yet)",
+    errno.ENODEV: "this machine has no such network card (yet)",
+    errno.EACCES: "ports below 1024 are for root",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +138,7 @@ def _bind_tcp(sock: "zmq.Socket[Any]", endpoint: str) -> str:
     try:
         sock.bind(endpoint)
     except zmq.ZMQError as error:
-        raise StartError(f"cannot bind {endpoint}: {error.strerror}; is another program using it?") from None
+        raise StartError(f"cannot bind {endpoint}: {error.strerror}; {_BIND_ADVICE.get(error.errno, _NO_ADVICE)}") from None
     bound = sock.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
     if is_open(bound) and not is_open(endpoint):
         sock.unbind(bound)
@@ -186,7 +193,8 @@ def receive(
     """
     first = sock.recv(zmq.NOBLOCK, copy=False)
     frames = [first.bytes, *(sock.recv_multipart() if first.more else ())]
-    delivered(int(first.get(zmq.SRCFD)))
+    with contextlib.suppress(zmq.ZMQError):  # libzmq no longer knows where it came from
+        delivered(int(first.get(zmq.SRCFD)))
     if may_in is None:
         return frames
     try:

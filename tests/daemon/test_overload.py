@@ -225,7 +225,7 @@ def test_a_message_that_never_ends_is_cut_and_others_go_on(tmp_path: Path, trans
 
 def test_one_who_sends_much_in_whole_messages_is_not_cut(tmp_path: Path) -> None:
     payload = bytes(900_000)
-    with a_line(tmp_path) as line, Peer(line.ipc) as one, Peer(line.tcp) as other:
+    with a_line(tmp_path, in_memory_bytes=10**9) as line, Peer(line.ipc) as one, Peer(line.tcp) as other:
         for number in range(60):
             for peer in (one, other):
                 peer.send(an_inspect(f"{number}"), payload)

@@ -27,7 +27,14 @@ _SILENCE_S = 20.0
 _HONEST_RATE = 20.0
 _TELL_S = 10.0
 #: The intake's own words for a message that broke something.
-_BROKEN = ("intake_failed", "reply_failed", "examination_failed", "writer_failed", "callback_failed")
+_BROKEN = (
+    "intake_failed",
+    "intake_turn_failed",
+    "reply_failed",
+    "examination_failed",
+    "writer_failed",
+    "callback_failed",
+)
 _SETTINGS: dict[str, Any] = {
     "limits": {"backlog_images": 2000, "backlog_bytes": "256MB", "source_images": 500, "source_bytes": "64MB"},
     "retention": {"segment": "16MB", "quarantine": "16MB"},

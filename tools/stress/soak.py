@@ -26,6 +26,8 @@ from tools.stress.sample import Held, Watch, as_row
 from tools.stress.steady import SteadyPublisher
 from tools.stress.trend import Slope, slope
 
+#: What the daemon's log says where a message or a thread broke.
+_BROKEN = ("intake_failed", "intake_turn_failed", "reply_failed", "examination_failed", "line_stuck", "Traceback")
 #: Growth per hour that we call flat; and how sure of it the samples must be, as a share of the memory in use.
 MEMORY_MB_PER_HOUR = 2.0
 _SURE_SHARE = 0.1
@@ -178,7 +180,7 @@ def run_soak(plan: Plan, out: Path, tell: Callable[[Look], None] = lambda _: Non
             soak.exit_status = service.stop()
         soak.books = audit(folder / "inspection.db", soak.promised, BOARD_TYPE, IMAGES_PER_BOARD)
         said = log.read_text(encoding="utf-8", errors="replace")
-        soak.broken_messages = said.count("event=intake_failed") + said.count("event=reply_failed")
+        soak.broken_messages = sum(said.count(event) for event in _BROKEN)
         (out / "daemon.log").write_text(said[-1_000_000:], encoding="utf-8")
     (out / "soak.json").write_text(json.dumps(soak.as_dict(), indent=2), encoding="utf-8")
     return soak
