@@ -248,10 +248,12 @@ class App:
             if self._http:
                 self._http.start()
             self._intake.start()
-        except StartError as error:
+            self._drive.start()
+        except BaseException as error:
             self._close()
-            raise StartError(f"{self._path}: {error}") from None
-        self._drive.start()
+            if isinstance(error, StartError):
+                raise StartError(f"{self._path}: {error}") from None
+            raise
         self._log.info("started", pending=len(self._recovery.pending), policy=self._config.policy)
 
     def stations(self) -> list[tuple[str, Station]]:

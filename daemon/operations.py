@@ -214,6 +214,8 @@ class Operations:
         except ControlError as error:
             for problem in error.reason.splitlines():
                 self._log.error("reload_refused", problem=problem)
+        except Exception:  # noqa: BLE001 - the old rules stay in force, or the new ones are: the line goes on
+            self._log.exception("reload_failed")
 
     def drain_to_stop(self) -> None:
         """As `drain`, by a daemon that ends when its backlog is finished."""

@@ -46,24 +46,51 @@ class _Signals:
 
 
 def serve(config: Path) -> int:
-    """Run the daemon of `config` until SIGTERM or SIGINT; 0, or 2 and one line on stderr where it could not start."""
+    """Run the daemon of `config` until SIGTERM or SIGINT; 0, or 2 and one line on stderr where it could not start.
+
+    1: a defect ended it, in the same order as a signal does.
+    """
     configure_logs(os.environ, sys.stderr)
     faulthandler.enable()  # the watchdog ends a daemon that hangs by SIGABRT: the log then has each thread's stack
     signals, notifier = _Signals(), Notifier()
+    app = _start(config, notifier)
+    status = 2 if app is None else _run(app, notifier, signals)
+    _leave_threads_behind(status)
+    return status
+
+
+def _start(config: Path, notifier: Notifier) -> App | None:
+    """The running line; None, and one line on stderr, where it could not start."""
     try:
         with notifier.patience():
             _refuse_foreign_packages()
             app = App(load_line(config), config, notifier.status)
             app.start()
     except ConfigError as error:
-        more = len(error.problems) - 1
-        rest = f" (and {more} more: coserve check {config})" if more else ""
-        first = error.problems[0].replace("\n", " ")
-        notifier.status(f"cannot start: {first}")
-        priority = "<3>" if is_journal(os.environ, sys.stderr.fileno()) else ""
-        print(f"{priority}coserve: cannot start: {first}{rest}", file=sys.stderr)
-        return 2
-    _Vigil(app, notifier, signals).keep()
+        problems = error.problems
+    except Exception as error:  # noqa: BLE001 - a defect, or a machine at its limits (threads, memory)
+        structlog.get_logger("serve").exception("start_failed")
+        problems = (f"{config}: {type(error).__name__}: {error}",)
+    else:
+        return app
+    more = len(problems) - 1
+    rest = f" (and {more} more: coserve check {config})" if more else ""
+    first = problems[0].replace("\n", " ")
+    notifier.status(f"cannot start: {first}")
+    priority = "<3>" if is_journal(os.environ, sys.stderr.fileno()) else ""
+    print(f"{priority}coserve: cannot start: {first}{rest}", file=sys.stderr)
+    return None
+
+
+def _run(app: App, notifier: Notifier, signals: _Signals) -> int:
+    """Until a signal says stop, and the stop. 1 where a defect of ours ended either."""
+    log: Any = structlog.get_logger("serve")
+    status = 0
+    try:
+        _Vigil(app, notifier, signals).keep()
+    except Exception:
+        log.exception("vigil_defect")
+        status = 1
     notifier.stopping("stopping: running batches finish, what waits stays in the journal")
 
     def goes_on(backlog: int) -> bool:
@@ -71,22 +98,26 @@ def serve(config: Path) -> int:
         notifier.extend(_DRAIN_EXTENSION_S)
         return not signals.hurry.is_set()
 
-    app.stop(goes_on)
-    _leave_threads_behind()
-    return 0
+    try:
+        app.stop(goes_on)
+    except Exception:
+        log.exception("stop_defect")
+        status = 1
+    return status
 
 
-def _leave_threads_behind() -> None:
-    """End the process here where a batch or a load goes on, or hangs: everything durable is closed by now.
+def _leave_threads_behind(status: int) -> None:
+    """End the process here where threads are left: a batch or a load goes on, or hangs, or a stop has failed.
 
-    The interpreter's own end would end such threads in the middle of native code, and that aborts the process.
+    The interpreter's own end would wait for some, and end others in the middle of native code, which aborts the
+    process. Everything durable is closed by now, or is as a kill would leave it.
     """
-    left = [thread.name for thread in threading.enumerate() if thread.daemon]
+    left = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
     if left:
         structlog.get_logger("serve").warning("threads_left_behind", threads=", ".join(left))
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(status)
 
 
 class _Vigil:
@@ -102,6 +133,7 @@ class _Vigil:
         self._status_at_s = 0.0
         self._heard = 0
         self._complain_after_s = _SLOW_S
+        self._reloading: threading.Thread | None = None
         self._log: Any = structlog.get_logger("serve")
 
     def keep(self) -> None:
@@ -111,8 +143,7 @@ class _Vigil:
         said = False
         while not self._signals.stop.wait(_POLL_S if said else _STARTING_POLL_S):
             self._feel_pulse()
-            if self._signals.reload.is_set():
-                self._reload()
+            self._look_after_reload()
             if not said and self._heard and (self._is_filled or time.monotonic() > ready_by_s):
                 print(f"coserve ready: {self._app.describe()}", flush=True)
                 said = True
@@ -144,11 +175,18 @@ class _Vigil:
             )
             self._status_at_s = now_s + _STATUS_S
 
-    def _reload(self) -> None:
-        self._signals.reload.clear()
-        self._notifier.reloading("reloading rules and catalog")
-        self._app.operations.reload_or_say_why()
-        self._notifier.ready(self._app.operations.sentence())
+    def _look_after_reload(self) -> None:
+        """A reload may wait for disks and threads: it has a thread of its own, and the next one comes after it."""
+        if self._reloading is not None and not self._reloading.is_alive():
+            self._reloading = None
+            self._notifier.ready(self._app.operations.sentence())
+        if self._reloading is None and self._signals.reload.is_set():
+            self._signals.reload.clear()
+            self._notifier.reloading("reloading rules and catalog")
+            self._reloading = threading.Thread(
+                target=self._app.operations.reload_or_say_why, name="reload", daemon=True
+            )
+            self._reloading.start()
 
 
 def _refuse_foreign_packages() -> None:

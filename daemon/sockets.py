@@ -138,7 +138,9 @@ def _bind_tcp(sock: "zmq.Socket[Any]", endpoint: str) -> str:
     try:
         sock.bind(endpoint)
     except zmq.ZMQError as error:
-        raise StartError(f"cannot bind {endpoint}: {error.strerror}; {_BIND_ADVICE.get(error.errno, _NO_ADVICE)}") from None
+        raise StartError(
+            f"cannot bind {endpoint}: {error.strerror}; {_BIND_ADVICE.get(error.errno, _NO_ADVICE)}"
+        ) from None
     bound = sock.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
     if is_open(bound) and not is_open(endpoint):
         sock.unbind(bound)

@@ -14,14 +14,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-#: `coserve run`, with each thread on the way of an image standing still while a file of its name exists.
+#: `coserve run`, with each thread on the way of an image (and some more calls) standing still while a file of its name
+#: exists, and raising an exception while one of its name and `.defect` does.
 HOLDABLE = """\
 import sys, time
 from pathlib import Path
 from daemon.drive import Drive
 from daemon.executors import ExecutorThread
 from daemon.intake import Intake
+from daemon.operations import Operations
 from daemon.publish import ResultsStream
+from daemon.pulse import Pulse
+from daemon.retention import RetentionThread
 from daemon.serve import serve
 from daemon.writer import Writer
 
@@ -32,6 +36,8 @@ def holdable(owner, method, name):
     def wait(*arguments, **named):
         while (folder / name).exists():
             time.sleep(0.02)
+        if (folder / f"{name}.defect").exists():
+            raise RuntimeError(f"a defect of {name}")
         return original(*arguments, **named)
     setattr(owner, method, wait)
 
@@ -40,6 +46,10 @@ holdable(Writer, "_carry_out_task", "writer")
 holdable(Drive, "turn", "drive")
 holdable(ResultsStream, "_send_all", "publish")
 holdable(ExecutorThread, "_carry_out", "executor")
+holdable(Operations, "reload", "reload")
+holdable(Pulse, "send", "vigil")
+holdable(Intake, "start", "start")
+holdable(RetentionThread, "stop", "stop")
 sys.exit(serve(Path(sys.argv[1])))
 """
 

@@ -60,6 +60,21 @@ def test_the_unit_is_hardly_exposed(unit: Path) -> None:
     assert float(found[1]) <= MOST_EXPOSED
 
 
+def test_a_start_that_failed_is_tried_again_for_half_an_hour_and_not_for_ever() -> None:
+    """An address, a mount or a lock may come late; a mistake in the configuration does not spin for ever."""
+    unit = settings((ROOT / "systemd/coserve.service").read_text())
+    assert unit["Restart"] == ["always"]
+    assert "RestartPreventExitStatus" not in unit
+    assert unit["StartLimitIntervalSec"] == ["1h"]
+    most, pause_s = int(unit["StartLimitBurst"][0]), float(unit["RestartSec"][0].removesuffix("s"))
+    assert 10 * 60 <= most * pause_s < 3600  # a start itself takes some seconds more
+
+
+def test_a_line_that_other_machines_reach_starts_after_its_addresses() -> None:
+    drop_in = settings((ROOT / "systemd/coserve.service.d/network.conf").read_text())
+    assert drop_in["Wants"] == drop_in["After"] == ["network-online.target"]
+
+
 @needs_systemd
 @needs_x86_64
 def test_the_installed_command_line_serves_images_under_the_units_system_call_filter(
