@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check bench soak fuzz faults sbom bundle test-bundle clean
+.PHONY: demo test check system-tools bench soak fuzz faults sbom bundle test-bundle clean
 
 demo: $(INSTALLED)
 	$(BIN)/coserve demo --dir demo
@@ -17,6 +17,10 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+# What tests need beside Python (a C compiler, systemd's tools, …): installed where that is possible, otherwise named.
+system-tools:
+	.ci/system-tools
 
 bench: $(INSTALLED)
 	$(BIN)/coserve bench line --dir demo
