@@ -26,7 +26,7 @@ ZAP_DOMAIN = b"coserve"
 _IPC_MODE = 0o660
 _REBIND_S = 5.0
 _NO_ADVICE = "is another program using it?"
-_BIND_ADVICE = {
+_BIND_ADVICE: dict[int | None, str] = {
     errno.EADDRNOTAVAIL: "no network card of this machine has that address (yet)",
     errno.ENODEV: "this machine has no such network card (yet)",
     errno.EACCES: "ports below 1024 are for root",
