@@ -43,7 +43,7 @@ sbom: $(INSTALLED)
 		--output-reproducible --of JSON -o build/sbom.json
 	$(BIN)/python -m tools.licences build/sbom.json build/licences.txt
 
-# Everything that a PC without a network needs, in one archive under build/; its test installs it there and serves images.
+# Everything that a PC without a network needs, in one archive under build/; its test installs it and serves images.
 bundle: $(INSTALLED)
 	$(BIN)/python -m tools.bundle
 

@@ -301,7 +301,7 @@ def test_final_verdicts_are_the_newest_reviewers_or_the_daemons(database):
     ]
 
 
-@pytest.mark.skipif(shutil.which("sqlite3") is None, reason="needs the sqlite3 command")
+@pytest.mark.skipif(shutil.which("sqlite3") is None, reason="no sqlite3 command: apt-get install sqlite3")
 def test_views_run_in_the_stock_sqlite3_shell(database):
     board = database.board("S")
     database.stage(database.image(board, "fail", defect="D1"))
