@@ -32,6 +32,8 @@ _MOST_CONNECTIONS = 2048
 #: tcpi_bytes_received of Linux' struct tcp_info (since 4.1).
 _TCP_INFO_BYTES, _RECEIVED_AT = 192, 128
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+#: Below this nobody's memory is at stake, and a process that grows may have other reasons.
+_LEAST_BYTES = 64 * 2**20
 #: A connection that the kernel does not count bytes of is only suspected after so many looks at waiting data.
 _SUSPICIOUS_LOOKS = 5
 
@@ -46,14 +48,15 @@ class _Connection:
 
 
 class Doorkeeper:
-    """`start`, `delivered` and `stop` from the thread that owns the socket; it cuts who goes beyond `most_bytes`.
+    """`watch`, `start` and `delivered` are for the thread that owns the socket. Who goes beyond `most_bytes` is cut.
 
     `most_bytes` is of one connection; all of them together may have four times that.
     """
 
     def __init__(self, context: "zmq.Context[Any]", most_bytes: int) -> None:
         self._context = context
-        self._most_bytes = most_bytes
+        self._events: zmq.Socket[bytes] | None = None
+        self._most_bytes = max(most_bytes, _LEAST_BYTES)
         self._connections: dict[int, _Connection] = {}
         self._delivered: set[int] = set()
         self._trim_at_s: float | None = None
@@ -62,14 +65,17 @@ class Doorkeeper:
         self._log = structlog.get_logger("intake")
         self._thread = threading.Thread(target=self._run, name="doorkeeper")
 
-    def start(self, sock: Socket) -> None:
-        """Watch `sock` from now on."""
+    def watch(self, sock: Socket) -> None:
+        """Before `sock` is bound, so that no connection goes unseen."""
         address = f"inproc://doorkeeper-{id(self)}"
-        self._events: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
-        self._events.rcvhwm = 0  # a full queue of events would stop libzmq's own thread
-        self._events.linger = 0
-        self._events.connect(address)
+        self._events = events = self._context.socket(zmq.PAIR)
+        events.rcvhwm = 0  # a full queue of events would stop libzmq's own thread
+        events.linger = 0
+        events.connect(address)
         sock.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+
+    def start(self) -> None:
+        """Begin to look, and to cut."""
         self._thread.start()
 
     def delivered(self, fd: int) -> None:
@@ -78,18 +84,24 @@ class Doorkeeper:
 
     def stop(self, sock: Socket) -> None:
         """Before `sock` closes."""
+        sock.disable_monitor()  # first: libzmq's own thread would wait for somebody to hear its events
         self._stopping.set()
         self._thread.join()
-        sock.disable_monitor()
+
+    def abandon(self) -> None:
+        """Where `sock` could not be bound and is closed."""
+        if self._events is not None:
+            self._events.close()
 
     def _run(self) -> None:
-        look_at_s = time.monotonic()
-        try:
+        assert self._events is not None
+        with self._events as events:
+            look_at_s = time.monotonic()
             while not self._stopping.is_set():
                 left_ms = max(0, int((look_at_s - time.monotonic()) * 1000))
                 try:
-                    while self._events.poll(left_ms):
-                        self._take(recv_monitor_message(self._events))
+                    while events.poll(left_ms):
+                        self._take(recv_monitor_message(events))
                         left_ms = 0
                     if time.monotonic() >= look_at_s:
                         look_at_s = time.monotonic() + _LOOK_S
@@ -97,8 +109,6 @@ class Doorkeeper:
                 except Exception:  # noqa: BLE001 - a look that failed is not the last one
                     self._log.exception("look_at_connections_failed")
                     self._stopping.wait(_LOOK_S)
-        finally:
-            self._events.close()
 
     def _take(self, event: Any) -> None:
         fd = int(event["value"])

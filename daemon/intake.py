@@ -106,7 +106,11 @@ class Intake:
 
     def start(self) -> list[str]:
         """Bind and begin to answer. The endpoints as bound, ports filled in; StartError where that fails."""
-        return self._thread.start()
+        try:
+            return self._thread.start()
+        except BaseException:
+            self._doorkeeper.abandon()
+            raise
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Take no more messages, wait at most `timeout_s` for the writer's replies to those taken, and close."""
@@ -138,11 +142,12 @@ class Intake:
         router.router_mandatory = True  # so that an answer which cannot go out is seen, and counted
         router.router_handover = True  # a camera that comes back under its name is not locked out by its old self
         keep_alive(router)
+        self._doorkeeper.watch(router)
 
     def _run(self, router: Socket) -> None:
         self._catch_ups.start()
         self._examiner.start()
-        self._doorkeeper.start(router)
+        self._doorkeeper.start()
         try:
             self._serve(router)
         finally:
