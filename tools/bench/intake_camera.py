@@ -63,7 +63,7 @@ class _Camera:
         self._seen = Seen()
         self._count_from_s = 0.0
         self._socket.send_multipart([MAGIC, b'{"type": "hello"}'])
-        self._credit = int(self._answer(_PATIENCE_S)["credit"])
+        self._credit = int(self._answer()["credit"])
 
     def run(self) -> Seen:
         began_s = time.perf_counter()
@@ -80,22 +80,24 @@ class _Camera:
         while time.perf_counter() < end_s and (self._sent < images or self._since_s):
             while len(self._since_s) < self._credit and self._sent < images:
                 self._send(time.perf_counter())
-            self._take(_PATIENCE_S)
-            while self._socket.poll(0):
-                self._take(0.0)
+            self._take(self._answer())
+            while (answer := self._receive()) is not None:
+                self._take(answer)
 
     def _keep_pace(self, began_s: float, end_s: float, rate: float) -> None:
         while (due_s := began_s + self._sent / rate) < end_s:
             while (wait_s := due_s - time.perf_counter()) > 0:
-                if self._socket.poll(int(wait_s * 1000)):
-                    self._take(0.0)
+                if (answer := self._receive()) is not None:
+                    self._take(answer)
                 elif wait_s < 0.001:
                     time.sleep(wait_s)
+                else:
+                    self._socket.poll(int(wait_s * 1000))
             while len(self._since_s) >= self._credit:
-                self._take(_PATIENCE_S)  # what is late counts from when it was due
+                self._take(self._answer())  # what is late counts from when it was due
             self._send(due_s)
         while self._since_s:
-            self._take(_PATIENCE_S)
+            self._take(self._answer())
 
     def _send(self, since_s: float) -> None:
         image_id, header = next(self._headers)
@@ -103,8 +105,7 @@ class _Camera:
         self._sent += 1
         self._socket.send_multipart([MAGIC, header, self._payload], copy=False)
 
-    def _take(self, wait_s: float) -> None:
-        answer = self._answer(wait_s)
+    def _take(self, answer: dict[str, Any]) -> None:
         now_s = time.perf_counter()
         since_s = self._since_s.pop(answer["id"])
         if answer["type"] != "accepted":
@@ -114,10 +115,17 @@ class _Camera:
             self._seen.accepted += 1
             self._seen.latency_ms.append((now_s - since_s) * 1000)
 
-    def _answer(self, wait_s: float) -> dict[str, Any]:
-        if not self._socket.poll(int(wait_s * 1000)):
-            raise TimeoutError(f"no answer from {self._order.endpoint} within {wait_s:.0f} s")
-        return json.loads(self._socket.recv_multipart()[1])
+    def _answer(self) -> dict[str, Any]:
+        while (answer := self._receive()) is None:
+            if not self._socket.poll(int(_PATIENCE_S * 1000)):
+                raise TimeoutError(f"no answer from {self._order.endpoint} within {_PATIENCE_S:.0f} s")
+        return answer
+
+    def _receive(self) -> dict[str, Any] | None:
+        try:
+            return json.loads(self._socket.recv_multipart(zmq.NOBLOCK)[1])
+        except zmq.Again:
+            return None
 
     def _make_headers(self) -> Iterator[tuple[str, bytes]]:
         number = 0
