@@ -59,10 +59,10 @@ class Quarantine:
             skipped, self._skipped = self._skipped, 0
             try:
                 path = self._write(source, image_id, payload)
+                self._drop_oldest()
             except OSError as error:
                 self._log.warning("quarantine_failed", folder=str(self._folder), error=str(error))
                 return None
-            self._drop_oldest()
         self._log.info("image_quarantined", source=source, id=image_id, file=path.name, reason=reason, skipped=skipped)
         return path
 

@@ -3,13 +3,15 @@
 import queue
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import structlog
 
 T = TypeVar("T")
 
 
 class Worker(Generic[T]):
-    """`enter` runs once in the thread, `carry_out` for each order; `carry_out` must not raise.
+    """`enter` runs once in the thread, `carry_out` for each order, whatever became of those before.
 
     `start` returns after `enter`, so that threads that are started one after the other enter one after the other.
     """
@@ -20,6 +22,7 @@ class Worker(Generic[T]):
         self._enter = enter
         self._entered = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._log: Any = structlog.get_logger("worker")
 
     def start(self) -> None:
         self._thread.start()
@@ -49,4 +52,7 @@ class Worker(Generic[T]):
         finally:
             self._entered.set()
         while (order := self._orders.get()) is not None:
-            self._carry_out(order)
+            try:
+                self._carry_out(order)
+            except Exception:  # noqa: BLE001 - one order may not stop those that follow
+                self._log.exception("order_failed", thread=self._thread.name)

@@ -62,18 +62,23 @@ class Keeper:
                     group.append(self._queue.get())
                 if not group or self._stopping.is_set():
                     break
-                if self._copy(group) == 0:
+                if self._try_to_copy(group) == 0:
                     self._stopping.wait(_RETRY_S)
                     break
+
+    def _try_to_copy(self, group: list[Keep]) -> int:
+        try:
+            return self._copy(group)
+        except OSError as error:
+            self._log.warning("images_not_copied", images=len(group), error=str(error))
+        except Exception:  # noqa: BLE001 - without this thread no segment of the journal would go any more
+            self._log.exception("images_not_copied", images=len(group))
+        return 0
 
     def _copy(self, group: list[Keep]) -> int:
         """Copy what there is room for, report it and take it off `group`: how many. The rest waits in the journal."""
         room = self._room(group)
-        try:
-            kept = self._folder.copy(group[:room]) if room else []
-        except OSError as error:
-            self._log.warning("images_not_copied", images=len(group), error=str(error))
-            return 0
+        kept = self._folder.copy(group[:room]) if room else []
         if kept:
             self._on_kept(kept)
             with self._lock:

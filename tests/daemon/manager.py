@@ -26,7 +26,9 @@ from daemon.operations import Operations
 from daemon.publish import ResultsStream
 from daemon.pulse import Pulse
 from daemon.retention import RetentionThread
+from daemon.room import Room
 from daemon.serve import serve
+from daemon.store.images import ImageFolder
 from daemon.writer import Writer
 
 folder = Path(sys.argv[2])
@@ -50,6 +52,8 @@ holdable(Operations, "reload", "reload")
 holdable(Pulse, "send", "vigil")
 holdable(Intake, "start", "start")
 holdable(RetentionThread, "stop", "stop")
+holdable(Room, "look", "room")
+holdable(ImageFolder, "copy", "keeper")
 sys.exit(serve(Path(sys.argv[1])))
 """
 

@@ -104,10 +104,11 @@ def test_a_subscriber_that_never_reads_holds_nobody_up() -> None:
         assert stream.is_alive
 
 
-def test_a_body_that_is_no_json_leaves_a_gap_and_no_ruin() -> None:
+@pytest.mark.parametrize("confidence", [float("nan"), {1}])
+def test_a_body_that_is_no_json_leaves_a_gap_and_no_ruin(confidence: Any) -> None:
     with a_stream() as (stream, endpoint), a_subscriber(endpoint) as sub:
         wait_for_heartbeat(sub)
-        stream.publish([a_message(1, confidence=float("nan")), a_message(2)])
+        stream.publish([a_message(1, confidence=confidence), a_message(2)])
         assert receive(sub)[1]["seq"] == 2
 
 
