@@ -4,7 +4,6 @@ A crash between the two leaves a file that no row names: `sweep` takes it. The o
 nothing.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,10 @@ from daemon.room import RESUME_MORE, Room
 from daemon.store import upkeep
 from daemon.store.database import StoreError, open_for_reading, sqlite_path
 from daemon.store.images import files_by_part, remove
-from daemon.store.prune import OldBoard, kept_bytes, old_boards, oldest_kept, strays
+from daemon.store.prune import OldBoard, kept_bytes, newest_at, old_boards, oldest_kept, strays
 from daemon.store.store import Store, open_store
-from daemon.store.times import to_text
-from daemon.store.values import Kept
+from daemon.store.times import to_text, to_wall_s
+from daemon.store.values import Clock, Kept
 
 T = TypeVar("T")
 
@@ -33,12 +32,33 @@ _BOARDS_AT_ONCE = 50
 #: Between two turns intake and verdicts have the writer and the disk.
 _PAUSE_S = 0.05
 _PAUSE_SHARE = 0.25
+#: A clock that stands ahead of all results may be wrong. It has this long to be put right before it is believed.
+_BELIEVED_AFTER_S = 86400.0
 
 
 class CarryOut(Protocol):
     """Does a short task with the store, where nobody else writes."""
 
     def __call__(self, task: Callable[[Store], T], /) -> T: ...
+
+
+class Ages:
+    """The time from which ages count, `now_s`: a clock that stands ahead at a start, or is set, prunes nothing.
+
+    For a day it is that of the newest image, at most, and what has passed since the start; then the clock's own.
+    """
+
+    def __init__(self, clock: Clock, newest_s: float | None) -> None:
+        """`newest_s`: when the newest image came that a run before has left, if there is one."""
+        self._clock = clock
+        self._start_s = clock.monotonic_s()
+        self._believed_s = clock.wall_s()
+        self._proven_s = self._believed_s if newest_s is None else min(newest_s, self._believed_s)
+
+    def now_s(self) -> float:
+        up_s = self._clock.monotonic_s() - self._start_s
+        began_s = self._proven_s if up_s < _BELIEVED_AFTER_S else self._believed_s
+        return min(began_s + up_s, self._clock.wall_s())
 
 
 @dataclass(slots=True)
@@ -64,16 +84,16 @@ class Pruner:
         *,
         carry_out: CarryOut,
         rest: Callable[[float], bool],
-        wall_s: Callable[[], float],
+        clock: Clock,
     ) -> None:
-        """`wall_s` is the time from which ages count: one that jumps forward would prune everything."""
+        """`clock.wall_s` is the time from which ages count: one that jumps forward would prune everything (Ages)."""
         self._engine = open_for_reading(url)
         self._images = images
         self._settings = settings
         self._room = room
         self._carry_out = carry_out
         self._rest = rest
-        self._wall_s = wall_s
+        self._clock = clock
         self.pruned = Pruned()
         self._log = structlog.get_logger("retention")
 
@@ -84,7 +104,7 @@ class Pruner:
         """Until nothing more is too old, too much or in the way."""
         kept = self._ask(kept_bytes) if self._settings.images_bytes is not None else 0
         while chosen := self._next_images(kept):
-            began_s = time.monotonic()
+            began_s = self._clock.monotonic_s()
             self._carry_out(lambda store, chosen=chosen: store.forget_images([image.inspection_id for image in chosen]))
             left = remove(self._images, [image.path for image in chosen])
             gone = [image for image in chosen if image.path not in left]
@@ -96,7 +116,7 @@ class Pruner:
                 self._name_again(chosen, left)
                 return
             # A disk that deletes slowly is a disk that others wait for.
-            if not self._rest(max(_PAUSE_S, _PAUSE_SHARE * (time.monotonic() - began_s))):
+            if not self._rest(max(_PAUSE_S, _PAUSE_SHARE * (self._clock.monotonic_s() - began_s))):
                 return
 
     def prune_results(self) -> None:
@@ -165,11 +185,22 @@ class Pruner:
 
     def _before(self, age_s: float | None) -> str | None:
         """The time before which something is older than `age_s`."""
-        return None if age_s is None else to_text(max(0.0, self._wall_s() - age_s))
+        return None if age_s is None else to_text(max(0.0, self._clock.wall_s() - age_s))
 
     def _ask(self, question: Callable[[Connection], T]) -> T:
         with self._engine.connect() as connection:
             return question(connection)
+
+
+def newest_s(url: str) -> float | None:
+    """When the newest image came, for Ages. StoreError where the database cannot be opened."""
+    engine = open_for_reading(url)
+    try:
+        with engine.connect() as connection:
+            at = newest_at(connection)
+    finally:
+        engine.dispose()
+    return None if at is None else to_wall_s(at)
 
 
 def prune_alone(url: str, images: Path, settings: Retention) -> Pruned:
@@ -183,7 +214,7 @@ def prune_alone(url: str, images: Path, settings: Retention) -> Pruned:
             *(url, images, settings, Room({"images": images}, settings.reserve)),
             carry_out=lambda task: task(store),
             rest=lambda _seconds: True,
-            wall_s=time.time,
+            clock=Clock(),
         )
         try:
             pruner.prune_images()

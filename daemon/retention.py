@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config import Retention
 from daemon.metrics import Metrics
-from daemon.pruning import Pruned, Pruner
+from daemon.pruning import Ages, Pruned, Pruner, newest_s
 from daemon.room import RESUME_MORE, Room
 from daemon.store import upkeep
 from daemon.store.database import StoreError
@@ -66,14 +66,13 @@ class RetentionThread:
         self._admission = admission
         self._writer = writer
         self._metrics = metrics
-        # Ages count from the start's wall clock and what has passed since: setting the clock prunes nothing.
-        self._epoch_s = self._clock.wall_s() - self._clock.monotonic_s()
         self._checkpoints = Checkpoints(url)
+        ages = Ages(self._clock, newest_s(url))
         self._pruner = Pruner(
             *(url, images, settings, room),
             carry_out=self._carry_out,
             rest=self._rest,
-            wall_s=lambda: self._epoch_s + self._clock.monotonic_s(),
+            clock=Clock(ages.now_s, self._clock.monotonic_s),
         )
         self._told = Pruned()
         self._last_log = Log(0, 0, 0)
@@ -92,7 +91,7 @@ class RetentionThread:
         return self._problem
 
     def start(self) -> None:
-        self._look_at_room()
+        self._try(self._look_at_room)
         self._thread.start()
 
     def stop(self) -> None:
@@ -159,8 +158,8 @@ class RetentionThread:
         """Pause, looking after what cannot wait; False once the thread is to end."""
         if self._stopping.wait(seconds):
             return False
-        self._look_at_room()
-        self._count_pruned()
+        self._try(self._look_at_room)
+        self._try(self._count_pruned)
         at_s, every_s = self._due.get(self._look_at_log, (float("inf"), _LOG_S))
         if at_s <= self._clock.monotonic_s():
             self._due[self._look_at_log] = (self._clock.monotonic_s() + every_s, every_s)

@@ -46,6 +46,12 @@ class Forgotten:
     image_paths: list[str]
 
 
+def newest_at(connection: Connection) -> str | None:
+    """When the newest image was accepted; None where there is none."""
+    query = select(inspections.c.accepted_at).order_by(inspections.c.inspection_id.desc()).limit(1)
+    return connection.execute(query).scalar()
+
+
 def kept_bytes(connection: Connection) -> int:
     """Bytes of all images that are kept, as they came in."""
     query = select(func.coalesce(func.sum(inspections.c.image_bytes), 0)).where(inspections.c.image_path.is_not(None))

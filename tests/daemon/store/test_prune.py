@@ -9,10 +9,10 @@ import pytest
 from store_parts import Line, a_box, a_line, a_stage, an_arrival, an_outcome
 
 from daemon.config import Retention
-from daemon.pruning import Pruner
+from daemon.pruning import Ages, Pruner, newest_s
 from daemon.records import ExpertSwitch
 from daemon.room import Room
-from daemon.store.values import Kept
+from daemon.store.values import Clock, Kept
 
 DAY_S = 86400.0
 
@@ -50,13 +50,14 @@ class Kit:
             *(inspection_id, verdict),
         )
 
-    def prune(self, **settings) -> Pruner:
+    def prune(self, *, ages: Ages | None = None, **settings) -> Pruner:
+        clock = self.line.clock.clock
         self.pruner = Pruner(
             *(self.line.url, self.images, Retention(**settings)),
             Room({"images": self.images}, 1),
             carry_out=lambda task: task(self.line.store),
             rest=lambda _seconds: True,
-            wall_s=self.line.clock.clock.wall_s,
+            clock=Clock(ages.now_s, clock.monotonic_s) if ages else clock,
         )
         try:
             self.pruner.prune_images()
@@ -106,6 +107,41 @@ def test_images_that_are_too_old_go_and_their_rows_stay(kit):
         (old, "fail", 1),
         (new, "pass", 0),
     ]
+
+
+@pytest.mark.parametrize("is_put_right", [True, False])
+def test_a_clock_that_stands_in_the_future_at_a_start_has_a_day_to_be_put_right(kit, is_put_right):
+    clock = kit.line.clock
+    evidence = kit.add("fail", serial="S1")
+    clock.set_s += 1000 * DAY_S  # the battery of a PC that was switched off
+    clock.pass_s(3600)
+    ages = Ages(clock.clock, newest_s(kit.line.url))
+    new = kit.add(serial="S2")
+    kit.prune(ages=ages, images_for="9d", results_for="90d")
+    assert kit.files == [evidence, new]
+    clock.pass_s(DAY_S - 1)
+    kit.prune(ages=ages, images_for="9d", results_for="90d")
+    assert kit.files == [evidence, new]
+    if is_put_right:
+        clock.set_s -= 1000 * DAY_S
+    clock.pass_s(2)
+    kit.prune(ages=ages, images_for="9d", results_for="90d")
+    assert kit.files == ([evidence, new] if is_put_right else [new])
+    clock.pass_s(9 * DAY_S)
+    kit.prune(ages=ages, images_for="9d", results_for="90d")
+    assert kit.files == ([new] if is_put_right else [])
+
+
+def test_a_clock_that_is_set_while_the_line_runs_prunes_nothing(kit):
+    kit.add(serial="S1")
+    clock = kit.line.clock
+    ages = Ages(clock.clock, newest_s(kit.line.url))
+    clock.set_s += 1000 * DAY_S
+    kit.prune(ages=ages, images_for="9d", results_for="90d")
+    assert len(kit.files) == 1
+    clock.pass_s(10 * DAY_S)
+    kit.prune(ages=ages, images_for="9d")
+    assert kit.files == []
 
 
 def test_beyond_the_bytes_that_images_may_have_passed_ones_go_first(kit):
