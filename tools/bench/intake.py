@@ -12,7 +12,7 @@ import typer
 from tools.console import AsJson, console, errors, fail, print_json, print_table
 
 if TYPE_CHECKING:
-    from tools.bench.intake_runs import Flood, Steady
+    from tools.bench.intake_runs import Flood, Plan, Steady
 
 _DELAY = "5 ms more a sync"
 
@@ -51,9 +51,24 @@ def bench_intake(
         fail(f"--kilobytes {sizes}: expected numbers such as 20,100", status=2)
     if folder is not None and not folder.is_dir():
         fail(f"no folder {folder}", status=2)
+    from tools.bench.intake_runs import Plan
+
+    with tempfile.TemporaryDirectory(prefix="coserve-bench-", dir=folder) as scratch:
+        plan = Plan(Path(scratch), chosen, seconds, rounds, rate, executors)
+        floods, steady = _measure(plan, delayed=delayed, saturated=saturated)
+    groups = {size: plan.group(size) for size in chosen}
+    if as_json:
+        facts = {"machine": platform.platform(), "cores": os.cpu_count(), "seconds": seconds, "rounds": rounds}
+        facts |= {"executors": executors, "raw_groups": groups}
+        print_json({**facts, "floods": [asdict(row) for row in floods], "steady": [asdict(row) for row in steady]})
+    else:
+        _show(floods, steady, rounds, " or ".join(map(str, groups.values())))
+
+
+def _measure(plan: "Plan", *, delayed: bool, saturated: bool) -> "tuple[list[Flood], list[Steady]]":
     from rich.progress import Progress
 
-    from tools.bench.intake_runs import Bench, BenchError, Plan
+    from tools.bench.intake_runs import Bench, BenchError
     from tools.faults.shim import ShimError, shim_environment
     from tools.service import ServiceError
 
@@ -61,24 +76,15 @@ def bench_intake(
         disks: dict[str, dict[str, str]] = {"as it is": {}}
         if delayed:
             disks[_DELAY] = shim_environment(["sync:delay=5"])
-        with (
-            tempfile.TemporaryDirectory(prefix="coserve-bench-", dir=folder) as scratch,
-            Progress(console=errors) as bar,
-        ):
-            task = bar.add_task("experts")
-            plan = Plan(Path(scratch), chosen, seconds, rounds, rate, executors)
+        with Progress(console=errors) as bar:
+            task = bar.add_task("experts", total=None)
             bench = Bench(plan, lambda what: bar.update(task, description=what))
-            floods = [bench.flood(size, disk, faults) for size in chosen for disk, faults in disks.items()]
-            steady = [bench.steady_idle(size) for size in chosen]
-            steady += [bench.steady_saturated(size) for size in chosen if saturated]
+            floods = [bench.flood(size, disk, faults) for size in plan.sizes for disk, faults in disks.items()]
+            steady = [bench.steady_idle(size) for size in plan.sizes]
+            steady += [bench.steady_saturated(size) for size in plan.sizes if saturated]
     except (BenchError, ServiceError, ShimError, OSError, ValueError) as error:
         fail(f"could not measure: {error}", status=1)
-    if as_json:
-        facts = {"machine": platform.platform(), "cores": os.cpu_count(), "seconds": seconds, "rounds": rounds}
-        facts |= {"executors": executors, "raw_groups": {size: plan.group(size) for size in chosen}}
-        print_json({**facts, "floods": [asdict(row) for row in floods], "steady": [asdict(row) for row in steady]})
-    else:
-        _show(floods, steady, rounds, " or ".join(str(plan.group(size)) for size in chosen))
+    return floods, steady
 
 
 def _show(floods: "list[Flood]", steady: "list[Steady]", rounds: int, groups: str) -> None:

@@ -73,7 +73,7 @@ class _Camera:
             self._flood(end_s, self._order.images or 10**12)
         else:
             self._keep_pace(began_s, end_s, self._order.rate)
-        self._seen.seconds = min(time.perf_counter(), end_s) - self._count_from_s
+        self._seen.seconds = time.perf_counter() - self._count_from_s
         return self._seen
 
     def _flood(self, end_s: float, images: int) -> None:
