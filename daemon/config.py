@@ -111,7 +111,7 @@ class Device(_Section):
 class Limits(_Section):
     """Back-pressure in counts and bytes, of one source and of all; a source beyond its share hears `busy`.
 
-    `source_images_per_s` and `source_bytes_per_s` are what one source may bring in each second, off unless they are set.
+    `source_images_per_s` and `source_bytes_per_s` are what one source may bring in each second, off unless set.
     `in_memory` is bytes of images between their arrival and the disk, half of it for one source.
     """
 

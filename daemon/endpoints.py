@@ -70,7 +70,7 @@ def check_http(endpoint: str | None, token: Path | None) -> list[str]:
 
 
 def check_allowed_clients(curve: CurveKeys | None) -> list[str]:
-    """Files in the folder of allowed clients that let nobody in. Nothing that keeps a line from starting."""
+    """Files in the folder of allowed clients that let nobody in, or hold a key again. They keep no line from starting."""
     try:
         found = read_allow_list(curve.allowed_clients).problems if curve else ()
     except OSError:

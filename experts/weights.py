@@ -157,8 +157,8 @@ def _parse_header(text: bytes, data_start: int, path: Path) -> Header:
     if written is None:
         raise WeightsError(path, "was not written by `coserve import`; import the original model file")
     if written != FORMAT_VERSION:
-        message = f"has format {written}, and this version reads format {FORMAT_VERSION}"
-        raise WeightsError(path, f"{message}; import the original model file here, or install the version that wrote it")
+        known = f"has format {written}, and this version reads format {FORMAT_VERSION}"
+        raise WeightsError(path, f"{known}; import the original model file here, or install the version that wrote it")
     if data_start % PAGE_BYTES or not entries:
         raise WeightsError(path, "was rewritten by another program; import the original model file again")
     kept = tuple(entry for entry in entries if not entry.name.startswith(PADDING_PREFIX))

@@ -85,6 +85,8 @@ def test_a_key_that_lies_there_twice_is_named_and_leaves_with_either_name(line: 
     assert len(listed["clients"]) == 2
     assert "has the same key as one-copy.key" in listed["problems"][0]
     assert "has the same key" in keys(line, "list").replace("\n", " ")
+    checked = CliRunner().invoke(app, ["check", str(line / "coserve.yaml")])
+    assert "one.key has the same key as one-copy.key" in checked.output.replace("\n", " ")
     assert "one, one-copy (one key): shut out" in keys(line, "revoke", "one")
     assert [client["name"] for client in json.loads(keys(line, "list", "--json"))["clients"]] == ["two"]
 
