@@ -281,22 +281,22 @@ class App:
         """
         left_s = self._config.stop.within
         if self._config.stop.drain == "backlog":
-            left_s = self._finish_backlog(left_s, goes_on)
+            self._finish_backlog(left_s, goes_on)
+            left_s = 0.0  # what runs now is what hangs, or what the end of the time cuts short
         self._close(max(_LAST_BATCHES_S, left_s))
         self._log.info("stopped", backlog=self._backlog.images)
 
-    def _finish_backlog(self, within_s: float, goes_on: Callable[[int], bool]) -> float:
-        """How many seconds of `within_s` are left once it is finished; none where it was cut short."""
+    def _finish_backlog(self, within_s: float, goes_on: Callable[[int], bool]) -> None:
+        """Return once it is finished, or cut short."""
         self.operations.drain_to_stop()
         until_s = time.monotonic() + within_s
         ask_at_s = 0.0
         while self._backlog.images and (now_s := time.monotonic()) < until_s:
             if now_s >= ask_at_s:
                 if not goes_on(self._backlog.images):
-                    return 0.0
+                    return
                 ask_at_s = now_s + 1.0
             time.sleep(_DRAIN_POLL_S)
-        return until_s - time.monotonic()
 
     def _close(self, running_batches_s: float = 0.0) -> None:
         self._intake.stop()

@@ -68,8 +68,16 @@ def decode_apart(payload: bytes, pixels: Pixels, limit_s: float) -> str | None:
     if done.returncode in (0, _REFUSED):
         return None
     if done.returncode < 0:
-        return f"its decoder was ended by {signal.Signals(-done.returncode).name}"
+        return f"its decoder was ended by {_name_of(-done.returncode)}"
     return "its decoder failed, or took more memory than it may"
+
+
+def _name_of(number: int) -> str:
+    """Real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def main(encoding: str, shape: str, limit_s: str) -> int:

@@ -1,9 +1,9 @@
 """Whether an image could pass: a probe goes its way through the daemon's threads, one after the other.
 
-Intake, journal, writer, drive, publish: each hands the probe on from its own loop, between two pieces of work. A thread that
-hangs, spins or has ended keeps it, and no ping goes to the watchdog. What a restart would not mend keeps nothing: the
-writer takes its turns also while the disk is full or the database is locked, and what an executor does is watched by
-the drive.
+Intake, journal, writer, drive, publish: each hands the probe on from its own loop, between two pieces of work. A
+thread that hangs, spins or has ended keeps it, and no ping goes to the watchdog. What a restart would not mend keeps
+nothing: the writer takes its turns also while the disk is full or the database is locked, and what an executor does
+is watched by the drive.
 """
 
 import threading

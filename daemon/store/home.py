@@ -90,12 +90,15 @@ class Home:
         self._forget()
 
     def _put_back(self, name: Path) -> bool:
-        """`name` for the held file again, over whatever lies there."""
+        """`name` for the held file again, over whatever file lies there; False where that cannot be."""
         part = name.with_name(f".{name.name}.part")
-        part.unlink(missing_ok=True)
-        if not self._link(_second(name), part):
+        try:
+            part.unlink(missing_ok=True)
+            os.link(_second(name), part)
+            part.replace(name)
+        except OSError as error:
+            self._log.error("database_not_put_back", file=str(name), error=str(error))
             return False
-        part.replace(name)
         self._log.error(
             "database_put_back",
             file=str(name),

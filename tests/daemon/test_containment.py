@@ -166,6 +166,16 @@ def test_a_child_says_how_its_decoder_ended(
     assert decode_apart(a_jpeg(), Pixels(), 60.0) is None
 
 
+def test_a_child_that_a_signal_without_a_name_ends_is_no_end_of_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "python"
+    child.write_text("#!/bin/sh\nkill -40 $$\n")
+    child.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(child))
+    assert decode_apart(b"", Pixels(), 60.0) == "its decoder was ended by signal 40"
+
+
 @pytest.mark.parametrize(
     ("payload", "pixels"),
     [(a_jpeg(), Pixels()), (b"\xff\xd8\xff rubbish", Pixels()), (bytes(12), Pixels("raw", (2, 2, 3)))],
@@ -389,6 +399,24 @@ def test_another_file_in_the_databases_place_is_not_touched_and_said_until_it_go
     path.unlink()
     assert home.look() is None
     assert _rows(path) == [(1,)]
+    line.store.close()
+    home.release()
+
+
+@pytest.mark.parametrize(("gone", "in_the_way"), [("-wal", "inspection.db-wal"), ("", ".inspection.db.part")])
+def test_what_cannot_be_put_back_is_a_problem_that_publishers_hear_of(
+    tmp_path: Path, gone: str, in_the_way: str
+) -> None:
+    line = a_line(tmp_path)
+    home = Home(tmp_path / "inspection.db")
+    home.hold()
+    (tmp_path / f"inspection.db{gone}").unlink()
+    (tmp_path / in_the_way).mkdir()
+    problem = home.look()
+    assert problem is not None
+    assert f"inspection.db{gone} is gone and cannot be put back" in problem
+    (tmp_path / in_the_way).rmdir()
+    assert home.look() is None
     line.store.close()
     home.release()
 

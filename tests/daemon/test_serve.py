@@ -61,6 +61,17 @@ def test_a_stop_that_fails_half_way_ends_the_process_all_the_same(tmp_path: Path
     assert "threads_left_behind" in log.read_text()
 
 
+def test_a_stop_does_not_give_what_hangs_the_time_that_the_backlog_did_not_need(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    config = a_line(tmp_path, experts_folder, stop={"drain": "backlog", "within": "1h"})
+    with Manager(tmp_path) as manager, a_holdable_daemon(config, manager, 5.0) as process:
+        manager.until("READY", "1")
+        with held(tmp_path, "drive"):
+            process.send_signal(signal.SIGTERM)
+            assert ended(process, tmp_path / "daemon.log") == 0
+
+
 def test_a_start_that_fails_for_whatever_reason_ends_with_status_2_and_one_line(
     tmp_path: Path, experts_folder: Path
 ) -> None:
