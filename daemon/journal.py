@@ -134,18 +134,22 @@ class Journal:
     def drop_segments(self, keep: Collection[int], below: int | None = None) -> list[int]:
         """Delete the segments below `below`, a past `frontier` (without it today's), but for those in `keep`.
 
-        Says which. From any one thread, also while another appends.
+        Says which; OSError at the end where one could not be. From any one thread, also while another appends.
         """
         dropped: list[int] = []
+        failed: OSError | None = None
         limit = self.frontier if below is None else below
         for number in self.segments:
             if number in keep or number >= limit:
                 continue
-            with self._lock:
-                self._readers.pop(number, None)
-            self._path(number).unlink(missing_ok=True)
-            del self._sizes[number]
-            dropped.append(number)
+            try:
+                self._delete(number)
+            except OSError as error:
+                failed = error
+            else:
+                dropped.append(number)
+        if failed is not None:
+            raise failed
         return dropped
 
     def close(self) -> None:
@@ -155,6 +159,13 @@ class Journal:
             self._writing = None
         with self._lock:
             self._readers.clear()
+
+    def _delete(self, number: int) -> None:
+        """The file, and what memory has of it: an open reader would keep its room on the disk."""
+        with self._lock:
+            self._readers.pop(number, None)
+        self._path(number).unlink(missing_ok=True)
+        self._sizes.pop(number, None)
 
     def _path(self, number: int) -> Path:
         return segment_file(self._folder, number)
@@ -174,8 +185,9 @@ class Journal:
         if self._writing is not None:
             if self._end < self._segment_bytes:
                 return self._writing
-            os.close(self._writing)
-            self._writing = None
+            fd, self._writing = self._writing, None
+            with suppress(OSError):  # its records are durable; a second close might hit another file
+                os.close(fd)
         number = self._active + 1
         path = self._path(number)
         fd = None
@@ -185,13 +197,16 @@ class Journal:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
             os.fchmod(fd, FILE_MODE)
             _sync_folder(self._folder)
+            self._reader(number)  # opened now, it can be read whatever becomes of its name
         except OSError as error:
             if fd is not None:
                 os.close(fd)
-                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    path.unlink()
+            if os.path.lexists(path):
+                self._active = number  # what lies there keeps its number, and the next group gets another
             raise JournalError(number, 0, f"cannot begin a segment: {error.strerror or error}") from error
         self._writing, self._active, self._end = fd, number, 0
-        self._reader(number)  # opened now, it can be read whatever becomes of its name
         self._sizes[number] = 0
         return fd
 
@@ -204,16 +219,15 @@ class Journal:
     def _retire(self) -> None:
         """Leave the failed segment for good; free what the failed group wrote, and the file where that was all."""
         fd, self._writing = self._writing, None
-        path = self._path(self._active)
         # Where the disk fails here too the segment stays as it is: every record is checked when it is read.
         if fd is not None:
             with suppress(OSError):
                 os.ftruncate(fd, self._end)
-            os.close(fd)
+            with suppress(OSError):
+                os.close(fd)
         if self._end == 0:
             with suppress(OSError):
-                path.unlink()
-                self._sizes.pop(self._active, None)
+                self._delete(self._active)
 
 
 def _header(payload: bytes) -> bytes:

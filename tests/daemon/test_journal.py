@@ -176,6 +176,57 @@ def test_after_a_failed_sync_the_segment_takes_no_more_and_a_new_one_goes_on(tmp
     journal.close()
 
 
+def test_appends_that_fail_hold_no_file_open(tmp_path, monkeypatch):
+    journal = Journal(tmp_path)
+
+    def failing(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("os.fdatasync", failing)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        with pytest.raises(JournalError):
+            journal.append([b"never durable"])
+    assert len(list(Path("/proc/self/fd").iterdir())) == opened
+    journal.close()
+
+
+def test_a_segment_that_could_not_begin_and_not_be_deleted_does_not_stand_in_the_way(tmp_path, monkeypatch):
+    journal = Journal(tmp_path)
+
+    def failing(*_args: object, **_options: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", failing)
+        patch.setattr("pathlib.Path.unlink", failing)
+        with pytest.raises(JournalError, match="cannot begin a segment"):
+            journal.append([b"x"])
+    (key,) = journal.append([b"x"])
+    assert (key.segment, journal.read(key)) == (2, b"x")
+    journal.close()
+
+
+def test_a_segment_that_cannot_be_deleted_keeps_no_other(tmp_path, monkeypatch):
+    journal = Journal(tmp_path, segment_bytes=50)
+    for _ in range(4):
+        journal.append([b"x" * 60])
+    real = Path.unlink
+
+    def unlink(path: Path, *args: bool, **options: bool) -> None:
+        if path == segment_path(tmp_path, 1):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        real(path, *args, **options)
+
+    monkeypatch.setattr("pathlib.Path.unlink", unlink)
+    with pytest.raises(PermissionError):
+        journal.drop_segments(keep=())
+    assert journal.segments == (1, 4)
+    monkeypatch.undo()
+    assert journal.drop_segments(keep=()) == [1]
+    journal.close()
+
+
 def test_a_full_disk_leaves_no_empty_segments_and_writing_goes_on_when_there_is_room(tmp_path, monkeypatch):
     journal = Journal(tmp_path)
     real = os.pwritev
