@@ -98,6 +98,8 @@ class JournalThread:
 
     def stop(self) -> None:
         """Hand on everything that was submitted before this call, and end."""
+        if self._thread.ident is None:
+            return  # there was no thread to be had for it
         self._queue.put(None)
         self._thread.join()
 

@@ -23,10 +23,12 @@ from daemon.journal import Journal, JournalError
 from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Published
 from daemon.room import NoRoomError, Room
 from daemon.rulebook import Rulebook
+from daemon.segments import Segments
 from daemon.store.images import ImageFolder
 from daemon.store.keeper import Keeper
 from daemon.store.store import Store
-from daemon.store.values import Kept, Recovery
+from daemon.store.upkeep import write_log_again
+from daemon.store.values import Kept, Known, Recovery
 from routing_rules.routes import Routes
 
 T = TypeVar("T")
@@ -71,7 +73,6 @@ class Writer:
     ) -> None:
         """`on_done` gets (source, payload bytes) of finished images; no image is taken for which there is no `room`."""
         self._store = store
-        self._journal = journal
         self._rulebook = rulebook
         self._on_accepted = on_accepted
         self._on_published = on_published
@@ -91,7 +92,7 @@ class Writer:
         folder = ImageFolder(images, journal.read)
         self._keeper = Keeper(folder, self._queue.put, room.may_copy) if room else Keeper(folder, self._queue.put)
         self._journal_thread = JournalThread(journal, room, self._queue.put)
-        self._frontier = journal.frontier
+        self._segments = Segments(journal, store)
         self._log = structlog.get_logger("writer")
         self._thread = threading.Thread(target=self._run, name="writer")
 
@@ -116,13 +117,18 @@ class Writer:
 
     def recover(self) -> Recovery:
         """What the last run left undone, before `start`; journal segments that nothing needs any more go."""
-        in_use = self._store.segments_in_use
-        self._journal.begin_after(max(in_use, default=0))
-        self._journal.drop_segments(in_use)
-        self._frontier = self._journal.frontier
+        self._settle_log()
+        self._segments.begin()
         for image in self._store.copies_to_make():
             self._keeper.keep(image)
         return self._store.recover()
+
+    def _settle_log(self) -> None:
+        """Nothing is built on rows that a power cut would still take: no segment goes, and nobody hears of them."""
+        try:
+            write_log_again(self._store.engine)
+        except Exception as error:  # noqa: BLE001 - a disk that takes nothing: the line starts and says `busy`
+            self._log.warning("log_not_written_again", error=_reason(error))
 
     def start(self) -> None:
         self._thread.start()
@@ -168,7 +174,7 @@ class Writer:
         return done
 
     def _run(self) -> None:
-        while not (self._stopping and self._queue.empty()):
+        while not (self._stopping and self._queue.empty() and not self._groups):
             try:
                 # Boards whose time is up close before an image can still join them.
                 self._collect()
@@ -226,14 +232,14 @@ class Writer:
 
     def _idle_s(self) -> float | None:
         """How long nothing has to be done unless something comes."""
-        if self._tasks:
+        if self._tasks or self._groups:
             return 0.0
         wait_s = 0.0 if self._has_results else self._store.wait_s()
         return None if wait_s is None else max(wait_s, self._retry_at_s - time.monotonic(), 0.0)
 
     @property
     def _has_results(self) -> bool:
-        return bool(self._outcomes or self._switches or self._kept or self._rules)
+        return bool(self._outcomes or self._switches or self._kept or self._rules or self._segments.is_in_doubt)
 
     # -- results
 
@@ -256,6 +262,9 @@ class Writer:
         outcomes = list(islice(self._outcomes, _BATCH_RESULTS))
         switches, kept = list(self._switches), list(self._kept)
         try:
+            if self._segments.is_in_doubt:
+                self._segments.end_doubt()
+                self._failing = False
             self._write_rules()
             self._write(outcomes, switches, kept)
         except Exception as error:
@@ -287,7 +296,7 @@ class Writer:
         for image in written.keep:
             self._keeper.keep(image)
         if written.freed_journal:
-            self._journal.drop_segments(self._store.segments_in_use, self._frontier)
+            self._segments.drop()
 
     def _write_each(self, outcomes: list[Outcome], switches: list[ExpertSwitch], kept: list[Kept]) -> None:
         """One result made the whole batch fail: find it, and let it harm itself only."""
@@ -319,7 +328,7 @@ class Writer:
         self._failing = True
         self._retry_s = min(max(_RETRY_FIRST_S, self._retry_s * 2), _RETRY_MAX_S)
         self._retry_at_s = time.monotonic() + self._retry_s
-        self._log.warning("results_wait", outcomes=len(self._outcomes), retry_s=self._retry_s, error=str(error))
+        self._log.warning("results_wait", outcomes=len(self._outcomes), retry_s=self._retry_s, error=_reason(error))
 
     # -- arrivals
 
@@ -331,9 +340,7 @@ class Writer:
                 self._write_group(group)
             finally:
                 self._journal_thread.settled()
-            if group.frontier > self._frontier:
-                self._frontier = group.frontier
-                self._journal.drop_segments(self._store.segments_in_use, self._frontier)
+            self._segments.answered(group.frontier)
 
     def _write_group(self, group: Group) -> None:
         if group.error is not None:
@@ -352,19 +359,20 @@ class Writer:
     def _refuse(self, images: list[Submitted], error: Exception) -> None:
         """Each publisher keeps its image and sends it again."""
         self._note(error)
-        self._failing = _may_pass(error) and not isinstance(error, NoRoomError)
-        self._log.warning("arrivals_failed", images=len(images), error=_reason(error))
+        if _may_pass(error) and not isinstance(error, NoRoomError):
+            self._failing = True
         for submitted in images:
             self._call(submitted.reply, WriteFailed(_reason(error)))
+        self._log.warning("arrivals_failed", images=len(images), error=_reason(error))
 
     def _write_images(self, images: list[Submitted], keys: list[JournalKey]) -> None:
         """The rows of images that are new, and every reply. The bytes of a repeated image belong to nobody."""
         new: dict[tuple[str, str], tuple[Submitted, JournalKey]] = {}
-        repeats: list[tuple[Submitted, str]] = []
+        repeats: list[Submitted] = []
+        known: dict[tuple[str, str], Known] = {}
         for submitted, key in zip(images, keys, strict=True):
-            first = new.setdefault(submitted.key, (submitted, key))[0]
-            if first is not submitted:
-                repeats.append((submitted, first.arrival.payload_sha256))
+            if new.setdefault(submitted.key, (submitted, key))[0] is not submitted:
+                repeats.append(submitted)
         try:
             self._accept(new)
         except IntegrityError:
@@ -372,16 +380,19 @@ class Writer:
             known = self._store.known([submitted.arrival for submitted, _ in new.values()])
             if not known:
                 raise
-            repeats += [(new.pop(key)[0], stored.payload_sha256) for key, stored in known.items()]
+            repeats += [new.pop(key)[0] for key in known]
             self._accept(new)
-        for submitted, sha256 in repeats:
-            self._call(submitted.reply, Duplicate(sha256))
+        for submitted in repeats:
+            first = known.get(submitted.key) or new[submitted.key][0].arrival
+            self._call(submitted.reply, Duplicate(first.payload_sha256))
 
     def _accept(self, new: dict[tuple[str, str], tuple[Submitted, JournalKey]]) -> None:
         if not new:
             return
         pairs = [(submitted.arrival, key) for submitted, key in new.values()]
+        self._segments.committing()
         accepted = self._store.accept(pairs, self._rulebook.current)
+        self._segments.committed()
         self._failing = False
         self._call(self._on_accepted, accepted)
         for (submitted, _), image in zip(new.values(), accepted, strict=True):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Engine, Executable, bindparam, func, select
+from sqlalchemy import Engine, Executable, bindparam, func, select, update
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from daemon.records import Accepted, Arrival, ExpertSwitch, ExpertVersion, JournalKey, Outcome
@@ -17,7 +17,16 @@ from daemon.store.database import StoreError, open_for_writing
 from daemon.store.migrate import migrate
 from daemon.store.outcomes import Finishing, keep_task, waiting_for
 from daemon.store.prepared import ask_for_each
-from daemon.store.schema import boards, expert_switches, inspections, pending, recipes, rules_versions, stages
+from daemon.store.schema import (
+    boards,
+    expert_switches,
+    inspections,
+    pending,
+    recipes,
+    rules_versions,
+    stages,
+    stream_position,
+)
 from daemon.store.times import to_wall_s
 from daemon.store.transaction import Transaction, begin, read_numbers
 from daemon.store.values import Clock, Keep, Kept, Known, Memory, Recovery, Written
@@ -167,6 +176,13 @@ class Store:
             finishing.flush()
             tx.add(expert_switches, [rows.switch_row(switch) for switch in switches])
         return finishing.written
+
+    def write_over(self) -> None:
+        """A commit that leaves every row as it was: what one that failed has left behind can no longer come true."""
+        pruned = stream_position.c.pruned
+        with self._transaction() as tx:
+            for change in (1, -1):  # SQLite would not write the same value again
+                tx.connection.execute(update(stream_position).values(pruned=pruned + change))
 
     def forget_images(self, ids: Sequence[int]) -> None:
         """The files of `ids` are about to be pruned: no row names them from now on."""

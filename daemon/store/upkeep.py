@@ -4,6 +4,7 @@ What may take long runs on a connection of its own, beside the writer; what need
 Other databases than SQLite look after themselves: nothing is done there.
 """
 
+import os
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ _HELD_PAGES = 100_000
 _REST_PAGES = 500
 #: The log's file shrinks to this when it begins anew; it keeps some room for a disk that is full.
 _LOG_FILE_BYTES = 16 * 2**20
+_LOG_PART_BYTES = 2**20
 _VACUUM_PAGES = 32
 #: Free pages are used again by new rows: a file is made smaller only where a good part of it is free.
 _FREE_SHARE = 8
@@ -83,6 +85,23 @@ class Checkpoints:
 def leave_checkpoints_to(engine: Engine) -> None:
     """The writer's commits copy no pages any more: a log that a reader had held up would be copied in one of them."""
     _run(engine, "PRAGMA wal_autocheckpoint = 0", f"PRAGMA journal_size_limit = {_LOG_FILE_BYTES:d}")
+
+
+def write_log_again(engine: Engine) -> None:
+    """Write the log's bytes once more, and sync them; OSError or SQLAlchemyError where that fails.
+
+    After a sync that failed the kernel holds them for written, and a restart finds commits that a power cut would
+    take: from the log, and not from a database file that they were copied into.
+    """
+    path = sqlite_path(engine.url) if engine.dialect.name == "sqlite" else None
+    if path is None:
+        return
+    with engine.begin(), path.with_name(path.name + "-wal").open("r+b") as log:  # nobody else writes meanwhile
+        while part := log.read(_LOG_PART_BYTES):
+            log.seek(-len(part), os.SEEK_CUR)
+            log.write(part)
+        log.flush()
+        os.fdatasync(log.fileno())
 
 
 def finish_checkpoint(engine: Engine) -> None:

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from daemon.journal import Journal
+from daemon.store.store import open_store
 from tools.faults.powercut import Disk
-from tools.faults.shim import read_log, shim_environment
+from tools.faults.shim import read_log, shim_environment, switch_faults
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: apt-get install gcc")
 
@@ -84,3 +86,118 @@ def test_a_commit_whose_sync_failed_may_come_true_after_a_kill_and_never_after_a
         place = tmp_path / str(power_cut)
         place.mkdir()
         assert rows_after(place, "sync@rows.db-wal$:eio", "ends", power_cut=power_cut)[1] == rows
+
+
+LINE = """
+import os, sys, threading, time, structlog
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from store_parts import an_arrival, an_outcome, some_rules
+from daemon.journal import Journal
+from daemon.rulebook import Rulebook
+from daemon.store.store import open_store
+from daemon.writer import Writer
+from tools.faults.shim import switch_faults
+
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+journal = Journal(Path('journal'))
+accepted, published = [], threading.Event()
+writer = Writer(
+    open_store('sqlite:///inspection.db', keep=()), journal, Rulebook(some_rules()), Path('images'),
+    on_accepted=accepted.extend, on_published=lambda _: published.set(), on_done=lambda _: None,
+)
+recovery = writer.recover()
+writer.start()
+def faults(*plan):
+    switch_faults(Path('../switch'), plan)
+def send(name, then=lambda: None):
+    answered, answers = threading.Event(), []
+    def reply(answer):  # in the writer's thread: it does nothing more before `then`
+        answers.append(answer), then(), answered.set()
+    writer.submit(an_arrival(name, payload=name.encode()), reply)
+    assert answered.wait(20)
+    print(name, type(answers[0]).__name__, flush=True)
+def turn():
+    writer.run(lambda _: None).result(20)
+def wait_for(condition):
+    while not condition(): time.sleep(0.01)
+"""
+
+#: The first image is judged, so that its segment is held by no row when the second comes into it.
+ONE_THAT_IS_JUDGED = """
+send('first')
+writer.finish(an_outcome(accepted[0].inspection_id))
+assert published.wait(20)
+"""
+
+
+def line_does(tmp_path: Path, code: str) -> list[str]:
+    """What a process says that runs a writer in `disk/`, does `code` and is gone in the middle of its life."""
+    folder, parts = tmp_path / "disk", Path(__file__).parents[1] / "daemon" / "store"
+    folder.mkdir(exist_ok=True)
+    switch_faults(tmp_path / "switch", [])
+    environ = shim_environment([], tmp_path / "calls", switch=tmp_path / "switch", keep_bytes_of=folder)
+    environ |= {"PYTHONPATH": str(parts.parents[2])}
+    command = [sys.executable, "-c", f"{LINE}{code}\nsys.stdout.flush(); os._exit(0)", str(parts)]
+    return subprocess.run(
+        command, cwd=folder, env=environ, check=True, stdout=subprocess.PIPE, text=True, timeout=60
+    ).stdout.splitlines()
+
+
+def waiting_in(folder: Path) -> dict[str, bytes]:
+    """Images without verdict by their id, with their bytes."""
+    store, journal = open_store(f"sqlite:///{folder}/inspection.db"), Journal(folder / "journal")
+    with closing(store), closing(journal):
+        return {image.image_id: journal.read(image.key) for image in store.recover().pending}
+
+
+def test_the_bytes_of_an_image_whose_commit_failed_stay_while_it_may_come_true(tmp_path: Path) -> None:
+    code = """
+faults('sync@inspection.db-wal$:eio')
+send('second', then=lambda: faults('write@inspection.db-wal$:eio', 'sync@.journal$:eio'))
+send('third'); turn()
+"""
+    said = line_does(tmp_path, ONE_THAT_IS_JUDGED + code)
+    assert said == ["first Accepted", "second WriteFailed", "third WriteFailed"]
+    assert waiting_in(tmp_path / "disk") == {"second": b"second"}
+    assert line_does(tmp_path, "send('second')") == ["second Duplicate"]
+
+
+def test_a_group_that_is_all_duplicates_commits_nothing_and_lets_no_bytes_go(tmp_path: Path) -> None:
+    code = """
+faults('sync@inspection.db-wal$:eio')
+send('second', then=lambda: faults('write@inspection.db-wal$:eio', 'sync@.journal$:eio:1'))
+send('third'); send('first'); turn()
+"""
+    said = line_does(tmp_path, ONE_THAT_IS_JUDGED + code)
+    assert said == ["first Accepted", "second WriteFailed", "third WriteFailed", "first Duplicate"]
+    assert waiting_in(tmp_path / "disk") == {"second": b"second"}
+
+
+def test_a_commit_that_failed_is_written_over_as_soon_as_the_disk_takes_it(tmp_path: Path) -> None:
+    code = """
+faults('sync@inspection.db-wal$:eio:1', 'sync@.journal$:eio:2')
+send('second'); wait_for(lambda: not writer.is_failing)
+send('third'); turn()
+print(*journal.segments)
+"""
+    said = line_does(tmp_path, ONE_THAT_IS_JUDGED + code)
+    assert said == ["first Accepted", "second WriteFailed", "third WriteFailed", ""]
+    assert waiting_in(tmp_path / "disk") == {}
+
+
+def test_what_a_start_finds_after_a_commit_that_failed_no_power_cut_takes_back(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    disk = Disk(tmp_path / "disk")
+    code = """
+send('first')
+faults('sync@inspection.db-wal$:eio')
+writer.finish(an_outcome(accepted[0].inspection_id)); wait_for(lambda: writer.is_failing)
+"""
+    line_does(tmp_path, code)
+    (found,) = line_does(tmp_path, "print(*(image.image_id for image in recovery.pending))")
+    disk.replay(read_log(tmp_path / "calls"), tmp_path / "calls")
+    disk.cut("nothing", random.Random(1))
+    with closing(sqlite3.connect(tmp_path / "disk" / "inspection.db")) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert " ".join(waiting_in(tmp_path / "disk")) == found

@@ -376,6 +376,123 @@ def test_a_segment_whose_rows_are_still_to_come_stays_when_others_go(start):
     line.stop()
 
 
+def in_groups(line: Running, monkeypatch, *arrivals, fails=()) -> tuple[threading.Event, list[Any]]:
+    """Each of `arrivals` in a group of its own, and the writer held until the event: two at most may be on the way.
+
+    The syncs of those whose number is in `fails` fail.
+    """
+    going = threading.Event()
+    answers: list[Any] = [None] * len(arrivals)
+    synced: list[int] = []
+    real = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        synced.append(fd)
+        if len(synced) - 1 in fails:
+            raise OSError(5, "Input/output error")
+        real(fd)
+
+    line.writer.run(lambda _store: going.wait(20))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fdatasync", fdatasync)
+        for n, arrival in enumerate(arrivals):
+            line.writer.submit(arrival, lambda answer, n=n: answers.__setitem__(n, answer))
+            line.wait_for(lambda n=n: len(synced) > n)
+    return going, answers
+
+
+def test_an_image_that_comes_again_in_the_next_group_is_a_duplicate_of_the_first(start, monkeypatch):
+    line = start(segment_bytes=1)
+    line.send(an_arrival("before"))
+    copies = [an_arrival("a", payload=payload) for payload in (JPEG, PNG)]
+    going, answers = in_groups(line, monkeypatch, *copies)
+    going.set()
+    line.wait_for(lambda: all(answers))
+    assert (type(answers[0]), answers[1]) == (Accepted, Duplicate(copies[0].payload_sha256))
+    assert line.journal.read(answers[0].key) == JPEG
+
+
+def test_an_image_that_comes_again_behind_a_group_that_failed_is_accepted(start, monkeypatch):
+    line = start(segment_bytes=1)
+    line.send(an_arrival("before"))
+    copies = [an_arrival("a", payload=payload) for payload in (JPEG, PNG)]
+    going, answers = in_groups(line, monkeypatch, *copies, fails={0})
+    going.set()
+    line.wait_for(lambda: all(answers))
+    assert [type(answer) for answer in answers] == [WriteFailed, Accepted]
+    assert line.journal.read(answers[1].key) == PNG
+
+
+def test_copies_of_a_known_image_in_one_group_are_all_compared_with_the_one_that_is_stored(running):
+    first, *others = (an_arrival("a", payload=JPEG + bytes([n])) for n in range(3))
+    running.send(first)
+    assert running.send(*others) == [Duplicate(first.payload_sha256)] * 2
+
+
+def test_a_stop_answers_every_group_that_is_on_its_way(start, monkeypatch):
+    line = start(segment_bytes=1)
+    line.send(an_arrival("before"))
+    going, answers = in_groups(line, monkeypatch, *(an_arrival(f"i{n}") for n in range(2)))
+    more: list[Any] = []
+    for n in range(2 * GROUP_IMAGES):
+        line.writer.submit(an_arrival(f"more{n}"), more.append)
+    stopping = threading.Thread(target=line.writer.stop)
+    stopping.start()
+    going.set()
+    stopping.join(20)
+    assert not line.writer.is_alive
+    assert {type(answer) for answer in answers + more} == {Accepted}
+    assert line.rows("SELECT count(*) FROM inspections") == [(3 + 2 * GROUP_IMAGES,)]
+
+
+def test_after_commits_that_failed_an_idle_line_recovers_by_itself_and_lets_their_segments_go(tmp_path, start):
+    """Otherwise a disk that the failed groups had filled would take no image that could free it."""
+    line = start(store_options={"busy_timeout_ms": 20}, segment_bytes=1)
+    with closing(sqlite3.connect(tmp_path / "inspection.db")) as shell:
+        shell.execute("BEGIN IMMEDIATE")
+        for n in range(3):
+            assert line.send(an_arrival(f"i{n}")) == [WriteFailed("database is locked")]
+        assert line.journal.segments == (1, 2, 3)
+        assert line.writer.is_failing
+        shell.rollback()
+    line.wait_for(lambda: not line.writer.is_failing)
+    assert line.journal.segments == (3,)
+
+
+def test_a_line_that_is_failing_is_so_until_something_is_written(tmp_path, start):
+    line = start(store_options={"busy_timeout_ms": 20})
+    with closing(sqlite3.connect(tmp_path / "inspection.db")) as shell:
+        shell.execute("BEGIN IMMEDIATE")
+        line.send(an_arrival("a"))
+        line.writer.submit(an_arrival("\ud800"), lambda _: None)
+        line.send(an_arrival("b"))
+        assert line.writer.is_failing
+        shell.rollback()
+    line.wait_for(lambda: not line.writer.is_failing)
+
+
+def test_segments_that_cannot_be_deleted_cost_no_group_its_answer_and_no_verdict(start, monkeypatch):
+    line = start(store_options={"keep": ()}, segment_bytes=1)
+    (first,) = line.send(an_arrival("first"))
+
+    def unlink(*_args: Any, **_options: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("pathlib.Path.unlink", unlink)
+    line.writer.finish(an_outcome(first.inspection_id))
+    line.wait_for(lambda: len(line.published) == 1)
+    going, answers = in_groups(line, monkeypatch, *(an_arrival(f"i{n}") for n in range(2)))
+    going.set()
+    line.wait_for(lambda: all(answers))
+    for answer in answers:
+        line.writer.finish(an_outcome(answer.inspection_id))
+    line.wait_for(lambda: len([message for message in line.published if message.topic.startswith("inspection")]) == 3)
+    assert not line.writer.is_failing
+    monkeypatch.undo()
+    line.send(an_arrival("last"))
+    line.wait_for(lambda: len(line.journal.segments) == 1)
+
+
 def test_segments_go_while_the_line_runs_and_never_one_that_is_needed(start):
     line = start(store_options={"keep": ()})
     payload = b"x" * 300_000  # four to a segment
