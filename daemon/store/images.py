@@ -1,10 +1,12 @@
 """Images that stay after their verdict: copies of the journal's bytes under `images/`, made durable in groups."""
 
 import ctypes
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import TypeGuard
 
 import structlog
 
@@ -34,7 +36,7 @@ class ImageFolder:
         self._log = structlog.get_logger("images")
 
     def copy(self, images: Sequence[Keep]) -> list[Kept]:
-        """Copy `images` and make the copies durable together; OSError where the disk does not take them.
+        """Copy `images` and make the copies durable together; OSError where the disk does not take or give them now.
 
         An image that the journal cannot give back is reported without a path, so that its row does not wait for ever.
         """
@@ -43,6 +45,8 @@ class ImageFolder:
             try:
                 payload = self._read(image.key)
             except JournalError as error:
+                if _may_be_read_later(error.__cause__):
+                    raise error.__cause__ from error
                 self._log.error("image_lost", inspection_id=image.inspection_id, error=str(error))
                 kept.append(Kept(image.inspection_id, None))
                 continue
@@ -99,6 +103,11 @@ def files_by_part(folder: Path) -> Iterator[list[tuple[int, str]]]:
             continue
         found = [path for path in part.iterdir() if path.stem.isdigit() and path.suffix in _SUFFIXES]
         yield [(int(path.stem), path.relative_to(folder.parent).as_posix()) for path in found]
+
+
+def _may_be_read_later(cause: BaseException | None) -> TypeGuard[OSError]:
+    """No descriptor or memory to be had, no permission: the bytes are there all the same."""
+    return isinstance(cause, OSError) and cause.errno not in {errno.ENOENT, errno.EIO}
 
 
 def _format(payload: bytes, pixels: Pixels) -> tuple[bytes, str]:

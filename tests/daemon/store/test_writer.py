@@ -1,5 +1,6 @@
 """The writer thread with a real journal and a real database: exactly once, in groups, and alive whatever happens."""
 
+import errno
 import os
 import sqlite3
 import subprocess
@@ -516,6 +517,23 @@ def test_an_image_whose_bytes_are_damaged_keeps_its_verdict_and_lets_the_segment
     line.wait_for(lambda: line.rows("SELECT count(*) FROM pending") == [(0,)])
     assert line.rows("SELECT verdict, image_path FROM inspections") == [("fail", None)]
     line.stop()
+
+
+def test_an_image_that_cannot_be_read_for_want_of_descriptors_is_copied_once_there_are_some(start, monkeypatch):
+    line = start()
+    (image,) = line.send(an_arrival("f", payload=JPEG))
+    tried = threading.Event()
+
+    def pread(*_args: int) -> bytes:
+        tried.set()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pread", pread)
+        line.writer.finish(an_outcome(image.inspection_id, "fail"))
+        assert tried.wait(20)
+    line.wait_for(lambda: line.rows("SELECT count(*) FROM pending") == [(0,)])
+    assert line.rows("SELECT count(image_path) FROM inspections") == [(1,)]
 
 
 def test_rules_that_come_into_force_are_written_although_no_board_opens_under_them(running):
