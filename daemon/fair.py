@@ -52,6 +52,11 @@ class FairQueue(Generic[T]):
     def bytes(self) -> int:
         return self._bytes
 
+    @property
+    def next_bytes(self) -> int:
+        """The size of the message that `take` would give. IndexError where none waits."""
+        return self._places[0].size_bytes
+
     def add(self, names: Sequence[Hashable], item: T, size_bytes: int) -> None:
         """Messages of one name stay in order."""
         flows = [self._flows.setdefault(name, _Flow()) for name in names]

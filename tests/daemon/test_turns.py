@@ -34,10 +34,10 @@ def test_the_next_group_goes_on_where_the_last_one_ended():
     assert turns.take(9, 100) == ["b1", "c1"]
 
 
-def test_large_images_make_short_groups_and_cost_another_source_one_of_them():
+def test_large_images_make_short_groups_and_another_source_s_small_one_goes_first():
     turns = turns_of(*(("flood", f"f{n}", 10_000_000) for n in range(3)), ("quiet", "q", 20_000))
-    assert turns.take(32, 4_000_000) == ["f0"]
     assert turns.take(32, 4_000_000) == ["q"]
+    assert turns.take(32, 4_000_000) == ["f0"]
     assert turns.take(32, 4_000_000) == ["f1"]
 
 
@@ -68,3 +68,13 @@ def test_every_image_comes_once_in_its_source_s_order_and_no_source_waits_more_t
         assert all(served[source] >= max(served.values()) - 1 for source in waiting_still)
     assert not any(left.values())
     assert turns.take(most, most_bytes) == []
+
+
+def test_a_source_of_small_images_gets_as_many_bytes_as_one_of_large_ones():
+    turns: Turns[str] = Turns()
+    for _ in range(200):
+        turns.add("large", "large", 5_000_000)
+        turns.add("small", "small", 20_000)
+    groups = [turns.take(64, 4_000_000) for _ in range(5)]
+    assert sum(group.count("large") for group in groups) <= 3
+    assert sum(group.count("small") for group in groups) >= 120
