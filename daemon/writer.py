@@ -300,6 +300,7 @@ class Writer:
 
     def _write_each(self, outcomes: list[Outcome], switches: list[ExpertSwitch], kept: list[Kept]) -> None:
         """One result made the whole batch fail: find it, and let it harm itself only."""
+        self._write([], [], [])  # a board that cannot be closed is no outcome's fault
         for outcome in outcomes:
             try:
                 self._write([outcome], [], [])

@@ -311,6 +311,35 @@ def test_a_board_closes_by_itself_when_its_time_is_up(start):
     line.stop()
 
 
+def test_a_board_that_cannot_be_closed_makes_no_verdict_unknown(start):
+    line = start()
+    rules = "boards: {quick: {time_limit: 50ms, components: {R0402: 2}}}\nclassifiers: {'*': {expert: e, pass: [ok]}}\n"
+    line.rulebook.replace(some_rules(rules))
+    tries: list[None] = []
+
+    def refuse(store: Store) -> None:
+        with closing(store.engine.raw_connection()) as connection:
+            connection.create_function("tried", 0, lambda: tries.append(None))
+            connection.execute(
+                "CREATE TEMP TRIGGER refuse BEFORE UPDATE ON boards WHEN NEW.reason = 'time_limit'"
+                " BEGIN SELECT tried(), RAISE(ABORT, 'no board closes'); END"
+            )
+
+    def allow(store: Store) -> None:
+        with closing(store.engine.raw_connection()) as connection:
+            connection.execute("DROP TRIGGER refuse")
+
+    line.writer.run(refuse).result(20)
+    (image,) = line.send(an_arrival("a", type="quick"))
+    line.wait_for(lambda: tries)
+    line.writer.finish(an_outcome(image.inspection_id))
+    seen = len(tries)
+    line.wait_for(lambda: len(tries) > seen + 1)
+    line.writer.run(allow).result(20)
+    line.wait_for(lambda: len(line.published) == 2)
+    assert {message.body["verdict"] for message in line.published if message.topic.startswith("inspection")} == {"pass"}
+
+
 def test_a_writer_that_was_never_started_can_be_stopped(tmp_path):
     store, journal = open_store(f"sqlite:///{tmp_path}/inspection.db"), a_journal(tmp_path)
     callbacks: dict[str, Any] = dict.fromkeys(("on_accepted", "on_published", "on_done"), list.clear)
