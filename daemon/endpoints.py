@@ -70,7 +70,7 @@ def check_http(endpoint: str | None, token: Path | None) -> list[str]:
 
 
 def check_allowed_clients(curve: CurveKeys | None) -> list[str]:
-    """Files in the folder of allowed clients that let nobody in, or hold a key again. They keep no line from starting."""
+    """Files in the allow-list that let nobody in, or hold a key again. They keep no line from starting."""
     try:
         found = read_allow_list(curve.allowed_clients).problems if curve else ()
     except OSError:
@@ -86,7 +86,7 @@ def _check_keys(curve: CurveKeys) -> list[str]:
         problems.append(f"security.server_key: {error}")
     folder = curve.allowed_clients
     if not folder.is_dir():
-        problems.append(f"security.allowed_clients: {folder} is not a folder of clients' .key files")
+        problems.append(f"security.allowed_clients: {folder} is not a folder of clients' .key files: make it (mkdir)")
     elif folder.stat().st_mode & 0o002:
         problems.append(f"security.allowed_clients: everybody may write into {folder}: chmod o-w it")
     return problems
