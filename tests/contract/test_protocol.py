@@ -839,7 +839,7 @@ def test_a_restart_goes_on_where_the_line_stopped(tmp_path: Path, experts_folder
     before = line.stream()
     # What waits when the power goes: more than one batch, so that some are not judged yet.
     headers = [line.inspect(board={"type": "pair", "serial": f"w{n}"}, component="P") for n in range(20)]
-    headers += [line.inspect(deadline_ms=200) for _ in range(20)]
+    headers += [line.inspect(deadline_ms=2000) for _ in range(20)]
     headers += [line.inspect(board={"type": "named", "serial": f"g{n}"}, designator="F1", component="F") for n in "ab"]
     with line.peer() as peer:
         for number, header in enumerate(headers):
