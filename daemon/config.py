@@ -92,6 +92,12 @@ class Endpoints(_Section):
     http: Annotated[str, AfterValidator(_http_endpoint)] | None = None
 
 
+def _within_an_hour(value: float) -> float:
+    if value > 3600.0:
+        raise ValueError("expected a duration of 1h at most")
+    return value
+
+
 class Device(_Section):
     """One processor. What is left out comes from `profile`, and without one from here; `expert_memory` has no default.
 
@@ -156,7 +162,7 @@ class Stop(_Section):
     """
 
     drain: Literal["running", "backlog"] = "running"
-    within: Annotated[Seconds, Field(le=3600.0)] = 12.0
+    within: Annotated[Seconds, AfterValidator(_within_an_hour)] = 12.0
 
 
 class Security(_Section):
@@ -266,6 +272,7 @@ def _override(
         for key in path[:-1]:
             parent = parent.setdefault(key, {}) if isinstance(parent, dict) else {}
         parent[path[-1]] = value
+        document.outside[path] = f"environment variable {name}"
     return problems
 
 
@@ -295,8 +302,8 @@ def _resolve(
     problems: list[Problem] = []
 
     def at(*path: str) -> tuple[str, int, int]:
-        line, column = document.where(path)
-        return document.name, line, column
+        place = document.problem(path, "")
+        return place.file, place.line, place.column
 
     def endpoint(value: str, *path: str) -> str:
         try:

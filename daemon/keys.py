@@ -178,6 +178,8 @@ def _load(file: Path) -> tuple[bytes, bytes | None]:
     except PermissionError:
         raise KeyFileError(f"{file} may not be opened by this user: give it to the daemon's user, mode 0600") from None
     except (OSError, ValueError, IndexError) as error:
+        if not file.is_file():  # zmq says of this, too, that it is no certificate
+            raise KeyFileError(f"there is no file {file}: put the key there, or make one: coserve keys new") from None
         raise KeyFileError(f"{file} is not a key file: {error}") from None
 
 

@@ -64,6 +64,8 @@ class Document:
     data: Any
     problems: tuple[Problem, ...]
     root: Place
+    #: Values that were put into `data` from outside of the file, and what to call their place.
+    outside: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
 
     def where(self, path: KeyPath, *, key: bool = False) -> tuple[int, int]:
         """Line and column, from 1, of the value at `path`, or of its key; of its nearest parent if it is absent."""
@@ -107,15 +109,24 @@ class Document:
         return list(place.children)
 
     def written(self, path: KeyPath) -> str:
-        """The plain scalar at `path` as it stands in the file: `0402`, where the data has 402."""
+        """The plain scalar at `path` as it stands in the file: `0402`, where the data has 402; "" if it does not."""
+        if self._outside(path):
+            return ""
         line, column = self.where(path)
         rest = self.text.splitlines()[line - 1 : line]
         return re.split(r"[\s,\]}]", rest[0][column - 1 :], maxsplit=1)[0] if rest else ""
 
     def problem(self, path: KeyPath, message: str, *, key: bool = False) -> Problem:
         """A mistake at the value (or the key) of `path`."""
+        if place := self._outside(path):
+            return Problem(place, 1, 1, message)
         line, column = self.where(path, key=key)
         return Problem(self.name, line, column, message)
+
+    def _outside(self, path: KeyPath) -> str | None:
+        return next(
+            (self.outside[part] for end in range(len(path), 0, -1) if (part := path[:end]) in self.outside), None
+        )
 
 
 def read_yaml(path: Path) -> Document:

@@ -153,6 +153,7 @@ def _sentence(said: list[str], document: Document, path: KeyPath, data: Any, *, 
         return "; ".join(said)
     expected = " or ".join(text.removeprefix("expected ") for text in said)
     value = path[-1] if at_key and path else _at(data, path)
+    expected = expected.removesuffix(f", not {value!r}")  # what stands there is said once
     if isinstance(value, (bool, int, float)):
         quotes = "; put it in quotes" if "text" in expected else ""
         return f"expected {expected}, found {_shown(document.written(path) or value)}{quotes}"

@@ -21,7 +21,7 @@ _SECRET_MODE = 0o700
 
 Prefix = Annotated[
     Path | None,
-    typer.Option("--prefix", metavar="DIR", help="Put everything under DIR, for a trial or an image; run nothing."),
+    typer.Option("--prefix", metavar="DIR", help="Everything lies under DIR, for a trial or an image; run nothing."),
 ]
 
 

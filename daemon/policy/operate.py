@@ -87,9 +87,11 @@ class Operator:
         if starved:
             self._floor.targets_bytes[pool] = known
             self._floor.room_changed()
-            need_bytes = max(self._floor.bytes_of(expert) for expert in starved)
+            largest = max(starved, key=self._floor.bytes_of)
+            need_bytes = self._floor.bytes_of(largest)
             raise RefusedError(
-                "does_not_fit", f"{starved[0]} would fit no pool: {pool} needs {need_bytes} bytes beside its pins"
+                "does_not_fit",
+                f"{largest} would fit nowhere any more: {pool} needs {need_bytes} bytes beside what is pinned",
             )
 
     def next_change(self, pool: PoolId) -> Unload | Resize | None:

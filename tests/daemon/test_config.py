@@ -113,6 +113,24 @@ def test_environment_variables_override_single_values(tmp_path: Path) -> None:
     assert config.limits.max_pixels == 1000
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("COSERVE_LIMITS_MAX_WAIT", "5", "expected a duration such as 500ms, 20s, 2m, 12h or 30d, found `5`"),
+        ("COSERVE_LIMITS_CREDIT", "0", "found `0`"),
+        ("COSERVE_STOP_WITHIN", "2h", "expected a duration of 1h at most, found `2h`"),
+        ("COSERVE_ENDPOINTS_CONTROL", "tcp://127.0.0.1:1", "control is reached over ipc only"),
+    ],
+)
+def test_a_mistake_in_an_environment_variable_is_said_of_it_and_not_of_the_file(
+    tmp_path: Path, name: str, value: str, found: str
+) -> None:
+    said = problems_of(tmp_path, MINIMAL, **{name: value})
+    assert said.startswith(f"environment variable {name}:")
+    assert found in said
+    assert "coserve.yaml" not in said
+
+
 def test_a_misspelt_environment_variable_is_a_mistake(tmp_path: Path) -> None:
     said = problems_of(tmp_path, MINIMAL, COSERVE_DATABASES="sqlite:///x.db")
     assert "COSERVE_DATABASES" in said

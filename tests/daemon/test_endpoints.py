@@ -127,7 +127,7 @@ def test_keys_that_do_not_work_are_problems(tmp_path: Path) -> None:
     curve = keys_in(tmp_path, "camera")
     assert problems(curve=curve) == []
     assert "no secret key" in problems(curve=CurveKeys(tmp_path / "server.key", curve.allowed_clients))[0]
-    assert "not a key file" in problems(curve=CurveKeys(tmp_path / "none", curve.allowed_clients))[0]
+    assert "there is no file" in problems(curve=CurveKeys(tmp_path / "none", curve.allowed_clients))[0]
     assert "not a folder" in problems(curve=CurveKeys(curve.server_key, tmp_path / "none"))[0]
     curve.server_key.chmod(0o640)
     assert "chmod 600" in problems(curve=curve)[0]

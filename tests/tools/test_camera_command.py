@@ -67,7 +67,7 @@ def a_picture_folder(root: Path, *names: str) -> Path:
     return root
 
 
-def test_a_folder_says_board_serial_designator_and_component(tmp_path: Path):
+def test_a_folder_says_board_serial_designator_and_component(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     names = ("main/S1/R1.R0402.jpg", "main/S1/U1.QFP64.v2.png", "main/S2/R1.R0402.JPG", "other/S3/C1.C0603.tif")
     folder = a_picture_folder(tmp_path / "pictures", *names)
     a_picture_folder(folder, "main/S1/overview.jpg", "main/S1/notes.R0402.txt", "R9.R0402.jpg")
@@ -84,6 +84,7 @@ def test_a_folder_says_board_serial_designator_and_component(tmp_path: Path):
     }
     assert {header["board"]["lot"] for header, _ in received} == {"L7"}
     assert received[0][1] == a_jpeg(0), "the bytes of the file, not decoded"
+    assert f"2 images, the first is {folder / 'R9.R0402.jpg'}" in capfd.readouterr().err
 
 
 def test_without_a_lot_none_is_sent(tmp_path: Path):

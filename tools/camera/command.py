@@ -34,6 +34,9 @@ def publish_folder(
         fail(
             f"{folder} holds no image named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png (or .jpg, .bmp, .tif)", status=2
         )
+    if left := sorted({path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES} - set(files)):
+        text = f"left out, not named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT: {len(left)} images, the first is {left[0]}"
+        errors.print(text, markup=False)
     return _publish(config, _from_files(files, lot), len(files), rate=rate, source=source, curve=curve)
 
 

@@ -26,6 +26,8 @@ import zmq.auth
 from daemon.frames import KEY, MAGIC, MAX_HEADER_BYTES, encode
 
 _NEVER_S = float("inf")
+#: A daemon gives a client that it does not let in no answer at all.
+_KEYS_MATTER = " Does `coserve keys list` there name this client, and is its server key the one that is used here?"
 
 
 class PublishError(Exception):
@@ -205,7 +207,7 @@ class Publisher:
         if now_s - self._quiet_since_s > self._patience_s:
             raise PublishError(
                 f"nobody answers at {self._endpoint} for {self._patience_s:g} s: is the daemon running, and is this "
-                "the endpoint in its configuration?"
+                f"the endpoint in its configuration?{_KEYS_MATTER if self._curve else ''}"
             )
         if now_s - max(self._quiet_since_s, self._connected_at_s) > 2 * self._silence_s and self._awaits_answers():
             self._reconnect()
