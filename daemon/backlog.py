@@ -60,6 +60,7 @@ class Backlog:
         self._all = _Load()
         self._sources: dict[str, _Load] = {}
         self._regulars = _Regulars()
+        self._regulars_here: set[str] = set()
         self._released_at_s = time.monotonic()
         self._release_interval_s = 0.05
 
@@ -86,15 +87,13 @@ class Backlog:
             mine = self._sources.get(source, _Load())
             full = self._full(source, mine, size_bytes)
             if full is None:
-                self._sources.setdefault(source, mine).add(size_bytes)
-                self._all.add(size_bytes)
+                self._add(source, size_bytes)
             return full
 
     def restore(self, source: str, size_bytes: int) -> None:
         """Count in an image that was accepted before a restart, whatever the limits are now."""
         with self._lock:
-            self._sources.setdefault(source, _Load()).add(size_bytes)
-            self._all.add(size_bytes)
+            self._add(source, size_bytes)
 
     def leave(self, source: str, size_bytes: int) -> None:
         """Count out an image whose outcome is durable, or that could not be made durable."""
@@ -104,8 +103,10 @@ class Backlog:
             mine.take(size_bytes)
             if mine.images == 0:
                 del self._sources[source]
-            self._regulars.saw(source)
+            forgotten = self._regulars.saw(source)
             self._all.take(size_bytes)
+            for changed in (source, *forgotten):
+                self._note_regular(changed)
             passed_s = min(now_s - self._released_at_s, 1.0)
             self._release_interval_s += (passed_s - self._release_interval_s) / 16
             self._released_at_s = now_s
@@ -124,6 +125,19 @@ class Backlog:
             assert self._all.images == sum(load.images for load in loads), "images of sources and of all differ"
             assert self._all.bytes == sum(load.bytes for load in loads), "bytes of sources and of all differ"
             assert all(load.images > 0 and load.bytes >= 0 for load in loads), "a source holds less than nothing"
+            here = {source for source in self._sources if source in self._regulars}
+            assert self._regulars_here == here, "regulars that have images here are not those that are counted"
+
+    def _add(self, source: str, size_bytes: int) -> None:
+        self._sources.setdefault(source, _Load()).add(size_bytes)
+        self._all.add(size_bytes)
+        self._note_regular(source)
+
+    def _note_regular(self, source: str) -> None:
+        if source in self._sources and source in self._regulars:
+            self._regulars_here.add(source)
+        else:
+            self._regulars_here.discard(source)
 
     def _full(self, source: str, mine: _Load, size_bytes: int) -> Full | None:
         limits = self._limits
@@ -145,11 +159,11 @@ class Backlog:
     def _share(self, source: str, mine: _Load, size_bytes: int) -> int:
         """How much of the whole this source may fill, in sixteenths."""
         is_regular = source in self._regulars
-        others = len(self._regulars) - is_regular
-        if is_regular and self._is_modest(mine, size_bytes, 1 + others):
+        # Among those that have images here now: who only came by some time ago takes nothing from anybody's share.
+        if is_regular and self._is_modest(mine, size_bytes, len(self._regulars_here) + (mine.images == 0)):
             return 16
         if self._is_modest(mine, size_bytes, len(self._sources) + (mine.images == 0)):
-            return 15 if others else 16
+            return 15 if len(self._regulars) - is_regular else 16
         return 14
 
     def _is_modest(self, mine: _Load, size_bytes: int, sources: int) -> bool:
@@ -177,11 +191,11 @@ class _Regulars:
     def __len__(self) -> int:
         return len(self._known)
 
-    def saw(self, source: str) -> None:
+    def saw(self, source: str) -> list[str]:
+        """A source's image has left; the sources that are no regulars any more because of it."""
         seen_before = source in self._known or source in self._probation
         self._probation.pop(source, None)
         among = self._known if seen_before else self._probation
         among[source] = None
         among.move_to_end(source)
-        if len(among) > self._MOST:
-            among.popitem(last=False)
+        return [among.popitem(last=False)[0]] if len(among) > self._MOST else []

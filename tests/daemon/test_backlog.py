@@ -55,6 +55,22 @@ def test_who_invents_a_source_for_each_image_cannot_shut_out_a_regular() -> None
     assert backlog.images == 160
 
 
+def test_regulars_that_are_not_here_take_nothing_from_the_share_of_one_who_is() -> None:
+    backlog = a_backlog(images=160, size=10**6, source_images=160, source_bytes=10**6)
+    for number in range(100):
+        for _ in range(2):
+            assert backlog.enter(f"came-by-{number}", 1) is None
+            backlog.leave(f"came-by-{number}", 1)
+    for _ in range(20):
+        assert backlog.enter("came-by-0", 1) is None
+    invented = 0
+    while backlog.enter(f"invented-{invented}", 1) is None:
+        invented += 1
+    for _ in range(10):
+        assert backlog.enter("came-by-0", 1) is None
+    assert backlog.images == 160
+
+
 def test_invented_sources_are_not_remembered_for_ever() -> None:
     backlog = a_backlog(images=160, size=10**6)
     for number in range(2000):
