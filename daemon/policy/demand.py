@@ -94,17 +94,17 @@ class DemandTable:
         room_bytes = ledger.free_bytes + shelf.keep.unwanted_bytes
         self._blocked[pool] = False
         may_age = self._load_share[pool].can_spend()
+        # Nothing to run and nothing coming: whoever holds the memory holds it only for requests that are yet to come.
+        is_idle = not shelf.is_ram and ledger.loading_count == 0 and shelf.fullest.first() is None
         if shelf.is_gpu and copying < self._in_flight:
-            if room_bytes >= self._floor.least_bytes:
-                yield from self._copies(pool, room_bytes, now)
+            if is_idle or room_bytes >= self._floor.least_bytes:
+                yield from self._copies(pool, room_bytes, now, is_idle=is_idle)
             if may_age:
                 yield from self._aged(pool, now, staged=True)
         if ledger.loading_count - copying >= self._in_flight:
             return
         if may_age and not shelf.is_ram:
             yield from self._aged(pool, now)
-        # Nothing to run and nothing coming: whoever holds the memory holds it only for requests that are yet to come.
-        is_idle = not shelf.is_ram and ledger.loading_count == 0 and shelf.fullest.first() is None
         beside_gpu = self._floor.has_gpu and not shelf.is_gpu and not shelf.is_ram
         ranking = self._groups.wanted.leavings if beside_gpu else self._groups.wanted.reads
         if is_idle or room_bytes >= self._floor.least_bytes:
@@ -212,13 +212,16 @@ class DemandTable:
                 likely = bool(group.requests) or group.promised >= WORTH_EVICTING * SHARE_UNITS
                 yield Want(expert, "demand" if group.requests else "prefetch", "unwanted" if likely else "nobody")
 
-    def _copies(self, pool: PoolId, room_bytes: int, now: float) -> Iterator[Want]:
+    def _copies(self, pool: PoolId, room_bytes: int, now: float, *, is_idle: bool) -> Iterator[Want]:
         """What host memory has and no GPU: all that is staged; of the CPU's what it outgrew, or any for an idle GPU."""
         for place, expert in enumerate(self._groups.wanted.staged.ordered()):
             if place == LOOK_PAST:
                 break
-            if self._may_come(pool, expert, room_bytes, now):
-                yield Want(expert, "demand" if self._groups[expert].requests else "prefetch", "unwanted")
+            has_requests = bool(self._groups[expert].requests)
+            makes_place = is_idle and has_requests
+            if self._may_come(pool, expert, None if makes_place else room_bytes, now):
+                cause = "demand" if has_requests else "prefetch"
+                yield Want(expert, cause, "anybody" if makes_place else "unwanted")
         has_work = self._groups.shelves[pool].fullest.first() is not None
         for place, expert in enumerate(self._groups.wanted.copies.ordered()):
             is_worth = self._balance.outgrown(expert) or (
@@ -229,9 +232,11 @@ class DemandTable:
             if self._may_come(pool, expert, room_bytes, now):
                 yield Want(expert, "demand", "unwanted")
 
-    def _may_come(self, pool: PoolId, expert: ExpertId, room_bytes: int, now: float) -> bool:
+    def _may_come(self, pool: PoolId, expert: ExpertId, room_bytes: int | None, now: float) -> bool:
+        """`room_bytes` is what there is for it, None where others go for it."""
         floor = self._floor
-        return floor.bytes_of(expert) <= room_bytes and floor.takes(pool, expert) and not floor.has_failed(expert, now)
+        fits = room_bytes is None or floor.bytes_of(expert) <= room_bytes
+        return fits and floor.takes(pool, expert) and not floor.has_failed(expert, now)
 
     def _aged(self, pool: PoolId, now: float, *, staged: bool = False) -> Iterator[Want]:
         """The most urgent group that waits for memory."""

@@ -46,6 +46,27 @@ def test_what_is_copied_stays_in_host_memory_until_the_copy_has_ended():
     line.scheduler.check()
 
 
+def test_an_expert_that_only_waits_for_ones_in_host_memory_makes_place_for_them():
+    sizes = {"a": 10, "c": 10, "d": 15, "e": 5, "b": 20}
+    usages = {"b": 0.01, "a": 0.6, "c": 0.6, "d": 0.55, "e": 0.52}
+    known = [
+        an_expert(name, size, usages[name], then=[("d", 0.5)] if name == "b" else []) for name, size in sizes.items()
+    ]
+    chosen = preset("coserve-plus")
+    kept, used = partition((a_pool("cuda:0", 50), a_ram(25)), executors_on("cuda:0"), chosen)
+    line = Clockwork(Scheduler(known, kept, used, chosen, None, ()), used)
+    for pool in (GPU, RAM):
+        while isinstance(load := line.scheduler.next_load(pool, 0.0), Load):
+            line.scheduler.load_done(load, 0.1)
+    for name in "ac":
+        line.scheduler.pin(ExpertId(name), GPU)
+    # What is left for b is d's, which only b's images would be sent to.
+    assert [pool.resident for pool in line.scheduler.snapshot().pools] == [("a", "c", "d", "e"), ("b",)]
+    line.arrive(*(a_request(n, "b") for n in range(3)))
+    line.run()
+    assert max(line.started_s.values()) < 5.0, "before anybody is due"
+
+
 def test_a_group_that_waits_in_the_ram_tier_becomes_urgent_as_any_other():
     line = a_machine(a_pool("cuda:0", 10), a_ram(10), experts="ab")
     line.arrive(a_request(1, "a"), a_request(2, "b"))
