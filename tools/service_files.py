@@ -96,8 +96,9 @@ rules: rules.yaml
 catalog: {places.state}/experts/catalog.yaml
 devices:
   cpu: {{expert_memory: 2GB, executors: 1, threads: 1}}
-# Without free (or images_bytes) no image is ever deleted, and a full disk stops the line at busy: docs/retention.md.
-retention: {{keep: [fail, review, unknown]}}   # for months without a visit, beside keep: free: 10GB
+# Below this much free space the oldest images go, evidence last. Without free (or images_bytes) no image is ever
+# deleted, and a full disk stops the line at busy: docs/retention.md.
+retention: {{keep: [fail, review, unknown], free: 10GB}}
 stop: {{drain: running, within: 12s}}
 """
 
