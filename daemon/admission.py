@@ -5,6 +5,7 @@ the intake thread calls, `hold` and `resume` excepted.
 """
 
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -157,6 +158,7 @@ class Admission:
         self._in_flight: dict[Key, _InFlight] = {}
         self._outstanding: Counter[bytes] = Counter()
         self._held: Mapping[str, str] = {}
+        self._holding = threading.Lock()
         self._log = structlog.get_logger("intake")
 
     @property
@@ -171,11 +173,13 @@ class Admission:
 
     def hold(self, cause: str, reason: str) -> None:
         """Answer `busy` to new images until `resume(cause)`; several causes may hold at once. Any thread."""
-        self._held = {**self._held, cause: reason}
+        with self._holding:
+            self._held = {**self._held, cause: reason}
 
     def resume(self, cause: str) -> None:
         """Lift what `hold` with this cause began. Any thread."""
-        self._held = {other: reason for other, reason in self._held.items() if other != cause}
+        with self._holding:
+            self._held = {other: reason for other, reason in self._held.items() if other != cause}
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -412,6 +416,10 @@ class Admission:
         busy = self._wait_outside(peer, message, payload_bytes)
         if busy is not None:
             return busy
+        # Late, for the room counts whom it lets in.
+        no_room = self._room(payload_bytes)
+        if no_room is not None:
+            return self.busy(message, no_room, _HELD_RETRY_MS)
         full = self._memory.enter(message.source, payload_bytes)
         if full is None:
             full = self._backlog.enter(message.source, payload_bytes)
@@ -426,9 +434,6 @@ class Admission:
         """Why this image has to wait, apart from the room there is."""
         for reason in self._held.values():
             return self.busy(message, reason, _HELD_RETRY_MS)
-        full = self._room(payload_bytes)
-        if full is not None:
-            return self.busy(message, full, _HELD_RETRY_MS)
         if self._outstanding[peer.identity] >= self.limits.credit:
             return self._over_credit(message)
         wait_s = self.quotas.wait_s(message.source, payload_bytes, time.monotonic())

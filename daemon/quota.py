@@ -4,6 +4,7 @@ Plain state: time comes in as an argument. A bucket is kept as the moment at whi
 source that has been quiet needs no memory.
 """
 
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -34,9 +35,10 @@ class _Buckets:
 
 
 class Quotas:
-    """`wait_s` changes nothing; `spend` takes what an image costs. One thread."""
+    """`wait_s` changes nothing; `spend` takes what an image costs. Any thread."""
 
     def __init__(self, limits: QuotaLimits) -> None:
+        self._lock = threading.Lock()
         self._limits = limits
         #: In the order of their last image.
         self._sources: OrderedDict[str, _Buckets] = OrderedDict()
@@ -46,8 +48,9 @@ class Quotas:
         return self._limits
 
     def change_limits(self, limits: QuotaLimits) -> None:
-        """Put other limits in force, with full buckets. Any thread."""
-        self._limits, self._sources = limits, OrderedDict()
+        """Put other limits in force, with full buckets."""
+        with self._lock:
+            self._limits, self._sources = limits, OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -57,6 +60,15 @@ class Quotas:
 
         An image that costs more than a whole bucket needs a full one.
         """
+        with self._lock:
+            return self._wait_s(source, size_bytes, now_s)
+
+    def spend(self, source: str, size_bytes: int, now_s: float) -> None:
+        """Take one image's cost; a large one may leave a debt that later images wait for."""
+        with self._lock:
+            self._spend(source, size_bytes, now_s)
+
+    def _wait_s(self, source: str, size_bytes: int, now_s: float) -> float:
         buckets = self._sources.get(source) or self._sources.get(_OTHERS)
         if buckets is None or (source not in self._sources and len(self._sources) < _MAX_SOURCES):
             return 0.0
@@ -65,8 +77,7 @@ class Quotas:
         bytes_wait_s = buckets.bytes_full_s + min(bytes_s, _BURST_S) - _BURST_S - now_s if bytes_s else 0.0
         return max(0.0, images_wait_s, bytes_wait_s)
 
-    def spend(self, source: str, size_bytes: int, now_s: float) -> None:
-        """Take one image's cost; a large one may leave a debt that later images wait for."""
+    def _spend(self, source: str, size_bytes: int, now_s: float) -> None:
         images_s, bytes_s = self._costs_s(size_bytes)
         if not (images_s or bytes_s):
             return
