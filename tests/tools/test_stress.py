@@ -1,5 +1,6 @@
 """What the long runs are judged by: a trend and how sure it is, books that balance or do not, mutations by seed."""
 
+import json
 import random
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from tests.contract.client import Line
 from tools.fuzz.mutate import Mutator, Seed
+from tools.fuzz.run import Fuzzed
 from tools.stress.account import audit
 from tools.stress.line import BOARD_TYPE, IMAGES_PER_BOARD, make_jpegs
 from tools.stress.steady import SteadyPublisher
@@ -45,6 +47,12 @@ def test_the_same_seed_sends_the_same_messages() -> None:
 
     assert messages(4) == messages(4)
     assert messages(4) != messages(5)
+
+
+def test_what_the_fuzzer_found_is_told_as_json() -> None:
+    told = Fuzzed(seed=1)
+    told.answers["rejected bad_header"] += 2
+    assert json.loads(json.dumps(told.as_dict()))["answers"] == {"rejected bad_header": 2}
 
 
 def test_books_balance_and_a_promise_that_was_not_kept_is_seen(tmp_path: Path, experts_folder: Path) -> None:

@@ -71,7 +71,9 @@ class Fuzzed:
         return not wrong and self.books is not None and self.books.balance
 
     def as_dict(self) -> dict[str, Any]:
-        return {"machine": platform.platform(), "holds": self.holds, **asdict(self)}
+        # asdict would count the pairs of a Counter anew.
+        said = {**asdict(self), "answers": dict(self.answers)}
+        return {"machine": platform.platform(), "holds": self.holds, **said}
 
 
 def run_fuzz(frames: int, seed: int, tell: Callable[[Fuzzed], None] = lambda _: None) -> Fuzzed:
