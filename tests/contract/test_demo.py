@@ -40,7 +40,7 @@ def folder(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("coserve.yaml", "rules.yaml", "prepared.json", "experts/catalog.yaml"):
         shutil.copy(prepared / name, folder / name)
     for weights in (prepared / "experts").glob("*.safetensors"):
-        (folder / "experts" / weights.name).symlink_to(weights)
+        shutil.copy(weights, folder / "experts" / weights.name)
     return folder
 
 
