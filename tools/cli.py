@@ -12,6 +12,7 @@ from tools.backup import command as backup
 from tools.bench import command as bench
 from tools.console import fail
 from tools.fuzz import command as fuzz
+from tools.moe import command as moe
 from tools.profile import command as profile
 from tools.simulate import command as simulate
 from tools.stress import command as stress
@@ -32,6 +33,7 @@ simulate.register(app)
 bench.register(app)
 stress.register(app)
 fuzz.register(app)
+moe.register(app)
 keys.register(app)
 backup.register(app)
 service_install.register(app)

@@ -1,0 +1,42 @@
+"""`coserve moe …`: prepare, check and measure language models whose experts stay on disk."""
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from experts.moe.errors import ModelError
+from tools.console import fail
+
+_EXTRA = {"accelerate", "tokenizers", "transformers"}
+_COMMANDS: tuple[Any, ...] = ()  # modules with a `register`, one command each
+
+
+class _Group(TyperGroup):
+    """Commands of this group end with one sentence where a checkpoint is wrong or the extra `moe` is not installed."""
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModelError as error:
+            fail(str(error), status=1)
+        except ModuleNotFoundError as missing:
+            package = (missing.name or "").partition(".")[0]
+            if package not in _EXTRA:
+                raise
+            extra = "dev" if package == "accelerate" else "moe"
+            fail(
+                f"{package} is not installed; language models need the extra `{extra}`: "
+                f".venv/bin/python -m pip install --constraint constraints.txt --editable '.[{extra}]'",
+                status=2,
+            )
+
+
+moe_app = typer.Typer(cls=_Group, no_args_is_help=True, help="Language models whose experts stay on disk.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add `moe` to `app`; each command has a module of its own."""
+    app.add_typer(moe_app, name="moe")
+    for module in _COMMANDS:
+        module.register(moe_app)
