@@ -5,6 +5,7 @@ Each file carries the stamp of the checkpoint that it was made from; another che
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,9 @@ _SAMPLE_BYTES = 1 << 16
 
 
 def stamp_of(checkpoint: Path) -> str:
-    """A name for these exact weights: sha256 over the configuration and each weights file's size, head, middle and tail.
+    """A name for these exact weights: sha256 over the configuration and samples of each weights file.
 
-    Reads 192 KiB of each file, so that a checkpoint of 90 GB is stamped in milliseconds. Raises ModelError without weights.
+    Reads 192 KiB of each file, so that 90 GB are stamped in milliseconds. Raises ModelError where no weights are.
     """
     weights = sorted(checkpoint.glob("*.safetensors"))
     config = checkpoint / "config.json"
@@ -54,7 +55,7 @@ def stamp_of(checkpoint: Path) -> str:
 
 
 class Prepared:
-    """The prepared files of one checkpoint. `name` is a path below its folder without suffix: `traces/train`, `united-2`."""
+    """The prepared files of one checkpoint; names are paths below its folder without suffix: `traces/train`."""
 
     def __init__(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
@@ -121,5 +122,5 @@ class Prepared:
         return value
 
     def _command(self, name: str) -> str:
-        first = name.split("/")[0].split("-")[0]
+        first = re.split("[/-]", name, maxsplit=1)[0]
         return f"{_MADE_BY.get(first, 'coserve moe')} {self.checkpoint}"

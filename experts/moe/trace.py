@@ -1,4 +1,4 @@
-"""Routing traces: which experts each token of a text went to, with what weight. Predictors and plans are fitted on them.
+"""Routing traces: which experts each token of a text went to, with what weight. Predictors are fitted on them.
 
 A trace is taken with every expert in memory, teacher-forced: tokens are the text's own. Routing of a token depends on
 what stands before it only, so the first tokens of a prompt count as prefill and the others as decode steps.

@@ -7,9 +7,10 @@ from typer.core import TyperGroup
 
 from experts.moe.errors import ModelError
 from tools.console import fail
+from tools.moe import fixture
 
 _EXTRA = {"accelerate", "tokenizers", "transformers"}
-_COMMANDS: tuple[Any, ...] = ()  # modules with a `register`, one command each
+_COMMANDS = (fixture,)  # modules with a `register`, one command each
 
 
 class _Group(TyperGroup):

@@ -1,0 +1,189 @@
+"""Text of five domains that any machine with this project's Python environment has, split by file.
+
+Whatever is cut out of one file (its code, its manual page, its docstrings) falls on the same side of the split.
+"""
+
+import ast
+import hashlib
+import importlib.metadata
+import json
+import pydoc
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+DOMAINS = ("licence", "python", "manual", "config", "docstring")
+_MOST_CHARACTERS = 60_000  # of one file, so that none is a domain by itself
+_FEWEST_CHARACTERS = 200
+_LICENCE = re.compile(r"(licen[cs]e|copying|notice)", re.IGNORECASE)
+_CODE = {".py", ".pyc", ".pyi", ".so", ".xml", ".html", ".json"}
+_NO_MANUAL = {"antigravity", "this", "idlelib", "turtledemo", "test", "lib2to3", "ensurepip", "__phello__", "tkinter"}
+_TESTS = {"test", "tests", "idle_test", "site-packages", "__pycache__"}
+_DOCUMENTED = (
+    "numpy", "scipy", "torch", "matplotlib", "networkx", "sympy", "transformers", "hypothesis", "rich", "pydantic",
+    "sqlalchemy", "PIL", "typer", "psutil", "zmq", "accelerate", "torchvision", "alembic",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One file's text of one domain; `source` names the file below its root, and decides the side of the split."""
+
+    domain: str
+    source: str
+    text: str
+
+    @property
+    def held_out(self) -> bool:
+        """Whether the file belongs to the 12 % that nothing is fitted on."""
+        return int.from_bytes(hashlib.sha256(f"split {self.source}".encode()).digest()[:4], "big") / 2**32 < 0.12
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def collect(characters: int, say: Callable[[str], None] = lambda _: None) -> list[Document]:
+    """At most about `characters` of each domain, without duplicates, in an order that the files' names decide."""
+    found: list[Document] = []
+    finders = (licences, python_source, manuals, configurations, docstrings)
+    for domain, find in zip(DOMAINS, finders, strict=True):
+        say(f"text: {domain}")
+        found += _enough(domain, find(characters), characters)
+    return found
+
+
+def _enough(domain: str, texts: Iterable[tuple[str, str]], characters: int) -> Iterator[Document]:
+    seen: set[str] = set()
+    total = 0
+    for source, whole in texts:
+        text = whole[:_MOST_CHARACTERS]
+        words = hashlib.sha256(" ".join(text.split()).encode()).hexdigest()
+        if len(text) < _FEWEST_CHARACTERS or words in seen:
+            continue
+        seen.add(words)
+        yield Document(domain, source, text)
+        total += len(text)
+        if total >= characters:
+            return
+
+
+def licences(_characters: int) -> Iterator[tuple[str, str]]:
+    """Licences and notices of everything installed."""
+    roots = (_packages(), Path("/usr/share/common-licenses"))
+    for root in roots:
+        for file in _files(root, lambda file: bool(_LICENCE.search(str(file))) and file.suffix not in _CODE):
+            yield _read(root, file)
+
+
+def python_source(_characters: int) -> Iterator[tuple[str, str]]:
+    """The standard library's modules without their docstrings."""
+    root = _library()
+    for file in _files(root, lambda file: file.suffix == ".py" and not _TESTS & set(file.relative_to(root).parts)):
+        source, text = _read(root, file)
+        yield source, _without_docstrings(text)
+
+
+def manuals(characters: int) -> Iterator[tuple[str, str]]:
+    """Manual pages of the standard library's modules (NAME, DESCRIPTION, FUNCTIONS …), as `pydoc` prints them.
+
+    They are made in a process of their own, because a page is made by importing its module.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", "tools.moe.corpus", str(2 * characters)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  (ourselves)
+    yield from (tuple(pair) for pair in json.loads(done.stdout.splitlines()[-1]))
+
+
+def configurations(_characters: int) -> Iterator[tuple[str, str]]:
+    """JSON and TOML files of everything installed, and each distribution's metadata as JSON."""
+    for distribution in sorted(importlib.metadata.distributions(), key=lambda each: each.name.lower()):
+        described = {key: value for key, value in distribution.metadata.json.items() if key != "description"}
+        yield f"{distribution.name}/metadata.json", json.dumps(described, indent=2)
+    for root in (_packages(), _library()):
+        yield from (_read(root, file) for file in _files(root, lambda file: file.suffix in {".json", ".toml"}))
+
+
+def docstrings(_characters: int) -> Iterator[tuple[str, str]]:
+    """English docstrings of well documented packages, one text a file."""
+    root = _packages()
+    wanted = set(_DOCUMENTED)
+
+    def documented(file: Path) -> bool:
+        parts = file.relative_to(root).parts
+        return file.suffix == ".py" and parts[0] in wanted and not _TESTS & set(parts)
+
+    for file in _files(root, documented):
+        source, text = _read(root, file)
+        yield source, "\n\n".join(_docstrings(text))
+
+
+def _docstrings(text: str) -> Iterator[str]:
+    for node in _documented_nodes(text):
+        docstring = ast.get_docstring(node)
+        if docstring and len(docstring) > 120:
+            yield docstring
+
+
+def _without_docstrings(text: str) -> str:
+    lines = text.splitlines()
+    for node in _documented_nodes(text):
+        first = node.body[0] if node.body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            lines[first.lineno - 1 : first.end_lineno] = [""] * ((first.end_lineno or first.lineno) - first.lineno + 1)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def _documented_nodes(text: str) -> list[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return []
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+def _pages(characters: int) -> Iterator[tuple[str, str]]:
+    root = _library()
+    total = 0
+    for file in _files(root, lambda file: file.suffix == ".py" and not _TESTS & set(file.relative_to(root).parts)):
+        parts = file.relative_to(root).with_suffix("").parts
+        if parts[0] in _NO_MANUAL or any(part == "__main__" for part in parts):
+            continue
+        name = ".".join(part for part in parts if part != "__init__")
+        try:
+            page = pydoc.render_doc(name, title="%s", renderer=pydoc.plaintext)
+        except (Exception, SystemExit):  # noqa: BLE001  (a module of another system)
+            continue
+        page = re.sub(r"(?m)^ *FILE\n.*\n", "", page).replace(str(root), "/usr/lib/python3")
+        yield str(file.relative_to(root)), page
+        total += min(len(page), _MOST_CHARACTERS)
+        if total >= characters:
+            return
+
+
+def _files(root: Path, wanted: Callable[[Path], bool]) -> list[Path]:
+    """Regular files below `root`, shuffled by name so that a prefix holds a little of everything."""
+    return sorted(
+        (file for file in root.rglob("*") if wanted(file) and file.is_file() and not file.is_symlink()),
+        key=lambda file: hashlib.sha256(str(file.relative_to(root)).encode()).digest(),
+    )
+
+
+def _read(root: Path, file: Path) -> tuple[str, str]:
+    return str(file.relative_to(root)), file.read_text(encoding="utf-8", errors="replace")
+
+
+def _packages() -> Path:
+    return Path(sysconfig.get_path("purelib"))
+
+
+def _library() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+if __name__ == "__main__":
+    print("\n" + json.dumps(list(_pages(int(sys.argv[1])))))

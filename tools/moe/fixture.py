@@ -1,0 +1,255 @@
+"""`coserve moe fixture`: train the small mixture of experts that the thresholds of the modes are measured on."""
+
+import json
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tools.console import console, print_table
+
+if TYPE_CHECKING:
+    import torch
+
+    from tools.moe.corpus import Document
+
+DEFAULT_FIXTURE = Path("build/moe/fixture")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that decides the fixture but the text of the machine; kept beside it, and compared."""
+
+    layers: int = 6
+    width: int = 128
+    experts: int = 16
+    top_k: int = 2
+    vocabulary: int = 2048
+    characters: int = 1_500_000  # of each domain, at most
+    window: int = 256  # tokens
+    windows_of_domain: int = 4  # in each step
+    steps: int = 600
+    learning_rate: float = 3e-3
+    balance: float = 0.02  # weight of the auxiliary loss, averaged over layers
+    seed: int = 6
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command to `app`."""
+    app.command()(fixture)
+
+
+def fixture(
+    out: Annotated[Path, typer.Option(help="The folder to write the checkpoint to.")] = DEFAULT_FIXTURE,
+) -> None:
+    """Train a Mixtral of 5.3 M parameters on text found on this machine: five minutes on two cores, once.
+
+    Stopped, it goes on where it was. A fixture that is there is not made again.
+    """
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    if make_fixture(out, Recipe()):
+        console.print(f"trained: {out}")
+    else:
+        console.print(f"{out} is there already; delete it to train again")
+    report = json.loads((out / "training.json").read_text(encoding="utf-8"))
+    rows = [(domain, f"{value:.1f}", report["files"][domain]) for domain, value in report["perplexity"].items()]
+    print_table("held-out files", ("domain", "perplexity", "files"), rows)
+    shares = [(layer, f"{min(each):.3f}", f"{max(each):.3f}") for layer, each in enumerate(report["load"])]
+    even = 1 / report["recipe"]["experts"]
+    print_table(f"share of tokens an expert gets ({even:.3f} is even)", ("layer", "least", "most"), shares)
+
+
+def make_fixture(out: Path, recipe: Recipe) -> bool:
+    """Write a checkpoint in Hugging Face format, its text and a report; false where exactly this is there already."""
+    from tools.moe.corpus import collect
+    from tools.moe.text import ensure_text
+
+    done = out / "training.json"
+    if done.is_file() and json.loads(done.read_text(encoding="utf-8"))["recipe"] == asdict(recipe):
+        return False
+    part = out.with_name(f"{out.name}.part")
+    _begin(part, recipe)
+    with console.status("") as status:
+        documents = collect(recipe.characters, status.update)
+        status.update("vocabulary")
+        tokenizer = _tokenizer(documents, recipe, part)
+    report = _train(part, recipe, documents, tokenizer)
+    from experts.moe.prepared import Prepared
+
+    ensure_text(Prepared(part), tokenizer, documents)
+    (part / "training.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    (part / "progress.pt").unlink(missing_ok=True)
+    (part / "recipe.json").unlink()
+    if out.exists():
+        shutil.rmtree(out)
+    part.rename(out)
+    return True
+
+
+def _begin(part: Path, recipe: Recipe) -> None:
+    """Keep what an earlier run of the same recipe left, throw away another's."""
+    kept = part / "recipe.json"
+    if part.exists() and not (kept.is_file() and json.loads(kept.read_text(encoding="utf-8")) == asdict(recipe)):
+        shutil.rmtree(part)
+    part.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(asdict(recipe)), encoding="utf-8")
+
+
+def _tokenizer(documents: "list[Document]", recipe: Recipe, part: Path) -> Any:
+    """Byte-pair encoding over bytes, learned from the training files only."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    if (part / "tokenizer.json").is_file():
+        return PreTrainedTokenizerFast.from_pretrained(part)
+    learned = Tokenizer(models.BPE())
+    learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learned.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=recipe.vocabulary,
+        special_tokens=["<pad>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    learned.train_from_iterator((each.text for each in documents if not each.held_out), trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=learned, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="left"  # noqa: S106
+    )
+    tokenizer.save_pretrained(part)
+    return tokenizer
+
+
+def _model(recipe: Recipe) -> Any:
+    import torch
+
+    from experts.moe.library import transformers
+
+    torch.manual_seed(recipe.seed)
+    config = transformers().MixtralConfig(
+        vocab_size=recipe.vocabulary,
+        hidden_size=recipe.width,
+        intermediate_size=recipe.width,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=recipe.experts,
+        num_experts_per_tok=recipe.top_k,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    )
+    return transformers().MixtralForCausalLM(config)
+
+
+def _train(part: Path, recipe: Recipe, documents: "list[Document]", tokenizer: Any) -> dict[str, Any]:
+    """Train from where an earlier run stopped; returns the report. A checkpoint every 50 steps."""
+    import torch
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from tools.moe.corpus import DOMAINS
+    from tools.moe.text import encode
+
+    text = encode(documents, tokenizer, held_out=False)
+    model = _model(recipe)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser, recipe.learning_rate, total_steps=recipe.steps, pct_start=0.06, cycle_momentum=False
+    )
+    kept = part / "progress.pt"
+    seconds, losses = 0.0, []
+    if kept.is_file():
+        state = torch.load(kept, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimiser.load_state_dict(state["optimiser"])
+        schedule.load_state_dict(state["schedule"])
+        seconds, losses = state["seconds"], state["losses"]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("training", total=recipe.steps, completed=len(losses))
+        while len(losses) < recipe.steps:
+            began = time.monotonic()
+            batch = _batch(text.ids, recipe, len(losses))
+            loss, balance = _step(model, batch, optimiser, recipe)
+            losses.append(loss)
+            schedule.step()
+            seconds += time.monotonic() - began
+            progress.update(bar, advance=1, description=f"training, loss {loss:.2f}, balance {balance:.2f}")
+            if len(losses) % 50 == 0:
+                state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "losses": losses}
+                torch.save(state | {"schedule": schedule.state_dict(), "seconds": seconds}, f"{kept}.new")
+                Path(f"{kept}.new").rename(kept)
+    model.save_pretrained(part)
+    held_out = encode(documents, tokenizer, held_out=True)
+    measured = _measure(model.eval(), {each: held_out.windows(each, recipe.window, 64) for each in DOMAINS}, recipe)
+    files = {each: len(held_out.start[each]) - 1 for each in DOMAINS}
+    trained = {"recipe": asdict(recipe), "parameters": model.num_parameters(), "files": files}
+    return trained | {"seconds": round(seconds, 1), "losses": [round(each, 3) for each in losses[::10]]} | measured
+
+
+def _batch(ids: "dict[str, torch.Tensor]", recipe: Recipe, step: int) -> "torch.Tensor":
+    """(windows, window + 1) int64, as many of each domain; which ones is decided by seed and step alone."""
+    import torch
+
+    generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+    rows: list[torch.Tensor] = []
+    for whole in ids.values():
+        last = len(whole) - recipe.window - 1
+        starts = torch.randint(0, last, (recipe.windows_of_domain,), generator=generator)
+        rows += [whole[start : start + recipe.window + 1] for start in starts.tolist()]
+    return torch.stack(rows)
+
+
+def _step(model: Any, batch: "torch.Tensor", optimiser: "torch.optim.Optimizer", recipe: Recipe) -> tuple[float, float]:
+    """One step on a batch; the loss, and the auxiliary loss averaged over layers."""
+    import torch
+
+    outputs = model.model(batch[:, :-1], output_router_logits=True)
+    logits = model.lm_head(outputs.last_hidden_state)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+    balance = torch.stack([_imbalance(layer, recipe.top_k) for layer in outputs.router_logits]).mean()
+    (loss + recipe.balance * balance).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
+    return loss.item(), balance.item()
+
+
+def _imbalance(logits: "torch.Tensor", top_k: int) -> "torch.Tensor":
+    """The auxiliary loss of one layer, 1 where all experts get the same (Switch Transformers, equations 4 to 6).
+
+    The library pools counts over layers first: each layer may then collapse to a few experts while the sum is even.
+    """
+    import torch
+
+    experts = logits.shape[-1]
+    chances = torch.softmax(logits.float(), dim=-1)
+    chosen = chances.topk(top_k).indices.flatten()
+    share = torch.bincount(chosen, minlength=experts).float() / len(chosen)
+    return experts * (share * chances.mean(0)).sum()
+
+
+def _measure(model: Any, windows: "dict[str, torch.Tensor]", recipe: Recipe) -> dict[str, Any]:
+    """Perplexity of each domain and what share of a layer's tokens each expert got, on held-out files."""
+    import torch
+
+    perplexity: dict[str, float] = {}
+    load = torch.zeros(recipe.layers, recipe.experts)
+    with torch.no_grad():
+        for domain, rows in windows.items():
+            outputs = model(rows, output_router_logits=True)
+            loss = torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten())
+            perplexity[domain] = round(loss.exp().item(), 2)
+            for layer, logits in enumerate(outputs.router_logits):
+                chosen = logits.topk(recipe.top_k).indices.flatten()
+                load[layer] += torch.bincount(chosen, minlength=recipe.experts)
+    shares = load / load.sum(dim=1, keepdim=True)
+    return {"perplexity": perplexity, "load": [[round(each, 4) for each in row] for row in shares.tolist()]}
