@@ -24,7 +24,7 @@ Phase = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A kind of request: mean lengths in tokens. Single lengths vary by `spread` (standard deviation of the logarithm)."""
+    """A kind of request: mean lengths in tokens. `spread`: the standard deviation of a length's logarithm."""
 
     name: str
     prompt_tokens: float
@@ -42,7 +42,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`compute`: a step of the model; `load_s`: an expert's way into its slot; `access_s`: one expert of one layer run."""
+    """`compute`: a step of the model; `load_s`: an expert's way to its slot; `access_s`: a run of one expert."""
 
     compute: Costs
     load_s: float = 0.0
@@ -76,14 +76,14 @@ class Work(Protocol):
     def begin(self, step: Step, now: float) -> Effort: ...
 
     def end(self, step: Step, latencies_s: Sequence[float], now: float) -> None:
-        """The step is over. Latency of each row's token: in prefill since its arrival, in decode since the one before."""
+        """The step is over. Latency of each row's token: in prefill since arrival, in decode since the one before."""
         ...
 
 
 class Free:
     """Every expert is in memory and costs nothing beside the model's own computing."""
 
-    def begin(self, step: Step, now: float) -> Effort:
+    def begin(self, step: Step, now: float) -> Effort:  # noqa: ARG002
         return Effort()
 
     def end(self, step: Step, latencies_s: Sequence[float], now: float) -> None:
@@ -153,11 +153,10 @@ def poisson(
 ) -> tuple[Arrival, ...]:
     """A Poisson trace, its tasks drawn alike (eMoE §2.1). `rate_per_s`: a number, or the rate at a time (a burst)."""
     rng = random.Random(seed)
-    rate_at = rate_per_s if callable(rate_per_s) else lambda now: rate_per_s
     now = 0.0
     arrivals: list[Arrival] = []
     for number in range(requests):
-        now += rng.expovariate(1.0) / rate_at(now)
+        now += rng.expovariate(1.0) / (rate_per_s(now) if callable(rate_per_s) else rate_per_s)
         task = rng.choice(tasks)
         prompt, output = (_length(rng, mean, task.spread) for mean in (task.prompt_tokens, task.output_tokens))
         generation = Generation(
@@ -190,8 +189,7 @@ def capacity_per_s(
 ) -> float:
     """Requests per second when there is always one more waiting."""
     backlog = [
-        replace(one, generation=replace(one.generation, arrived_s=0.0))
-        for one in poisson(tasks, 1.0, requests, seed)
+        replace(one, generation=replace(one.generation, arrived_s=0.0)) for one in poisson(tasks, 1.0, requests, seed)
     ]
     return requests / replay(backlog, scheduler, machine, work).makespan_s
 

@@ -1,0 +1,1 @@
+"""Decisions of language models, pure: values in, values out."""

@@ -1,0 +1,238 @@
+"""Which waiting generations begin: by SLO slack (eMoE §3.5, Algorithm 1), or first come, first served.
+
+The engine asks `admit(waiting, running, now)` before each decode step and prefills those that it names, in their order.
+It tells `ended` what is complete and `loaded` what an admission took to load. Times in seconds on one clock.
+
+How the paper's listing is read (docs/decisions.md): T is the tokens that scheduled requests may come to hold, not the
+length of a queue; line 6 adds R, not S; waiting counts towards a latency; an SLO that is lost holds nobody up.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+#: Of requests in order, how many per row are looked at in one call: long queues must not cost more than a step.
+_LOOKED_AT_PER_ROW = 4
+#: What a request that outlives its profile is expected to generate yet, of its profile (eMoE §3.5).
+_RESET = 0.05
+#: The last so many requests of a task make its profile.
+_MEMORY = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One request for text. `slo_s`: from arrival to the last token; None where nobody asked for one."""
+
+    request: str
+    task: str | None
+    prompt_tokens: int
+    max_new_tokens: int
+    arrived_s: float
+    slo_s: float | None = None
+    generated: int = 0
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens that it may come to hold in the cache of keys and values."""
+        return self.prompt_tokens + self.max_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one batch may hold: rows, and tokens in them (T_max). What alone is beyond `tokens` is never admitted:
+    intake refuses it.
+    """
+
+    rows: int
+    tokens: int
+
+    def room(self, scheduled: Sequence[Generation], candidate: Generation) -> bool:
+        held = sum(one.held_tokens for one in scheduled)
+        return len(scheduled) < self.rows and held + candidate.held_tokens <= self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """A step with a past takes `step_s + row_s × rows`; a prefill `step_s + prefill_token_s × tokens`."""
+
+    prefill_token_s: float
+    step_s: float
+    row_s: float
+
+    def decode_s(self, rows: int) -> float:
+        return self.step_s + self.row_s * rows
+
+    def prefill_s(self, tokens: int) -> float:
+        return self.step_s + self.prefill_token_s * tokens
+
+
+class Profiles:
+    """Output length and loading latency of each task: given at first, then the average of the last requests."""
+
+    def __init__(
+        self, output_tokens: Mapping[str, float] | None = None, loading_s: Mapping[str, float] | None = None
+    ) -> None:
+        self._output: dict[str | None, tuple[float, int]] = {
+            task: (mean, _MEMORY) for task, mean in (output_tokens or {}).items()
+        }
+        self._loading: dict[str | None, tuple[float, int]] = {
+            task: (mean, _MEMORY) for task, mean in (loading_s or {}).items()
+        }
+
+    def ended(self, generation: Generation) -> None:
+        """A request is complete: `generated` is its length."""
+        _learn(self._output, generation.task, generation.generated)
+
+    def loaded(self, task: str | None, seconds: float) -> None:
+        """What the admission of a request of `task`, none of which was running, took to load."""
+        _learn(self._loading, task, seconds)
+
+    def remaining(self, generation: Generation) -> int:
+        """G: tokens that it is expected to generate yet, at least one. Without a profile, all that it may."""
+        profiled = self._output.get(generation.task, (float(generation.max_new_tokens), 0))[0]
+        left = math.ceil(profiled) - generation.generated
+        if left <= 0:
+            left = math.ceil(profiled * _RESET)
+        return max(1, min(left, generation.max_new_tokens - generation.generated))
+
+    def loading_s(self, task: str | None) -> float:
+        """ΔE of a task that is not running yet."""
+        return self._loading.get(task, (0.0, 0))[0]
+
+
+class Scheduler(Protocol):
+    def admit(self, waiting: Sequence[Generation], running: Sequence[Generation], now: float) -> tuple[Generation, ...]:
+        """Those of `waiting` that begin with the next step. `waiting` is in the order of arrival. Changes nothing."""
+        ...
+
+    def ended(self, generation: Generation) -> None:
+        """A request is complete; `generated` is its length."""
+        ...
+
+    def loaded(self, task: str | None, seconds: float) -> None:
+        """What the admission of a request of `task`, none of which was running, took to load."""
+        ...
+
+
+class FirstCome:
+    """First come, first served: the peer. The first that has no room holds up those behind it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def admit(
+        self,
+        waiting: Sequence[Generation],
+        running: Sequence[Generation],
+        now: float,  # noqa: ARG002 every scheduler is asked alike
+    ) -> tuple[Generation, ...]:
+        scheduled = list(running)
+        for candidate in waiting:
+            if not self._limits.room(scheduled, candidate):
+                break
+            scheduled.append(candidate)
+        return tuple(scheduled[len(running) :])
+
+    def ended(self, generation: Generation) -> None:
+        """Nothing to learn."""
+
+    def loaded(self, task: str | None, seconds: float) -> None:
+        """Nothing to learn."""
+
+
+class SloSlack:
+    """eMoE's Algorithm 1: least slack first; nobody begins who would cost one that runs its SLO.
+
+    Slack is what is left of the SLO after the expected rest of the request (Eq. 3). *Ours*: who cannot make the SLO any
+    more waits behind those who can, up to `patience_s` after arrival; then it goes first, as long as such requests hold
+    no more than a quarter of the rows. A request without SLO has until `patience_s`.
+    """
+
+    def __init__(self, limits: Limits, costs: Costs, profiles: Profiles, *, patience_s: float = 60.0) -> None:
+        self._profiles = profiles
+        self._limits = limits
+        self._costs = costs
+        self._patience_s = patience_s
+
+    def admit(self, waiting: Sequence[Generation], running: Sequence[Generation], now: float) -> tuple[Generation, ...]:
+        new: list[Generation] = []
+        for candidate in self._order(waiting, running, now):
+            if len(running) + len(new) >= self._limits.rows:
+                break
+            if self._limits.room([*running, *new], candidate) and not self._harms(running, new, candidate, now):
+                new.append(candidate)
+        return tuple(new)
+
+    def ended(self, generation: Generation) -> None:
+        self._profiles.ended(generation)
+
+    def loaded(self, task: str | None, seconds: float) -> None:
+        self._profiles.loaded(task, seconds)
+
+    def slack_s(self, generation: Generation, running: Sequence[Generation], now: float) -> float:
+        """Seconds that it may still wait if it then runs beside as many as now."""
+        loading_s = (
+            0.0 if any(one.task == generation.task for one in running) else self._profiles.loading_s(generation.task)
+        )
+        decode_s = self._costs.decode_s(len(running) + 1) * self._profiles.remaining(generation)
+        rest_s = loading_s + self._costs.prefill_s(generation.prompt_tokens) + decode_s
+        return self._deadline(generation) - now - rest_s
+
+    def _order(self, waiting: Sequence[Generation], running: Sequence[Generation], now: float) -> list[Generation]:
+        overdue_rows = sum(1 for one in running if now - one.arrived_s > self._patience_s)
+        overdue_left = max(1, self._limits.rows // 4) - overdue_rows
+        ranked: list[tuple[int, float, int, Generation]] = []
+        for place, one in enumerate(waiting):
+            slack_s = self.slack_s(one, running, now)
+            if now - one.arrived_s > self._patience_s and overdue_left > 0:
+                ranked.append((0, one.arrived_s, place, one))
+                overdue_left -= 1
+            elif slack_s >= 0:
+                ranked.append((1, slack_s, place, one))
+            else:
+                ranked.append((2, one.arrived_s, place, one))
+        ranked.sort(key=lambda item: item[:3])
+        return [item[3] for item in ranked[: _LOOKED_AT_PER_ROW * self._limits.rows]]
+
+    def _harms(
+        self, running: Sequence[Generation], new: Sequence[Generation], candidate: Generation, now: float
+    ) -> bool:
+        """Whether one that makes its SLO without `candidate` misses it with it."""
+        before = self._latencies(running, new)
+        after = self._latencies(running, [*new, candidate])
+        for one, without_s, with_s in zip([*running, *new], before, after[:-1], strict=True):
+            left_s = self._deadline(one) - now
+            if without_s <= left_s < with_s:
+                return True
+        return False
+
+    def _latencies(self, running: Sequence[Generation], new: Sequence[Generation]) -> list[float]:
+        """Seconds until each of `running` and `new` ends if `new` begins now (Eq. 3, less the time that has passed).
+
+        While the one with the least left generates it, all rows are there; then one row less, and so on.
+        """
+        tasks = {one.task for one in running}
+        entering = [task for task in dict.fromkeys(one.task for one in new) if task not in tasks]
+        elapsed_s = sum(self._profiles.loading_s(task) for task in entering)
+        if new:
+            elapsed_s += self._costs.prefill_s(sum(one.prompt_tokens for one in new))
+        together = [*running, *new]
+        left = [self._profiles.remaining(one) for one in together]
+        ends = [0.0] * len(together)
+        done = 0
+        for ended, place in enumerate(sorted(range(len(together)), key=left.__getitem__)):
+            elapsed_s += (left[place] - done) * self._costs.decode_s(len(together) - ended)
+            done = left[place]
+            ends[place] = elapsed_s
+        return ends
+
+    def _deadline(self, generation: Generation) -> float:
+        allowed_s = self._patience_s if generation.slo_s is None else generation.slo_s
+        return generation.arrived_s + allowed_s
+
+
+def _learn(table: dict[str | None, tuple[float, int]], task: str | None, value: float) -> None:
+    mean, count = table.get(task, (0.0, 0))
+    count = min(count + 1, _MEMORY)
+    table[task] = (mean + (value - mean) / count, count)
