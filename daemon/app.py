@@ -366,7 +366,8 @@ class App:
     def _claims(self) -> Claims:
         """What is accepted and still to be written."""
         may_stay_bytes = self._backlog.bytes if self._config.retention.keep else 0
-        return Claims(self._backlog.images, may_stay_bytes, self._writer.to_copy_bytes)
+        arriving_bytes = self._admission.bytes_in_memory
+        return Claims(self._backlog.images, may_stay_bytes, self._writer.to_copy_bytes, arriving_bytes)
 
     def _use_catalog(self, catalog: Catalog) -> None:
         self._catalog = catalog

@@ -18,11 +18,15 @@ RESUME_MORE = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What is accepted and not yet written: images without verdict, their bytes, and bytes waiting to be copied."""
+    """What is accepted and not yet written: images without verdict, their bytes, and bytes waiting to be copied.
+
+    `arriving_bytes` are let in and not in the journal yet.
+    """
 
     images: int = 0
     bytes: int = 0
     to_copy_bytes: int = 0
+    arriving_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,8 @@ class Room:
 
     def look(self) -> dict[str, Space]:
         """What is free, by place; one that cannot be asked (OSError) is left out: writing there will say why."""
-        self._let_in_bytes = 0
+        # Before the disk is asked: what reaches it in between counts twice until the next look, never not at all.
+        self._let_in_bytes = self._claims().arriving_bytes
         self._spaces = {name: space for name in self._places if (space := self.space(name)) is not None}
         return self._spaces
 

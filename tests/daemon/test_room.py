@@ -1,6 +1,7 @@
 """Who is let in while a disk fills up: the disk that the tests run on, with a reserve that a test chooses."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -43,6 +44,16 @@ def test_what_was_let_in_since_the_last_look_counts(disk):
     assert disk.room.problem(300 * MB) is None
     assert disk.room.problem(300 * MB) is None
     assert disk.room.problem(300 * MB) is not None
+    disk.room.look()
+    assert disk.room.problem(300 * MB) is None
+
+
+def test_what_is_on_its_way_to_the_journal_counts_at_every_look(disk):
+    disk.leave(1000 * MB)
+    disk.claims = replace(disk.claims, arriving_bytes=600 * MB)
+    disk.room.look()
+    assert disk.room.problem(300 * MB) is not None
+    disk.claims = replace(disk.claims, arriving_bytes=0)
     disk.room.look()
     assert disk.room.problem(300 * MB) is None
 
