@@ -14,24 +14,25 @@ import torch
 from experts.moe.gating import Routing
 
 
-def present(experts: Iterable[int], count: int, device: torch.device | str = "cpu") -> torch.Tensor:
+def present(experts: Iterable[int], count: int) -> torch.Tensor:
     """(count,) bool: which of a layer's experts are among `experts`."""
     mask = torch.zeros(count, dtype=torch.bool)
     mask[list(experts)] = True
-    return mask.to(device)
+    return mask
 
 
 def mask_gate(routing: Routing, allowed: torch.Tensor, *, renormalise: bool) -> Routing:
     """The routing as the gate would have given it had it only the `allowed` experts.
 
-    `allowed`: (E,) bool, or (T, E) where tokens differ. `renormalise`: whether the family divides the k weights by their
-    sum. Rows that the gate itself had dropped (padding, Switch's capacity: the sentinel E everywhere) stay dropped.
-    Where fewer than k experts are allowed, the places left over carry the sentinel and weight 0.
+    `allowed`: (E,) bool, or (T, E) where tokens differ; left on the host it costs a GPU no synchronisation.
+    `renormalise` (of the MoeArch): whether the family divides the k weights by their sum. Rows that the gate itself had
+    dropped (padding, Switch's capacity: the sentinel E everywhere) stay dropped. Where fewer than k experts are allowed, the
+    places left over carry the sentinel and weight 0.
     """
     if bool(allowed.all()):
         return routing
     sentinel = routing.logits.shape[-1]
-    scores = routing.logits.float().masked_fill(~allowed, float("-inf"))
+    scores = routing.logits.float().masked_fill(~allowed.to(routing.logits.device), float("-inf"))
     # By score and not by probability: far-off ones underflow to 0, and absent experts have 0 too.
     best, index = torch.topk(scores, routing.index.shape[-1], dim=-1)
     nobody = torch.isneginf(best) | (routing.index >= sentinel).all(dim=-1, keepdim=True)

@@ -5,23 +5,34 @@ from dataclasses import replace
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="transformers is not installed (extra: moe)")
-
-from transformers import MixtralConfig, OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig
-from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
-from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter
-from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeTopKRouter
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
-
 from experts.moe.gating import Routing
+from experts.moe.library import transformers
 from experts.moe.masking import mask_gate, present
+
+pytest.importorskip("transformers", reason="transformers is not installed (extra: moe)")
+transformers()
+
+from transformers import MixtralConfig, OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig  # noqa: E402
+from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter  # noqa: E402
+from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter  # noqa: E402
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeTopKRouter  # noqa: E402
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter  # noqa: E402
 
 EXPERTS, TOP_K, HIDDEN, TOKENS = 8, 2, 16, 40
 
 ROUTERS = {
-    "mixtral": (lambda n: MixtralTopKRouter(MixtralConfig(num_local_experts=n, num_experts_per_tok=TOP_K, hidden_size=HIDDEN)), True),
-    "olmoe": (lambda n: OlmoeTopKRouter(OlmoeConfig(num_experts=n, num_experts_per_tok=TOP_K, hidden_size=HIDDEN)), False),
-    "qwen2_moe": (lambda n: Qwen2MoeTopKRouter(Qwen2MoeConfig(num_experts=n, num_experts_per_tok=TOP_K, hidden_size=HIDDEN)), False),
+    "mixtral": (
+        lambda n: MixtralTopKRouter(MixtralConfig(num_local_experts=n, num_experts_per_tok=TOP_K, hidden_size=HIDDEN)),
+        True,
+    ),
+    "olmoe": (
+        lambda n: OlmoeTopKRouter(OlmoeConfig(num_experts=n, num_experts_per_tok=TOP_K, hidden_size=HIDDEN)),
+        False,
+    ),
+    "qwen2_moe": (
+        lambda n: Qwen2MoeTopKRouter(Qwen2MoeConfig(num_experts=n, num_experts_per_tok=TOP_K, hidden_size=HIDDEN)),
+        False,
+    ),
     "qwen3_moe": (
         lambda n: Qwen3MoeTopKRouter(
             Qwen3MoeConfig(num_experts=n, num_experts_per_tok=TOP_K, hidden_size=HIDDEN, norm_topk_prob=True)
