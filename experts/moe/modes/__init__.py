@@ -1,0 +1,43 @@
+"""All modes of serving by name, with what must have been prepared for each."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from experts.moe.errors import ModelError
+from experts.moe.modes.mode import BaseMode, Gate, Mode
+from experts.moe.modes.ondemand import OnDemand
+from experts.moe.modes.resident import Resident
+
+__all__ = ["MODES", "BaseMode", "Gate", "Mode", "ModeEntry", "open_mode"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModeEntry:
+    """`make(checkpoint, options)` gives a mode and raises ModelError where a part that it `needs` is missing.
+
+    `needs` are names of prepared parts (experts.moe.prepared), as far as every use of the mode needs them.
+    """
+
+    make: Callable[[Path, Mapping[str, Any]], Mode]
+    needs: tuple[str, ...]
+    lossless: bool
+    says: str
+
+
+MODES: dict[str, ModeEntry] = {
+    "resident": ModeEntry(lambda _, __: Resident(), (), True, "everything in memory"),
+    "ondemand": ModeEntry(lambda _, __: OnDemand(), (), True, "loads what is missing, and waits for it"),
+}
+
+
+def open_mode(name: str, checkpoint: Path, options: Mapping[str, Any] | None = None) -> Mode:
+    """A mode by its name. Raises ModelError where there is no such mode, or it lacks what must be prepared."""
+    entry = MODES.get(name)
+    if entry is None:
+        near = get_close_matches(name, MODES, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise ModelError(checkpoint, f"there is no mode {name!r}{meant} Modes are: {', '.join(MODES)}")
+    return entry.make(checkpoint, options or {})
