@@ -7,10 +7,10 @@ from typer.core import TyperGroup
 
 from experts.moe.errors import ModelError
 from tools.console import fail
-from tools.moe import fixture
+from tools.moe import fit, fixture
 
 _EXTRA = {"accelerate", "tokenizers", "transformers"}
-_COMMANDS = (fixture,)  # modules with a `register`, one command each
+_COMMANDS = (fixture, fit)  # modules with a `register`, one command each
 
 
 class _Group(TyperGroup):

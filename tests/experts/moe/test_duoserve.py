@@ -1,0 +1,111 @@
+"""DuoServe's decisions, its predictor's input, and a predictor that learns what counting cannot see."""
+
+import torch
+
+from experts.moe.duoserve.accuracy import accuracies
+from experts.moe.duoserve.fitting import Recipe, fit_layer, load_predictors, predictor_of, save_layer
+from experts.moe.duoserve.state import StateConstructor, StateShape
+from experts.moe.policy.duoserve import first_of_prefill, likeliest, plan_prefetch
+from experts.moe.statistics import affinity
+from experts.moe.trace import Trace
+
+SMALL = Recipe(widths=(64, 32), epochs=12, batch=128)
+
+
+def a_trace(tokens=2000, layers=4, experts=8, seed=0, rows=None):
+    """Routing with a plan: a token's experts of a layer follow from those of the layer before, first and second."""
+    draw = torch.Generator().manual_seed(seed)
+    first = torch.randint(0, experts, (tokens,), generator=draw)
+    second = (first + torch.randint(1, experts, (tokens,), generator=draw)) % experts
+    layers_index = [torch.stack([first, second], 1)]
+    for layer in range(1, layers):
+        before = layers_index[-1]
+        lead = (before[:, 0] * 3 + before[:, 1] + layer) % experts
+        layers_index.append(torch.stack([lead, (lead + 1 + before[:, 1] % (experts - 1)) % experts], 1))
+    index = torch.stack(layers_index, 1)
+    return Trace(
+        index=index.to(torch.int16),
+        weight=torch.tensor([0.7, 0.3], dtype=torch.float16).expand(index.shape).contiguous(),
+        token=torch.zeros(tokens, dtype=torch.int32),
+        decode=torch.ones(tokens, dtype=torch.bool),
+        start=torch.tensor([0, tokens]),
+        task=torch.zeros(1, dtype=torch.int16),
+        tasks=("plan",),
+        experts=experts,
+    )
+
+
+def test_a_token_names_its_likeliest_experts_and_a_batch_their_union_most_needed_first():
+    assert likeliest([[0.1, 0.9, 0.3, 0.2]], 2) == (1, 2)
+    assert likeliest([[0.1, 0.9, 0.3, 0.0], [0.0, 0.1, 0.8, 0.7]], 2) == (1, 2, 3)
+
+
+def test_ties_between_experts_go_to_the_lower_number():
+    assert likeliest([[0.5, 0.5, 0.5, 0.5]], 2) == (0, 1)
+
+
+def test_predicted_experts_that_are_there_stay_and_the_others_are_fetched_as_far_as_a_layer_holds():
+    plan = plan_prefetch([[0.1, 0.9, 0.3, 0.2], [0.8, 0.0, 0.7, 0.0]], resident=(2, 3), slots=2, width=2)
+    assert (plan.keep, plan.fetch) == ((), (1, 0))
+    assert plan_prefetch([[0.1, 0.9, 0.3, 0.2]], resident=(1, 2), slots=4, width=2).fetch == ()
+
+
+def test_a_prefill_begins_with_the_first_absent_expert_that_its_tokens_are_expected_to_need():
+    popular = [0.0, 0.4, 0.3, 0.3]
+    assert first_of_prefill(popular, resident=(), tokens=8, top_k=2) == 1
+    assert first_of_prefill(popular, resident=(1,), tokens=8, top_k=2) == 2
+    assert first_of_prefill(popular, resident=(1, 2, 3), tokens=8, top_k=2) is None
+    assert first_of_prefill(popular, resident=(), tokens=1, top_k=2) is None
+
+
+def test_rows_of_the_affinity_matrix_are_distributions_over_the_next_layer():
+    trace = a_trace()
+    rows = affinity(trace)
+    assert rows.shape == (3, 8, 8)
+    assert torch.allclose(rows.sum(-1), torch.ones(3, 8))
+
+
+def test_a_state_holds_the_path_so_far_padded_with_zeros_then_popularity_then_affinity_of_what_was_chosen():
+    shape = StateShape(layers=4, experts=3, top_k=2)
+    states = StateConstructor(shape, torch.tensor([0.5, 0.25, 0.25]), torch.eye(3))
+    index = torch.tensor([[[2, 0]], [[1, 3]]])  # 3 is the sentinel: no expert
+    state = states.build(index, torch.tensor([[[0.75, 0.25]], [[1.0, 0.0]]]))
+    assert state.shape == (2, shape.size)
+    chosen, weight = state[:, : shape.history].view(2, 2, 3, 3).unbind(1)
+    assert chosen[0].tolist() == [[1, 0, 1], [0, 0, 0], [0, 0, 0]]
+    assert chosen[1].tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
+    assert weight[0, 0].tolist() == [0.25, 0, 0.75]
+    popular, affine = state[:, shape.history :].split([3, 6], dim=1)
+    assert popular[0].tolist() == [1.5, 0.75, 0.75]
+    assert affine.tolist() == [[0, 0, 3, 3, 0, 0], [0, 3, 0, 0, 0, 0]]
+
+
+def test_the_predictor_learns_paths_that_affinity_and_popularity_cannot_see():
+    train, held_out = a_trace(), a_trace(tokens=500, seed=1)
+    networks = {layer: fit_layer(train, layer, SMALL, lambda *_: None) for layer in (1, 2, 3)}
+    predictors = {layer: predictor_of(network, train, layer) for layer, network in networks.items()}
+    found = accuracies(held_out, train, predictors)
+    assert found["duoserve"].all_rate > found["affinity"].all_rate + 0.1
+    assert found["duoserve"].all_rate > 2 * found["popularity"].all_rate
+    assert found["duoserve"].any_rate > 0.9
+
+
+def test_the_same_trace_and_seed_make_the_same_network():
+    trace = a_trace(tokens=300)
+    first, second = (fit_layer(trace, 1, SMALL, lambda *_: None) for _ in range(2))
+    assert all(torch.equal(one, two) for one, two in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_a_folded_predictor_says_what_its_network_says():
+    trace = a_trace(tokens=300)
+    network = fit_layer(trace, 2, SMALL, lambda *_: None)
+    index, weight = trace.index[:5, :2].long(), trace.weight[:5, :2].float()
+    states = StateConstructor(StateShape(4, 8, 2), *_counts(trace, 2))
+    expected = network(states.build(index, weight)).sigmoid()
+    assert torch.allclose(predictor_of(network, trace, 2).probabilities(index, weight), expected, atol=1e-5)
+
+
+def _counts(trace, layer):
+    from experts.moe.statistics import popularity
+
+    return popularity(trace)[layer], affinity(trace)[layer - 1]
