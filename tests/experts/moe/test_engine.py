@@ -1,0 +1,259 @@
+"""Continuous batching on a tiny random Mixtral: unmodified transformers, so that only the engine is looked at."""
+
+import itertools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experts.moe.engine import Asked, Ended, Engine, Said
+from experts.moe.gating import Row
+from experts.moe.library import transformers as import_transformers
+from experts.moe.policy.schedule import FirstCome, Limits
+from experts.moe.text import PromptError, TextCodec
+
+tokenizers = pytest.importorskip("tokenizers", reason="the extra `moe` is not installed")
+pytest.importorskip("transformers", reason="the extra `moe` is not installed")
+transformers = import_transformers()
+
+CONTEXT = 64
+
+
+class Plain:
+    """A model with nothing replaced; notes the rows of each step."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.steps: list[tuple[Row, ...]] = []
+
+    def step(self, rows: Sequence[Row]) -> AbstractContextManager[None]:
+        self.steps.append(tuple(rows))
+        return nullcontext()
+
+
+def a_model() -> Any:
+    config = transformers.MixtralConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        max_position_embeddings=CONTEXT,
+    )
+    torch.manual_seed(3)
+    return transformers.MixtralForCausalLM(config).eval()
+
+
+def a_codec(ends: frozenset[int] = frozenset()) -> TextCodec:
+    """A token for each byte."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    bytewise = tokenizers.models.BPE({letter: number for number, letter in enumerate(alphabet)}, [])
+    tokenizer = tokenizers.Tokenizer(bytewise)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    return TextCodec(tokenizer, CONTEXT, ends)
+
+
+MODEL = a_model()
+
+
+class Bench:
+    """An engine, its clock and what it said."""
+
+    def __init__(self, *, rows: int = 4, ends: frozenset[int] = frozenset()) -> None:
+        self.now = 0.0
+        self.said: list[Said] = []
+        self.ended: dict[str, Ended] = {}
+        self.runtime = Plain(MODEL)
+        self.codec = a_codec(ends)
+        scheduler = FirstCome(Limits(rows, rows * CONTEXT))
+        self.engine = Engine(
+            self.runtime, self.codec, scheduler, on_token=self.said.append, clock=lambda: self.now
+        )
+
+    def ask(self, name: str, prompt: str, new: int = 8, **more: Any) -> None:
+        tokens = tuple(self.codec.encode(prompt))
+        self.engine.submit(Asked(name, tokens, new, None, self.now, **more))
+
+    def step(self) -> None:
+        self.now += 1.0
+        for one in self.engine.step():
+            assert one.request not in self.ended, "a request ends once"
+            self.ended[one.request] = one
+
+    def run(self) -> None:
+        while not self.engine.is_idle:
+            self.step()
+
+    def text_of(self, name: str) -> str:
+        return "".join(one.text for one in self.said if one.request == name)
+
+
+def alone(prompt: str, new: int) -> str | None:
+    bench = Bench()
+    bench.ask("only", prompt, new)
+    bench.run()
+    return bench.ended["only"].text
+
+
+def generated(prompt: str, new: int) -> list[int]:
+    """The tokens that transformers itself adds."""
+    tokens = torch.tensor([a_codec().encode(prompt)])
+    with torch.no_grad():
+        out = MODEL.generate(tokens, max_new_tokens=new, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return out[0, tokens.shape[1] :].tolist()
+
+
+PROMPTS = {"a": ("hello", 12), "b": ("a much longer prompt than that", 5), "c": ("x", 20), "d": ("of the board", 9)}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(PROMPTS))[::5])
+def test_a_request_gets_the_same_text_alone_and_beside_others_that_join_and_leave(order: tuple[str, ...]) -> None:
+    bench = Bench(rows=3)
+    for name in order:
+        bench.ask(name, *PROMPTS[name])
+        bench.step()
+    bench.run()
+    assert {name: one.text for name, one in bench.ended.items()} == {
+        name: alone(*PROMPTS[name]) for name in PROMPTS
+    }
+
+
+def test_the_tokens_are_those_of_transformers_generate() -> None:
+    bench = Bench()
+    bench.ask("a", "hello board", 10)
+    bench.run()
+    assert bench.ended["a"].text == bench.codec.decode(generated("hello board", 10))
+
+
+def test_streamed_pieces_add_up_to_the_text_and_are_numbered() -> None:
+    bench = Bench()
+    for name, (prompt, new) in PROMPTS.items():
+        bench.ask(name, prompt, new)
+    bench.run()
+    for name, (_, new) in PROMPTS.items():
+        assert bench.text_of(name) == bench.ended[name].text
+        assert [one.index for one in bench.said if one.request == name] == list(range(new))
+        assert bench.ended[name].new_tokens == new
+
+
+def test_a_prefill_is_alone_and_others_get_a_token_between_two() -> None:
+    bench = Bench(rows=4)
+    bench.ask("a", "hello", 20)
+    bench.step()
+    for name in "bcd":
+        bench.ask(name, "prompt of " + name, 20)
+    for _ in range(6):
+        bench.step()
+    kinds = ["".join(row.request for row in rows) for rows in bench.runtime.steps]
+    assert kinds == ["a", "b", "ab", "c", "abc", "d", "abcd"]
+    assert [row.tokens for row in bench.runtime.steps[1]] == [len("prompt of b")]
+
+
+def test_no_more_run_at_once_than_there_are_rows() -> None:
+    bench = Bench(rows=2)
+    for number in range(5):
+        bench.ask(f"r{number}", "hello", 4)
+    bench.run()
+    assert max(len(rows) for rows in bench.runtime.steps) == 2
+    assert len(bench.ended) == 5
+
+
+def test_a_text_ends_at_its_end_token_which_is_no_part_of_it() -> None:
+    tokens = generated("hello", 12)
+    end = tokens[4]
+    bench = Bench(ends=frozenset({end}))
+    bench.ask("a", "hello", 12)
+    bench.run()
+    count = tokens.index(end)
+    assert bench.ended["a"].new_tokens == count
+    assert bench.ended["a"].text == a_codec().decode(tokens[:count])
+    assert len(bench.said) == count
+
+
+def test_a_text_ends_where_the_context_is_full() -> None:
+    bench = Bench()
+    bench.ask("a", "x" * 60, 50)
+    bench.run()
+    assert (bench.ended["a"].new_tokens, bench.ended["a"].reason) == (4, None)
+
+
+def test_empty_and_overlong_prompts_are_named() -> None:
+    codec = a_codec()
+    for prompt in ("", " \n\t"):
+        with pytest.raises(PromptError, match="empty"):
+            codec.encode(prompt)
+    with pytest.raises(PromptError, match="64 tokens, at most 63 fit"):
+        codec.encode("x" * 64)
+    assert len(codec.encode("x" * 63)) == 63
+
+
+def test_a_deadline_ends_what_waits_and_what_runs_and_nobody_else() -> None:
+    bench = Bench(rows=2)
+    bench.ask("runs", "hello", 30, deadline_s=5.5)
+    bench.ask("goes on", "hello", 12)
+    bench.ask("waits", "hello", 30, deadline_s=3.5)
+    bench.run()
+    assert {name: (one.reason, one.text is None) for name, one in bench.ended.items()} == {
+        "runs": ("deadline", True),
+        "waits": ("deadline", True),
+        "goes on": (None, False),
+    }
+    assert bench.ended["goes on"].text == alone("hello", 12)
+    assert bench.ended["waits"].ttft_s is None
+
+
+def test_times_are_counted_from_arrival() -> None:
+    bench = Bench()
+    bench.ask("a", "hello", 5)
+    bench.now = 10.0
+    bench.run()
+    one = bench.ended["a"]
+    assert (one.ttft_s, one.tpot_s, one.total_s, one.prompt_tokens) == (11.0, 1.0, 15.0, 5)
+
+
+class Broken(Plain):
+    """A model whose steps fail for some rows."""
+
+    fails = ""
+
+    def step(self, rows: Sequence[Row]) -> AbstractContextManager[None]:
+        if any(row.request in self.fails and row.tokens > 1 for row in rows):
+            raise OSError("the file is gone")
+        return super().step(rows)
+
+
+def test_a_prefill_that_fails_costs_its_own_request() -> None:
+    bench = Bench()
+    bench.runtime = Broken(MODEL)
+    bench.engine = Engine(bench.runtime, bench.codec, FirstCome(Limits(4, 999)), clock=lambda: bench.now)
+    bench.runtime.fails = "b"
+    for name in "abc":
+        bench.ask(name, "hello", 6)
+    bench.run()
+    assert {name: one.reason for name, one in bench.ended.items()} == {"a": None, "b": "model_failed", "c": None}
+    assert isinstance(bench.ended["b"].error, OSError)
+
+
+def test_weights_that_give_no_numbers_are_named() -> None:
+    bench = Bench()
+    broken = a_model()
+    broken.lm_head.weight.data[5] = float("nan")
+    bench.engine = Engine(Plain(broken), bench.codec, FirstCome(Limits(4, 999)), clock=lambda: bench.now)
+    bench.ask("a", "hello")
+    bench.run()
+    assert "not a number" in str(bench.ended["a"].error)
+
+
+def test_an_encoder_decoder_is_refused_by_name(tmp_path: Path) -> None:
+    config = transformers.SwitchTransformersConfig(
+        vocab_size=300, d_model=16, d_ff=16, d_kv=8, num_heads=2, num_layers=1, num_decoder_layers=1, num_experts=2
+    )
+    model = transformers.SwitchTransformersForConditionalGeneration(config)
+    with pytest.raises(Exception, match="encoder-decoder"):
+        Engine(Plain(model), a_codec(), FirstCome(Limits(1, 99)))
