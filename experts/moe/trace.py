@@ -4,6 +4,7 @@ A trace is taken with every expert in memory, teacher-forced: tokens are the tex
 what stands before it only, so the first tokens of a prompt count as prefill and the others as decode steps.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,23 @@ def load_trace(prepared: Prepared, name: str) -> Trace:
         )
     except KeyError as missing:
         raise ModelError(prepared.path(name), f"is no trace: {missing} is not in it") from missing
+
+
+def join_traces(traces: Sequence[Trace]) -> Trace:
+    """One trace of several of the same model, in their order; tasks keep their names."""
+    tasks = tuple(dict.fromkeys(task for each in traces for task in each.tasks))
+    numbers = [torch.tensor([tasks.index(task) for task in each.tasks])[each.task.long()] for each in traces]
+    lengths = torch.cat([each.start.diff() for each in traces])
+    return Trace(
+        index=torch.cat([each.index for each in traces]),
+        weight=torch.cat([each.weight for each in traces]),
+        token=torch.cat([each.token for each in traces]),
+        decode=torch.cat([each.decode for each in traces]),
+        start=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
+        task=torch.cat(numbers).to(torch.int16),
+        tasks=tasks,
+        experts=traces[0].experts,
+    )
 
 
 def popularity(trace: Trace) -> torch.Tensor:

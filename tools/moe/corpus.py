@@ -156,7 +156,7 @@ def _pages(characters: int) -> Iterator[tuple[str, str]]:
         name = ".".join(part for part in parts if part != "__init__")
         try:
             page = pydoc.render_doc(name, title="%s", renderer=pydoc.plaintext)
-        except (Exception, SystemExit):  # noqa: BLE001  (a module of another system)
+        except (Exception, SystemExit):  # noqa: BLE001, S112  (a module of another system)
             continue
         page = re.sub(r"(?m)^ *FILE\n.*\n", "", page).replace(str(root), "/usr/lib/python3")
         yield str(file.relative_to(root)), page

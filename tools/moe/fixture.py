@@ -82,7 +82,7 @@ def make_fixture(out: Path, recipe: Recipe) -> bool:
     report = _train(part, recipe, documents, tokenizer)
     from experts.moe.prepared import Prepared
 
-    ensure_text(Prepared(part), tokenizer, documents)
+    ensure_text(Prepared(part), tokenizer, lambda: documents)
     (part / "training.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
     (part / "progress.pt").unlink(missing_ok=True)
     (part / "recipe.json").unlink()
@@ -118,9 +118,8 @@ def _tokenizer(documents: "list[Document]", recipe: Recipe, part: Path) -> Any:
         show_progress=False,
     )
     learned.train_from_iterator((each.text for each in documents if not each.held_out), trainer)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=learned, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="left"  # noqa: S106
-    )
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=learned, padding_side="left", **special)
     tokenizer.save_pretrained(part)
     return tokenizer
 

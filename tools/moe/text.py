@@ -1,7 +1,7 @@
-"""The corpus as token ids of one checkpoint's tokenizer: a training part, and held-out files that nothing is fitted on."""
+"""The corpus as token ids of one tokenizer: a training part, and held-out files that nothing is fitted on."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,11 @@ def load_text(prepared: Prepared, name: str) -> Text:
     return Text({each: tensors[each].long() for each in domains}, {each: tensors[f"{each}.start"] for each in domains})
 
 
-def ensure_text(prepared: Prepared, tokenizer: Any, documents: Iterator[Document] | Sequence[Document]) -> None:
+def ensure_text(prepared: Prepared, tokenizer: Any, documents: Callable[[], Sequence[Document]]) -> None:
     """Write both sides for a checkpoint, and which files they were made of; does nothing where they are there."""
     if prepared.has(TRAIN) and prepared.has(HELD_OUT):
         return
-    listed = list(documents)
+    listed = documents()
     save_text(prepared, TRAIN, encode(listed, tokenizer, held_out=False))
     save_text(prepared, HELD_OUT, encode(listed, tokenizer, held_out=True))
     write_manifest(prepared.path("text/corpus", ".json"), listed)

@@ -1,0 +1,127 @@
+"""`coserve moe trace`: which experts the text of a model's tasks goes to; what predictors and plans are fitted on."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tools.console import console, print_table
+from tools.moe.fixture import DEFAULT_FIXTURE
+
+if TYPE_CHECKING:
+    from experts.moe.runtime import MoeRuntime
+
+    from experts.moe.gating import Routing, Step
+    from experts.moe.prepared import Prepared
+    from experts.moe.trace import Trace
+    from tools.moe.corpus import Document
+    from tools.moe.text import Text
+
+Checkpoint = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A folder in Hugging Face format.")]
+_BATCH = 8
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command to `app`."""
+    app.command()(trace)
+
+
+def trace(
+    checkpoint: Checkpoint = DEFAULT_FIXTURE,
+    prompts: Annotated[int, typer.Option(min=1, help="Of each domain for training; a fifth of it held out.")] = 200,
+    length: Annotated[int, typer.Option(min=8, help="Tokens of a prompt; the second half counts as decoded.")] = 256,
+) -> None:
+    """Run the corpus through the model with all experts in memory, and keep where each token went.
+
+    Stopped, it goes on with the domain it was at. Traces that are there are not taken again.
+    """
+    rows = take_traces(checkpoint, prompts, length)
+    print_table(f"traces of {checkpoint}", ("trace", "prompts", "tokens", "layers", "experts"), rows)
+
+
+def take_traces(checkpoint: Path, prompts: int, length: int) -> list[tuple[str, int, int, int, int]]:
+    """Traces of both sides and the popularity of experts, written beside the checkpoint; a row of numbers for each."""
+    from experts.moe.prepared import HELD_OUT, POPULARITY, TRAIN, Prepared
+    from experts.moe.trace import load_trace, save_popularity
+
+    prepared = Prepared(checkpoint)
+    wanted = {TRAIN: ("text/train", prompts), HELD_OUT: ("text/heldout", max(1, prompts // 5))}
+    missing = {name: what for name, what in wanted.items() if not prepared.has(name)}
+    if missing:
+        _take(prepared, missing, length)
+    taken = {name: load_trace(prepared, name) for name in wanted}
+    if not prepared.has(POPULARITY):
+        save_popularity(prepared, taken[TRAIN])
+    return [(name, each.prompts, len(each.token), each.layers, each.experts) for name, each in taken.items()]
+
+
+def _take(prepared: "Prepared", missing: dict[str, tuple[str, int]], length: int) -> None:
+    from experts.moe.trace import join_traces, load_trace, save_trace
+    from tools.moe.evaluate import open_runtime
+    from tools.moe.text import ensure_text, load_text
+
+    runtime = open_runtime(prepared.checkpoint, "resident")
+    try:
+        ensure_text(prepared, runtime.tokenizer, _corpus)
+        for name, (side, prompts) in missing.items():
+            text = load_text(prepared, side)
+            parts: list[str] = []
+            for domain in text.ids:
+                part = f"{name}-{domain}-{prompts}x{length}"
+                parts.append(part)
+                if not prepared.has(part):
+                    save_trace(prepared, part, _collect(runtime, text, domain, prompts, length))
+            save_trace(prepared, name, join_traces([load_trace(prepared, part) for part in parts]))
+            for part in parts:
+                prepared.path(part).unlink()
+    finally:
+        runtime.close()
+
+
+def _corpus() -> "list[Document]":
+    from tools.moe.corpus import collect
+    from tools.moe.fixture import Recipe
+
+    with console.status("") as status:
+        return collect(Recipe().characters, status.update)
+
+
+def _collect(runtime: "MoeRuntime", text: "Text", domain: str, prompts: int, length: int) -> "Trace":
+    """A trace of `prompts` pieces of one domain, several in a step."""
+    import torch
+    from rich.progress import track
+
+    from experts.moe.gating import Row
+    from experts.moe.trace import Trace
+
+    windows = text.windows(domain, length, prompts)
+    index: list[torch.Tensor] = []
+    weight: list[torch.Tensor] = []
+    layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def watch(_step: "Step", gate: "Routing", _carried_out: "Routing") -> None:
+        layers.append((gate.index.cpu(), gate.weight.cpu()))
+
+    runtime.observers.append(watch)
+    try:
+        for batch in track(windows.split(_BATCH), description=f"{domain}, {len(windows)} prompts", console=console):
+            layers.clear()
+            rows = [Row(f"trace-{row}", domain, length) for row in range(len(batch))]
+            with torch.no_grad(), runtime.step(rows):
+                runtime.model(batch.to(runtime.model.device), use_cache=False, logits_to_keep=1)
+            index.append(torch.stack([each for each, _ in layers], dim=1).to(torch.int16))
+            weight.append(torch.stack([each for _, each in layers], dim=1).to(torch.float16))
+    finally:
+        runtime.observers.remove(watch)
+    of_prompt = torch.arange(length) >= length // 2
+    count = len(windows)
+    return Trace(
+        index=torch.cat(index) if index else torch.empty(0, runtime.arch.layers, runtime.arch.top_k, dtype=torch.int16),
+        weight=torch.cat(weight) if weight else torch.empty(0, runtime.arch.layers, runtime.arch.top_k),
+        token=windows.flatten().to(torch.int32),
+        decode=of_prompt.repeat(count),
+        start=torch.arange(count + 1) * length,
+        task=torch.zeros(count, dtype=torch.int16),
+        tasks=(domain,),
+        experts=runtime.arch.experts,
+    )
