@@ -1,0 +1,213 @@
+"""A checkpoint's tensors by name: which file, where in it, which shape. Headers only; weights are not read here.
+
+What a family calls by an older name on disk appears under the name the model uses. Every tensor must be one that the
+model has, and the other way round; what is missing, left over or of another shape is named.
+"""
+
+import json
+import math
+import os
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experts.moe.arch import FAMILIES, Family, MoeArch
+from experts.moe.errors import ModelError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_MAX_HEADER_BYTES = 256 << 20
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+#: Buffers that older versions wrote among the weights; they are computed, never loaded.
+_COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a file: `offset` and `size_bytes` count from the start of the file, `stored` is its name there."""
+
+    stored: str
+    file: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """All tensors of a folder, by the names of the model."""
+
+    folder: Path
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the first tensor: what transformers takes the model to be where config.json does not say."""
+        return next(iter(self.tensors.values())).dtype
+
+
+def read_checkpoint(folder: Path, family: str) -> Checkpoint:
+    """The headers of all files of a checkpoint. Raises ModelError."""
+    tensors: dict[str, Tensor] = {}
+    for file, expected in weight_files(folder).items():
+        found = read_tensors(file)
+        if expected is not None:
+            _check_index(folder / INDEX, file, expected, found)
+        for name, tensor in found.items():
+            if _COMPUTED.search(name):
+                continue
+            renamed = _rename(name, FAMILIES[family])
+            if renamed in tensors:
+                raise ModelError(file, f"tensor {name} is also in {tensors[renamed].file.name}; keep one of the two")
+            tensors[renamed] = tensor
+    if not tensors:
+        raise ModelError(folder, "its weights files hold no tensors; fetch the checkpoint again")
+    return Checkpoint(folder, tensors)
+
+
+def weight_files(folder: Path) -> dict[Path, set[str] | None]:
+    """The weights files and, where an index lists them, the tensors each must have. Raises ModelError."""
+    index = folder / INDEX
+    if index.is_file():
+        return _indexed(index)
+    if (folder / SINGLE).is_file():
+        return {folder / SINGLE: None}
+    found = sorted(file.name for file in folder.iterdir() if file.suffix in {".bin", ".safetensors", ".pt", ".gguf"})
+    message = f"has neither {SINGLE} nor {INDEX}, but {', '.join(found[:_SHOWN]) or 'no weights at all'}"
+    raise ModelError(folder, f"{message}; save the model with save_pretrained, which writes safetensors")
+
+
+def _indexed(index: Path) -> dict[Path, set[str] | None]:
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        names = {str(name): str(file) for name, file in weight_map.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(index, "is not an index of weights files (no `weight_map`); restore the file") from error
+    files: dict[Path, set[str] | None] = {}
+    for name, written in names.items():
+        if Path(written).name != written:
+            raise ModelError(index, f"tensor {name} is said to be in {written!r}; expected a file of this folder")
+        files.setdefault(index.parent / written, set()).add(name)  # type: ignore[union-attr]
+    for file in files:
+        if not file.is_file():
+            some = next(name for name, written in names.items() if written == file.name)
+            message = f"there is no such file, though {INDEX} names it for tensor {some}"
+            raise ModelError(file, f"{message}; fetch the missing part of the checkpoint")
+    return files
+
+
+def _check_index(index: Path, file: Path, expected: set[str], found: Mapping[str, Tensor]) -> None:
+    if missing := sorted(expected - found.keys()):
+        message = f"lacks tensor {missing[0]}{_more(missing)}, which {index.name} says is in it; fetch the file again"
+        raise ModelError(file, message)
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The header of one safetensors file, checked against the file's size. Raises ModelError."""
+    try:
+        with file.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            prefix = opened.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            text = opened.read(length) if 2 <= length <= min(_MAX_HEADER_BYTES, size) else b""
+    except OSError as error:
+        raise ModelError(file, f"cannot be read ({error.strerror}); check the file's permissions") from error
+    if not text:
+        raise ModelError(file, f"is not a safetensors file ({size} bytes, no header); fetch the file again")
+    try:
+        table = json.loads(text)
+        table.pop("__metadata__", None)
+        tensors = {name: _tensor(name, item, file, 8 + length) for name, item in table.items()}
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ModelError(file, "has a damaged header; fetch the file again") from error
+    for tensor in tensors.values():
+        if tensor.offset + tensor.size_bytes > size:
+            missing = tensor.offset + tensor.size_bytes - size
+            message = f"is truncated: tensor {tensor.stored} ends {missing} bytes after the file's {size}"
+            raise ModelError(file, f"{message}; fetch the file again")
+    return tensors
+
+
+def _tensor(name: str, item: Any, file: Path, data_start: int) -> Tensor:
+    shape = tuple(int(length) for length in item["shape"])
+    begin, end = (int(offset) for offset in item["data_offsets"])
+    dtype = _DTYPES.get(item["dtype"])
+    if dtype is None:
+        message = f"tensor {name} is {item['dtype']}; expected one of {', '.join(_DTYPES)}"
+        raise ModelError(file, f"{message}: this runtime takes checkpoints that are not quantised")
+    if end - begin != math.prod(shape) * dtype.itemsize or begin < 0:
+        message = f"tensor {name} has {end - begin} bytes where its shape {list(shape)} takes"
+        raise ModelError(file, f"{message} {math.prod(shape) * dtype.itemsize}; fetch the file again")
+    return Tensor(name, file, dtype, shape, data_start + begin, end - begin)
+
+
+def _rename(name: str, family: Family) -> str:
+    for old, new in (family.renamed or {}).items():
+        name = name.replace(old, new)
+    return name
+
+
+def expert_shapes(arch: MoeArch, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """The expert tensors this checkpoint should have: fused in a layer that has a fused one, else one per matrix."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    gate_up, down = arch.gate_up_shape, arch.down_shape
+    for block in arch.blocks:
+        fused = [f"{block}.{name}" for name in arch.names.fused]
+        if any(name in checkpoint.tensors for name in fused):
+            shapes |= dict(zip(fused, ((arch.experts, *gate_up), (arch.experts, *down)), strict=True))
+            continue
+        parts = [(arch.intermediate, arch.hidden)] * (2 if arch.names.gated else 1) + [down]
+        for expert in range(arch.experts):
+            names = [f"{block}.{name.format(e=expert)}" for name in arch.names.single]
+            shapes |= dict(zip(names, parts, strict=True))
+    return shapes
+
+
+def check_tensors(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]) -> None:
+    """Raise ModelError where the checkpoint has not exactly these tensors. One of two `tied` ones may be missing."""
+    tensors = checkpoint.tensors
+    partners = {**tied, **{source: target for target, source in tied.items()}}
+    missing = [name for name in expected if name not in tensors and partners.get(name) not in tensors]
+    if missing:
+        shape = list(expected[missing[0]])
+        message = f"lacks tensor {missing[0]} of shape {shape}{_more(missing)}; {_nearby(missing[0], tensors)}"
+        raise ModelError(checkpoint.folder, f"{message}: fetch the checkpoint again, or correct config.json")
+    extra = [name for name in tensors if name not in expected]
+    if extra:
+        tensor = tensors[extra[0]]
+        found = f"tensor {tensor.stored} of shape {list(tensor.shape)}{_more(extra)}"
+        message = (
+            f"has {found}, which a model of this config.json has not; correct config.json, or fetch the file again"
+        )
+        raise ModelError(tensor.file, message)
+    for name, shape in expected.items():
+        tensor = tensors.get(name)
+        if tensor is not None and tensor.shape != shape:
+            message = f"tensor {tensor.stored} has shape {list(tensor.shape)}; expected {list(shape)} by config.json"
+            raise ModelError(tensor.file, f"{message}: correct config.json, or fetch the file again")
+
+
+def _nearby(name: str, tensors: Mapping[str, Tensor]) -> str:
+    """What is there in place of a missing tensor: others of the same module, or how many at all."""
+    module = name.rsplit(".", 2)[0]
+    beside = sorted(tensor.stored for other, tensor in tensors.items() if other.startswith(module + "."))
+    if beside:
+        return f"found beside it {', '.join(beside[:_SHOWN])}"
+    return f"found {len(tensors)} tensors, none of {module}"
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """safetensors' word for a type of weights."""
+    return _NAMES[dtype]

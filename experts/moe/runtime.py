@@ -1,0 +1,241 @@
+"""A checkpoint in service: the model as transformers builds it, without its experts' weights.
+
+The model is built on the `meta` device, which costs no memory; each layer's experts are replaced by a module that has
+none; all other tensors are read from the files and assigned. Nothing downloads anything.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from experts.moe import switch
+from experts.moe.arch import MoeArch, load_config, read_arch
+from experts.moe.carrier import carrier_for
+from experts.moe.checkpoint import Checkpoint, check_tensors, expert_shapes, read_checkpoint
+from experts.moe.dispatch import OffloadedExperts
+from experts.moe.errors import ModelError
+from experts.moe.gating import Routing, Row, Served, Step
+from experts.moe.library import transformers
+from experts.moe.link import Link
+from experts.moe.modes.mode import Gate, Mode
+from experts.moe.slots import SlotCache
+from experts.moe.store import CheckpointStore, ExpertStore
+from experts.moe.tensors import load_tensors
+
+Observer = Callable[[Step, Routing, Routing], None]
+
+#: Whose shape says how many rows and tokens a forward has, the first that is there.
+_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+
+
+class MoeRuntime:
+    """One model in service. Forwards run one at a time, in the thread that calls `model` or `model.generate`.
+
+    `observers` are told, layer by layer, the routing as the gate gave it and as it was carried out.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, arch: MoeArch, store: ExpertStore, mode: Mode) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.arch = arch
+        self.store = store
+        self.mode = mode
+        self.observers: list[Observer] = []
+        self._number = 0
+        self._step: Step | None = None
+        self._named: tuple[Row, ...] | None = None
+        self._lock = threading.RLock()
+        self.cache: SlotCache
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        mode: Mode,
+        budget_bytes: int,
+        *,
+        device: str = "cpu",
+        link: Link | None = None,
+        storage: str = "auto",
+    ) -> "MoeRuntime":
+        """Check a checkpoint and put it in service, its experts within `budget_bytes`. Raises ModelError.
+
+        `device`: "cpu" or "cuda:N". `storage`: where experts are read from, "checkpoint" for its own files, "exact",
+        "int8" or "int4" for what `coserve moe import` wrote; "auto" is "exact" where that is there, else "checkpoint".
+        """
+        folder = Path(folder)
+        config = load_config(folder)
+        checkpoint = read_checkpoint(folder, config.model_type)
+        arch = read_arch(folder, config, checkpoint.dtype)
+        model = build(folder, config, arch, checkpoint)
+        require_budget(folder, arch, budget_bytes, lossless=mode.lossless)
+        store = open_store(arch, checkpoint, storage)
+        try:
+            runtime = cls(model, read_tokenizer(folder), arch, store, mode)
+            runtime._replace_experts()
+            load_tensors(model, checkpoint, device)
+            runtime._watch()
+            carrier = carrier_for(store, device)
+            runtime.cache = SlotCache(store, budget_bytes, mode.residency(arch), carrier, link=link)
+            mode.gates = runtime._gates()
+            mode.attach(runtime.cache, arch)
+        except BaseException:
+            store.close()
+            raise
+        return runtime
+
+    @contextmanager
+    def step(self, rows: Sequence[Row]) -> Iterator[None]:
+        """Name the rows of the forward that follows; forwards outside have anonymous rows."""
+        self._named = tuple(rows)
+        try:
+            yield
+        finally:
+            self._named = None
+
+    def check_prompt(self, tokens: int, new_tokens: int = 0) -> None:
+        """Raise ModelError for a prompt that is empty, or that does not fit into the context with its answer."""
+        file = self.store.folder
+        if tokens < 1:
+            raise ModelError(file, "the prompt is empty; give at least one token")
+        limit = self.arch.context_tokens
+        if limit is not None and tokens + new_tokens > limit:
+            answer = f" and {new_tokens} new ones" if new_tokens else ""
+            message = f"the prompt has {tokens} tokens{answer}, the model's context {limit}; shorten it"
+            raise ModelError(file, f"{message} to {max(limit - new_tokens, 0)}" if new_tokens else message)
+
+    def close(self) -> None:
+        """End loading and give the memory of all slots back."""
+        self.mode.close()
+        self.cache.close()
+        self.store.close()
+
+    def carry_out(self, routing: Routing) -> tuple[Routing, Served]:
+        """For a layer: what the mode makes of its routing, and the weights for that."""
+        done = self.mode.route(routing)
+        if self.observers:
+            step = self._step
+            assert step is not None, "layers run within a forward of the model"
+            for observer in self.observers:
+                observer(step, routing, done)
+        return done, self.mode.experts(done)
+
+    def _replace_experts(self) -> None:
+        """Each layer's experts give way to a module without weights, which a hook tells what the gate said."""
+        for layer, name in enumerate(self.arch.blocks):
+            block = self.model.get_submodule(name)
+            if self.arch.family == switch.FAMILY:
+                switch.replace_experts(block, layer, self.arch, self)
+                continue
+            block.experts = OffloadedExperts(layer, self.arch, self.model.config, block.experts.act_fn, self)
+            block.gate.register_forward_hook(partial(_leave_logits, block.experts))
+
+    def _gates(self) -> tuple[Gate, ...]:
+        """Each layer's gate without its choice: (T, H) to logits (T, E)."""
+        blocks = [self.model.get_submodule(name) for name in self.arch.blocks]
+        if self.arch.family == switch.FAMILY:
+            return tuple(switch.gate(block) for block in blocks)
+        return tuple(partial(_gate_logits, block.gate) for block in blocks)
+
+    def _watch(self) -> None:
+        """A step is one forward of the model, or of the encoder where `generate` calls that by itself."""
+        modules = [self.model]
+        if self.arch.encoder_layers:
+            modules.append(self.model.get_submodule("encoder"))
+        for module in modules:
+            module.forward = wraps(module.forward)(partial(self._forward, module.forward))
+        self.model.generate = wraps(self.model.generate)(partial(self._generate, self.model.generate))
+
+    def _generate(self, inner: Callable[..., Any], inputs: torch.Tensor | None = None, **given: Any) -> Any:
+        prompt = inputs if inputs is not None else given.get("input_ids")
+        if prompt is not None:
+            self.check_prompt(prompt.shape[-1])
+        return inner(inputs, **given)
+
+    def _forward(self, inner: Callable[..., Any], *args: Any, **given: Any) -> Any:
+        """One step, the first to come; a forward within it (an encoder's) belongs to it."""
+        with self._lock:
+            if self._step is not None:
+                return inner(*args, **given)
+            self._step = self._next_step(args, given)
+            try:
+                self.cache.begin(self._step)
+                self.mode.begin(self._step)
+                return inner(*args, **given)
+            finally:
+                step, self._step = self._step, None
+                self.mode.end(step)
+                self.cache.end(step)
+
+    def _next_step(self, args: tuple[Any, ...], given: Mapping[str, Any]) -> Step:
+        named = [given[name] for name in _INPUTS if given.get(name) is not None]
+        batch, tokens = (named or list(args))[0].shape[:2]
+        past = given.get("past_key_values")
+        prefill = past is None or past.get_seq_length() == 0
+        if prefill:
+            self.check_prompt(tokens)
+        self._number += 1
+        rows = self._named or (Row("", None, tokens),) * batch
+        return Step(self._number, "prefill" if prefill else "decode", rows)
+
+
+def build(folder: Path, config: Any, arch: MoeArch, checkpoint: Checkpoint) -> Any:
+    """The model on `meta`, experts and all. Raises ModelError.
+
+    The checkpoint is known to fit afterwards: no tensor missing, none left over, all of the right shape.
+    """
+    library = transformers()
+    kind = library.AutoModelForSeq2SeqLM if arch.encoder_layers else library.AutoModelForCausalLM
+    with torch.device("meta"):
+        model = kind.from_config(config, dtype=arch.dtype).eval()
+    inside = tuple(f"{block}.experts." for block in arch.blocks)
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items() if not name.startswith(inside)}
+    check_tensors(checkpoint, shapes | expert_shapes(arch, checkpoint), tied=model.all_tied_weights_keys)
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = library.GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return model
+
+
+def require_budget(folder: Path, arch: MoeArch, budget_bytes: int, *, lossless: bool) -> None:
+    """Raise ModelError for a budget that a mode cannot work with.
+
+    A mode that changes no answer may serve a layer in waves: one slot for each layer, or one token's experts. One that
+    chooses among the experts it has needs a token's experts in each layer.
+    """
+    experts = min(arch.top_k, arch.layers) if lossless else arch.top_k * arch.layers
+    least = experts * arch.expert_bytes
+    if budget_bytes < least:
+        message = f"a budget of {budget_bytes} bytes is too small: a token takes {arch.top_k} experts of "
+        message += f"{arch.expert_bytes} bytes in each of {arch.layers} layers"
+        raise ModelError(folder, f"{message}; give at least {least} bytes")
+
+
+def open_store(arch: MoeArch, checkpoint: Checkpoint, storage: str) -> ExpertStore:
+    return CheckpointStore(arch, checkpoint)
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer, None where there is none. Raises ModelError for one that cannot be read."""
+    names = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
+    if not any((folder / name).is_file() for name in names):
+        return None
+    try:
+        return transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # noqa: BLE001 — tokenizers raise plain Exceptions
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(folder, f"its tokenizer cannot be read ({reason}); restore tokenizer.json") from error
+
+
+def _leave_logits(experts: OffloadedExperts, _gate: nn.Module, _args: Any, said: tuple[torch.Tensor, ...]) -> None:
+    experts.logits = said[0]
+
+
+def _gate_logits(gate: Any, states: torch.Tensor) -> torch.Tensor:
+    return functional.linear(states, gate.weight)
