@@ -5,6 +5,7 @@ Importance itself is measured beside the model (experts/moe/modes/swapmoe.py); h
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from experts.moe.policy.residency import divide
 
@@ -22,39 +23,39 @@ class Swap:
 class Importance:
     """How important each expert of each layer was for the tokens of late, the last `window` of them above all.
 
-    A token's weight halves with every `window` tokens that follow it. What is known before the first token, `prior`,
-    (layers, experts) in any unit, counts as much as `prior_tokens` tokens, and does not fade: a window is a small
-    sample, and the prior says how to doubt it.
+    A token's weight halves with every `window` tokens that follow it. What is known before the first token (`believe`)
+    counts as much as `prior_tokens` tokens and does not fade: a window is a small sample, and the prior doubts it.
     """
 
-    def __init__(self, prior: Sequence[Sequence[float]], window: float, prior_tokens: float) -> None:
+    def __init__(self, layers: int, experts: int, window: float, prior_tokens: float) -> None:
         if window <= 0:
             raise ValueError(f"a window of {window} tokens remembers nothing; give more than 0")
-        self._shares = [_shares(row) for row in prior]
-        self._recent = [[0.0] * len(row) for row in prior]
         self._window = window
         self._prior_tokens = prior_tokens
-        # Sum of importance and number of tokens, both fading: what one token adds to a layer, on average.
-        self._sum = [0.0] * len(prior)
-        self._tokens = [0.0] * len(prior)
+        self._shares = [[1 / experts] * experts for _ in range(layers)]
+        self._recent = [[0.0] * experts for _ in range(layers)]
+        # Tokens that `_recent` is of, fading as it does.
+        self._tokens = [0.0] * layers
+
+    def believe(self, prior: Sequence[Sequence[float]]) -> None:
+        """(layers, experts) in any unit: what is known without a token of this service."""
+        self._shares = [_shares(row) for row in prior]
 
     def add(self, layer: int, values: Sequence[float], tokens: int) -> None:
         """What the tokens of one step said: (experts,) importance of each expert of a layer."""
-        if not tokens:
-            return
         keep = 0.5 ** (tokens / self._window)
         self._recent[layer] = [old * keep + new for old, new in zip(self._recent[layer], values, strict=True)]
-        self._sum[layer] = self._sum[layer] * keep + sum(values)
         self._tokens[layer] = self._tokens[layer] * keep + tokens
 
     def of(self, layer: int) -> list[float]:
-        """(experts,) what is known of each expert of a layer; only its order means something."""
-        seen = self._tokens[layer]
-        of_a_token = self._sum[layer] / seen if seen else 1.0
-        prior = self._prior_tokens * of_a_token
-        # Without a token yet, the prior alone has to order them, however little it counts later.
-        weight = prior or (0.0 if seen else 1.0)
-        return [recent + weight * share for recent, share in zip(self._recent[layer], self._shares[layer], strict=True)]
+        """(experts,) what is known of each expert of a layer, as shares of the layer's importance."""
+        recent, tokens = self._recent[layer], self._tokens[layer]
+        total = sum(recent)
+        if total <= 0:
+            return list(self._shares[layer])
+        whole = tokens + self._prior_tokens
+        seen, prior = tokens / (whole * total), self._prior_tokens / whole
+        return [value * seen + share * prior for value, share in zip(recent, self._shares[layer], strict=True)]
 
 
 def _shares(row: Sequence[float]) -> list[float]:
@@ -65,17 +66,16 @@ def _shares(row: Sequence[float]) -> list[float]:
 class VirtualExperts:
     """The experts in memory: a number per layer, fixed by the plan; a residency policy for the cache.
 
-    `shares`: parts of the memory for the layers beyond the `floor` of experts that each has at least. Of a layer that
-    has too many the least important goes. Nothing here makes a layer smaller than its floor for a prefetch.
+    Of a layer that has too many the least important goes. No prefetch makes a layer smaller than `floor`.
     """
 
-    def __init__(self, importance: Importance, shares: Sequence[float], floor: int, experts: int) -> None:
+    def __init__(self, importance: Importance, layers: int, experts: int, floor: int) -> None:
         self.importance = importance
-        self._shares = tuple(shares)
-        self._floor = floor
         self._experts = experts
-        self._present: list[dict[int, None]] = [{} for _ in shares]
-        self._counts = (0,) * len(shares)
+        self._floor = floor
+        self._shares = (1.0,) * layers
+        self._present: list[dict[int, None]] = [{} for _ in range(layers)]
+        self._counts = (0,) * layers
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -87,9 +87,8 @@ class VirtualExperts:
         return tuple(sorted(self._present[layer].copy()))
 
     def share(self, shares: Sequence[float]) -> None:
-        """Another plan, for what memory there is."""
+        """Parts of the memory for the layers, beyond the floor that each has; from the next `resize` on."""
         self._shares = tuple(shares)
-        self.resize(sum(self._counts))
 
     def resize(self, slots: int) -> None:
         self._counts = allot(slots, self._shares, self._floor, self._experts)
@@ -129,36 +128,45 @@ class VirtualExperts:
             if turn < self._counts[layer]
         )
 
-    def plan(self, layer: int, free: int, coming: Iterable[Key] = ()) -> tuple[Swap, ...]:
+    def plan(self, layer: int, slots: int, coming: Iterable[Key] = ()) -> tuple[Swap, ...]:
         """The swaps that bring a layer's most important experts in, the most important first; changes nothing.
 
-        `free`: empty slots. `coming`: experts that are to be loaded already.
+        `slots` are there in all. `coming`: experts that are to be loaded already.
         """
+        free = slots - sum(len(present) for present in self._present)
         ranked = self._ranked(layer)
         target = ranked[: self._counts[layer]]
         present = self._present[layer].copy()
         awaited = dict.fromkeys(coming)
         loads = [expert for expert in target if expert not in present and (layer, expert) not in awaited]
-        going = [expert for expert in reversed(ranked) if expert in present and expert not in target]
-        swaps: list[Swap] = []
-        size = len(present)
+        going = (expert for expert in reversed(ranked) if expert in present and expert not in target)
+        lent = self._lent(layer)
+        size, swaps = len(present), list[Swap]()
         for expert in loads:
-            if size < self._counts[layer] and free > 0:
-                free -= 1
-                size += 1
-                swaps.append(Swap((layer, expert), None))
-            elif going and size > self._floor:
-                swaps.append(Swap((layer, expert), (layer, going.pop(0))))
-            elif (lent := self._lender(layer)) is not None and not swaps:
+            victim: Key | None = None
+            if size < self._counts[layer] and (free > 0 or (victim := next(lent, None)) is not None):
+                free, size = free - (victim is None), size + 1
+            elif size > self._floor and (other := next(going, None)) is not None:
+                victim = (layer, other)
+            elif not swaps and (victim := self._spare(layer)) is not None:
                 # At its floor a layer gives nobody away before the other one is there: it borrows a slot.
-                swaps.append(Swap((layer, expert), lent))
+                size += 1
+            else:
+                break
+            swaps.append(Swap((layer, expert), victim))
         return tuple(swaps)
 
-    def _lender(self, layer: int) -> Key | None:
-        """The least important expert of a layer that has more than its number, else of one above the floor."""
-        over = [one for one in range(len(self._present)) if len(self._present[one]) > self._counts[one]]
-        above = [one for one in range(len(self._present)) if len(self._present[one]) > self._floor and one != layer]
-        return next(self._least(over or above), None)
+    def _lent(self, layer: int) -> Iterator[Key]:
+        """Experts above the number of their layer, other than this one."""
+        for one, present in enumerate(self._present):
+            over = len(present) - self._counts[one]
+            if over > 0 and one != layer:
+                yield from islice(self._least([one]), over)
+
+    def _spare(self, layer: int) -> Key | None:
+        """Whom to give away for one more of `layer`: above a layer's number, else above its floor."""
+        above = [one for one, present in enumerate(self._present) if len(present) > self._floor and one != layer]
+        return next(self._lent(layer), next(self._least(above), None))
 
     def _ranked(self, layer: int) -> list[int]:
         """Experts of a layer, most important first; equals by number, those present before others."""
@@ -167,12 +175,11 @@ class VirtualExperts:
         return sorted(range(len(values)), key=lambda expert: (-values[expert], expert not in present, expert))
 
     def _least(self, layers: Sequence[int]) -> Iterator[Key]:
-        """Experts present in these layers, least important first: by their share of the layer's importance."""
+        """Experts present in these layers, least important first."""
         rows: list[tuple[float, int, int]] = []
         for layer in layers:
             values = self.importance.of(layer)
-            total = sum(values) or 1.0
-            rows += [(values[expert] / total, layer, expert) for expert in self._present[layer].copy()]
+            rows += [(values[expert], layer, expert) for expert in self._present[layer].copy()]
         for _, layer, expert in sorted(rows):
             yield layer, expert
 
