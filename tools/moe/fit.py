@@ -79,9 +79,7 @@ def _show(prepared: "Prepared") -> None:
 
     found = accuracies(load_trace(prepared, HELD_OUT), load_trace(prepared, TRAIN), load_predictors(prepared))
     rows = [(how, f"{hits.all_rate:.3f}", f"{hits.any_rate:.3f}", f"{hits.recall:.3f}") for how, hits in found.items()]
-    print_table(
-        f"experts predicted on held-out files: {prepared.checkpoint}", ("by", "all", "at least one", "share"), rows
-    )
+    print_table("experts predicted on held-out files", ("by", "all", "at least one", "share"), rows)
 
 
 _FITS: "dict[str, Callable[[Prepared], None]]" = {"duoserve": fit_duoserve}

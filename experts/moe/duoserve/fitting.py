@@ -46,7 +46,7 @@ def is_fitted(prepared: Prepared, layer: int, trace: Trace, recipe: Recipe) -> b
 
 
 def fit_layer(trace: Trace, layer: int, recipe: Recipe, progress: Progress) -> ExpertMLP:
-    """A predictor of `layer`, 1 or above, from the layers before it; ready for use. Same trace and seed, same network."""
+    """A predictor of `layer`, 1 or above, from the layers before it. The same trace and seed make the same network."""
     states = StateConstructor(shape_of(trace), popularity(trace)[layer], affinity(trace)[layer - 1])
     index, weight = trace.index[:, :layer].long(), trace.weight[:, :layer].float()
     truth = torch.zeros(len(index), trace.experts).scatter_(1, trace.index[:, layer].long(), 1.0)
@@ -60,17 +60,17 @@ def fit_layer(trace: Trace, layer: int, recipe: Recipe, progress: Progress) -> E
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, recipe.learning_rate, total_steps=steps, pct_start=0.15, cycle_momentum=False
         )
-        for step in range(steps):
-            if step % in_epoch == 0:
-                order = torch.randperm(len(index), generator=generator)
-            rows = order[step % in_epoch * recipe.batch :][: recipe.batch]
-            logits = network(states.build(index[rows], weight[rows]))
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, truth[rows])
-            loss.backward()
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-            schedule.step()
-            progress(step + 1, steps, loss.item())
+        for epoch in range(recipe.epochs):
+            order = torch.randperm(len(index), generator=generator)
+            # The last rows that fill no batch wait for another epoch's order: a norm over one row has no variance.
+            for step, rows in enumerate(order[: in_epoch * recipe.batch].split(recipe.batch)):
+                logits = network(states.build(index[rows], weight[rows]))
+                loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, truth[rows])
+                loss.backward()
+                optimiser.step()
+                optimiser.zero_grad(set_to_none=True)
+                schedule.step()
+                progress(epoch * in_epoch + step + 1, steps, loss.item())
     return network.eval()
 
 

@@ -1,9 +1,9 @@
 """The predictor's input: what is known of a token when the experts of its next layer are to be predicted.
 
-DuoServe-MoE §4.2: s = [h, p, a]. h: the experts chosen so far, zero-padded to a fixed length. p: popularity of the layer
-to be predicted. a: affinity between it and the layer before. Ours: h is written as one place for each expert of each
-layer instead of the experts' numbers, with the gate's weights beside it, and of a the rows of the experts that the
-token has chosen, since the whole matrix is the same number for every token of a layer (docs/decisions.md).
+DuoServe-MoE §4.2: s = [h, p, a]. h: the experts chosen so far, zero-padded to a fixed length. p: popularity of the
+layer to be predicted. a: affinity between it and the layer before. Ours: h has one place for each expert of each layer
+instead of the experts' numbers, with the gate's weights beside it, and of a it takes the rows of the experts that the
+token has chosen, since the whole matrix is the same for every token of a layer (docs/decisions.md).
 """
 
 from dataclasses import dataclass

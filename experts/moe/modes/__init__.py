@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from experts.moe.errors import ModelError
+from experts.moe.modes.duoserve import DuoServe
+from experts.moe.modes.lookahead import Lookahead
 from experts.moe.modes.mode import BaseMode, Gate, Mode
 from experts.moe.modes.ondemand import OnDemand
+from experts.moe.modes.popularity import Popularity
+from experts.moe.modes.prune import Prune
 from experts.moe.modes.resident import Resident
+from experts.moe.prepared import POPULARITY
 
 __all__ = ["MODES", "BaseMode", "Gate", "Mode", "ModeEntry", "open_mode"]
 
@@ -30,6 +35,12 @@ class ModeEntry:
 MODES: dict[str, ModeEntry] = {
     "resident": ModeEntry(lambda _, __: Resident(), (), True, "everything in memory"),
     "ondemand": ModeEntry(lambda _, __: OnDemand(), (), True, "loads what is missing, and waits for it"),
+    "lookahead": ModeEntry(lambda _, __: Lookahead(), (), True, "asks the next layer's gate early, and prefetches"),
+    "popularity": ModeEntry(Popularity.open, (POPULARITY,), True, "keeps the most popular, the others pass through"),
+    "prune": ModeEntry(Prune.open, (POPULARITY,), False, "has the most popular experts only"),
+    "duoserve": ModeEntry(
+        DuoServe.open, ("duoserve/layer-1", "popularity"), True, "fetches what a trained predictor names (DuoServe-MoE)"
+    ),
 }
 
 
@@ -38,6 +49,6 @@ def open_mode(name: str, checkpoint: Path, options: Mapping[str, Any] | None = N
     entry = MODES.get(name)
     if entry is None:
         near = get_close_matches(name, MODES, n=1)
-        meant = f"; did you mean {near[0]}?" if near else ""
+        meant = f"; did you mean {near[0]}?" if near else "."
         raise ModelError(checkpoint, f"there is no mode {name!r}{meant} Modes are: {', '.join(MODES)}")
     return entry.make(checkpoint, options or {})

@@ -9,18 +9,23 @@ are fetched. Second: when the first expert has been computed *and* the predictio
 communication stream begins with the next layer. Neither holds up the computing. The first layer is not predicted.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from experts.moe.arch import MoeArch
+from experts.moe.duoserve.fitting import load_predictors
 from experts.moe.duoserve.predictor import Predictor
 from experts.moe.duoserve.stream import PredictionStream, prediction_stream
 from experts.moe.gating import ExpertKey, Routing, Served, Step
 from experts.moe.modes.mode import BaseMode
 from experts.moe.policy.duoserve import first_of_prefill, plan_prefetch
+from experts.moe.prepared import Prepared
 from experts.moe.slots import SlotCache
+from experts.moe.trace import load_popularity
 
 #: (T, E): for each token how likely it chooses each expert of the layer.
 _Prediction = Future[list[list[float]]]
@@ -47,6 +52,13 @@ class DuoServe(BaseMode):
         self._index: list[torch.Tensor] = []
         self._weight: list[torch.Tensor] = []
         self._prediction: _Prediction | None = None
+
+    @classmethod
+    def open(cls, checkpoint: Path, options: Mapping[str, Any]) -> "DuoServe":
+        """With what `coserve moe fit` made. Options: `overlap`. Raises ModelError."""
+        prepared = Prepared(checkpoint)
+        popular, _ = load_popularity(prepared)
+        return cls(load_predictors(prepared), popular.tolist(), **options)
 
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
         super().attach(cache, arch)
@@ -114,6 +126,7 @@ class DuoServe(BaseMode):
             return  # too late to be of use; the prediction stream lags behind
         guess = torch.tensor(prediction.result(), device=routing.index.device).topk(self.arch.top_k).indices
         self.cache.metrics.predictions.predict(routing.layer, guess)
+        self.cache.metrics.predictions.check(routing)
 
     def _predict(self, layer: int, device: torch.device) -> None:
         predictor = self._predictors.get(layer)

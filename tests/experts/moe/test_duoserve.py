@@ -3,7 +3,7 @@
 import torch
 
 from experts.moe.duoserve.accuracy import accuracies
-from experts.moe.duoserve.fitting import Recipe, fit_layer, load_predictors, predictor_of, save_layer
+from experts.moe.duoserve.fitting import Recipe, fit_layer, predictor_of
 from experts.moe.duoserve.state import StateConstructor, StateShape
 from experts.moe.policy.duoserve import first_of_prefill, likeliest, plan_prefetch
 from experts.moe.statistics import affinity
