@@ -105,16 +105,17 @@ class LeastRecentlyUsed:
         self._order[key[0]].pop(key[1], None)
 
     def victims(self, wanted: Key | None, free: int, *, urgent: bool) -> Iterator[Key]:
-        if wanted is not None:
-            own = wanted[0]
-            if len(self._order[own]) >= self._quotas[own]:
-                yield from ((own, expert) for expert in self._order[own])
-            if free:
-                return
-        over = [layer for layer, order in enumerate(self._order) if len(order) > self._quotas[layer]]
+        own = None if wanted is None else wanted[0]
+        full = own is not None and len(self._order[own]) >= self._quotas[own]
+        if own is not None and full:
+            yield from ((own, expert) for expert in self._order[own])
+        if own is not None and free:
+            return
+        others = [layer for layer in range(len(self._order)) if layer != own or not full]
+        over = [layer for layer in others if len(self._order[layer]) > self._quotas[layer]]
         yield from self._oldest(over)
         if urgent:
-            yield from self._oldest([layer for layer in range(len(self._order)) if layer not in over])
+            yield from self._oldest([layer for layer in others if layer not in over])
 
     def _oldest(self, layers: Sequence[int]) -> Iterator[Key]:
         aged = [(age, layer, expert) for layer in layers for expert, age in self._order[layer].items()]
@@ -141,7 +142,9 @@ class MostPopular:
         return tuple(self._kept)
 
     def resize(self, slots: int) -> None:
-        quotas = divide(max(0, slots - self._transit), [1.0] * len(self._ranking))
+        everyone = sum(len(experts) for experts in self._ranking)
+        staying = slots if slots >= everyone else max(0, slots - self._transit)
+        quotas = divide(staying, [1.0] * len(self._ranking))
         chosen = [
             (layer, expert)
             for layer, experts in enumerate(self._ranking)

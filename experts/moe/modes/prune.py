@@ -1,0 +1,27 @@
+"""Only the most popular experts of each layer exist: what is not in memory is never loaded."""
+
+from experts.moe.gating import Routing
+from experts.moe.masking import mask_gate, present
+from experts.moe.modes.popularity import Popularity
+
+
+class Prune(Popularity):
+    """Static pruning: each gate chooses among the experts that are there, as SwapMoE's masked gating does.
+
+    Not lossless. The choice of experts follows the budget and nothing else.
+    """
+
+    name = "prune"
+    lossless = False
+    transit = 0
+
+    def route(self, routing: Routing) -> Routing:
+        here = self.cache.resident(routing.layer, guard=True)
+        allowed = present(here, self.arch.experts)
+        return mask_gate(routing, allowed, renormalise=self.arch.renormalise)
+
+    def _require(self, budget_bytes: int) -> None:
+        """A token's experts must be there in every layer. Raises ModelError."""
+        need_bytes = self.arch.layers * self.arch.top_k * self.cache.store.expert_bytes
+        if budget_bytes < need_bytes:
+            raise self._too_little(budget_bytes, need_bytes)
