@@ -81,6 +81,7 @@ class Prepared:
         part = file.with_name(file.name + ".part")
         metadata = {"stamp": self.stamp, "notes": json.dumps(dict(notes or {}))}
         save_file({key: value.contiguous() for key, value in tensors.items()}, part, metadata=metadata)
+        part.chmod(0o644)  # the library writes for the owner alone; the service is another user
         part.rename(file)
         return file
 

@@ -7,16 +7,16 @@ from typer.core import TyperGroup
 
 from experts.moe.errors import ModelError
 from tools.console import fail
-from tools.moe import fit, fixture
+from tools.moe import fit, fixture, importing, trace, unite
 
 _EXTRA = {"accelerate", "tokenizers", "transformers"}
-_COMMANDS = (fixture, fit)  # modules with a `register`, one command each
+_COMMANDS = (fixture, importing, trace, fit, unite)  # modules with a `register`, one command each
 
 
 class _Group(TyperGroup):
     """Commands of this group end with one sentence where a checkpoint is wrong or the extra `moe` is not installed."""
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except ModelError as error:

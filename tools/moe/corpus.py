@@ -4,6 +4,7 @@ Whatever is cut out of one file (its code, its manual page, its docstrings) fall
 """
 
 import ast
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -61,7 +62,7 @@ def _enough(domain: str, texts: Iterable[tuple[str, str]], characters: int) -> I
     seen: set[str] = set()
     total = 0
     for source, whole in texts:
-        text = whole[:_MOST_CHARACTERS]
+        text = whole[: min(_MOST_CHARACTERS, characters // 20)]
         words = hashlib.sha256(" ".join(text.split()).encode()).hexdigest()
         if len(text) < _FEWEST_CHARACTERS or words in seen:
             continue
@@ -155,7 +156,7 @@ def _pages(characters: int) -> Iterator[tuple[str, str]]:
             continue
         name = ".".join(part for part in parts if part != "__init__")
         try:
-            page = pydoc.render_doc(name, title="%s", renderer=pydoc.plaintext)
+            page = pydoc.plain(pydoc.render_doc(name, title="%s"))
         except (Exception, SystemExit):  # noqa: BLE001, S112  (a module of another system)
             continue
         page = re.sub(r"(?m)^ *FILE\n.*\n", "", page).replace(str(root), "/usr/lib/python3")
@@ -168,9 +169,14 @@ def _pages(characters: int) -> Iterator[tuple[str, str]]:
 def _files(root: Path, wanted: Callable[[Path], bool]) -> list[Path]:
     """Regular files below `root`, shuffled by name so that a prefix holds a little of everything."""
     return sorted(
-        (file for file in root.rglob("*") if wanted(file) and file.is_file() and not file.is_symlink()),
+        (file for file in _below(root) if wanted(file) and file.is_file() and not file.is_symlink()),
         key=lambda file: hashlib.sha256(str(file.relative_to(root)).encode()).digest(),
     )
+
+
+@functools.cache
+def _below(root: Path) -> tuple[Path, ...]:
+    return tuple(root.rglob("*"))
 
 
 def _read(root: Path, file: Path) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from experts.moe.prepared import Prepared
 from tools.moe.text import HELD_OUT, load_text
 
 if TYPE_CHECKING:
+    from experts.moe.arch import MoeArch
     from experts.moe.runtime import MoeRuntime
 
 
@@ -98,11 +99,18 @@ def open_runtime(
 
 
 def budget_of(checkpoint: Path, share: float) -> int:
-    """Bytes of `share` of each layer's experts, whole experts in each layer."""
-    from experts.moe.arch import read_arch
-
-    arch = read_arch(checkpoint)
+    """Bytes of `share` of each layer's experts, whole experts in each layer. Raises ModelError."""
+    arch = arch_of(checkpoint)
     return arch.layers * max(1, round(share * arch.experts)) * arch.expert_bytes
+
+
+def arch_of(checkpoint: Path) -> "MoeArch":
+    """What the model is made of. Raises ModelError."""
+    from experts.moe.arch import load_config, read_arch
+    from experts.moe.checkpoint import read_checkpoint
+
+    config = load_config(checkpoint)
+    return read_arch(checkpoint, config, read_checkpoint(checkpoint, config.model_type).dtype)
 
 
 @torch.no_grad()

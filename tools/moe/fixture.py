@@ -3,6 +3,8 @@
 import json
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from tools.moe.corpus import Document
 
 DEFAULT_FIXTURE = Path("build/moe/fixture")
+_KEPT_EVERY = 50  # steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,6 @@ def fixture(
 
     Stopped, it goes on where it was. A fixture that is there is not made again.
     """
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     if make_fixture(out, Recipe()):
         console.print(f"trained: {out}")
     else:
@@ -65,8 +64,11 @@ def fixture(
     print_table(f"share of tokens an expert gets ({even:.3f} is even)", ("layer", "least", "most"), shares)
 
 
-def make_fixture(out: Path, recipe: Recipe) -> bool:
-    """Write a checkpoint in Hugging Face format, its text and a report; false where exactly this is there already."""
+def make_fixture(out: Path, recipe: Recipe, text: "list[Document] | None" = None) -> bool:
+    """Write a checkpoint in Hugging Face format, its text and a report; false where exactly this is there already.
+
+    `text`: what to train on; found on the machine where None.
+    """
     from tools.moe.corpus import collect
     from tools.moe.text import ensure_text
 
@@ -76,7 +78,7 @@ def make_fixture(out: Path, recipe: Recipe) -> bool:
     part = out.with_name(f"{out.name}.part")
     _begin(part, recipe)
     with console.status("") as status:
-        documents = collect(recipe.characters, status.update)
+        documents = text or collect(recipe.characters, status.update)
         status.update("vocabulary")
         tokenizer = _tokenizer(documents, recipe, part)
     report = _train(part, recipe, documents, tokenizer)
@@ -150,7 +152,7 @@ def _model(recipe: Recipe) -> Any:
 
 
 def _train(part: Path, recipe: Recipe, documents: "list[Document]", tokenizer: Any) -> dict[str, Any]:
-    """Train from where an earlier run stopped; returns the report. A checkpoint every 50 steps."""
+    """Train from where an earlier run stopped, and keep how far it got now and then; returns the report."""
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -182,16 +184,33 @@ def _train(part: Path, recipe: Recipe, documents: "list[Document]", tokenizer: A
             schedule.step()
             seconds += time.monotonic() - began
             progress.update(bar, advance=1, description=f"training, loss {loss:.2f}, balance {balance:.2f}")
-            if len(losses) % 50 == 0:
+            if len(losses) % _KEPT_EVERY == 0:
                 state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "losses": losses}
                 torch.save(state | {"schedule": schedule.state_dict(), "seconds": seconds}, f"{kept}.new")
                 Path(f"{kept}.new").rename(kept)
-    model.save_pretrained(part)
+    with _quiet():
+        model.save_pretrained(part)
+    for file in part.glob("*.safetensors"):
+        file.chmod(0o644)
     held_out = encode(documents, tokenizer, held_out=True)
     measured = _measure(model.eval(), {each: held_out.windows(each, recipe.window, 64) for each in DOMAINS}, recipe)
     files = {each: len(held_out.start[each]) - 1 for each in DOMAINS}
     trained = {"recipe": asdict(recipe), "parameters": model.num_parameters(), "files": files}
     return trained | {"seconds": round(seconds, 1), "losses": [round(each, 3) for each in losses[::10]]} | measured
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's own progress bars."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _batch(ids: "dict[str, torch.Tensor]", recipe: Recipe, step: int) -> "torch.Tensor":
@@ -211,7 +230,7 @@ def _step(model: Any, batch: "torch.Tensor", optimiser: "torch.optim.Optimizer",
     """One step on a batch; the loss, and the auxiliary loss averaged over layers."""
     import torch
 
-    outputs = model.model(batch[:, :-1], output_router_logits=True)
+    outputs = model.model(batch[:, :-1], output_router_logits=True, use_cache=False)
     logits = model.lm_head(outputs.last_hidden_state)
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
     balance = torch.stack([_imbalance(layer, recipe.top_k) for layer in outputs.router_logits]).mean()
@@ -244,7 +263,9 @@ def _measure(model: Any, windows: "dict[str, torch.Tensor]", recipe: Recipe) -> 
     load = torch.zeros(recipe.layers, recipe.experts)
     with torch.no_grad():
         for domain, rows in windows.items():
-            outputs = model(rows, output_router_logits=True)
+            if not len(rows):
+                continue
+            outputs = model(rows, output_router_logits=True, use_cache=False)
             loss = torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten())
             perplexity[domain] = round(loss.exp().item(), 2)
             for layer, logits in enumerate(outputs.router_logits):

@@ -9,10 +9,9 @@ from tools.console import console, print_table
 from tools.moe.fixture import DEFAULT_FIXTURE
 
 if TYPE_CHECKING:
-    from experts.moe.runtime import MoeRuntime
-
     from experts.moe.gating import Routing, Step
     from experts.moe.prepared import Prepared
+    from experts.moe.runtime import MoeRuntime
     from experts.moe.trace import Trace
     from tools.moe.corpus import Document
     from tools.moe.text import Text
@@ -28,12 +27,12 @@ def register(app: typer.Typer) -> None:
 
 def trace(
     checkpoint: Checkpoint = DEFAULT_FIXTURE,
-    prompts: Annotated[int, typer.Option(min=1, help="Of each domain for training; a fifth of it held out.")] = 200,
+    prompts: Annotated[int, typer.Option(min=1, help="Of each domain for training; a fifth of it held out.")] = 600,
     length: Annotated[int, typer.Option(min=8, help="Tokens of a prompt; the second half counts as decoded.")] = 256,
 ) -> None:
     """Run the corpus through the model with all experts in memory, and keep where each token went.
 
-    Stopped, it goes on with the domain it was at. Traces that are there are not taken again.
+    Stopped, it goes on with the domain it was at. Traces that are there are not taken again; delete them for others.
     """
     rows = take_traces(checkpoint, prompts, length)
     print_table(f"traces of {checkpoint}", ("trace", "prompts", "tokens", "layers", "experts"), rows)

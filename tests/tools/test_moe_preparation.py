@@ -1,0 +1,139 @@
+"""The fixture, its text and its traces, made very small: what is kept apart, what is kept, what goes on."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from experts.moe.prepared import HELD_OUT, TRAIN, Prepared
+from experts.moe.trace import load_popularity, load_trace
+
+pytest.importorskip("transformers", reason="needs the extra `moe`")
+
+from experts.moe.library import transformers
+from tools.moe import fixture
+from tools.moe.corpus import DOMAINS, Document, collect
+from tools.moe.evaluate import decode_timing, held_out_prompts, open_runtime, perplexity
+from tools.moe.fixture import Recipe, make_fixture
+from tools.moe.text import encode, load_text
+from tools.moe.trace import take_traces
+
+SMALL = replace(
+    Recipe(), layers=2, width=32, experts=4, vocabulary=320, characters=40_000, window=32, windows_of_domain=1, steps=4
+)
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[Document]:
+    return collect(SMALL.characters)
+
+
+@pytest.fixture(scope="module")
+def small(documents: list[Document], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("moe") / "fixture"
+    assert make_fixture(out, SMALL, documents)
+    return out
+
+
+def test_a_fixture_that_is_there_is_not_made_again(small: Path):
+    assert not make_fixture(small, SMALL)
+    assert not small.with_name("fixture.part").exists()
+
+
+def test_no_file_is_on_both_sides(small: Path):
+    rows = json.loads((small / "coserve/text/corpus.json").read_text())
+    assert {row["domain"] for row in rows} == set(DOMAINS)
+    sides: dict[str, set[bool]] = {}
+    for row in rows:
+        sides.setdefault(row["source"], set()).add(row["held_out"])
+    assert all(len(side) == 1 for side in sides.values())
+    assert {True, False} == set.union(*sides.values())
+
+
+def test_a_stopped_training_goes_on_and_ends_at_the_same_weights(
+    small: Path, documents: list[Document], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    taken = 0
+    step = fixture._step
+
+    def interrupted(*arguments: object) -> tuple[float, float]:
+        nonlocal taken
+        taken += 1
+        if taken == 4:
+            raise KeyboardInterrupt
+        return step(*arguments)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(fixture, "_step", interrupted)
+    monkeypatch.setattr(fixture, "_KEPT_EVERY", 2)
+    with pytest.raises(KeyboardInterrupt):
+        make_fixture(tmp_path / "fixture", SMALL, documents)
+    assert make_fixture(tmp_path / "fixture", SMALL, documents)
+    assert taken == 4 + 2
+    assert (tmp_path / "fixture/model.safetensors").read_bytes() == (small / "model.safetensors").read_bytes()
+
+
+def test_text_ends_each_file_and_pieces_do_not_overlap(small: Path):
+    tokenizer = transformers().AutoTokenizer.from_pretrained(small)
+    documents = [Document("licence", f"{name}.txt", f"free as in {name} " * 40) for name in ("air", "beer", "speech")]
+    text = encode([each for each in documents if not each.held_out], tokenizer, held_out=False)
+    ends = (text.start["licence"][1:] - 1).tolist()
+    assert ends
+    assert all(text.ids["licence"][end] == tokenizer.eos_token_id for end in ends)
+    pieces = text.windows("licence", 16, 5)
+    assert len({tuple(piece.tolist()) for piece in pieces}) > 1
+    assert text.windows("python", 16, 5).shape == (0, 16)
+
+
+def test_traces_hold_what_the_gates_of_the_unmodified_model_chose(small: Path):
+    take_traces(small, prompts=2, length=16)
+    prepared = Prepared(small)
+    trace = load_trace(prepared, TRAIN)
+    assert trace.tasks == DOMAINS
+    assert (trace.prompts, len(trace.token)) == (10, 160)
+    assert trace.decode[trace.span(3)].tolist() == [False] * 8 + [True] * 8
+    model = transformers().AutoModelForCausalLM.from_pretrained(small).eval()
+    ids = trace.token[trace.span(3)].long()[None]
+    with torch.no_grad():
+        gates = model.model(ids, output_router_logits=True).router_logits
+    for layer, logits in enumerate(gates):
+        weight, index = logits.float().softmax(-1).topk(2)
+        assert torch.equal(trace.index[trace.span(3), layer].long(), index)
+        expected = (weight / weight.sum(-1, keepdim=True)).to(torch.float16)
+        assert torch.allclose(trace.weight[trace.span(3), layer], expected, atol=1e-3)
+    assert load_trace(prepared, HELD_OUT).prompts == 5
+    overall, of_task = load_popularity(prepared)
+    assert overall.sum(-1).tolist() == pytest.approx([1.0, 1.0])
+    assert tuple(of_task) == DOMAINS
+    assert not list((small / "coserve/traces").glob("*-*"))
+
+
+def test_perplexity_is_that_of_the_unmodified_model_whole_or_token_by_token(small: Path):
+    prompts = held_out_prompts(small, of_domain=1, length=24)
+    model = transformers().AutoModelForCausalLM.from_pretrained(small).eval()
+    with torch.no_grad():
+        losses = [model(each.ids[None], labels=each.ids[None]).loss for each in prompts]
+    expected = torch.stack(losses).mean().exp().item()
+    runtime = open_runtime(small, "ondemand", share=0.5)
+    try:
+        whole = perplexity(runtime, prompts)
+        decoded = perplexity(runtime, prompts, decoded=8)
+    finally:
+        runtime.close()
+    assert whole.perplexity == pytest.approx(expected, rel=1e-4)
+    assert decoded.perplexity == pytest.approx(expected, rel=1e-4)
+    assert set(whole.of_domain) <= set(DOMAINS)
+    assert whole.counts.fetches > 0
+
+
+def test_timing_counts_a_first_token_for_each_prompt_and_the_others_between(small: Path):
+    prompts = held_out_prompts(small, of_domain=1, length=12)
+    runtime = open_runtime(small, "ondemand", share=0.5)
+    try:
+        timing = decode_timing(runtime, prompts, new_tokens=3)
+    finally:
+        runtime.close()
+    assert (len(timing.first_s), len(timing.between_s)) == (len(prompts), 2 * len(prompts))
+    assert timing.decode.served < timing.counts.served
+    assert load_text(Prepared(small), "text/heldout").ids["python"].numel() > 0
