@@ -145,7 +145,7 @@ def load_config(folder: Path) -> Any:
         raise ModelError(file, message)
     try:
         return transformers().AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # noqa: BLE001 — strict configurations raise kinds of their own
+    except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(file, f"is not a configuration of {found} ({reason}); restore the file") from error
 

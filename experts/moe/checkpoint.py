@@ -209,5 +209,5 @@ def _more(names: list[str]) -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """safetensors' word for a type of weights."""
+    """How safetensors calls a type of weights."""
     return _NAMES[dtype]

@@ -47,7 +47,7 @@ class OffloadedExperts(nn.Module):
         logits, self.logits = self.logits, None
         routing = Routing(self.layer, hidden_states, logits, top_k_index, top_k_weights)
         routing, served = self._router.carry_out(routing)
-        by_index = self.config._experts_implementation == "eager"  # noqa: SLF001 — where transformers keeps it
+        by_index = self.config._experts_implementation == "eager"
         return (add_by_index if by_index else add_by_rank)(routing, served, self.sentinel, self._compute)
 
     def _compute(self, states: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:

@@ -25,6 +25,7 @@ from experts.moe.gating import Routing, Row, Served, Step
 from experts.moe.library import transformers
 from experts.moe.link import Link
 from experts.moe.modes.mode import Gate, Mode
+from experts.moe.slotfile import STORAGES, SlotFileStore, slot_file
 from experts.moe.slots import SlotCache
 from experts.moe.store import CheckpointStore, ExpertStore
 from experts.moe.tensors import load_tensors
@@ -71,10 +72,7 @@ class MoeRuntime:
         "int8" or "int4" for what `coserve moe import` wrote; "auto" is "exact" where that is there, else "checkpoint".
         """
         folder = Path(folder)
-        config = load_config(folder)
-        checkpoint = read_checkpoint(folder, config.model_type)
-        arch = read_arch(folder, config, checkpoint.dtype)
-        model = build(folder, config, arch, checkpoint)
+        model, arch, checkpoint = read_model(folder)
         require_budget(folder, arch, budget_bytes, lossless=mode.lossless)
         store = open_store(arch, checkpoint, storage)
         try:
@@ -186,21 +184,28 @@ class MoeRuntime:
         return Step(self._number, "prefill" if prefill else "decode", rows)
 
 
-def build(folder: Path, config: Any, arch: MoeArch, checkpoint: Checkpoint) -> Any:
-    """The model on `meta`, experts and all. Raises ModelError.
+def read_model(folder: Path) -> tuple[Any, MoeArch, Checkpoint]:
+    """The model on `meta`, experts and all, its shapes, and where its tensors lie. Raises ModelError.
 
-    The checkpoint is known to fit afterwards: no tensor missing, none left over, all of the right shape.
+    The checkpoint fits: no tensor is missing, none left over, all are of the right shape.
     """
     library = transformers()
+    config = load_config(folder)
+    checkpoint = read_checkpoint(folder, config.model_type)
+    arch = read_arch(folder, config, checkpoint.dtype)
     kind = library.AutoModelForSeq2SeqLM if arch.encoder_layers else library.AutoModelForCausalLM
-    with torch.device("meta"):
-        model = kind.from_config(config, dtype=arch.dtype).eval()
+    try:
+        with torch.device("meta"):
+            model = kind.from_config(config, dtype=arch.dtype).eval()
+    except Exception as error:
+        message = f"transformers cannot build this model ({error}); correct the configuration"
+        raise ModelError(folder / "config.json", message) from error
     inside = tuple(f"{block}.experts." for block in arch.blocks)
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items() if not name.startswith(inside)}
     check_tensors(checkpoint, shapes | expert_shapes(arch, checkpoint), tied=model.all_tied_weights_keys)
     if (folder / "generation_config.json").is_file():
         model.generation_config = library.GenerationConfig.from_pretrained(folder, local_files_only=True)
-    return model
+    return model, arch, checkpoint
 
 
 def require_budget(folder: Path, arch: MoeArch, budget_bytes: int, *, lossless: bool) -> None:
@@ -218,7 +223,14 @@ def require_budget(folder: Path, arch: MoeArch, budget_bytes: int, *, lossless: 
 
 
 def open_store(arch: MoeArch, checkpoint: Checkpoint, storage: str) -> ExpertStore:
-    return CheckpointStore(arch, checkpoint)
+    """Experts of a checkpoint; `storage` as in `MoeRuntime.open`. Raises ModelError."""
+    if storage == "checkpoint" or (storage == "auto" and not slot_file(checkpoint.folder, "exact").is_file()):
+        return CheckpointStore(arch, checkpoint)
+    wanted = "exact" if storage == "auto" else storage
+    if wanted not in STORAGES:
+        names = ", ".join(("auto", "checkpoint", *STORAGES))
+        raise ModelError(checkpoint.folder, f"there is no storage {storage!r}; choose one of {names}")
+    return SlotFileStore(arch, checkpoint, wanted)
 
 
 def read_tokenizer(folder: Path) -> Any:
@@ -228,7 +240,7 @@ def read_tokenizer(folder: Path) -> Any:
         return None
     try:
         return transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # noqa: BLE001 — tokenizers raise plain Exceptions
+    except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(folder, f"its tokenizer cannot be read ({reason}); restore tokenizer.json") from error
 

@@ -24,11 +24,6 @@ class ExpertStore(Protocol):
     """The experts of one model, on disk. Thread-safe."""
 
     @property
-    def folder(self) -> Path:
-        """The checkpoint's, for messages."""
-        ...
-
-    @property
     def arch(self) -> MoeArch: ...
 
     @property
@@ -105,8 +100,10 @@ class CheckpointStore:
         self.arch = arch
         self.folder = checkpoint.folder
         self.expert_bytes = arch.expert_bytes
-        self._pieces = {key: _merge(_pieces(arch, checkpoint, key)) for key in arch.keys()}
+        self._pieces = {key: _merge(_pieces(arch, checkpoint, key)) for key in arch.keys()}  # noqa: SIM118 — not a mapping
         self.stored_bytes = max(sum(piece.size_bytes for piece in pieces) for pieces in self._pieces.values())
+        #: Reads that a fill takes, of the expert that takes most.
+        self.reads = max(map(len, self._pieces.values()))
         self._files = Files(reader)
 
     def read(self, key: ExpertKey, view: memoryview) -> None:
@@ -115,7 +112,7 @@ class CheckpointStore:
                 self._files.read(piece.file, view[piece.place : piece.place + piece.size_bytes], piece.offset)
                 continue
             raw = torch.empty(piece.size_bytes, dtype=torch.uint8)
-            self._files.read(piece.file, memoryview(raw.numpy()), piece.offset)
+            self._files.read(piece.file, raw.numpy().data, piece.offset)
             stored = raw.view(piece.dtype)
             end = piece.place + stored.numel() * self.arch.dtype.itemsize
             target = torch.frombuffer(view[piece.place : end], dtype=self.arch.dtype)
@@ -135,7 +132,8 @@ def _pieces(arch: MoeArch, checkpoint: Checkpoint, key: ExpertKey) -> list[Piece
     fused = [f"{block}.{name}" for name in arch.names.fused]
     if fused and fused[0] in checkpoint.tensors:
         found = [checkpoint.tensors[name] for name in fused]
-        return [_part(tensor, key.expert, arch.experts, place) for tensor, place in zip(found, (0, arch.down_offset))]
+        where = zip(found, (0, arch.down_offset), strict=True)
+        return [_part(tensor, key.expert, arch.experts, place) for tensor, place in where]
     places = (0, half, arch.down_offset) if arch.names.gated else (0, arch.down_offset)
     names = [f"{block}.{name.format(e=key.expert)}" for name in arch.names.single]
     return [_part(checkpoint.tensors[name], 0, 1, place) for name, place in zip(names, places, strict=True)]

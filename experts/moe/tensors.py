@@ -37,7 +37,7 @@ def read_tensor(files: Files, tensor: Tensor) -> torch.Tensor:
     """One tensor of a checkpoint as stored. Raises ModelError."""
     raw = torch.empty(tensor.size_bytes, dtype=torch.uint8)
     if tensor.size_bytes:
-        files.read(tensor.file, memoryview(raw.numpy()), tensor.offset)
+        files.read(tensor.file, raw.numpy().data, tensor.offset)
     return raw.view(tensor.dtype).view(tensor.shape)
 
 

@@ -1,0 +1,152 @@
+"""`coserve moe import`: check a checkpoint, and lay its experts out so that each is one read."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tools.console import AsJson, errors, fail, print_json, print_table
+
+if TYPE_CHECKING:
+    import torch
+
+    from experts.moe.slotfile import Storage
+    from experts.moe.store import ExpertStore
+
+#: Tokens of the text that logits are compared on, and of an answer where the model has a decoder.
+_PROBE_TOKENS = 64
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command to `app`."""
+    app.command("import")(import_model)
+
+
+def import_model(
+    folder: Annotated[Path, typer.Argument(help="A checkpoint in Hugging Face format.", show_default=False)],
+    storage: Annotated[str, typer.Option(help="exact, int8 or int4: how experts are stored.")] = "exact",
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Check a checkpoint, and write its experts in slot layout into its folder `coserve/`.
+
+    Missing, extra, mis-shaped or truncated tensors and unknown architectures are refused by name. Stopped, it goes on
+    where it was. int8 and int4 lose accuracy, and the command says how much: `coserve moe import models/mixtral
+    --storage int8`.
+    """
+    from experts.moe.slotfile import STORAGES
+
+    known: dict[str, Storage] = {name: name for name in STORAGES}
+    if storage not in known:
+        fail(f"there is no storage {storage!r}; choose one of {', '.join(known)}", status=2)
+    report = import_checkpoint(folder, known[storage])
+    if as_json:
+        print_json(report)
+        return
+    facts = [(name, value) for name, value in report.items() if not isinstance(value, list)]
+    print_table(f"experts of {folder}", ("", ""), facts)
+    if report["layer_errors"]:
+        rows = [(number, f"{error:.2e}") for number, error in enumerate(report["layer_errors"])]
+        print_table("error of weights, relative to float32 (root mean square)", ("layer", "error"), rows)
+
+
+def import_checkpoint(folder: Path, storage: "Storage") -> dict[str, Any]:
+    """Do it, and say what came of it. Raises ModelError."""
+    from experts.moe.runtime import read_model
+    from experts.moe.slotfile import SlotFileStore, write_slot_file
+    from experts.moe.store import CheckpointStore
+
+    begin = time.monotonic()
+    _, arch, checkpoint = read_model(folder)
+    original = CheckpointStore(arch, checkpoint)
+    with _progress("experts", len(arch.keys())) as advance:
+        file = write_slot_file(original, checkpoint, storage, lambda _: advance())
+    written_s = time.monotonic() - begin
+    stored = SlotFileStore(arch, checkpoint, storage)
+    report: dict[str, Any] = {
+        "file": str(file),
+        "family": arch.family,
+        "layers": arch.layers,
+        "experts": arch.experts,
+        "storage": storage,
+        "slot_bytes": arch.expert_bytes,
+        "stored_bytes": stored.stored_bytes,
+        "reads_per_expert": {"checkpoint": original.reads, "imported": 1},
+        "seconds": round(written_s, 2),
+        "layer_errors": [],
+    }
+    if storage != "exact":
+        with _progress("error", len(arch.keys())) as advance:
+            report["layer_errors"] = list(_layer_errors(original, stored, advance))
+        report |= _logit_errors(folder, storage)
+    original.close()
+    stored.close()
+    return report
+
+
+def _layer_errors(original: "ExpertStore", stored: "ExpertStore", advance: Callable[[], None]) -> Iterator[float]:
+    """Root mean square of what storing changed, over that of the weights, for each layer."""
+    import torch
+
+    from experts.moe.gating import ExpertKey
+
+    arch = original.arch
+    before, after = (torch.zeros(arch.expert_bytes, dtype=torch.uint8) for _ in range(2))
+    for layer in range(arch.layers):
+        lost = total = 0.0
+        for expert in range(arch.experts):
+            original.read(ExpertKey(layer, expert), before.numpy().data)
+            stored.read(ExpertKey(layer, expert), after.numpy().data)
+            for old, new in zip(original.weights(before), stored.weights(after), strict=True):
+                lost += float((new.float() - old.float()).square().sum(dtype=torch.float64))
+                total += float(old.float().square().sum(dtype=torch.float64))
+            advance()
+        yield (lost / total) ** 0.5 if total else 0.0
+
+
+def _logit_errors(folder: Path, storage: str) -> dict[str, float]:
+    """How far the model's answers move on one random text; its experts pass through as few slots as it takes."""
+    exact, packed = (_logits(folder, name) for name in ("checkpoint", storage))
+    agreed = (exact.argmax(dim=-1) == packed.argmax(dim=-1)).float().mean()
+    said = exact.log_softmax(dim=-1)
+    divergence = (said.exp() * (said - packed.log_softmax(dim=-1))).sum(dim=-1).mean()
+    return {
+        "logit_error_max": round(float((packed - exact).abs().max()), 5),
+        "logit_error_relative": round(float((packed - exact).norm() / exact.norm()), 5),
+        "logit_divergence_nats": round(float(divergence), 6),
+        "same_best_token": round(float(agreed), 4),
+    }
+
+
+def _logits(folder: Path, storage: str) -> "torch.Tensor":
+    """(tokens, vocabulary) float32 on seeded tokens."""
+    import torch
+
+    from experts.moe.modes import open_mode
+    from experts.moe.runtime import MoeRuntime, read_model
+
+    _, arch, _ = read_model(folder)
+    slots = min(2 * arch.top_k, arch.experts) * arch.layers
+    runtime = MoeRuntime.open(folder, open_mode("ondemand", folder), slots * arch.expert_bytes, storage=storage)
+    try:
+        count = min(_PROBE_TOKENS, arch.context_tokens or _PROBE_TOKENS)
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(runtime.model.config.vocab_size, (1, count), generator=generator)
+        more = {"decoder_input_ids": ids[:, : count // 4]} if arch.encoder_layers else {}
+        with torch.inference_mode():
+            return runtime.model(input_ids=ids, **more).logits[0].float()
+    finally:
+        runtime.close()
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on stderr; the function moves it by one."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=errors, transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda: progress.advance(task)
