@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from experts.moe.errors import ModelError
+from experts.moe.modes.brownout import Brownout
 from experts.moe.modes.duoserve import DuoServe
+from experts.moe.modes.emoe import Emoe
 from experts.moe.modes.lookahead import Lookahead
 from experts.moe.modes.mode import BaseMode, Gate, Mode
 from experts.moe.modes.ondemand import OnDemand
 from experts.moe.modes.popularity import Popularity
 from experts.moe.modes.prune import Prune
 from experts.moe.modes.resident import Resident
+from experts.moe.modes.swapmoe import SwapMoe
 from experts.moe.prepared import POPULARITY
 
 __all__ = ["MODES", "BaseMode", "Gate", "Mode", "ModeEntry", "open_mode"]
@@ -23,23 +26,42 @@ __all__ = ["MODES", "BaseMode", "Gate", "Mode", "ModeEntry", "open_mode"]
 class ModeEntry:
     """`make(checkpoint, options)` gives a mode and raises ModelError where a part that it `needs` is missing.
 
-    `needs` are names of prepared parts (experts.moe.prepared), as far as every use of the mode needs them.
+    `needs` are names of prepared parts (experts.moe.prepared), as far as every use of the mode needs them. `options`
+    are all that there are; None where `make` looks at them itself.
     """
 
     make: Callable[[Path, Mapping[str, Any]], Mode]
     needs: tuple[str, ...]
     lossless: bool
     says: str
+    options: tuple[str, ...] | None = None
 
 
 MODES: dict[str, ModeEntry] = {
-    "resident": ModeEntry(lambda _, __: Resident(), (), True, "everything in memory"),
-    "ondemand": ModeEntry(lambda _, __: OnDemand(), (), True, "loads what is missing, and waits for it"),
-    "lookahead": ModeEntry(lambda _, __: Lookahead(), (), True, "asks the next layer's gate early, and prefetches"),
-    "popularity": ModeEntry(Popularity.open, (POPULARITY,), True, "keeps the most popular, the others pass through"),
-    "prune": ModeEntry(Prune.open, (POPULARITY,), False, "has the most popular experts only"),
+    "resident": ModeEntry(lambda _, __: Resident(), (), True, "everything in memory", ()),
+    "ondemand": ModeEntry(lambda _, __: OnDemand(), (), True, "loads what is missing, and waits for it", ()),
+    "lookahead": ModeEntry(lambda _, __: Lookahead(), (), True, "asks the next layer's gate early, and prefetches", ()),
+    "popularity": ModeEntry(
+        Popularity.open, (POPULARITY,), True, "keeps the most popular, the others pass through", ()
+    ),
+    "prune": ModeEntry(Prune.open, (POPULARITY,), False, "has the most popular experts only", ()),
     "duoserve": ModeEntry(
-        DuoServe.open, ("duoserve/layer-1", "popularity"), True, "fetches what a trained predictor names (DuoServe-MoE)"
+        DuoServe.open,
+        ("duoserve/layer-1", "popularity"),
+        True,
+        "fetches what a trained predictor names (DuoServe-MoE)",
+        ("overlap",),
+    ),
+    "brownout": ModeEntry(
+        Brownout.open, ("united-4",), False, "answers the rare tokens with united experts under load (BrownoutServe)"
+    ),
+    "swapmoe": ModeEntry(SwapMoe.open, (), False, "the important experts only, swapped as text changes (SwapMoE)"),
+    "emoe": ModeEntry(
+        Emoe.open,
+        ("emoe/predictor",),
+        False,
+        "experts foreseen every few prompts, by task (eMoE)",
+        ("period", "variant", "task_aware"),
     ),
 }
 
@@ -51,4 +73,9 @@ def open_mode(name: str, checkpoint: Path, options: Mapping[str, Any] | None = N
         near = get_close_matches(name, MODES, n=1)
         meant = f"; did you mean {near[0]}?" if near else "."
         raise ModelError(checkpoint, f"there is no mode {name!r}{meant} Modes are: {', '.join(MODES)}")
-    return entry.make(checkpoint, options or {})
+    given = options or {}
+    for option in given:
+        if entry.options is not None and option not in entry.options:
+            known = f"options are: {', '.join(entry.options)}" if entry.options else "it has none"
+            raise ModelError(checkpoint, f"mode {name} has no option {option!r}; {known}")
+    return entry.make(checkpoint, given)
