@@ -6,7 +6,8 @@ before each step it says how many experts it must load and how many it runs, aft
     tasks = [Task("json", prompt_tokens=64, output_tokens=16), …]
     costs = Machine(Costs(prefill_token_s=2e-4, step_s=5e-3, row_s=1e-3), load_s=2e-3, access_s=0.0)
     rate = 0.9 * capacity_per_s(tasks, FirstCome(limits), costs, Free())
-    outcome = replay(poisson(tasks, rate, requests=1000, seed=1, slo_s=slos(tasks, costs)), SloSlack(…), costs, Free())
+    trace = poisson(tasks, rate, requests=1000, seed=1, slo_s=slos(tasks, costs))
+    outcome = replay(trace, SloSlack(limits, costs.compute, profiles), costs, Free(), profiles)
     outcome.violations, outcome.violations_of("prefill", 0.25)
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from experts.moe.policy.schedule import Costs, Generation, Scheduler
+from experts.moe.policy.schedule import Costs, Generation, Profiles, Scheduler
 
 Phase = Literal["prefill", "decode"]
 
@@ -194,9 +195,14 @@ def capacity_per_s(
     return requests / replay(backlog, scheduler, machine, work).makespan_s
 
 
-def replay(trace: Sequence[Arrival], scheduler: Scheduler, machine: Machine, work: Work) -> Outcome:
-    """Serve `trace`, in order of arrival, with continuous batching: admit, prefill those, one decode step of all."""
-    return _Replay(trace, scheduler, machine, work).run()
+def replay(
+    trace: Sequence[Arrival], scheduler: Scheduler, machine: Machine, work: Work, profiles: Profiles | None = None
+) -> Outcome:
+    """Serve `trace`, in order of arrival, with the engine's batching: one prefill, then a token for all that run.
+
+    `profiles` are the scheduler's, told of lengths and loading as the engine tells them.
+    """
+    return _Replay(trace, scheduler, machine, work, profiles or Profiles()).run()
 
 
 @dataclass(slots=True)
@@ -208,7 +214,10 @@ class _Active:
 
 
 class _Replay:
-    def __init__(self, trace: Sequence[Arrival], scheduler: Scheduler, machine: Machine, work: Work) -> None:
+    def __init__(
+        self, trace: Sequence[Arrival], scheduler: Scheduler, machine: Machine, work: Work, profiles: Profiles
+    ) -> None:
+        self._profiles = profiles
         self._trace = trace
         self._arrived_s = [one.generation.arrived_s for one in trace]
         self._by_name = {one.generation.request: one for one in trace}
@@ -225,7 +234,7 @@ class _Replay:
         while len(self._outcome.done) < len(self._trace):
             self._take_arrivals()
             running = tuple(one.generation for one in self._active)
-            new = self._scheduler.admit(self._waiting, running, self._now) if self._waiting else ()
+            new = self._scheduler.admit(self._waiting, running, self._now)[:1] if self._waiting else ()
             if new:
                 self._prefill(new, running)
             elif not running:
@@ -281,7 +290,7 @@ class _Replay:
         there = {one.task for one in step.beside}
         entering = [task for task in dict.fromkeys(one.task for one in step.rows) if task not in there]
         for task in entering:
-            self._scheduler.loaded(task, effort.loads * self._machine.load_s / len(entering))
+            self._profiles.loaded(task, effort.loads * self._machine.load_s / len(entering))
 
     def _collect(self) -> None:
         left: list[_Active] = []
@@ -289,7 +298,7 @@ class _Replay:
             if one.generation.generated < one.arrival.output_tokens:
                 left.append(one)
                 continue
-            self._scheduler.ended(one.generation)
+            self._profiles.ended(one.generation)
             self._outcome.done.append(Done(one.arrival, one.begun_s, tuple(one.tokens_s)))
         self._active = left
 

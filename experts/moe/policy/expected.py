@@ -1,7 +1,8 @@
 """Which experts the next prompts want: by expected tokens, those of sensitive tasks only (eMoE §3.4, Eq. 2)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from experts.moe.policy.residency import Key
 from experts.moe.policy.schedule import Generation, Profiles
 
 #: f: (L, E), how a task's tokens are expected to spread over the experts of each layer.
@@ -53,3 +54,41 @@ def to_load(chosen: Sequence[Sequence[int]], resident: Sequence[Sequence[int]]) 
         for expert in wanted
         if expert not in here
     )
+
+
+class ChosenExperts:
+    """Residency of fixed sets: who is not chosen goes first, of the wanted layer before others'.
+
+    `choose` is called by the thread that computes, all else under the cache's lock.
+    """
+
+    def __init__(self) -> None:
+        self._chosen: tuple[tuple[int, ...], ...] = ()
+        self._here: dict[Key, None] = {}
+
+    def choose(self, chosen: tuple[tuple[int, ...], ...]) -> None:
+        """The experts of each layer that are to be in memory from now on."""
+        self._chosen = chosen
+
+    def resize(self, slots: int) -> None:
+        """Sets are chosen to fit before the slots change."""
+
+    def loaded(self, key: Key) -> None:
+        self._here[key] = None
+
+    def used(self, key: Key) -> None:
+        """Sets do not follow single uses."""
+
+    def predicted(self, key: Key) -> None:
+        """Sets are the prediction."""
+
+    def dropped(self, key: Key) -> None:
+        self._here.pop(key, None)
+
+    def victims(self, wanted: Key | None, free: int, *, urgent: bool) -> Iterator[Key]:
+        if wanted is not None and free:
+            return
+        here = sorted(self._here, key=lambda key: (wanted is not None and key[0] != wanted[0], key))
+        yield from (key for key in here if key[1] not in self._chosen[key[0]])
+        if urgent:
+            yield from (key for key in here if key[1] in self._chosen[key[0]])

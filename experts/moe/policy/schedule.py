@@ -1,7 +1,7 @@
 """Which waiting generations begin: by SLO slack (eMoE §3.5, Algorithm 1), or first come, first served.
 
 The engine asks `admit(waiting, running, now)` before each decode step and prefills those that it names, in their order.
-It tells `ended` what is complete and `loaded` what an admission took to load. Times in seconds on one clock.
+What ends is told to `Profiles.ended`, what an admission loaded to `Profiles.loaded`. Times in seconds on one clock.
 
 How the paper's listing is read (docs/decisions.md): T is the tokens that scheduled requests may come to hold, not the
 length of a queue; line 6 adds R, not S; waiting counts towards a latency; an SLO that is lost holds nobody up.
@@ -106,14 +106,6 @@ class Scheduler(Protocol):
         """Those of `waiting` that begin with the next step. `waiting` is in the order of arrival. Changes nothing."""
         ...
 
-    def ended(self, generation: Generation) -> None:
-        """A request is complete; `generated` is its length."""
-        ...
-
-    def loaded(self, task: str | None, seconds: float) -> None:
-        """What the admission of a request of `task`, none of which was running, took to load."""
-        ...
-
 
 class FirstCome:
     """First come, first served: the peer. The first that has no room holds up those behind it."""
@@ -133,12 +125,6 @@ class FirstCome:
                 break
             scheduled.append(candidate)
         return tuple(scheduled[len(running) :])
-
-    def ended(self, generation: Generation) -> None:
-        """Nothing to learn."""
-
-    def loaded(self, task: str | None, seconds: float) -> None:
-        """Nothing to learn."""
 
 
 class SloSlack:
@@ -163,12 +149,6 @@ class SloSlack:
             if self._limits.room([*running, *new], candidate) and not self._harms(running, new, candidate, now):
                 new.append(candidate)
         return tuple(new)
-
-    def ended(self, generation: Generation) -> None:
-        self._profiles.ended(generation)
-
-    def loaded(self, task: str | None, seconds: float) -> None:
-        self._profiles.loaded(task, seconds)
 
     def slack_s(self, generation: Generation, running: Sequence[Generation], now: float) -> float:
         """Seconds that it may still wait if it then runs beside as many as now."""
