@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import stat
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -219,3 +220,15 @@ def keep_alive(sock: "zmq.Socket[Any]") -> None:
     sock.tcp_keepalive_idle = 15
     sock.tcp_keepalive_intvl = 5
     sock.tcp_keepalive_cnt = 3
+
+
+def end_context(context: "zmq.Context[Any]", within_s: float = 3.0) -> bool:
+    """End a context whose sockets are closed; False where libzmq did not get there `within_s`.
+
+    It can wait for ever, about once in fifty times, for subscribers that never read and vanish while their socket here
+    closes. What is left is threads of libzmq, which end with the process.
+    """
+    ending = threading.Thread(target=context.destroy, kwargs={"linger": 0}, name="end-context", daemon=True)
+    ending.start()
+    ending.join(within_s)
+    return not ending.is_alive()

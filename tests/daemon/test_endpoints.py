@@ -12,7 +12,7 @@ import zmq.auth
 
 from daemon.endpoints import CurveKeys, Gate, check_endpoints
 from daemon.errors import StartError
-from daemon.sockets import bind, is_open
+from daemon.sockets import bind, end_context, is_open
 from tools.camera.publisher import CurveClient, Publisher
 
 
@@ -214,3 +214,13 @@ def test_a_gate_without_a_secret_key_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StartError, match=r"security\.server_key"):
             Gate(context, CurveKeys(wrong, curve.allowed_clients))
     context.term()
+
+
+def test_a_context_that_libzmq_does_not_end_holds_nobody_up() -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    forgotten = zmq.Context.shadow(context).socket(zmq.PUB)  # what the context does not know it cannot close
+    assert not end_context(context, within_s=0.2)
+    forgotten.close()
+    ended: zmq.Context[Any] = zmq.Context()
+    ended.socket(zmq.PUB)
+    assert end_context(ended)

@@ -21,6 +21,7 @@ from daemon.admission import Admission
 from daemon.backlog import BacklogLimits
 from daemon.publish import ResultsStream
 from daemon.records import Published
+from daemon.sockets import end_context
 from tools.fuzz.mutate import Mutator, Seed
 from tools.stress.raw import GREETING, RawPeer, frame, frame_head
 
@@ -317,7 +318,7 @@ def test_subscribers_that_never_read_cost_the_others_nothing(tmp_path: Path) -> 
         for subscriber in (*deaf, reader):
             subscriber.close(linger=0)
         stream.stop()
-        context.destroy(linger=0)
+        end_context(context)
 
 
 def a_message(seq: int) -> Published:

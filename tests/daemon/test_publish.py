@@ -12,6 +12,7 @@ import zmq
 from daemon.errors import StartError
 from daemon.publish import ResultsStream
 from daemon.records import Published
+from daemon.sockets import end_context
 
 
 def a_message(seq: int, serial: str = "S1", **body: Any) -> Published:
@@ -26,7 +27,7 @@ def a_stream(last_seq: int = 0, pulse: Any = lambda: ("ready", 3)) -> Iterator[t
         yield stream, stream.start()
     finally:
         stream.stop()
-        context.term()
+        end_context(context)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from tools.service import Service
 
 #: Bytes behind a JPEG's end marker are ignored, so images are as large as a test likes.
 IMAGE_BYTES = 1_000_000
+FREE = 'coserve_disk_free_bytes{place="journal"}'
 KEEP_ALL = ["pass", "fail", "review", "unknown"]
 
 
@@ -64,6 +65,11 @@ class Line:
             assert time.monotonic() < until_s, f"{what}: it did not come\n{self.service.tail()}"
             camera.pump(0.1) if camera else time.sleep(0.1)
 
+    def free_bytes(self) -> float:
+        """What the daemon saw when it looked last."""
+        (line,) = (line for line in self.ask("metrics")["text"].splitlines() if line.startswith(FREE))
+        return float(line.split()[-1])
+
     def is_quiet(self) -> bool:
         """Every accepted image has its verdict, and its copy where it stays."""
         return self.number("SELECT count(*) FROM pending") == 0
@@ -110,6 +116,7 @@ def test_a_full_disk_is_busy_before_anything_fails_and_recovers_when_there_is_ro
     line = start()
     ballast = line.disk / "somebody's.file"
     ballast.write_bytes(bytes(30 * 10**6))
+    line.wait_for(lambda: line.free_bytes() < 40 * 10**6, "a look at the disk")
     with line.publisher() as publisher:
         line.send(publisher, 40)
         account = publisher.account
