@@ -184,10 +184,8 @@ def check_tensors(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]
     if extra:
         tensor = tensors[extra[0]]
         found = f"tensor {tensor.stored} of shape {list(tensor.shape)}{_more(extra)}"
-        message = (
-            f"has {found}, which a model of this config.json has not; correct config.json, or fetch the file again"
-        )
-        raise ModelError(tensor.file, message)
+        message = f"has {found}, which a model of this config.json does not have"
+        raise ModelError(tensor.file, f"{message}; correct config.json, or fetch the file again")
     for name, shape in expected.items():
         tensor = tensors.get(name)
         if tensor is not None and tensor.shape != shape:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -24,11 +24,13 @@ from experts.moe.errors import ModelError
 from experts.moe.gating import Routing, Row, Served, Step
 from experts.moe.library import transformers
 from experts.moe.link import Link
-from experts.moe.modes.mode import Gate, Mode
 from experts.moe.slotfile import STORAGES, SlotFileStore, slot_file
 from experts.moe.slots import SlotCache
 from experts.moe.store import CheckpointStore, ExpertStore
 from experts.moe.tensors import load_tensors
+
+if TYPE_CHECKING:  # modes import this module
+    from experts.moe.modes.mode import Gate, Mode
 
 Observer = Callable[[Step, Routing, Routing], None]
 
@@ -42,7 +44,7 @@ class MoeRuntime:
     `observers` are told, layer by layer, the routing as the gate gave it and as it was carried out.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, arch: MoeArch, store: ExpertStore, mode: Mode) -> None:
+    def __init__(self, model: Any, tokenizer: Any, arch: MoeArch, store: ExpertStore, mode: "Mode") -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.arch = arch
@@ -59,7 +61,7 @@ class MoeRuntime:
     def open(
         cls,
         folder: Path,
-        mode: Mode,
+        mode: "Mode",
         budget_bytes: int,
         *,
         device: str = "cpu",
@@ -135,7 +137,7 @@ class MoeRuntime:
             block.experts = OffloadedExperts(layer, self.arch, self.model.config, block.experts.act_fn, self)
             block.gate.register_forward_hook(partial(_leave_logits, block.experts))
 
-    def _gates(self) -> tuple[Gate, ...]:
+    def _gates(self) -> "tuple[Gate, ...]":
         """Each layer's gate without its choice: (T, H) to logits (T, E)."""
         blocks = [self.model.get_submodule(name) for name in self.arch.blocks]
         if self.arch.family == switch.FAMILY:

@@ -60,9 +60,9 @@ def import_checkpoint(folder: Path, storage: "Storage") -> dict[str, Any]:
     from experts.moe.slotfile import SlotFileStore, write_slot_file
     from experts.moe.store import CheckpointStore
 
-    begin = time.monotonic()
     _, arch, checkpoint = read_model(folder)
     original = CheckpointStore(arch, checkpoint)
+    begin = time.monotonic()
     with _progress("experts", len(arch.keys())) as advance:
         file = write_slot_file(original, checkpoint, storage, lambda _: advance())
     written_s = time.monotonic() - begin

@@ -101,7 +101,7 @@ def test_packed_experts_come_back_with_a_small_error(tmp_path, storage, most, dt
     assert float((a_prefill(tmp_path, storage) - a_prefill(tmp_path, "checkpoint")).abs().max()) > 0
 
 
-class StopHalfWay(Exception):
+class StoppedError(Exception):
     """The machine was switched off."""
 
 
@@ -110,9 +110,9 @@ def test_a_stopped_import_goes_on_where_it_was(tmp_path):
 
     def stop_at(key):
         if key == ExpertKey(1, 4):
-            raise StopHalfWay
+            raise StoppedError
 
-    with pytest.raises(StopHalfWay):
+    with pytest.raises(StoppedError):
         import_into_slots(tmp_path, done=stop_at)
     part = slot_file(tmp_path, "exact").with_name("experts-exact.safetensors.part")
     assert part.is_file()
@@ -130,9 +130,9 @@ def test_a_stopped_import_of_other_weights_starts_anew(tmp_path):
     write_tiny(tmp_path)
 
     def stop(key):
-        raise StopHalfWay
+        raise StoppedError
 
-    with pytest.raises(StopHalfWay):
+    with pytest.raises(StoppedError):
         import_into_slots(tmp_path, done=stop)
     write_tiny(tmp_path, seed=7)
     import_into_slots(tmp_path)
@@ -197,5 +197,5 @@ def test_packed_storage_that_was_not_imported_says_which_command_makes_it(tmp_pa
     write_tiny(tmp_path)
     with pytest.raises(ModelError, match=r"experts-int8.*coserve moe import --storage int8"):
         a_prefill(tmp_path, "int8")
-    with pytest.raises(ModelError, match="there is no storage 'int2'; choose one of auto, checkpoint, exact, int8, int4"):
+    with pytest.raises(ModelError, match="there is no storage .int2.; choose one of auto, checkpoint, exact"):
         a_prefill(tmp_path, "int2")
