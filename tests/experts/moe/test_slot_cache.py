@@ -1,5 +1,6 @@
 """The slot cache: what is served, what is evicted, what overlaps, and what errors leave behind."""
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from experts.moe.policy.residency import LeastRecentlyUsed, MostPopular, Residen
 from experts.moe.slots import SlotCache
 from experts.transfer import transfer_for
 from tests.experts.moe.shelf import EXPERT_BYTES, Shelf, ShelfArch, number
+
+A_STEP = Step(0, "decode", ())
 
 
 class GatedCarrier(HostCarrier):
@@ -308,6 +311,30 @@ def test_a_consumer_that_breaks_off_leaves_nothing_in_use(tmp_path: Path):
                 break
             cache.check()
             assert served(cache, 0, [2, 3, 4, 6]) == [2, 3, 4, 6]
+
+
+@pytest.mark.parametrize("wanted", [[0, 1], [0, 1, 5]])
+def test_an_error_that_somebody_keeps_does_not_hold_up_the_next_step(tmp_path: Path, wanted: list[int]):
+    """Its traceback keeps the frames, and with them the iterator that was broken off."""
+
+    def fail() -> None:
+        experts = cache.serve(0, wanted, ahead=True)
+        for _ in experts:
+            raise RuntimeError("a kernel failed")
+
+    with a_cache(tmp_path, 4, arch=ShelfArch(layers=1)) as (cache, _, _):
+        served(cache, 0, [0, 1])
+        with pytest.raises(RuntimeError) as kept:
+            fail()
+        cache.end(A_STEP)
+        assert served(cache, 0, [2, 3, 4, 6]) == [2, 3, 4, 6]
+        with closing(cache.serve(0, [2, 7], ahead=False)) as experts:
+            next(experts)
+            del kept  # the iterator of the failed step ends now, and must leave this one alone
+            gc.collect()
+            assert cache.resident(0)
+            cache.check()
+            assert [expert for expert, _ in experts] == [7]
 
 
 def test_the_ledger_refuses_what_the_cache_must_never_do(tmp_path: Path):
