@@ -1,39 +1,34 @@
-"""What intake answers to each message: the order of checks of PROTOCOL.md, credit, back-pressure, duplicates in flight.
+"""What intake answers to each message: the order of checks of PROTOCOL.md, duplicates in flight.
+
+Credit and back-pressure are in accounts.py, requests for text in asking.py.
 
 No sockets and no threads here: frames in, an answer out, or a promise that is settled when the writer replies. Only
 the intake thread calls, `hold` and `resume` excepted.
 """
 
-import math
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import structlog
 
-from daemon.backlog import Backlog, BacklogLimits
+from daemon.accounts import Accounts, IntakeLimits, Peer
+from daemon.asking import Asking, TextSettled
+from daemon.backlog import Backlog
 from daemon.examine import Examination, Look, look_at
 from daemon.frames import Code, MessageError
 from daemon.image_header import LongWalkError
 from daemon.messages import VERSION, Answer, Generate, Hello, Inspect, Message, answer, parse
 from daemon.quarantine import Quarantine
-from daemon.quota import QuotaLimits, Quotas
 from daemon.records import Accepted, Arrival, BoardRef
 from daemon.rulebook import Rulebook
 from routing_rules.routes import Routes
 
-#: While the daemon drains or the disk is full: somebody has to do something, so a second more costs nothing.
-_HELD_RETRY_MS = 1000
 #: A write that failed is tried again soon; the publisher's own patience spaces further ones.
 _FAILED_RETRY_MS = 500
 #: A payload that is larger, or has more parts, is looked at elsewhere: the intake's turn stays short for everybody.
 _LARGE_BYTES = 2**20
 _MANY_STEPS = 2000
-#: Images in memory: few enough that their headers count for little beside the bytes, more than any credit.
-_IMAGES_IN_MEMORY = 8192
 
 Key = tuple[str, str]  # (source, id)
 
@@ -72,28 +67,6 @@ class ArrivalWriter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class IntakeLimits:
-    """Limits of one message, and how many unanswered ones a connection may have.
-
-    `in_memory_bytes` are those of all images between their arrival and the disk; one source has half of them.
-    """
-
-    credit: int
-    max_payload_bytes: int
-    max_pixels: int
-    in_memory_bytes: int = 512 * 2**20
-    quota: QuotaLimits = field(default_factory=QuotaLimits)
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Where an answer goes: the connection's identity, and the envelope that its message came in."""
-
-    identity: bytes
-    envelope: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Settled:
     """The writer's reply to one arrival."""
 
@@ -128,10 +101,14 @@ class _InFlight:
     repeated: list[tuple[Peer, str]] = field(default_factory=list)
 
 
-class Admission:
-    """Checks, answers and accounts; `in_flight` is empty whenever every message has its answer."""
+#: What another thread has found, for `settle`, `settle_text` or `looked`.
+Posted = Settled | TextSettled | Looked
 
-    def __init__(
+
+class Admission(Accounts):
+    """Checks and answers, on the books of `Accounts`."""
+
+    def __init__(  # noqa: PLR0913, PLR0917  the checks of every message come together here
         self,
         limits: IntakeLimits,
         rulebook: Rulebook,
@@ -141,50 +118,18 @@ class Admission:
         quarantine: Quarantine,
         server: str = "coserve",
         room: Callable[[int], str | None] = lambda _bytes: None,
+        asking: Asking | None = None,
     ) -> None:
         """`room(bytes)`: why the disk takes no image of so many bytes now, None where it does."""
-        self.limits = limits
+        super().__init__(limits, backlog, room)
+        self._asking = asking
         self._rulebook = rulebook
         self._reader = reader
         self._writer = writer
-        self._backlog = backlog
         self._quarantine = quarantine
         self._server = server
-        self._room = room
-        half = _IMAGES_IN_MEMORY // 2, limits.in_memory_bytes // 2
-        in_memory = BacklogLimits(_IMAGES_IN_MEMORY, limits.in_memory_bytes, *half)
-        self._memory = Backlog(in_memory, waits_for="the disk")
-        self.quotas = Quotas(limits.quota)
         self._in_flight: dict[Key, _InFlight] = {}
-        self._outstanding: Counter[bytes] = Counter()
-        self._held: Mapping[str, str] = {}
-        self._holding = threading.Lock()
         self._log = structlog.get_logger("intake")
-
-    @property
-    def in_flight(self) -> int:
-        """Messages that wait for the writer, or to be looked at."""
-        return self._outstanding.total()
-
-    @property
-    def bytes_in_memory(self) -> int:
-        """Payloads on their way to the disk, or to be looked at."""
-        return self._memory.bytes
-
-    def hold(self, cause: str, reason: str) -> None:
-        """Answer `busy` to new images until `resume(cause)`; several causes may hold at once. Any thread."""
-        with self._holding:
-            self._held = {**self._held, cause: reason}
-
-    def resume(self, cause: str) -> None:
-        """Lift what `hold` with this cause began. Any thread."""
-        with self._holding:
-            self._held = {other: reason for other, reason in self._held.items() if other != cause}
-
-    @property
-    def held(self) -> tuple[str, ...]:
-        """Why new images hear `busy`; empty while they are taken. Any thread."""
-        return tuple(self._held.values())
 
     def read(self, frames: Sequence[bytes]) -> tuple[Message, bytes] | Answer:
         """A message and its payload, or why it will never be accepted: what the message alone tells."""
@@ -199,7 +144,7 @@ class Admission:
         peer: Peer,
         message: Inspect | Generate | Hello,
         payload: bytes,
-        post: Callable[[Settled | Looked], None],
+        post: Callable[[Posted], None],
     ) -> Answer | Examination | None:
         """The answer to a message; None where it comes once `post` was called with what is for `settle`.
 
@@ -212,11 +157,11 @@ class Admission:
         except Exception:  # noqa: BLE001 - one message may not stop the line, whatever it broke
             return self._failed(message)
 
-    def looked(self, looked: Looked, post: Callable[[Settled | Looked], None]) -> Answer | None:
+    def looked(self, looked: Looked, post: Callable[[Posted], None]) -> Answer | None:
         """Go on with an image whose payload was looked at elsewhere; as `take`."""
         peer, message, payload = looked.peer, looked.message, looked.payload
-        self._memory.leave(message.source, len(payload))
-        self._answered(peer)
+        self.left_memory(message.source, len(payload))
+        self.answered(peer)
         if looked.look is None:
             return self._failed(message)
         try:
@@ -235,7 +180,7 @@ class Admission:
         peer: Peer,
         message: Inspect | Generate | Hello,
         payload: bytes,
-        post: Callable[[Settled | Looked], None],
+        post: Callable[[Posted], None],
     ) -> Answer | Examination | None:
         match message:
             case Inspect():
@@ -246,7 +191,9 @@ class Admission:
                 except LongWalkError:
                     return self._look_elsewhere(peer, message, payload, post)
             case Generate():
-                raise _refusal(message, "unknown_model", "the configuration names no such model")
+                if self._asking is None:
+                    raise _refusal(message, "unknown_model", "the configuration names no model")
+                return self._asking.take(self, peer, message, self._rulebook.current, post)
             case Hello():
                 return self._welcome(message)
 
@@ -258,10 +205,10 @@ class Admission:
             self._log.error("reply_without_message", source=source, id=image_id)
             return []
         everyone = [(flight.peer, flight.sha256), *flight.repeated]
-        self._memory.leave(source, flight.payload_bytes)
+        self.left_memory(source, flight.payload_bytes)
         for peer, _ in everyone:
-            self._answered(peer)
-        credit = self._credit(source)
+            self.answered(peer)
+        credit = self.credit(source)
 
         def duplicate(peer: Peer, differs: bool) -> tuple[Peer, Answer]:
             return peer, answer("duplicate", image_id, source, credit, differs=differs)
@@ -269,7 +216,7 @@ class Admission:
         if isinstance(settled.result, Accepted):
             accepted = answer("accepted", image_id, source, credit)
             return [(flight.peer, accepted), *(duplicate(p, sha != flight.sha256) for p, sha in flight.repeated)]
-        self._backlog.leave(source, flight.payload_bytes)
+        self.not_stored(source, flight.payload_bytes)
         if isinstance(settled.result, Known):
             stored_sha256 = settled.result.payload_sha256
             return [duplicate(peer, sha256 != stored_sha256) for peer, sha256 in everyone]
@@ -277,26 +224,12 @@ class Admission:
         again = answer("busy", image_id, source, credit, retry_after_ms=_FAILED_RETRY_MS, reason=reason)
         return [(peer, again) for peer, _ in everyone]
 
-    def _answered(self, peer: Peer) -> None:
-        self._outstanding[peer.identity] -= 1
-        if not self._outstanding[peer.identity]:
-            del self._outstanding[peer.identity]
-
-    def busy(self, message: Message, reason: str, retry_after_ms: int) -> Answer:
-        """The answer that asks to send `message` again later."""
-        credit = self._credit(message.source)
-        return answer("busy", message.image_id, message.source, credit, retry_after_ms=retry_after_ms, reason=reason)
-
-    def credit(self, message: Message) -> int:
-        """How many unanswered messages this message's connection may have from now on."""
-        return self._credit(message.source)
-
-    def _credit(self, source: str | None) -> int:
-        room = self.limits.credit if source is None else self._backlog.room(source)
-        return max(1, min(self.limits.credit, room))
+    def settle_text(self, settled: TextSettled) -> list[tuple[Peer, Answer]]:
+        """As `settle`, of a request for text."""
+        return [] if self._asking is None else self._asking.settle(self, settled)
 
     def _rejected(self, error: MessageError) -> Answer:
-        credit = self._credit(error.source)
+        credit = self.credit(error.source)
         return answer("rejected", error.image_id, error.source, credit, code=error.code, reason=error.reason)
 
     def _welcome(self, message: Hello) -> Answer:
@@ -304,7 +237,7 @@ class Admission:
             "welcome",
             message.image_id,
             message.source,
-            self._credit(message.source),
+            self.credit(message.source),
             version=VERSION,
             server=self._server,
             max_payload_bytes=self.limits.max_payload_bytes,
@@ -314,19 +247,19 @@ class Admission:
         )
 
     def _look_elsewhere(
-        self, peer: Peer, message: Inspect, payload: bytes, post: Callable[[Settled | Looked], None]
+        self, peer: Peer, message: Inspect, payload: bytes, post: Callable[[Posted], None]
     ) -> Answer | Examination:
         """Everything that can be said without a look at the payload first; the look waits in memory, as images do."""
         key = (message.source, message.image_id)
         if key not in self._in_flight and self._reader.find(*key) is None:
             self._check_rules(message)
-            busy = self._wait_outside(peer, message, len(payload))
+            busy = self.wait_outside(peer, message, len(payload))
             if busy is not None:
                 return busy
-        full = self._memory.enter(message.source, len(payload))
-        if full is not None:
-            return self.busy(message, full.reason, full.retry_after_ms)
-        self._outstanding[peer.identity] += 1
+        busy = self.enter_memory(message, len(payload))
+        if busy is not None:
+            return busy
+        self.owe(peer)
 
         def done(look: Look | None) -> None:
             post(Looked(peer, message, payload, look))
@@ -339,7 +272,7 @@ class Admission:
         message: Inspect,
         payload: bytes,
         look: Look | None,
-        post: Callable[[Settled | Looked], None],
+        post: Callable[[Posted], None],
     ) -> Answer | None:
         """`look` where there was one already; LongWalkError where it takes too long to have one here."""
         key = (message.source, message.image_id)
@@ -349,14 +282,14 @@ class Admission:
         known = self._reader.find(*key)
         if known is not None:
             differs = known.payload_sha256 != (look or self._look(message, payload)).sha256
-            return answer("duplicate", message.image_id, message.source, self._credit(message.source), differs=differs)
+            return answer("duplicate", message.image_id, message.source, self.credit(message.source), differs=differs)
         self._check_rules(message)
         sha256 = self._check_payload(message, payload, look)
-        busy = self._busy_now(peer, message, len(payload))
+        busy = self.enter(peer, message, len(payload))
         if busy is not None:
             return busy
         self._in_flight[key] = _InFlight(peer, sha256, len(payload))
-        self._outstanding[peer.identity] += 1
+        self.owe(peer)
         try:
             self._writer.submit(_arrival(message, payload, sha256), lambda result: post(Settled(key, result)))
         except Exception as error:  # noqa: BLE001 - whatever it is, this image is not durable
@@ -371,10 +304,10 @@ class Admission:
 
     def _repeat(self, peer: Peer, message: Inspect, sha256: str, flight: _InFlight) -> Answer | None:
         """A second copy of an image on its way to the disk: answered with it, since it may not reach the disk."""
-        if self._outstanding[peer.identity] >= self.limits.credit:
-            return self._over_credit(message)
+        if self.is_over_credit(peer):
+            return self.over_credit(message)
         flight.repeated.append((peer, sha256))
-        self._outstanding[peer.identity] += 1
+        self.owe(peer)
         return None
 
     def _check_rules(self, message: Inspect) -> None:
@@ -410,41 +343,6 @@ class Admission:
             self._quarantine.keep(message.source, message.image_id, payload, reason)
             raise _refusal(message, "bad_image", reason)
         return look.sha256
-
-    def _busy_now(self, peer: Peer, message: Inspect, payload_bytes: int) -> Answer | None:
-        """Why this image has to wait outside; None once it is counted into memory and backlog, and has paid."""
-        busy = self._wait_outside(peer, message, payload_bytes)
-        if busy is not None:
-            return busy
-        # Late, for the room counts whom it lets in.
-        no_room = self._room(payload_bytes)
-        if no_room is not None:
-            return self.busy(message, no_room, _HELD_RETRY_MS)
-        full = self._memory.enter(message.source, payload_bytes)
-        if full is None:
-            full = self._backlog.enter(message.source, payload_bytes)
-            if full is not None:
-                self._memory.leave(message.source, payload_bytes)
-        if full is not None:
-            return self.busy(message, full.reason, full.retry_after_ms)
-        self.quotas.spend(message.source, payload_bytes, time.monotonic())
-        return None
-
-    def _wait_outside(self, peer: Peer, message: Inspect, payload_bytes: int) -> Answer | None:
-        """Why this image has to wait, apart from the room there is."""
-        for reason in self._held.values():
-            return self.busy(message, reason, _HELD_RETRY_MS)
-        if self._outstanding[peer.identity] >= self.limits.credit:
-            return self._over_credit(message)
-        wait_s = self.quotas.wait_s(message.source, payload_bytes, time.monotonic())
-        if wait_s > 0:
-            reason = f"source {message.source} is at its quota of images or bytes per second"
-            return self.busy(message, reason, math.ceil(wait_s * 1000))
-        return None
-
-    def _over_credit(self, message: Message) -> Answer:
-        reason = f"{self.limits.credit} messages of this connection are unanswered: wait for their answers"
-        return self.busy(message, reason, 20)
 
 
 def _arrival(message: Inspect, payload: bytes, sha256: str) -> Arrival:

@@ -11,7 +11,9 @@ import torch
 import zmq
 
 from daemon.access import Access
-from daemon.admission import Admission, IntakeLimits
+from daemon.accounts import IntakeLimits
+from daemon.admission import Admission
+from daemon.asking import Asking
 from daemon.backlog import Backlog, BacklogLimits
 from daemon.channel import Channels
 from daemon.config import Config
@@ -25,29 +27,34 @@ from daemon.ground import GroundWatch
 from daemon.http_server import HttpServer
 from daemon.intake import Intake
 from daemon.journal import Journal
+from daemon.language import Language
 from daemon.line import Line, compile_kept_rules, curve_keys, settings_problems
 from daemon.loader import PoolLoader
 from daemon.lock import claim
 from daemon.marks import Marks
 from daemon.metrics import Metrics
+from daemon.model_open import opener
 from daemon.operations import Operations
 from daemon.orders import device_of
 from daemon.policy.assign import partition
 from daemon.policy.presets import Tuning, preset
 from daemon.probe import examine
-from daemon.publish import ResultsStream
+from daemon.publish import ResultsStream, Token
 from daemon.pulse import Station
 from daemon.quarantine import BadImages, Quarantine
 from daemon.quota import QuotaLimits
-from daemon.records import Accepted, ExpertSwitch, ExpertVersion, Outcome, Published
+from daemon.records import Accepted, AcceptedText, ExpertSwitch, ExpertVersion, Outcome, Published, TextOutcome
 from daemon.retention import RetentionThread
 from daemon.room import Claims, Room, segment_bytes
 from daemon.rulebook import Rulebook
+from daemon.sharing import images_config, sharing_problems
+from daemon.sockets import end_context
 from daemon.stages import version_of
 from daemon.store.database import StoreError, sqlite_path
 from daemon.store.home import Home
 from daemon.store.reader import Reader
 from daemon.store.store import Store, open_store
+from daemon.texts import TextRows
 from daemon.writer import Writer
 from experts.catalog import Catalog
 from experts.slot import LayoutShelf, SlotPool
@@ -72,7 +79,8 @@ class App:
         self._log: Any = structlog.get_logger("app")
         problems = settings_problems(config)
         problems += [problem for name in config.devices for problem in _device_problems(name)]
-        problems = problems or memory_problems(config, line.routes.experts(), line.catalog)
+        problems = problems or sharing_problems(config)
+        problems = problems or memory_problems(images_config(config), line.routes.experts(), line.catalog)
         if problems:
             raise ConfigError([f"{path}: {problem}" for problem in problems])
         for warning in line.warnings:
@@ -89,7 +97,8 @@ class App:
         self._backlog = Backlog(_backlog_limits(config))
         self._open_storage(config, tell)
         self._recover(line.catalog)
-        self._drive = self._make_drive(config, line.measured)
+        self._drive = self._make_drive(images_config(config), line.measured)
+        self._language = Language(config, opener(self._said), self._text_finished)
         self._admission = Admission(
             _intake_limits(config),
             self._rulebook,
@@ -99,12 +108,14 @@ class App:
             self._quarantine,
             server=f"coserve {version('coserve')}",
             room=self._room.problem,
+            asking=Asking(self._language.prompts, self._reader, self._texts),
         )
         self._ground = GroundWatch(self._home, self._admission) if self._home else None
         self._retention = self._make_retention(config)
         self.operations = Operations(
             config,
             drive=self._drive,
+            language=self._language,
             writer=self._writer,
             reader=self._reader,
             admission=self._admission,
@@ -139,6 +150,13 @@ class App:
             room=self._room,
         )
 
+        self._texts = TextRows(
+            self._writer,
+            on_accepted=self._texts_accepted,
+            on_published=self._published,
+            on_done=self._texts_done,
+        )
+
     def _make_retention(self, config: Config) -> RetentionThread:
         try:
             return RetentionThread(
@@ -153,6 +171,7 @@ class App:
     def _recover(self, catalog: Catalog) -> None:
         """What the last run left undone, and the rules that its open board attempts began with."""
         self._recovery = self._writer.recover()
+        self._texts_to_make = self._store.texts_to_make()
         for text in self._recovery.rules_texts.values():
             kept = compile_kept_rules(text, catalog)
             if kept is not None:
@@ -194,7 +213,7 @@ class App:
         """Pools and executors as the policy divides the devices: one pool per device, or one per executor."""
         facts, executors = partition(*pools_and_executors(config), preset(config.policy))
         shelf = LayoutShelf()
-        pools = {one.pool: _made(SlotPool, one.device, one.budget_bytes, shelf) for one in facts}
+        self._pools = pools = {one.pool: _made(SlotPool, one.device, one.budget_bytes, shelf) for one in facts}
         channels = Channels()
         return _made(
             Drive,
@@ -233,6 +252,8 @@ class App:
         """
         for image in self._recovery.pending:
             self._backlog.restore(image.source, image.key.length)
+        for text in self._texts_to_make:
+            self._backlog.restore(text.request.source, text.request.size_bytes)
         try:
             if self._gate:
                 self._gate.start()
@@ -249,12 +270,15 @@ class App:
                 self._http.start()
             self._intake.start()
             self._drive.start()
+            self._language.start(self._drive, list(self._pools.values()))
+            self._language.submit(self._texts_to_make)
         except BaseException as error:
             self._close()
             if isinstance(error, StartError):
                 raise StartError(f"{self._path}: {error}") from None
             raise
-        self._log.info("started", pending=len(self._recovery.pending), policy=self._config.policy)
+        pending = len(self._recovery.pending) + len(self._texts_to_make)
+        self._log.info("started", pending=pending, policy=self._config.policy)
 
     def stations(self) -> list[tuple[str, Station]]:
         """The threads on the way of an image, for a probe to go through (pulse.py)."""
@@ -276,7 +300,7 @@ class App:
         0. with `stop.drain: backlog` intake answers busy until every image has its verdict, `stop.within` has passed,
         or `goes_on`, asked about once a second with the number of images left, says no: then only the last batches run;
         1. intake takes nothing more, and answers what the writer still has of it;
-        2. running batches finish, waiting images stay in the journal, bad ones are copied out of it;
+        2. running batches and steps finish, waiting images stay in the journal, bad ones are copied out of it;
         3. the writer stores their verdicts; 4. the stream publishes these; 5. control answers to the last.
         """
         left_s = self._config.stop.within
@@ -302,6 +326,7 @@ class App:
         self._intake.stop()
         was_running = self._drive.is_alive
         are_decoders_idle = self._drive.stop(running_batches_s) and was_running
+        self._language.stop(running_batches_s)
         self._bad_images.stop(_BAD_IMAGES_S)
         self._retention.stop()
         self._writer.stop()
@@ -319,7 +344,8 @@ class App:
             self._home.release()
         self._marks.close(clean=are_decoders_idle)
         self._journal.close()
-        self._context.destroy(linger=0)
+        if not end_context(self._context):
+            self._log.warning("context_left_behind", why="libzmq waits for subscribers that are gone")
         for lock in self._locks:
             lock.release()
 
@@ -362,6 +388,21 @@ class App:
         for source, size_bytes in images:
             self._backlog.leave(source, size_bytes)
         self._metrics.completed(len(images), self._backlog.images)
+
+    def _texts_accepted(self, texts: list[AcceptedText]) -> None:
+        self._metrics.texts_accepted(len(texts))
+        self._language.submit(texts)
+
+    def _said(self, text: AcceptedText, index: int, piece: str) -> None:
+        self._results.tell(Token(text.request.source, text.request.request_id, index, piece))
+
+    def _text_finished(self, outcome: TextOutcome) -> None:
+        self._metrics.text_finished(outcome)
+        self._texts.finish(outcome)
+
+    def _texts_done(self, texts: list[tuple[str, int]]) -> None:
+        for source, size_bytes in texts:
+            self._backlog.leave(source, size_bytes)
 
     def _claims(self) -> Claims:
         """What is accepted and still to be written."""

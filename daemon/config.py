@@ -56,12 +56,6 @@ def parse_seconds(value: object) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def _no_models_yet(models: dict[str, Any]) -> dict[str, Any]:
-    if models:
-        raise ValueError("this version serves images only: leave `models` out")
-    return models
-
-
 def _http_endpoint(value: str) -> str:
     if re.fullmatch(r"http://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", value) is None:
         raise ValueError(
@@ -73,6 +67,10 @@ def _http_endpoint(value: str) -> str:
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+
+
+#: As PROTOCOL.md lets a publisher name one, without what a shell would trip over.
+_MODEL_NAME = r"^[A-Za-z0-9._:-]{1,128}$"
 
 
 class _Section(BaseModel):
@@ -112,6 +110,42 @@ class Device(_Section):
     activation_memory: Bytes | None = None
     host_cache: Bytes | None = None
     profile: Path | None = None
+
+
+ModeName = Literal[
+    "resident", "ondemand", "lookahead", "popularity", "prune", "duoserve", "swapmoe", "emoe", "brownout"
+]
+
+
+class Model(_Section):
+    """A language model: `checkpoint` is its folder in Hugging Face format.
+
+    `memory` is bytes for its experts, out of the `expert_memory` of its `device`; while images need that, it shrinks to
+    `least_memory` (a quarter of `memory` where it is not set). `storage`: experts are read from the checkpoint, or from
+    what `coserve moe import` wrote, exact or in fewer bits. `options` are the mode's own. A request without
+    `max_new_tokens` gets that many, none gets more; without `slo_ms` it gets `slo`, which orders what waits. Only
+    `tasks` are taken where some are named. `ttft_slo` and `tpot_slo` are what `brownout` keeps by its threshold.
+    """
+
+    checkpoint: Path
+    mode: ModeName = "lookahead"
+    device: str = "cpu"
+    memory: Bytes
+    least_memory: Bytes | None = None
+    storage: Literal["auto", "checkpoint", "exact", "int8", "int4"] = "auto"
+    options: dict[str, Any] = {}
+    rows: Count = 8
+    max_new_tokens: Count = 256
+    tasks: list[str] = []
+    schedule: Literal["slo", "fcfs"] = "slo"
+    slo: Seconds | None = None
+    ttft_slo: Seconds | None = None
+    tpot_slo: Seconds | None = None
+
+    @property
+    def least_bytes(self) -> int:
+        """What it keeps while images need its memory."""
+        return min(self.memory, self.memory // 4 if self.least_memory is None else self.least_memory)
 
 
 class Limits(_Section):
@@ -179,6 +213,10 @@ class Security(_Section):
     weights: list[Path] = []
 
 
+#: Sections that there are several of, each by a name of its own.
+_NAMED: dict[str, type[_Section]] = {"devices": Device, "models": Model}
+
+
 class Config(_Section):
     """A whole line, resolved: paths absolute, endpoints expanded."""
 
@@ -193,7 +231,7 @@ class Config(_Section):
     limits: Limits = Limits()
     retention: Retention = Retention()
     stop: Stop = Stop()
-    models: Annotated[dict[str, Any], AfterValidator(_no_models_yet)] = {}
+    models: dict[Annotated[str, Field(pattern=_MODEL_NAME)], Model] = {}
     security: Security = Security()
     record: Path | None = None
     _warnings: tuple[str, ...] = PrivateAttr(default=())
@@ -287,12 +325,12 @@ def _setting(suffix: str, data: Mapping[str, Any]) -> KeyPath | None:
         rest = flat.removeprefix(top + "_")
         if isinstance(field.annotation, type) and issubclass(field.annotation, _Section):
             return (top, rest) if rest in field.annotation.model_fields else None
-        if top == "devices":
-            names = [*(data.get("devices") or {}), "cpu", *(f"cuda:{n}" for n in range(16))]
-            for device in names:
-                key = rest.removeprefix(str(device).replace(":", "_") + "_")
-                if key != rest and key in Device.model_fields:
-                    return (top, device, key)
+        if top in _NAMED:
+            more = ["cpu", *(f"cuda:{n}" for n in range(16))] if top == "devices" else []
+            for name in [*(data.get(top) or {}), *more]:
+                key = rest.removeprefix(re.sub("[:.-]", "_", str(name)).lower() + "_")
+                if key != rest and key in _NAMED[top].model_fields:
+                    return (top, name, key)
     return None
 
 
@@ -324,6 +362,10 @@ def _resolve(
     for name, device in config.devices.items():
         problems += [Problem(*at("devices", name, *path), message) for path, message in _device_mistakes(name, device)]
         devices[name] = device.model_copy(update={"profile": folder / device.profile if device.profile else None})
+    models: dict[str, Model] = {}
+    for name, model in config.models.items():
+        problems += [Problem(*at("models", name, key), message) for key, message in _model_mistakes(model, devices)]
+        models[name] = model.model_copy(update={"checkpoint": folder / model.checkpoint})
     database = config.database
     try:
         database = _absolute_database(database, folder)
@@ -339,6 +381,7 @@ def _resolve(
         "catalog": folder / config.catalog,
         "images": folder / config.images,
         "devices": devices,
+        "models": models,
         "record": folder / config.record if config.record else None,
         "security": secrets,
     }
@@ -353,6 +396,20 @@ def _device_mistakes(name: str, device: Device) -> list[tuple[tuple[str, ...], s
     if name == "cpu" and device.host_cache is not None:
         message = "the CPU's experts are in RAM already: leave host_cache out, or raise expert_memory"
         found.append((("host_cache",), message))
+    return found
+
+
+def _model_mistakes(model: Model, devices: Mapping[str, Device]) -> list[tuple[str, str]]:
+    """What cannot be so whatever the checkpoint holds, each with the key that is wrong."""
+    device = devices.get(model.device)
+    if device is None:
+        return [("device", f"{model.device!r} is not one of `devices`: {', '.join(devices)}")]
+    found: list[tuple[str, str]] = []
+    if model.least_memory is not None and model.least_memory > model.memory:
+        found.append(("least_memory", f"{model.least_memory:,} bytes are more than `memory`, {model.memory:,}"))
+    if (model.ttft_slo or model.tpot_slo) and model.mode != "brownout":
+        key = "ttft_slo" if model.ttft_slo else "tpot_slo"
+        found.append((key, f"is kept by mode brownout only, and the mode is {model.mode}: leave it out"))
     return found
 
 

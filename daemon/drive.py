@@ -161,6 +161,11 @@ class Drive:
         return bool(self._filling) and self._flow.completed == 0
 
     @property
+    def images_under_way(self) -> int:
+        """Images between acceptance and verdict."""
+        return self._flow.under_way
+
+    @property
     def is_failing(self) -> bool:
         """Whether something hangs or is out of service, an expert could not be loaded, or images cannot be read."""
         return self._failing or self._flow.parked > 0

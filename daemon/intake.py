@@ -12,7 +12,9 @@ from typing import Any
 import structlog
 import zmq
 
-from daemon.admission import Admission, Looked, Peer, Settled
+from daemon.accounts import Peer
+from daemon.admission import Admission, Looked, Posted, Settled
+from daemon.asking import TextSettled
 from daemon.catch_up import CatchUps, Page, ResultsReader
 from daemon.doorkeeper import Doorkeeper
 from daemon.examine import Examination, Examiner
@@ -90,7 +92,7 @@ class Intake:
         self._admission = admission
         self._on_answer = on_answer
         self._may_in = may_in
-        self._mailbox: Mailbox[Settled | Looked | _CaughtUp | Callable[[], None]] = Mailbox()
+        self._mailbox: Mailbox[Posted | _CaughtUp | Callable[[], None]] = Mailbox()
         self._catch_ups = CatchUps(results_since)
         self._examiner = Examiner()
         self._doorkeeper = Doorkeeper(context, 4 * admission.limits.max_payload_bytes)
@@ -266,12 +268,14 @@ class Intake:
             for peer, answer in answers:
                 self._send(router, peer, answer)
 
-    def _open_letter(self, letter: Settled | Looked | _CaughtUp | Callable[[], None]) -> list[tuple[Peer, Answer]]:
+    def _open_letter(self, letter: Posted | _CaughtUp | Callable[[], None]) -> list[tuple[Peer, Answer]]:
         if callable(letter):
             letter()
             return []
         if isinstance(letter, Settled):
             return self._admission.settle(letter)
+        if isinstance(letter, TextSettled):
+            return self._admission.settle_text(letter)
         if isinstance(letter, Looked):
             answer = self._admission.looked(letter, self._mailbox.put)
             return [] if answer is None else [(letter.peer, answer)]
@@ -289,7 +293,7 @@ class Intake:
             if page is None:
                 answer = self._admission.busy(asked, "the results cannot be read now", 500)
             else:
-                answer = results_answer(asked, page, self._admission.credit(asked))
+                answer = results_answer(asked, page, self._admission.credit(asked.source))
             self._mailbox.put(_CaughtUp(peer, answer))
 
         if not self._catch_ups.ask(peer.identity.hex(), asked, done):

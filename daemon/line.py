@@ -14,8 +14,11 @@ from daemon.config import CREDENTIALS, Config, Security, load_config
 from daemon.devices import Measurements, complete, memory_problems, profile_warnings
 from daemon.endpoints import CurveKeys, check_allowed_clients, check_endpoints, check_http
 from daemon.errors import ConfigError
+from daemon.model_check import model_problems
 from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.profile import this_machine
+from daemon.storage import storage_problems
+from daemon.sharing import images_config, sharing_problems
 from experts.catalog import Catalog, CatalogFile, resolve
 from experts.errors import WeightsError
 from experts.weights import verify_sha256
@@ -169,6 +172,7 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
     config, measured, found = complete(path, config, this_machine())
     problems = [*map(str, found), *(f"{path}: {problem}" for problem in settings_problems(config))]
     are_settings_sound = not problems
+    problems += [f"{path}: {problem}" for problem in storage_problems(config)]
     problems += [f"{path}: {problem}" for problem in check_allowed_clients(curve_keys(config.security))]
     catalog, mistakes, unusable = load_catalog(config.catalog, weights_folders(config))
     problems += [str(problem) for problem in (*mistakes, *unusable)]
@@ -179,12 +183,15 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
     if catalog is None:
         return problems, {}
     problems += _weights_problems(config.catalog, catalog)
+    problems += model_problems(path, config)
     if are_settings_sound:
-        problems += [f"{path}: {problem}" for problem in memory_problems(config, routes.experts(), catalog)]
+        taken = sharing_problems(config) or memory_problems(images_config(config), routes.experts(), catalog)
+        problems += [f"{path}: {problem}" for problem in taken]
     facts = {
         "boards": len(routes.recipes),
         "experts": len(catalog),
         "weights_bytes": sum(spec.weights_bytes for spec in catalog.values()),
+        "models": len(config.models),
         "rules_version": routes.version,
         "warnings": [*config.warnings, *profile_warnings(path, config, measured, catalog)],
     }

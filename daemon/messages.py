@@ -56,6 +56,7 @@ class Generate:
     slo_ms: int | None
     board: BoardRef | None
     stream: bool
+    deadline_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +252,9 @@ def _generate(header: Header) -> Generate:
         max_new_tokens=fields.integer("max_new_tokens", 1),
         task=fields.name_or_none("task"),
         slo_ms=fields.integer("slo_ms", 1),
-        board=_board(fields) if "board" in header.fields else None,
+        board=None if header.fields.get("board") is None else _board(fields),
         stream=fields.flag("stream") or False,
+        deadline_ms=fields.integer("deadline_ms", 1, DAY_MS),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from daemon.records import Accepted, ExpertSwitch, Outcome
+from daemon.records import Accepted, ExpertSwitch, Outcome, TextOutcome
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 
@@ -54,6 +54,32 @@ class Metrics:
         )
         self._log_bytes = Gauge("coserve_database_log_bytes", "The database's write-ahead log", registry=self.registry)
         self._pruned = Counter("coserve_pruned", "Images and boards that were pruned", ["what"], registry=self.registry)
+
+        self._texts_accepted = Counter(
+            "coserve_texts_accepted", "Requests for text made durable", registry=self.registry
+        )
+        self._texts = Counter(
+            "coserve_texts", "Requests for text finished", ["status", "reason"], registry=self.registry
+        )
+        self._text_tokens = Counter("coserve_text_tokens", "Tokens generated", registry=self.registry)
+        self._text_fetches = Counter(
+            "coserve_text_expert_fetches", "Loads of language models' experts", registry=self.registry
+        )
+        self._first_token, self._next_token = (
+            Histogram(f"coserve_text_{name}_token_seconds", what, buckets=_SECONDS, registry=self.registry)
+            for name, what in (("first", "From acceptance to the first token"), ("next", "Time per further token"))
+        )
+
+    def texts_accepted(self, requests: int) -> None:
+        self._texts_accepted.inc(requests)
+
+    def text_finished(self, outcome: TextOutcome) -> None:
+        self._texts.labels("unknown" if outcome.text is None else "done", outcome.reason or "").inc()
+        self._text_tokens.inc(outcome.new_tokens or 0)
+        self._text_fetches.inc(outcome.expert_fetches or 0)
+        for histogram, value_ms in ((self._first_token, outcome.ttft_ms), (self._next_token, outcome.tpot_ms)):
+            if value_ms is not None:
+                histogram.observe(value_ms / 1000)
 
     def accepted(self, images: Sequence[Accepted]) -> None:
         self.accepted_count += len(images)

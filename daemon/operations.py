@@ -22,6 +22,7 @@ from daemon.config import Config
 from daemon.control import ControlError, Handler
 from daemon.drive import Drive
 from daemon.errors import ConfigError
+from daemon.language import Language
 from daemon.line import reload_rules_and_catalog
 from daemon.metrics import Metrics
 from daemon.retention import RetentionThread
@@ -51,6 +52,7 @@ class Operations:
         config: Config,
         *,
         drive: Drive,
+        language: Language,
         writer: Writer,
         reader: Reader,
         admission: Admission,
@@ -64,6 +66,7 @@ class Operations:
         """`on_catalog` gets the catalog of a reload when the drive has it, before rules that need it are in force."""
         self._config = config
         self._drive = drive
+        self._language = language
         self._writer = writer
         self._reader = reader
         self._admission = admission
@@ -88,6 +91,7 @@ class Operations:
         if self._drive.is_filling:
             return "starting"
         is_failing = self._drive.is_failing or self._writer.is_failing or self._retention.problem is not None
+        is_failing = is_failing or self._language.is_failing
         return "degraded" if is_failing or self._access.problem or self._admission.held else "ready"
 
     def ask_drive(self, then: Callable[[], None]) -> None:
@@ -114,6 +118,9 @@ class Operations:
         ]
         if self._access.problem:
             troubles.append(self._access.problem)
+        model = self._language.trouble()
+        if model is not None:
+            troubles.append(model)
         state = self.state
         if state == "degraded" and not troubles:
             troubles.append(str(self._known.get("last_error") or "the log says why"))
@@ -155,7 +162,9 @@ class Operations:
             "last_error": next(iter(self._admission.held), None)
             or self._retention.problem
             or self._writer.last_error
-            or known["last_error"],
+            or known["last_error"]
+            or self._language.trouble(),
+            "models": self._language.status(),
         }
 
     def _rate(self, completed: int) -> float:
@@ -181,7 +190,9 @@ class Operations:
         for name, value in quotas.items():
             if type(value) not in (int, float) or not 0 <= value < math.inf:
                 raise ControlError("bad_field", f"{name}: expected a number from 0 (off), not {value!r}")
-        memory = self._drive.ask("limits", {"expert_memory": fields.get("expert_memory")})
+        memory = self._language.limit(
+            fields.get("expert_memory"), lambda wanted: self._drive.ask("limits", {"expert_memory": wanted})
+        )
         changed = {_BACKLOG_LIMITS[name]: value for name, value in given.items()}
         self._backlog.change_limits(replace(self._backlog.limits, **changed))
         if quotas:

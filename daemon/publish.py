@@ -6,6 +6,7 @@ for it.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -16,6 +17,7 @@ from daemon.mailbox import Mailbox
 from daemon.records import Published
 from daemon.socket_thread import Binding, Socket, SocketThread
 from daemon.sockets import ServerKeys, keep_alive
+from daemon.store.render import topic
 from daemon.store.times import to_text
 
 HEARTBEAT_TOPIC = b"heartbeat/"
@@ -26,6 +28,16 @@ _MESSAGES_PER_SUBSCRIBER = 10_000
 _MAX_SUBSCRIPTION_BYTES = 4096
 #: Who has not finished its handshake by then is cut off: a connection costs a file handle.
 _HANDSHAKE_MS = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A piece of a text while it is generated; it repeats the last `seq`."""
+
+    source: str
+    request_id: str
+    index: int
+    text: str
 
 
 class ResultsStream:
@@ -41,7 +53,7 @@ class ResultsStream:
     ) -> None:
         self._last_seq = last_seq
         self._pulse = pulse
-        self._mailbox: Mailbox[Published | Callable[[], None]] = Mailbox()
+        self._mailbox: Mailbox[Published | Token | Callable[[], None]] = Mailbox()
         self._stopping = False
         self._started_at_s = time.monotonic()
         self._log = structlog.get_logger("publish")
@@ -56,6 +68,10 @@ class ResultsStream:
         """Send `messages`, durable and in the order of their `seq`, in the order of the calls. Any thread."""
         for message in messages:
             self._mailbox.put(message)
+
+    def tell(self, token: Token) -> None:
+        """Send a token, after what was given so far. Any thread."""
+        self._mailbox.put(token)
 
     def call(self, callback: Callable[[], None]) -> None:
         """Have `callback` called after what was given so far is sent, in the publish thread (pulse.py)."""
@@ -97,11 +113,25 @@ class ResultsStream:
             if callable(message):
                 message()
                 continue
+            if isinstance(message, Token):
+                self._send_token(pub, message)
+                continue
             try:
                 pub.send_multipart([message.topic.encode("ascii"), encode(message.body)])
             except Exception as error:  # noqa: BLE001 - no JSON, say: its consumer sees the gap, the others go on
                 self._log.error("message_not_published", seq=message.seq, error=str(error))
             self._last_seq = max(self._last_seq, message.seq)
+
+    def _send_token(self, pub: Socket, token: Token) -> None:
+        body = {
+            "seq": self._last_seq,
+            "at": to_text(time.time()),
+            "id": token.request_id,
+            "source": token.source,
+            "index": token.index,
+            "text": token.text,
+        }
+        pub.send_multipart([topic("token", token.source).encode("ascii"), encode(body)])
 
     def _beat(self, pub: Socket, now_s: float) -> None:
         try:

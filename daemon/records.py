@@ -102,6 +102,58 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class TextRequest:
+    """A checked `generate` message, as sent: what its row makes durable. Two that are equal ask for the same text."""
+
+    source: str
+    request_id: str
+    model: str
+    prompt: str
+    max_new_tokens: int | None = None
+    task: str | None = None
+    slo_ms: int | None = field(default=None, compare=False)
+    deadline_ms: int | None = field(default=None, compare=False)
+    board: BoardRef | None = field(default=None, compare=False)
+    stream: bool = field(default=False, compare=False)
+
+    @property
+    def size_bytes(self) -> int:
+        """What it counts in the backlog."""
+        return len(self.prompt.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedText:
+    """A durable request for text without a result (also what a restart finds).
+
+    `accepted_wall_s` is seconds since the epoch, `accepted_s` monotonic; None for what a restart finds.
+    """
+
+    generation_id: int
+    request: TextRequest
+    accepted_wall_s: float
+    accepted_s: float | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TextOutcome:
+    """The end of a request for text: what is written, once, with its `seq`. `reason` says why there is no `text`."""
+
+    generation_id: int
+    text: str | None
+    reason: str | None
+    mode: str | None = None
+    prompt_tokens: int | None = None
+    new_tokens: int | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    total_ms: float | None = None
+    expert_fetches: int | None = None
+    predictor_hit_rate: float | None = None
+    brownout_threshold: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertSwitch:
     """One load into a pool (RESULTS.md, `expert_switches`). `at_wall_s` is seconds since the epoch."""
 

@@ -30,7 +30,8 @@ def keys_of(model: type[BaseModel], above: str = "") -> dict[str, FieldInfo]:
         if section is None:
             found[above + name] = field
         else:
-            found |= keys_of(section, f"{above}{name}.DEVICE." if name == "devices" else f"{above}{name}.")
+            each = {"devices": "DEVICE.", "models": "MODEL."}.get(name, "")
+            found |= keys_of(section, f"{above}{name}.{each}")
     return found
 
 

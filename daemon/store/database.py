@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
@@ -24,7 +24,7 @@ def sqlite_path(url: str | URL) -> Path | None:
         return None
     if not parsed.database or parsed.database == ":memory:":
         raise StoreError("expected a file, for example sqlite:///inspection.db: results in memory would be lost")
-    return Path(parsed.database)
+    return Path(unquote(parsed.database.removeprefix("file:")))  # with the prefix it is the reader's own URL
 
 
 def open_for_writing(url: str, busy_timeout_ms: int) -> Engine:

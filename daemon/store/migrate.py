@@ -43,9 +43,7 @@ def migrate(engine: Engine, tell: Tell = lambda _: None) -> Path | None:
     found = _schema(engine)
     if found == head:
         return None
-    known = {script.revision for script in scripts.walk_revisions()}
-    if found is not None and found not in known:
-        raise StoreError(_too_new(engine, found, head, known))
+    _require_known(engine, found, scripts)
     log: Any = structlog.get_logger("database")
     began_s = time.monotonic()
     copy = _copy_aside(engine, f"before-{head}", tell) if found is not None else None
@@ -66,6 +64,17 @@ def migrate(engine: Engine, tell: Tell = lambda _: None) -> Path | None:
         log.info("database_migrated", schema=head, took_s=round(time.monotonic() - began_s, 3))
         _drop_old_copies(copy)
     return copy
+
+
+def check_schema(engine: Engine) -> None:
+    """StoreError where this version cannot use the database, or bring it to its own schema. Writes nothing."""
+    _require_known(engine, _schema(engine), ScriptDirectory.from_config(alembic_config()))
+
+
+def _require_known(engine: Engine, found: str | None, scripts: ScriptDirectory) -> None:
+    known = {script.revision for script in scripts.walk_revisions()}
+    if found is not None and found not in known:
+        raise StoreError(_too_new(engine, found, scripts.get_current_head(), known))
 
 
 def alembic_config() -> Config:

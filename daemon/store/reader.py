@@ -6,9 +6,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, bindparam, func, select
 
-from daemon.records import Published
+from daemon.records import Published, TextRequest
 from daemon.store import render
 from daemon.store.database import open_for_reading
+from daemon.store.generations import AS_SENT, as_sent
 from daemon.store.prepared import Question
 from daemon.store.schema import boards, detections, generations, inspections, stages, stream_position
 from daemon.store.values import Known
@@ -27,6 +28,11 @@ class Reader:
             table.source == bindparam("of_source"), table.image_id == bindparam("of_image")
         )
         self._find = Question(self._engine, find)
+        table = generations.c
+        find = select(*AS_SENT).where(
+            table.source == bindparam("of_source"), table.request_id == bindparam("of_request")
+        )
+        self._find_text = Question(self._engine, find)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -35,6 +41,11 @@ class Reader:
         """The image that is accepted under this key, if any."""
         found = self._find.first(of_source=source, of_image=image_id)
         return Known(*found) if found is not None else None
+
+    def find_text(self, source: str, request_id: str) -> TextRequest | None:
+        """The request for text that is accepted under this key, if any."""
+        found = self._find_text.first(of_source=source, of_request=request_id)
+        return as_sent(found) if found is not None else None
 
     def open_rules(self, board_type: str, serial: str, attempt: int | None) -> str | None:
         """The rules version of the board's newest (or named) attempt while that is open; None where none is."""

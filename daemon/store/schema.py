@@ -1,8 +1,9 @@
 """The tables of RESULTS.md, and what the daemon itself needs beside them.
 
 Columns that RESULTS.md does not name are the daemon's: `inspections.lot` and `.station` (as this image's publisher
-sent them, so that a message can be rendered again), `boards.failed` and `.missing` (frozen at closing), and the
-tables `pending`, `recipes` and `stream_position`.
+sent them, so that a message can be rendered again), `boards.failed` and `.missing` (frozen at closing),
+`generations.max_new_tokens`, `.slo_ms`, `.deadline_ms` and `.stream` (as sent, for a restart), and the tables
+`pending`, `recipes` and `stream_position`.
 """
 
 from sqlalchemy import (
@@ -230,6 +231,10 @@ generations = Table(
     Column("status", Text, nullable=False),
     Column("reason", Text),
     Column("seq", _Big, unique=True),
+    Column("max_new_tokens", Integer),
+    Column("slo_ms", Integer),
+    Column("deadline_ms", Integer),
+    Column("stream", Integer),
     UniqueConstraint("source", "request_id"),
     CheckConstraint("status IN ('accepted', 'done', 'unknown')", name="status"),
 )

@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Engine, Executable, bindparam, func, select, update
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from daemon.records import Accepted, Arrival, ExpertSwitch, ExpertVersion, JournalKey, Outcome
-from daemon.store import prune, rows
+from daemon.records import (
+    Accepted,
+    AcceptedText,
+    Arrival,
+    ExpertSwitch,
+    ExpertVersion,
+    JournalKey,
+    Outcome,
+    TextOutcome,
+    TextRequest,
+)
+from daemon.store import generations, prune, rows
 from daemon.store.arrivals import accept, keep_rules
 from daemon.store.boards import Boards
 from daemon.store.database import StoreError, open_for_writing
@@ -176,6 +186,21 @@ class Store:
             finishing.flush()
             tx.add(expert_switches, [rows.switch_row(switch) for switch in switches])
         return finishing.written
+
+    def accept_texts(self, requests: Sequence[TextRequest]) -> list[AcceptedText | TextRequest]:
+        """A row for each request; in place of one whose (source, id) is accepted already, that earlier request."""
+        with self._transaction() as tx:
+            return generations.accept(tx, requests)
+
+    def finish_texts(self, outcomes: Sequence[TextOutcome]) -> generations.WrittenTexts:
+        """Results with their `seq`. One that has a result already, or that nobody knows, stays as it is."""
+        with self._transaction() as tx:
+            return generations.finish(tx, outcomes)
+
+    def texts_to_make(self) -> list[AcceptedText]:
+        """Requests for text that the last run accepted and did not finish, oldest first."""
+        with self._engine.connect() as connection:
+            return generations.unfinished(connection)
 
     def write_over(self) -> None:
         """A commit that leaves every row as it was: what one that failed has left behind can no longer come true."""

@@ -188,9 +188,7 @@ class Engine:
             tokens = torch.tensor([asked.tokens], device=self._device)
             with self._runtime.step((Row(asked.request, asked.task, len(asked.tokens)),)), torch.inference_mode():
                 past = self._cache.fresh()
-                out = self._runtime.model(
-                    input_ids=tokens, past_key_values=past, use_cache=True, logits_to_keep=1
-                )
+                out = self._runtime.model(input_ids=tokens, past_key_values=past, use_cache=True, logits_to_keep=1)
                 (token,) = self._choose(out.logits)
         except Exception as error:  # noqa: BLE001  it costs this request, those that run go on
             return [_never_began(asked, self._clock(), "model_failed", error)]

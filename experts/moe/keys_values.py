@@ -34,7 +34,7 @@ class KeyValues:
         if not self._lengths:
             self._cache = one
         else:
-            longest = max(max(self._lengths), tokens)
+            longest = max(*self._lengths, tokens)
             for mine, its in zip(self._cache.layers, one.layers, strict=True):
                 mine.keys = torch.cat((_padded(mine.keys, longest), _padded(its.keys, longest)))
                 mine.values = torch.cat((_padded(mine.values, longest), _padded(its.values, longest)))

@@ -40,10 +40,10 @@ class TextCodec:
             ends = config.get("eos_token_id")
         file = folder / "tokenizer.json"
         if not file.is_file():
-            raise ModelError(file, "is missing: save the tokenizer in its fast form (`tokenizer.json`) beside the model")
+            raise ModelError(file, "is missing: save the tokenizer in its fast form beside the model")
         try:
             tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # noqa: BLE001  the library raises a plain Exception
+        except Exception as error:  # the library raises no other kind
             raise ModelError(file, f"is no tokenizer: {error}") from error
         numbers = ends if isinstance(ends, list) else [] if ends is None else [ends]
         return cls(tokenizer, config.get("max_position_embeddings"), frozenset(numbers))
@@ -56,7 +56,7 @@ class TextCodec:
         if not tokens:
             raise PromptError("the prompt is empty: the tokenizer makes no token of it")
         if self.context is not None and len(tokens) >= self.context:
-            raise PromptError(f"the prompt has {len(tokens)} tokens, at most {self.context - 1} fit this model's context")
+            raise PromptError(f"the prompt has {len(tokens)} tokens, at most {self.context - 1} fit its context")
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -146,7 +146,13 @@ def test_a_misspelt_environment_variable_is_a_mistake(tmp_path: Path) -> None:
         ("database: 'sqlite://'", "results in memory are lost"),
         ("database: inspection", "expected a SQLAlchemy URL"),
         ("security: {server_key: a}", "both server_key and allowed_clients"),
-        ("models: {a: b}", "leave `models` out"),
+        ("models: {a: b}", "expected a mapping"),
+        ("models: {a: {checkpoint: m}}", "memory"),
+        ("models: {a: {checkpoint: m, memory: 1MB, mode: swapmo}}", "'swapmoe', 'emoe' or 'brownout', found `swapmo`"),
+        ("models: {a: {checkpoint: m, memory: 1MB, device: cuda:1}}", "'cuda:1' is not one of `devices`: cpu"),
+        ("models: {a: {checkpoint: m, memory: 1MB, least_memory: 2MB}}", "2,000,000 bytes are more than `memory`"),
+        ("models: {a: {checkpoint: m, memory: 1MB, ttft_slo: 1s}}", "is kept by mode brownout only"),
+        ("models: {a b: {checkpoint: m, memory: 1MB}}", "should match pattern"),
     ],
 )
 def test_values_that_cannot_be_are_refused(tmp_path: Path, section: str, says: str) -> None:

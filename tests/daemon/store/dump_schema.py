@@ -122,10 +122,10 @@ def _fill(line: _Line) -> None:
             'INSERT INTO reviews (inspection_id, "at", reviewer, verdict, defect, note) VALUES (?, ?, ?, ?, ?, ?)',
             reviews,
         )
-        answer = (1, "mes", "g-1", "tiny", "Was ist „kalt“?", "accepted", "2025-01-15T09:00:00.000Z")
+        answer = (1, "mes", "g-1", "tiny", "Was ist „kalt“?", "accepted", "2025-01-15T09:00:00.000Z", 20, 900, 5000, 1)
         database.execute(
-            "INSERT INTO generations (generation_id, source, request_id, model, prompt, status, accepted_at)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO generations (generation_id, source, request_id, model, prompt, status, accepted_at,"
+            " max_new_tokens, slo_ms, deadline_ms, stream) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             answer,
         )
 

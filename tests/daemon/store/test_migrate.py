@@ -169,7 +169,7 @@ def test_the_documented_way_back_gives_the_older_version_its_database(tmp_path, 
     monkeypatch.undo()
     with pytest.raises(StoreError, match=r"put back the copy .*inspection\.db\.before-9999, as docs/upgrading"):
         line.reopen()
-    commands = the_way_back().replace("/var/lib/coserve", str(tmp_path)).replace("before-0002", "before-9999")
+    commands = the_way_back().replace("/var/lib/coserve", str(tmp_path)).replace("before-0003", "before-9999")
     subprocess.run(["bash", "-euc", commands], check=True)
     assert ask(tmp_path / "inspection.db", "SELECT * FROM inspections ORDER BY 1") == before
     line.reopen()

@@ -72,9 +72,7 @@ class Bench:
         self.runtime = Plain(MODEL)
         self.codec = a_codec(ends)
         scheduler = FirstCome(Limits(rows, rows * CONTEXT))
-        self.engine = Engine(
-            self.runtime, self.codec, scheduler, on_token=self.said.append, clock=lambda: self.now
-        )
+        self.engine = Engine(self.runtime, self.codec, scheduler, on_token=self.said.append, clock=lambda: self.now)
 
     def ask(self, name: str, prompt: str, new: int = 8, **more: Any) -> None:
         tokens = tuple(self.codec.encode(prompt))
@@ -119,9 +117,7 @@ def test_a_request_gets_the_same_text_alone_and_beside_others_that_join_and_leav
         bench.ask(name, *PROMPTS[name])
         bench.step()
     bench.run()
-    assert {name: one.text for name, one in bench.ended.items()} == {
-        name: alone(*PROMPTS[name]) for name in PROMPTS
-    }
+    assert {name: one.text for name, one in bench.ended.items()} == {name: alone(*PROMPTS[name]) for name in PROMPTS}
 
 
 def test_the_tokens_are_those_of_transformers_generate() -> None:

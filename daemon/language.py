@@ -1,0 +1,275 @@
+"""Language models in service: who takes a request, what each model holds of its device, and what hangs.
+
+Every model has a thread of its own (model_thread.py). This one watches them, and moves memory between them and the
+images' pools as the lease of each device says (policy/lease.py).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import structlog
+
+from daemon.config import Config, Model
+from daemon.control import ControlError
+from daemon.model_thread import Finished, ModelThread, outcome_of
+from daemon.policy.lease import Grant, Held, ToImages, ToModel
+from daemon.records import AcceptedText, TextOutcome, TextRequest
+from daemon.sharing import SharedDevice, shared_devices
+from experts.moe.errors import ModelError
+from experts.moe.text import PromptError, TextCodec
+
+_LOOK_S = 0.2
+_ANSWER_S = 2.0
+
+
+class Scheduling(Protocol):
+    """The drive, as far as models share devices with it."""
+
+    @property
+    def images_under_way(self) -> int: ...
+    def ask_later(self, kind: str, fields: Mapping[str, Any]) -> "Future[dict[str, Any]]": ...
+
+
+class Pool(Protocol):
+    """One pool of experts for images, as it is."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def budget_bytes(self) -> int: ...
+
+
+class Prompts:
+    """What intake asks of a model: its tokenizer and settings, without its weights."""
+
+    def __init__(self, name: str, model: Model) -> None:
+        self._name = name
+        self._model = model
+        self._codec: TextCodec | None = None
+        try:
+            self._codec = TextCodec.open(model.checkpoint)
+        except (ModelError, ModuleNotFoundError) as error:  # the model's thread says so in the status
+            structlog.get_logger("model").warning("prompts_unchecked", model=name, error=str(error))
+
+    def problem(self, request: TextRequest) -> str | None:
+        """Why the model will never continue this prompt; None where it can, or where nobody can tell now."""
+        tasks, most = self._model.tasks, self._model.max_new_tokens
+        if tasks and request.task is not None and request.task not in tasks:
+            return f"task: model {self._name} knows {', '.join(tasks)}, not {request.task!a}"
+        if request.max_new_tokens is not None and request.max_new_tokens > most:
+            return f"max_new_tokens: model {self._name} gives at most {most}, got {request.max_new_tokens}"
+        if not request.prompt.strip():
+            return "prompt: the prompt is empty"
+        # A token has a byte at least, so that short prompts need not be looked at.
+        codec = self._codec
+        if codec is None or codec.context is None or len(request.prompt.encode()) < codec.context // 2:
+            return None
+        try:
+            codec.encode(request.prompt)
+        except PromptError as error:
+            return f"prompt: {error}"
+        return None
+
+
+class Language:
+    """All models of a configuration. `submit` from any thread; the rest from whoever starts and asks."""
+
+    def __init__(
+        self,
+        config: Config,
+        opener: Callable[[str, Model], Any],
+        on_outcome: Callable[[TextOutcome], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`opener(name, model)` gives what `ModelThread` opens it with."""
+        self._config = config
+        self._clock = clock
+        self._on_outcome = on_outcome
+        self._drive: Scheduling | None = None
+        self._pools: Sequence[Pool] = ()
+        self._switches = 0
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._log: Any = structlog.get_logger("language")
+        self.prompts = {name: Prompts(name, model) for name, model in config.models.items()}
+        self.threads = {
+            name: ModelThread(
+                name,
+                opener(name, model),
+                model.memory,
+                on_outcome=on_outcome,
+                images_under_way=self._images_under_way,
+                hang_after_s=config.limits.hang_after,
+                clock=clock,
+            )
+            for name, model in config.models.items()
+        }
+        self._devices = shared_devices(config)
+        self._thread = threading.Thread(target=self._run, name="language", daemon=True)
+
+    def start(self, drive: Scheduling, pools: Sequence[Pool]) -> None:
+        self._drive, self._pools = drive, pools
+        for thread in self.threads.values():
+            thread.start()
+        if self.threads:
+            self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Steps that run end; requests without a result stay accepted, for the next start."""
+        until_s = self._clock() + timeout_s
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        for thread in self.threads.values():
+            thread.stop(max(0.0, until_s - self._clock()))
+
+    def submit(self, texts: Sequence[AcceptedText]) -> None:
+        """Durable requests to their models; one whose model a restart took away ends here."""
+        for text in texts:
+            thread = self.threads.get(text.request.model)
+            if thread is None:
+                waited_s = max(0.0, time.time() - text.accepted_wall_s)
+                self._on_outcome(outcome_of(text, Finished(None, "unknown_model"), waited_s))
+            else:
+                thread.submit(text)
+
+    @property
+    def is_failing(self) -> bool:
+        return any(thread.is_failing for thread in self.threads.values())
+
+    def trouble(self) -> str | None:
+        """What is wrong with the first model that does not serve."""
+        failing = (thread for thread in self.threads.values() if thread.is_failing)
+        return next((f"model {thread.name}: {thread.last_error}" for thread in failing), None)
+
+    def status(self) -> list[dict[str, Any]]:
+        """`models` of control's `status`."""
+        return [{"device": self._config.models[name].device, **one.status()} for name, one in self.threads.items()]
+
+    def limit(self, wanted: Any, ask: Callable[[dict[str, Any] | None], dict[str, Any]]) -> dict[str, Any]:
+        """Change budgets of devices, models included; `ask` is the drive's `limits`. ControlError as the drive's.
+
+        Models keep what they have for now: what is less or more comes off the images' pools, until the next look.
+        """
+        if not isinstance(wanted, dict | None):
+            return ask(wanted)
+        wanted = wanted or {}
+        with self._lock:
+            shared = {one.name: one for one in self._devices}
+            asked = {
+                name: self._left_for_images(shared[name], size) if name in shared else size
+                for name, size in wanted.items()
+            }
+            answer = ask(asked)
+            now = dict(answer["expert_memory"])
+            for name, one in shared.items():
+                if name in wanted:
+                    one.lease.total_bytes = wanted[name] - one.reserved_bytes
+                    one.ordered_bytes, one.refused_bytes = now[name], None
+                now[name] = one.lease.total_bytes + one.reserved_bytes
+        return {**answer, "expert_memory": now}
+
+    # Memory
+
+    def _left_for_images(self, shared: SharedDevice, total_bytes: Any) -> Any:
+        if type(total_bytes) is not int:
+            return total_bytes  # the drive says what is wrong with it
+        held_bytes = shared.reserved_bytes + sum(self.threads[model].held_bytes for model in shared.models)
+        if total_bytes <= held_bytes:
+            raise ControlError("does_not_fit", f"language models hold {held_bytes} bytes of {shared.name}")
+        return total_bytes - held_bytes
+
+    def _images_under_way(self) -> bool:
+        return self._drive is not None and self._drive.images_under_way > 0
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_LOOK_S):
+            try:
+                self._look_for_hangs()
+                for shared in self._devices:
+                    self._move_memory(shared)
+            except Exception:  # noqa: BLE001  models and images go on with what they have
+                self._log.exception("language_defect")
+
+    def _look_for_hangs(self) -> None:
+        for thread in self.threads.values():
+            seconds = thread.hangs_s()
+            if seconds is not None:
+                thread.give_up(f"a step of model {thread.name} did not get on for {seconds:.0f} s")
+
+    def _move_memory(self, shared: SharedDevice) -> None:
+        """Carry out what the lease says until it says nothing, or until something takes its time."""
+        under_way = self._images_under_way()
+        lack_room = under_way and self._images_lack_room(shared)
+        with self._lock:
+            while not self._stopping.is_set():
+                grant = shared.lease.next_grant(
+                    self._held(shared), self._clock(), images_under_way=under_way, images_lack_room=lack_room
+                )
+                if grant is None or not self._carry_out(shared, grant):
+                    return
+
+    def _held(self, shared: SharedDevice) -> Held:
+        """What pools and models have, or were told to have, whichever is more."""
+        pools_bytes = sum(pool.budget_bytes for pool in self._pools if pool.device == shared.name)
+        models = {model: self.threads[model].held_bytes for model in shared.models}
+        return Held(max(pools_bytes, shared.ordered_bytes), models)
+
+    def _carry_out(self, shared: SharedDevice, grant: Grant) -> bool:
+        """Whether it is done; False where it goes on, or could not be done."""
+        match grant:
+            case ToModel(model, budget_bytes):
+                return self._to_model(shared, model, budget_bytes)
+            case ToImages(budget_bytes):
+                return self._to_images(shared, budget_bytes)
+
+    def _to_model(self, shared: SharedDevice, model: str, budget_bytes: int) -> bool:
+        thread = self.threads[model]
+        before_bytes = thread.held_bytes
+        try:
+            thread.resize(budget_bytes).result(_ANSWER_S)
+        except TimeoutError:
+            return False  # amid a long step: it counts as held until it is done
+        except Exception as error:  # noqa: BLE001  the mode says why it cannot do with so little
+            self._log.warning("model_keeps_its_memory", model=model, bytes=before_bytes, error=str(error))
+            shared.lease.cannot_shrink(model, before_bytes)
+            return True
+        self._log.info("memory_moved", device=shared.name, to=model, bytes=budget_bytes)
+        return True
+
+    def _to_images(self, shared: SharedDevice, budget_bytes: int) -> bool:
+        if budget_bytes in (shared.ordered_bytes, shared.refused_bytes):
+            return False  # under way: residents that are in use go when they are idle
+        answer = self._ask("limits", {"expert_memory": {shared.name: budget_bytes}})
+        if answer is None:
+            shared.refused_bytes = budget_bytes
+            return False
+        shared.ordered_bytes, shared.refused_bytes = budget_bytes, None
+        self._log.info("memory_moved", device=shared.name, to="images", bytes=budget_bytes)
+        return True
+
+    def _images_lack_room(self, shared: SharedDevice) -> bool:
+        """Whether images wait for an expert that finds no room in this device's pools."""
+        status, experts = self._ask("status", {}), self._ask("experts", {})
+        if status is None or experts is None:
+            return False
+        rows = [row for row in status["executors"] if row["device"] == shared.name]
+        free_bytes = max((row["budget_bytes"] - row["used_bytes"] for row in rows), default=0)
+        switched = status["expert_switches"] > self._switches
+        self._switches = status["expert_switches"]
+        absent = [one for one in experts["experts"] if not one["resident"] and one["bytes"] > free_bytes]
+        return any(one["queued"] for one in absent) or (switched and bool(absent))
+
+    def _ask(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The drive's answer; None where it refuses, or does not answer in time."""
+        assert self._drive is not None, "started with a drive"
+        try:
+            return self._drive.ask_later(kind, fields).result(_ANSWER_S)
+        except ControlError as error:
+            self._log.info("memory_not_moved", reason=error.reason)
+        except TimeoutError:
+            pass
+        return None

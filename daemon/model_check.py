@@ -1,0 +1,39 @@
+"""Whether the language models of a configuration could be served: their headers, tokenizers and prepared parts."""
+
+from pathlib import Path
+
+from daemon.config import Config, Model, read_settings
+from daemon.errors import ConfigError
+from daemon.model_open import mode_options
+from experts.moe.errors import ModelError
+from experts.moe.served import examine
+from routing_rules.load import Document, Problem
+
+_INSTALL = ".venv/bin/python -m pip install --constraint constraints.txt --editable '.[moe]'"
+
+
+def model_problems(path: Path, config: Config) -> list[str]:
+    """The first mistake of each model, with the line that names its checkpoint."""
+    if not config.models:
+        return []
+    try:
+        document: Document | None = read_settings(path)[0]
+    except ConfigError:
+        document = None
+    found: list[str] = []
+    for name, model in config.models.items():
+        problem = _problem(model)
+        if problem is not None:
+            where = ("models", name, "checkpoint")
+            found.append(str(document.problem(where, problem) if document else Problem(str(path), 1, 1, problem)))
+    return found
+
+
+def _problem(model: Model) -> str | None:
+    try:
+        examine(model.checkpoint, model.mode, mode_options(model), model.memory, model.least_bytes, model.storage)
+    except ModuleNotFoundError as missing:
+        return f"{missing.name} is not installed; language models need the extra `moe`: {_INSTALL}"
+    except (ModelError, TypeError) as error:  # TypeError: an option that the mode does not have
+        return str(error)
+    return None

@@ -1,0 +1,182 @@
+"""One language model in service: a checkpoint in its mode (experts/moe) under a batching engine, for `ModelThread`."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from daemon.config import Model
+from daemon.model_thread import MODEL_FAILED, Finished
+from daemon.records import AcceptedText
+from experts.moe.engine import Asked, Ended, Engine, Said
+from experts.moe.modes import open_mode
+from experts.moe.policy.schedule import Costs, FirstCome, Limits, Profiles, Scheduler, SloSlack
+from experts.moe.runtime import MoeRuntime
+from experts.moe.served import file_states
+from experts.moe.text import PromptError, TextCodec
+
+#: Tokens that a row may hold where positions are relative and the model names no context.
+_CONTEXT = 4096
+#: What a step and a token of a prompt cost before any was measured: only their ratio orders what waits.
+_COSTS = Costs(prefill_token_s=0.001, step_s=0.02, row_s=0.002)
+
+
+@dataclass(slots=True)
+class _Taken:
+    text: AcceptedText
+    arrived_s: float
+    last_token_s: float
+    threshold: float | None = None
+
+
+class ServedModel:
+    """The runtime, its engine, and what they say of each request."""
+
+    def __init__(
+        self,
+        model: Model,
+        budget_bytes: int,
+        gets_on: Callable[[], None],
+        on_token: Callable[[AcceptedText, int, str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`on_token` gets tokens of requests that are streamed. Raises ModelError, OSError, ModuleNotFoundError."""
+        self._settings = model
+        self._on_token = on_token
+        self._clock = clock
+        self._states = file_states(model.checkpoint)
+        self._codec = TextCodec.open(model.checkpoint)
+        self._mode: Any = open_mode(model.mode, model.checkpoint, mode_options(model))
+        self._runtime = MoeRuntime.open(
+            model.checkpoint, self._mode, budget_bytes, device=model.device, storage=model.storage
+        )
+        self._runtime.observers.append(lambda _step, _said, _done: gets_on())
+        self._taken: dict[str, _Taken] = {}
+        profiles = Profiles()
+        self._engine = Engine(
+            self._runtime,
+            self._codec,
+            self._scheduler(profiles),
+            profiles=profiles,
+            on_token=self._said,
+            clock=clock,
+        )
+
+    def _scheduler(self, profiles: Profiles) -> Scheduler:
+        rows = self._settings.rows
+        limits = Limits(rows, rows * (self._codec.context or _CONTEXT))
+        return FirstCome(limits) if self._settings.schedule == "fcfs" else SloSlack(limits, _COSTS, profiles)
+
+    @property
+    def is_idle(self) -> bool:
+        return self._engine.is_idle
+
+    def begin(self, text: AcceptedText, arrived_s: float) -> Finished | None:
+        """Queue a request; how it ended where its prompt cannot be continued, whoever has let it in."""
+        request, settings = text.request, self._settings
+        try:
+            tokens = self._codec.encode(request.prompt)
+        except PromptError:
+            return Finished(None, "bad_prompt", settings.mode)
+        slo_s = settings.slo if request.slo_ms is None else request.slo_ms / 1000
+        deadline_s = None if request.deadline_ms is None else arrived_s + request.deadline_ms / 1000
+        name = str(text.generation_id)
+        self._taken[name] = _Taken(text, arrived_s, arrived_s)
+        self._engine.submit(
+            Asked(
+                request=name,
+                tokens=tuple(tokens),
+                max_new_tokens=min(request.max_new_tokens or settings.max_new_tokens, settings.max_new_tokens),
+                task=request.task,
+                arrived_s=arrived_s,
+                slo_s=slo_s,
+                deadline_s=deadline_s,
+            )
+        )
+        return None
+
+    def step(self) -> tuple[list[tuple[int, Finished]], Exception | None]:
+        """One step of the engine."""
+        ended = self._engine.step()
+        errors = [one.error for one in ended if one.error is not None]
+        return [self._finished(one) for one in ended], errors[0] if errors else None
+
+    def was_changed(self) -> str | None:
+        """Files that are gone or others: what was read of them and what is still to be read would not fit."""
+        folder = self._settings.checkpoint
+        now = file_states(folder)
+        if now == self._states:
+            return None
+        before, after = dict.fromkeys(self._states), dict.fromkeys(now)
+        name = next(state[0] for state in (*self._states, *now) if state not in before or state not in after)
+        what = "was changed" if any(state[0] == name for state in now) else "is gone"
+        return f"{folder / name}: {what} while the model was in service; it is opened again for the next request"
+
+    def resize(self, budget_bytes: int) -> None:
+        """Another budget for its experts; when this returns, it holds. Raises ModelError where it is too little."""
+        self._mode.resize(budget_bytes)
+
+    def account(self) -> dict[str, Any]:
+        """What it holds and what it did since it was opened."""
+        cache = self._runtime.cache
+        counts = cache.metrics.counts
+        return {
+            "mode": self._settings.mode,
+            "running": self._engine.running,
+            "used_bytes": cache.allocated_bytes,
+            "expert_fetches": counts.fetches,
+            "hit_rate": round(counts.hit_rate, 4),
+            "brownout_threshold": self._threshold(),
+        }
+
+    def close(self) -> None:
+        self._runtime.close()
+
+    def _said(self, said: Said) -> None:
+        taken = self._taken[said.request]
+        now = self._clock()
+        if hasattr(self._mode, "observe"):
+            self._mode.observe("decode" if said.index else "prefill", now - taken.last_token_s)
+        taken.last_token_s = now
+        threshold = self._threshold()
+        if threshold is not None:
+            taken.threshold = threshold if taken.threshold is None else min(taken.threshold, threshold)
+        if taken.text.request.stream:
+            self._on_token(taken.text, said.index, said.text)
+
+    def _finished(self, ended: Ended) -> tuple[int, Finished]:
+        taken = self._taken.pop(ended.request)
+        counts = self._runtime.cache.metrics.take(ended.request)
+        return taken.text.generation_id, Finished(
+            text=ended.text,
+            reason=MODEL_FAILED if ended.error is not None else ended.reason,
+            mode=self._settings.mode,
+            prompt_tokens=ended.prompt_tokens,
+            new_tokens=ended.new_tokens,
+            ttft_s=ended.ttft_s,
+            tpot_s=ended.tpot_s,
+            fetches=counts.fetches,
+            hit_rate=counts.hit_rate if counts.served else None,
+            threshold=taken.threshold,
+        )
+
+    def _threshold(self) -> float | None:
+        """The least brownout threshold in force; None in a mode without one."""
+        thresholds = getattr(self._mode, "thresholds", None)
+        return min(thresholds.values()) if thresholds else None
+
+
+def opener(
+    on_token: Callable[[AcceptedText, int, str], None],
+) -> Callable[[str, Model], Callable[[int, Callable[[], None]], ServedModel]]:
+    """How each model of a configuration is opened; `on_token` as ServedModel's."""
+    return lambda _name, model: lambda budget_bytes, gets_on: ServedModel(model, budget_bytes, gets_on, on_token)
+
+
+def mode_options(model: Model) -> dict[str, Any]:
+    """The mode's own options, with the SLOs that its latency controller keeps."""
+    options = dict(model.options)
+    for name, slo_s in (("ttft_slo_ms", model.ttft_slo), ("tpot_slo_ms", model.tpot_slo)):
+        if slo_s is not None:
+            options[name] = slo_s * 1000
+    return options

@@ -1,0 +1,379 @@
+"""The thread of one language model: opens its checkpoint, takes requests in and computes, one step after the other.
+
+What it accepts ends exactly once, with a text or as `unknown` and a reason; a checkpoint that is damaged, changed or
+gone costs the requests that it has then, and is opened again for the next one.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+
+from daemon.policy.lease import next_step_s
+from daemon.records import AcceptedText, TextOutcome
+
+#: A checkpoint that could not be opened is tried again for a request, but not more often.
+_OPEN_AGAIN_S = 1.0
+#: How often a model that makes way for images looks whether they are done.
+_YIELD_POLL_S = 0.02
+#: Opening reads all weights that are no expert's.
+_OPENING_FACTOR = 10.0
+
+MODEL_FAILED = "model_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a request came to, apart from who asked."""
+
+    text: str | None
+    reason: str | None
+    mode: str | None = None
+    prompt_tokens: int | None = None
+    new_tokens: int | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    fetches: int | None = None
+    hit_rate: float | None = None
+    threshold: float | None = None
+
+
+class OpenModel(Protocol):
+    """A model in service (model_open.py). Everything but `close` from the model's own thread."""
+
+    @property
+    def is_idle(self) -> bool: ...
+    def begin(self, text: AcceptedText, arrived_s: float) -> Finished | None:
+        """Take a request in; how it ended where it cannot be done."""
+        ...
+
+    def step(self) -> tuple[list[tuple[int, Finished]], Exception | None]:
+        """One step: what ended by it, by generation, and what broke it."""
+        ...
+
+    def was_changed(self) -> str | None:
+        """Why its files are not those any more that it was opened from."""
+        ...
+
+    def resize(self, budget_bytes: int) -> None: ...
+    def account(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+
+#: Opens a checkpoint within so many bytes for its experts; any exception says why that cannot be. The second argument
+#: is called amid a step whenever it gets on.
+Opener = Callable[[int, Callable[[], None]], OpenModel]
+
+
+class ModelThread:
+    """`submit`, `resize`, `give_up` and `status` from any thread."""
+
+    def __init__(
+        self,
+        name: str,
+        opener: Opener,
+        budget_bytes: int,
+        *,
+        on_outcome: Callable[[TextOutcome], None],
+        images_under_way: Callable[[], bool] = lambda: False,
+        hang_after_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`budget_bytes` is what it holds from the start, whether its checkpoint can be opened or not."""
+        self.name = name
+        self._opener = opener
+        self._budget_bytes = budget_bytes
+        self._on_outcome = on_outcome
+        self._images_under_way = images_under_way
+        self._hang_after_s = hang_after_s
+        self._clock, self._wall = clock, wall
+        self._letters: queue.SimpleQueue[AcceptedText | _Resize | None] = queue.SimpleQueue()
+        self._model: OpenModel | None = None
+        self._texts: dict[int, AcceptedText] = {}
+        self._resizing: _Resize | None = None
+        self._lock = threading.Lock()
+        self._ended_s = self._took_s = 0.0
+        self._working_since_s: float | None = None
+        self._works_for_s = hang_after_s
+        self._given_up = False
+        self._stopping = False
+        self._failed_at_s: float | None = None
+        self._account: dict[str, Any] = {}
+        self.last_error: str | None = None
+        self._log: Any = structlog.get_logger("model").bind(model=name)
+        self._thread = threading.Thread(target=self._run, name=f"model-{name}", daemon=True)
+
+    # From any thread
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """End after the step that runs; what has no result yet stays accepted. False where it took too long."""
+        self._stopping = True
+        self._letters.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def submit(self, text: AcceptedText) -> None:
+        with self._lock:
+            self._texts[text.generation_id] = text
+        if self._given_up:
+            self._end(text.generation_id, Finished(None, MODEL_FAILED))
+        else:
+            self._letters.put(text)
+
+    def resize(self, budget_bytes: int) -> "Future[int]":
+        """Another budget from the next step on; answers the bytes held then, an exception where it cannot be."""
+        with self._lock:
+            if self._resizing is None or self._resizing.budget_bytes != budget_bytes:
+                self._resizing = _Resize(budget_bytes, Future())
+                self._letters.put(self._resizing)
+            return self._resizing.done
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes for its experts that it has, or was told to have, whichever is more."""
+        with self._lock:
+            ordered = self._resizing
+            return self._budget_bytes if ordered is None else max(self._budget_bytes, ordered.budget_bytes)
+
+    @property
+    def is_failing(self) -> bool:
+        return self._given_up or (self._model is None and self.last_error is not None)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that it has, those that run included."""
+        return len(self._texts)
+
+    def hangs_s(self) -> float | None:
+        """For how long its step has not got on, once that is longer than any layer may take."""
+        since_s = self._working_since_s
+        if since_s is None or self._given_up:
+            return None
+        took_s = self._clock() - since_s
+        return took_s if took_s > self._works_for_s else None
+
+    def give_up(self, reason: str) -> None:
+        """Its step hangs: nobody waits for it any more. Once it ends after all, the model is opened anew."""
+        self._given_up = True
+        self.last_error = reason
+        self._log.error("model_hung", reason=reason)
+        self._end_all(Finished(None, MODEL_FAILED))
+
+    def status(self) -> dict[str, Any]:
+        state = "ready" if self._model is not None else "failed" if self.last_error else "opening"
+        return {
+            "name": self.name,
+            "state": "hanging" if self._given_up else state,
+            "requests": self.waiting,
+            "budget_bytes": self._budget_bytes,
+            **self._account,
+            "last_error": self.last_error,
+        }
+
+    # The model's thread
+
+    def _run(self) -> None:
+        self._open()
+        while not self._stopping:
+            try:
+                self._turn()
+            except Exception as error:  # noqa: BLE001  a defect costs what runs; the next request begins anew
+                self._log.exception("model_defect")
+                self._fail(f"{type(error).__name__}: {error}")
+        if self._model is not None:
+            self._close()
+
+    def _turn(self) -> None:
+        self._take_letters()
+        model = self._model
+        if model is None or model.is_idle or self._stopping:
+            return
+        changed = model.was_changed()
+        if changed is not None:
+            self._fail(changed)
+            return
+        self._compute(model)
+
+    def _take_letters(self) -> None:
+        """What is there; waits while there is nothing to compute, or while images go first."""
+        wait_s = self._wait_s()
+        while True:
+            try:
+                letter = self._letters.get(timeout=wait_s) if wait_s != 0.0 else self._letters.get_nowait()
+            except queue.Empty:
+                if wait_s == 0.0 or self._wait_s() == 0.0:
+                    return
+                continue
+            wait_s = 0.0
+            if isinstance(letter, _Resize):
+                self._resize(letter)
+            elif letter is not None:
+                self._begin(letter)
+
+    def _wait_s(self) -> float | None:
+        """How long to wait for a letter: None for ever, 0 not at all."""
+        if self._stopping:
+            return 0.0
+        if self._model is None or self._model.is_idle:
+            return None
+        due_s = next_step_s(self._ended_s, self._took_s, images_under_way=self._images_under_way())
+        left_s = due_s - self._clock()
+        return min(left_s, _YIELD_POLL_S) if left_s > 0.0 else 0.0
+
+    def _begin(self, text: AcceptedText) -> None:
+        if text.generation_id not in self._texts:
+            return  # given up meanwhile
+        if self._model is not None and (changed := self._model.was_changed()) is not None:
+            self._fail(changed, but=text.generation_id)
+        if self._model is None and not self._open():
+            self._end(text.generation_id, Finished(None, MODEL_FAILED))
+            return
+        assert self._model is not None, "it has just been opened"
+        refused = self._model.begin(text, self._arrived_s(text))
+        if refused is not None:
+            self._end(text.generation_id, refused)
+
+    def _compute(self, model: OpenModel) -> None:
+        began_s = self._clock()
+        self._working(self._hang_after_s)
+        try:
+            ended, error = model.step()
+        finally:
+            self._working_since_s = None
+        self._ended_s = self._clock()
+        self._took_s = self._ended_s - began_s
+        if self._given_up:
+            self._given_up = False
+            self._log.warning("hung_step_ended", took_s=round(self._took_s, 1))
+            self._close()
+            return
+        for generation_id, finished in ended:
+            self._end(generation_id, finished)
+        self._account = model.account()
+        if error is not None:
+            self._fail(str(error))
+
+    def _resize(self, resize: "_Resize") -> None:
+        try:
+            if self._model is not None:
+                self._working(self._hang_after_s)
+                self._model.resize(resize.budget_bytes)
+        except Exception as error:  # noqa: BLE001  whoever asked gets it
+            self._resized(resize, self._budget_bytes)
+            resize.done.set_exception(error)
+        else:
+            self._resized(resize, resize.budget_bytes)
+            resize.done.set_result(resize.budget_bytes)
+        finally:
+            self._working_since_s = None
+            if self._model is not None:
+                self._account = self._model.account()
+
+    def _resized(self, resize: "_Resize", budget_bytes: int) -> None:
+        with self._lock:
+            self._budget_bytes = budget_bytes
+            if self._resizing is resize:
+                self._resizing = None
+
+    # Opening and failing
+
+    def _open(self) -> bool:
+        """Whether it is open now; not more often than once a second."""
+        now = self._clock()
+        if self._failed_at_s is not None and now - self._failed_at_s < _OPEN_AGAIN_S:
+            return False
+        self._working(_OPENING_FACTOR * self._hang_after_s)
+        try:
+            self._model = self._opener(self._budget_bytes, self._gets_on)
+        except Exception as error:  # noqa: BLE001  a checkpoint, or the machine: the line goes on without it
+            self._failed_at_s = self._clock()
+            self.last_error = str(error)
+            self._log.error("model_not_opened", error=str(error))
+            return False
+        finally:
+            self._working_since_s = None
+        self._failed_at_s = self.last_error = None
+        self._given_up = False
+        self._account = self._model.account()
+        self._log.info("model_opened", took_s=round(self._clock() - now, 3), **self._account)
+        return True
+
+    def _fail(self, reason: str, but: int | None = None) -> None:
+        """End what it has, all `but` one, and close it: the next request opens it again."""
+        self.last_error = reason
+        self._log.error("model_failed", error=reason)
+        self._end_all(Finished(None, MODEL_FAILED), but)
+        self._close()
+
+    def _close(self) -> None:
+        model, self._model = self._model, None
+        if model is None:
+            return
+        try:
+            model.close()
+        except Exception:  # noqa: BLE001  its memory may be lost, the line is not
+            self._log.exception("model_not_closed")
+
+    def _gets_on(self) -> None:
+        """A layer was computed: what takes long because there is much of it does not hang."""
+        self._working_since_s = self._clock()
+
+    def _working(self, may_take_s: float) -> None:
+        self._works_for_s = may_take_s
+        self._working_since_s = self._clock()
+
+    # Ends
+
+    def _end_all(self, finished: Finished, but: int | None = None) -> None:
+        with self._lock:
+            found = [number for number in self._texts if number != but]
+        for generation_id in found:
+            self._end(generation_id, finished)
+
+    def _end(self, generation_id: int, finished: Finished) -> None:
+        """Report an end, once: what was given up is nobody's concern any more."""
+        with self._lock:
+            text = self._texts.pop(generation_id, None)
+        if text is None:
+            return
+        self._on_outcome(outcome_of(text, finished, self._clock() - self._arrived_s(text)))
+
+    def _arrived_s(self, text: AcceptedText) -> float:
+        """When it was accepted, on this thread's clock; by the wall clock only where a restart lies between."""
+        if text.accepted_s is not None:
+            return text.accepted_s
+        return self._clock() - max(0.0, self._wall() - text.accepted_wall_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Resize:
+    budget_bytes: int
+    done: "Future[int]"
+
+
+def outcome_of(text: AcceptedText, finished: Finished, total_s: float) -> TextOutcome:
+    """The row's values, in milliseconds."""
+    return TextOutcome(
+        generation_id=text.generation_id,
+        text=finished.text,
+        reason=finished.reason,
+        mode=finished.mode,
+        prompt_tokens=finished.prompt_tokens,
+        new_tokens=finished.new_tokens,
+        ttft_ms=None if finished.ttft_s is None else finished.ttft_s * 1000,
+        tpot_ms=None if finished.tpot_s is None else finished.tpot_s * 1000,
+        total_ms=total_s * 1000,
+        expert_fetches=finished.fetches,
+        predictor_hit_rate=finished.hit_rate,
+        brownout_threshold=finished.threshold,
+    )

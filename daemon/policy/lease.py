@@ -1,0 +1,106 @@
+"""One device's memory for images and language models: who holds how much of it, images first.
+
+A model has its most while images need nothing of it. When images wait for an expert that finds no room, models go down
+to their least and the images' pool gets what they gave up; when no image has been under way for a while, it goes back.
+What one side gains the other has given up before, so that the sum never exceeds the device's budget.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one model holds of its device, in bytes: at most, and at least while images need memory."""
+
+    model: str
+    most_bytes: int
+    least_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is held now, or was granted and is still being taken: the larger of the two. Bytes."""
+
+    images_bytes: int
+    models_bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ToImages:
+    """The budget of the images' pool from now on."""
+
+    budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToModel:
+    """The budget of a model's experts from now on."""
+
+    model: str
+    budget_bytes: int
+
+
+Grant = ToImages | ToModel
+
+
+class Lease:
+    """Asked again after each grant, and now and then. `total_bytes`: the device's, less what nobody can give up."""
+
+    def __init__(self, total_bytes: int, shares: Sequence[Share], *, give_back_s: float = 5.0) -> None:
+        self.total_bytes = total_bytes
+        self._shares = {share.model: share for share in shares}
+        self._give_back_s = give_back_s
+        self._images_first = False
+        self._idle_since_s: float | None = None
+
+    def first_grant(self) -> Held:
+        """What everybody begins with."""
+        most = {model: share.most_bytes for model, share in self._shares.items()}
+        return Held(self.total_bytes - sum(most.values()), most)
+
+    def next_grant(self, held: Held, now: float, *, images_under_way: bool, images_lack_room: bool) -> Grant | None:
+        """The next change, None where nothing is to be changed now. A grant may take a while to be carried out."""
+        self._notice(now, under_way=images_under_way, lack_room=images_lack_room)
+        targets = {model: self._target(share) for model, share in self._shares.items()}
+        for model, target_bytes in targets.items():
+            if held.models_bytes[model] > target_bytes:
+                return ToModel(model, target_bytes)
+        promised_bytes = sum(max(target, held.models_bytes[model]) for model, target in targets.items())
+        for_images = max(0, self.total_bytes - promised_bytes)
+        if held.images_bytes != for_images:
+            return ToImages(for_images)
+        free_bytes = self.total_bytes - held.images_bytes - sum(held.models_bytes.values())
+        for model, target_bytes in targets.items():
+            missing_bytes = target_bytes - held.models_bytes[model]
+            if 0 < missing_bytes <= free_bytes:
+                return ToModel(model, target_bytes)
+        return None
+
+    def cannot_shrink(self, model: str, least_bytes: int) -> None:
+        """The model does not work with less than `least_bytes`."""
+        share = self._shares[model]
+        self._shares[model] = Share(model, share.most_bytes, min(share.most_bytes, least_bytes))
+
+    def _notice(self, now: float, *, under_way: bool, lack_room: bool) -> None:
+        if lack_room:
+            self._images_first = True
+        if under_way:
+            self._idle_since_s = None
+            return
+        if self._idle_since_s is None:
+            self._idle_since_s = now
+        if now - self._idle_since_s >= self._give_back_s:
+            self._images_first = False
+
+    def _target(self, share: Share) -> int:
+        return share.least_bytes if self._images_first else share.most_bytes
+
+
+def next_step_s(ended_s: float, took_s: float, *, images_under_way: bool, share: float = 0.1) -> float:
+    """When a model may take its next step after one that ended at `ended_s` and took `took_s` (seconds).
+
+    While images are under way a model computes for `share` of the time, so that they have the rest, and it does not
+    stand still either.
+    """
+    return ended_s + took_s * (1.0 / share - 1.0) if images_under_way else ended_s

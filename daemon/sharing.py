@@ -1,0 +1,68 @@
+"""Devices that language models share with images: what each begins with, and whether it can be so."""
+
+from dataclasses import dataclass
+
+from daemon.config import Config, Model
+from daemon.policy.lease import Lease, Share
+from experts.moe.errors import ModelError
+from experts.moe.served import dense_bytes
+
+
+@dataclass(slots=True)
+class SharedDevice:
+    """A device with models on it. `reserved_bytes` are weights of theirs that are no expert's: nobody gives them up.
+
+    `ordered_bytes` is what the images' pools were last told to have, `refused_bytes` what they did not take.
+    """
+
+    name: str
+    lease: Lease
+    models: tuple[str, ...]
+    reserved_bytes: int
+    ordered_bytes: int
+    refused_bytes: int | None = None
+
+
+def shared_devices(config: Config) -> list[SharedDevice]:
+    """The devices of `config` that have models."""
+    return [_shared(config, name) for name in config.devices if any(m.device == name for m in config.models.values())]
+
+
+def images_config(config: Config) -> Config:
+    """The configuration with what is left for images of each device's memory at the start."""
+    devices = dict(config.devices)
+    for shared in shared_devices(config):
+        update = {"expert_memory": max(0, shared.ordered_bytes)}
+        devices[shared.name] = devices[shared.name].model_copy(update=update)
+    return config.model_copy(update={"devices": devices})
+
+
+def sharing_problems(config: Config) -> list[str]:
+    """Devices whose memory the models take whole."""
+    found: list[str] = []
+    for shared in shared_devices(config):
+        total_bytes = config.devices[shared.name].expert_memory
+        if shared.ordered_bytes <= 0:
+            taken_bytes = total_bytes - shared.ordered_bytes
+            found.append(
+                f"devices.{shared.name}.expert_memory of {total_bytes:,} bytes leaves nothing for images: models"
+                f" {', '.join(shared.models)} take {taken_bytes:,}, {shared.reserved_bytes:,} of them for weights that"
+                f" are no expert's; raise it, or lower models.{shared.models[0]}.memory"
+            )
+    return found
+
+
+def _shared(config: Config, name: str) -> SharedDevice:
+    models = {model: one for model, one in config.models.items() if one.device == name}
+    reserved_bytes = sum(_dense_bytes(one) for one in models.values())
+    shares = [Share(model, one.memory, one.least_bytes) for model, one in models.items()]
+    lease = Lease(config.devices[name].expert_memory - reserved_bytes, shares)
+    return SharedDevice(name, lease, tuple(models), reserved_bytes, lease.first_grant().images_bytes)
+
+
+def _dense_bytes(model: Model) -> int:
+    """What of the model is no expert; 0 where its files cannot be read, for then it is not opened either."""
+    try:
+        return dense_bytes(model.checkpoint)
+    except ModelError:
+        return 0

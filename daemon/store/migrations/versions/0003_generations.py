@@ -1,0 +1,14 @@
+"""What a language-model request asked for, so that one that was accepted is generated again after a restart."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    for name in ("max_new_tokens", "slo_ms", "deadline_ms", "stream"):
+        op.add_column("generations", sa.Column(name, sa.Integer()))

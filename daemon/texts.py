@@ -1,0 +1,117 @@
+"""Rows of requests for text, by way of the writer thread: it alone writes to the database.
+
+Requests come in groups of what waits when the writer comes to it, one commit each; results that cannot be written are
+kept and tried again.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+
+from daemon.asking import TextStored
+from daemon.records import AcceptedText, Published, TextOutcome, TextRequest
+from daemon.store.store import Store
+
+#: Rows of one transaction, so that images do not wait long behind it.
+_AT_ONCE = 64
+_RETRY_S = 0.5
+
+
+class TaskRunner(Protocol):
+    """The writer: carries out short tasks between two groups of images."""
+
+    def run(self, carry_out: Callable[[Store], Any]) -> Future[Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextWriteFailed:
+    """The request is not stored: its publisher sends it again."""
+
+    reason: str
+
+
+Reply = Callable[[TextStored], None]
+
+
+class TextRows:
+    """`submit` and `finish` from any thread; callbacks come from the writer thread, after the commit."""
+
+    def __init__(
+        self,
+        writer: TaskRunner,
+        *,
+        on_accepted: Callable[[list[AcceptedText]], None],
+        on_published: Callable[[list[Published]], None],
+        on_done: Callable[[list[tuple[str, int]]], None],
+    ) -> None:
+        """`on_done` gets (source, bytes in the backlog) of finished requests."""
+        self._writer = writer
+        self._on_accepted = on_accepted
+        self._on_published = on_published
+        self._on_done = on_done
+        self._requests: deque[tuple[TextRequest, Reply]] = deque()
+        self._outcomes: deque[TextOutcome] = deque()
+        self._is_in_doubt = False
+        self._log = structlog.get_logger("writer")
+
+    def submit(self, request: TextRequest, reply: Reply) -> None:
+        """Make `request` durable; `reply` is called once."""
+        self._requests.append((request, reply))
+        task = self._writer.run(self._accept)
+        task.add_done_callback(lambda done: self._refuse("the daemon stops") if done.cancelled() else None)
+
+    def finish(self, outcome: TextOutcome) -> None:
+        """Write the end of a request, and publish it."""
+        self._outcomes.append(outcome)
+        self._writer.run(self._finish)
+
+    def _accept(self, store: Store) -> None:
+        some = [self._requests.popleft() for _ in range(min(_AT_ONCE, len(self._requests)))]
+        if not some:
+            return
+        try:
+            self._end_doubt(store)
+            stored = store.accept_texts([request for request, _ in some])
+        except Exception as error:  # noqa: BLE001  each publisher keeps its request and sends it again
+            self._is_in_doubt = True
+            self._log.warning("requests_failed", requests=len(some), error=str(error))
+            for _, reply in some:
+                reply(TextWriteFailed(str(error)))
+            return
+        self._on_accepted([one for one in stored if isinstance(one, AcceptedText)])
+        for (_, reply), one in zip(some, stored, strict=True):
+            reply(one)
+
+    def _refuse(self, reason: str) -> None:
+        while self._requests:
+            self._requests.popleft()[1](TextWriteFailed(reason))
+
+    def _finish(self, store: Store) -> None:
+        some = [self._outcomes[place] for place in range(min(_AT_ONCE, len(self._outcomes)))]
+        if not some:
+            return
+        try:
+            self._end_doubt(store)
+            written = store.finish_texts(some)
+        except Exception as error:  # noqa: BLE001  kept and tried again, whatever it is
+            self._is_in_doubt = True
+            self._log.warning("texts_wait", outcomes=len(self._outcomes), error=str(error))
+            retry = threading.Timer(_RETRY_S, lambda: self._writer.run(self._finish))
+            retry.daemon = True
+            retry.start()
+            return
+        for _ in some:
+            self._outcomes.popleft()
+        self._on_published(written.published)
+        self._on_done(written.done)
+
+    def _end_doubt(self, store: Store) -> None:
+        """What a commit that failed has left behind can no longer come true once another one stands."""
+        if self._is_in_doubt:
+            store.write_over()
+            self._is_in_doubt = False

@@ -1,0 +1,64 @@
+"""What can be said of a checkpoint before it is in service, by its headers alone: does it fit, what does it take."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experts.moe.arch import MoeArch
+from experts.moe.checkpoint import read_tensors, weight_files
+from experts.moe.errors import ModelError
+from experts.moe.modes import open_mode
+from experts.moe.runtime import open_store, read_model, require_budget
+from experts.moe.text import TextCodec
+
+FileStates = tuple[tuple[str, int, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model that may be served. `dense_bytes` are all weights that are no expert's."""
+
+    arch: MoeArch
+    dense_bytes: int
+
+
+def examine(
+    folder: Path, mode: str, options: Mapping[str, Any], memory_bytes: int, least_bytes: int, storage: str
+) -> Served:
+    """Read configuration, headers, tokenizer and what the mode needs prepared; ModelError names the first mistake.
+
+    Weights are not read. Imports transformers, which takes seconds.
+    """
+    model, arch, checkpoint = read_model(folder)
+    if model.config.is_encoder_decoder:
+        raise ModelError(folder, f"{arch.family} is an encoder-decoder, which is not served: name a decoder")
+    opened = open_mode(mode, folder, options)
+    for budget_bytes in (least_bytes, memory_bytes):
+        require_budget(folder, arch, budget_bytes, lossless=opened.lossless)
+    opened.close()
+    open_store(arch, checkpoint, storage).close()
+    TextCodec.open(folder)
+    return Served(arch, dense_bytes(folder))
+
+
+def dense_bytes(folder: Path) -> int:
+    """Bytes of all weights that are no expert's, as stored; ModelError where there are none to be read."""
+    try:
+        files = weight_files(folder)
+    except OSError as error:
+        raise ModelError(folder, f"cannot be read: {error.strerror}") from error
+    tensors = (tensor for file in files for tensor in read_tensors(file).values())
+    return sum(tensor.size_bytes for tensor in tensors if ".experts." not in tensor.stored)
+
+
+def file_states(folder: Path) -> FileStates:
+    """What tells one state of a checkpoint's files from another: name, inode, size, times of the last changes."""
+    found: list[tuple[str, int, int, int, int]] = []
+    for file in sorted((*folder.glob("*.safetensors"), *folder.glob("*.json"))):
+        try:
+            state = file.stat()
+        except OSError:
+            continue
+        found.append((file.name, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
+    return tuple(found)

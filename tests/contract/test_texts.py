@@ -1,0 +1,287 @@
+"""`generate`, over real sockets: a daemon with a tiny language model beside its experts."""
+
+import itertools
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.client import Line, Peer, running
+from tests.lines import a_jpeg
+
+pytest.importorskip("transformers", reason="language models need the extra `moe`")
+from tests.tiny_text import CONTEXT, a_text_model  # noqa: E402
+
+MODEL: dict[str, Any] = {
+    "checkpoint": "model",
+    "mode": "ondemand",
+    "memory": "150KB",
+    "max_new_tokens": 40,
+    "tasks": ["report", "chat"],
+}
+GENERATION = (
+    "topic seq at id source model mode task text prompt_tokens new_tokens ttft_ms tpot_ms total_ms status reason"
+)
+numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return a_text_model(tmp_path_factory.mktemp("text") / "model")
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path, checkpoint: Path) -> Iterator[Line]:
+    folder = tmp_path_factory.mktemp("texts") / "line"
+    with running(folder, experts_folder, models={"tiny": MODEL | {"checkpoint": str(checkpoint)}}) as found:
+        yield found
+
+
+def generate(prompt: str = "why?", **fields: Any) -> dict[str, Any]:
+    header = {"type": "generate", "id": f"text-{next(numbers)}", "source": "mes 1".replace(" ", "-"), "model": "tiny"}
+    return header | {"prompt": prompt} | fields
+
+
+def ask(line: Line, header: dict[str, Any]) -> dict[str, Any]:
+    with line.peer() as peer:
+        return peer.ask(header)
+
+
+def made(line: Line, **fields: Any) -> dict[str, Any]:
+    """The published result of a request that must be accepted."""
+    header = generate(**fields)
+    answer = ask(line, header)
+    assert answer["type"] == "accepted", answer
+    return line.result(header["id"])
+
+
+def test_a_text_is_generated_and_its_row_says_how(line: Line) -> None:
+    result = made(line, prompt="what failed?", max_new_tokens=6, task="report", board={"type": "free", "serial": "T"})
+    assert set(result) == set(GENERATION.split())
+    assert (result["status"], result["reason"], result["model"], result["mode"], result["task"]) == (
+        "done", None, "tiny", "ondemand", "report",
+    )  # fmt: skip
+    assert (result["prompt_tokens"], result["new_tokens"]) == (12, 6)
+    assert 0 < result["ttft_ms"] <= result["total_ms"]
+    assert result["tpot_ms"] > 0
+    ((fetches, hit_rate, threshold, board),) = line.rows(
+        "SELECT expert_fetches, predictor_hit_rate, brownout_threshold, board_id FROM generations WHERE seq = ?",
+        result["seq"],
+    )
+    assert fetches > 0
+    assert 0 < hit_rate < 1
+    assert (threshold, board) == (None, None)
+
+
+def test_the_same_prompt_gives_the_same_text_alone_and_among_others(line: Line) -> None:
+    alone = made(line, prompt="hello", max_new_tokens=20)
+    headers = [generate(prompt, max_new_tokens=20) for prompt in ("hello", "other text", "x" * 30, "hello")]
+    with line.peer() as peer:
+        for header in headers:
+            peer.send(header)
+        assert {peer.take()["type"] for _ in headers} == {"accepted"}
+    texts = [line.result(header["id"])["text"] for header in headers]
+    assert texts[0] == texts[3] == alone["text"]
+    assert len(set(texts)) == 3
+
+
+def test_tokens_are_streamed_in_order_and_add_up_to_the_text_that_follows(line: Line) -> None:
+    header = generate(stream=True, max_new_tokens=12, source="mes~2".replace("~", ":"))
+    with line.listener("token/mes:2/", "generation/", "heartbeat/") as listener:
+        listener.until_heartbeat()
+        assert ask(line, header)["type"] == "accepted"
+        pieces: list[dict[str, Any]] = []
+        while True:
+            topic, body = listener.take()
+            if topic == "generation/mes:2/":
+                break
+            if topic != "heartbeat/":
+                assert topic == "token/mes:2/"
+                pieces.append(body)
+    assert all(set(piece) == {"seq", "at", "id", "source", "index", "text"} for piece in pieces)
+    assert [piece["index"] for piece in pieces] == list(range(12))
+    assert "".join(piece["text"] for piece in pieces) == body["text"]
+    assert {piece["seq"] for piece in pieces} == {body["seq"] - 1}
+
+
+def test_a_repeated_request_is_a_duplicate_and_says_whether_it_differs(line: Line) -> None:
+    header = generate("once", max_new_tokens=3)
+    with line.peer() as peer:
+        for _ in range(2):
+            peer.send(header)
+        assert sorted(peer.take()["type"] for _ in range(2)) == ["accepted", "duplicate"]
+        line.result(header["id"])
+        assert peer.ask(header)["differs"] is False
+        assert peer.ask(header | {"prompt": "twice"})["differs"] is True
+        assert peer.ask(header | {"model": "gone", "prompt": ""})["type"] == "duplicate"
+    assert line.rows("SELECT count(*) FROM generations WHERE request_id = ?", header["id"]) == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "says"),
+    [
+        ({"model": "tini"}, "unknown_model", "names no model 'tini'"),
+        ({"prompt": ""}, "bad_field", "prompt: the prompt is empty"),
+        ({"prompt": " \n "}, "bad_field", "prompt: the prompt is empty"),
+        ({"prompt": "x" * CONTEXT}, "bad_field", f"the prompt has {CONTEXT} tokens, at most {CONTEXT - 1} fit"),
+        ({"prompt": "x" * 60_000}, "bad_field", "60000 tokens"),
+        ({"prompt": "a\ud800"}, "bad_field", "prompt"),
+        ({"prompt": 5}, "bad_field", "prompt"),
+        ({"task": "poetry"}, "bad_field", "task: model tiny knows report, chat"),
+        ({"max_new_tokens": 0}, "bad_field", "max_new_tokens"),
+        ({"max_new_tokens": 41}, "bad_field", "gives at most 40"),
+        ({"deadline_ms": 0}, "bad_field", "deadline_ms"),
+        ({"board": {"type": "none", "serial": "S"}}, "unknown_board", "none"),
+    ],
+)
+def test_what_can_never_be_generated_is_rejected_by_name(
+    line: Line, wrong: dict[str, Any], code: str, says: str
+) -> None:
+    answer = ask(line, generate() | wrong)
+    assert (answer["type"], answer["code"]) == ("rejected", code)
+    assert says in answer["reason"]
+
+
+def test_a_deadline_that_has_passed_gives_unknown(line: Line) -> None:
+    result = made(line, max_new_tokens=40, deadline_ms=1)
+    assert (result["status"], result["reason"], result["text"]) == ("unknown", "deadline", None)
+
+
+def test_images_are_judged_while_texts_are_generated(line: Line) -> None:
+    headers = [generate(f"text {number}", max_new_tokens=40) for number in range(6)]
+    with line.peer() as peer:
+        for header in headers:
+            peer.send(header)
+            peer.send(line.inspect(), a_jpeg(7))
+        assert {peer.take()["type"] for _ in range(12)} == {"accepted"}
+    line.idle()
+    assert {line.result(header["id"])["status"] for header in headers} == {"done"}
+    seqs = [message["seq"] for message in line.stream()]
+    assert seqs == list(range(1, len(seqs) + 1))
+
+
+def test_a_draining_line_is_busy_for_texts_and_finishes_those_it_has(line: Line) -> None:
+    first, second = generate(max_new_tokens=40), generate(max_new_tokens=3)
+    assert ask(line, first)["type"] == "accepted"
+    line.control("drain")
+    assert ask(line, second)["type"] == "busy"
+    assert ask(line, first)["type"] == "duplicate"
+    line.idle()
+    assert line.result(first["id"])["status"] == "done"
+    line.control("drain", off=True)
+    assert ask(line, second)["type"] == "accepted"
+
+
+def test_status_and_metrics_tell_of_models(line: Line) -> None:
+    made(line, max_new_tokens=2)
+    (model,) = line.status()["models"]
+    assert (model["name"], model["device"], model["mode"], model["state"]) == ("tiny", "cpu", "ondemand", "ready")
+    assert 0 < model["used_bytes"] <= model["budget_bytes"] == 150_000
+    assert model["expert_fetches"] > 0
+    text = line.control("metrics")["text"]
+    assert 'coserve_texts_total{reason="",status="done"}' in text
+    assert "coserve_text_first_token_seconds_count" in text
+
+
+def test_killed_at_any_moment_every_accepted_text_gets_exactly_one_result(
+    tmp_path: Path, experts_folder: Path, checkpoint: Path
+) -> None:
+    line = Line(tmp_path / "line", experts_folder, models={"tiny": MODEL | {"checkpoint": str(checkpoint)}})
+    headers = [generate(f"prompt {number}", max_new_tokens=40, stream=True) for number in range(12)]
+    service = line.service()
+    service.start()
+    with line.peer() as peer:
+        for header in headers:
+            peer.send(header)
+        assert {peer.take()["type"] for _ in headers} == {"accepted"}
+    line.wait(lambda: line.rows("SELECT count(*) FROM generations WHERE seq IS NOT NULL")[0][0] >= 1)
+    service.kill()
+    before = dict(line.rows("SELECT request_id, text FROM generations WHERE seq IS NOT NULL"))
+    assert len(before) < len(headers)
+    with line.service():
+        line.idle()
+        stream = line.stream()
+        with line.peer() as peer:
+            assert peer.ask(headers[0])["differs"] is False
+    assert [message["seq"] for message in stream] == list(range(1, len(headers) + 1))
+    after = {message["id"]: message for message in stream}
+    assert {message["status"] for message in stream} == {"done"}
+    assert {name: after[name]["text"] for name in before} == before
+    assert line.rows("SELECT count(*) FROM generations WHERE status = 'accepted'") == [(0,)]
+
+
+def test_a_model_that_is_removed_damaged_or_put_back_costs_its_own_requests_only(
+    tmp_path: Path, experts_folder: Path, checkpoint: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    weights = folder / "model.safetensors"
+    with running(tmp_path / "line", experts_folder, models={"tiny": MODEL | {"checkpoint": str(folder)}}) as line:
+        text = made(line, prompt="hello")["text"]
+        moved = folder.rename(tmp_path / "elsewhere")
+        result = made(line, prompt="hello")
+        assert (result["status"], result["reason"]) == ("unknown", "model_failed")
+        (model,) = line.status()["models"]
+        assert model["state"] == "failed"
+        assert str(folder) in model["last_error"]
+        assert line.status()["state"] == "degraded"
+        assert line.result(line.send())["verdict"] == "pass"
+        moved.rename(folder)
+        line.wait(lambda: made(line, prompt="hello")["text"] == text)
+        with weights.open("r+b") as file:
+            file.truncate(weights.stat().st_size // 2)
+        assert made(line, prompt="hello")["reason"] == "model_failed"
+        line.wait(lambda: made(line)["reason"] == "model_failed" and "truncated" in line.status()["last_error"])
+        assert line.result(line.send())["verdict"] == "pass"
+        shutil.copy(checkpoint / "model.safetensors", weights)
+        line.wait(lambda: made(line, prompt="hello")["text"] == text)
+        assert line.status()["state"] == "ready"
+
+
+def test_a_model_that_the_configuration_lost_ends_its_requests_after_a_restart(
+    tmp_path: Path, experts_folder: Path, checkpoint: Path
+) -> None:
+    line = Line(tmp_path / "line", experts_folder, models={"tiny": MODEL | {"checkpoint": str(checkpoint)}})
+    header = generate(max_new_tokens=40)
+    service = line.service()
+    service.start()
+    assert ask(line, header)["type"] == "accepted"
+    service.kill()
+    if line.rows("SELECT status FROM generations") == [("done",)]:
+        pytest.skip("this machine was faster than the kill")
+    text = line.config.read_text(encoding="utf-8")
+    line.config.write_text(text.replace("tiny:", "other:"), encoding="utf-8")
+    with line.service():
+        result = line.result(header["id"])
+        assert (result["status"], result["reason"]) == ("unknown", "unknown_model")
+        assert ask(line, generate())["code"] == "unknown_model"
+
+
+def test_two_peers_and_a_flood_beyond_the_credit_are_all_answered(line: Line) -> None:
+    with line.peer() as one, line.peer() as other:
+        peers: list[Peer] = [one, other]
+        for number in range(40):
+            peers[number % 2].send(generate(f"flood {number}", max_new_tokens=1))
+        answers = [peer.take()["type"] for peer in peers for _ in range(20)]
+    assert set(answers) <= {"accepted", "busy"}
+    line.idle()
+
+
+def test_a_stop_keeps_what_is_not_finished_for_the_next_start(
+    tmp_path: Path, experts_folder: Path, checkpoint: Path
+) -> None:
+    line = Line(tmp_path / "line", experts_folder, models={"tiny": MODEL | {"checkpoint": str(checkpoint)}})
+    headers = [generate(f"prompt {number}", max_new_tokens=40) for number in range(10)]
+    with line.service() as service, line.peer() as peer:
+        for header in headers:
+            peer.send(header)
+        assert {peer.take()["type"] for _ in headers} == {"accepted"}
+        began_s = time.monotonic()
+        assert service.stop() == 0
+        assert time.monotonic() - began_s < 20
+        service.start()
+        line.idle()
+        assert {line.result(header["id"])["status"] for header in headers} == {"done"}
