@@ -1,13 +1,17 @@
 import json
+import os
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import yaml
 
 from daemon.control import ask
+from daemon.store.store import open_store
 from tests.lines import a_jpeg, a_line
 from tools.service import Service
 
@@ -21,10 +25,11 @@ SERVICE = ("install-service", "uninstall-service")
 LIGHT = ("check", "rules check", "status", "experts", "queues", "top", "reload", "drain", "results", "camera")
 
 
-def coserve(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def coserve(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tools", *arguments], capture_output=True, text=True, timeout=120, check=False, cwd=cwd
-    )
+        [sys.executable, "-m", "tools", *arguments],
+        capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env={**os.environ, **environ},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *SERVICE])
@@ -86,6 +91,40 @@ def test_check_names_every_mistake_of_every_file(tmp_path: Path, experts_folder:
     text = "\n".join(said["problems"])
     assert "rules.yaml:9:" in text
     assert "`bridge`" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("COSERVE_DATABASE", "mysql://nobody@nowhere/x", "database: cannot use mysql://"),
+        ("COSERVE_DATABASE", "sqlite:////proc/x/inspection.db", "database: nothing can be written in /proc"),
+        ("COSERVE_JOURNAL", "/proc/journal", "journal: nothing can be written in /proc"),
+        ("COSERVE_IMAGES", "{file}/images", "is a file, where a folder is needed"),
+        ("COSERVE_RECORD", "/nonexistent/trace.jsonl", "record: there is no folder /nonexistent"),
+    ],
+)
+def test_check_refuses_places_where_a_start_would_fail(
+    tmp_path: Path, experts_folder: Path, key: str, value: str, expected: str
+) -> None:
+    config = a_line(tmp_path / "line", experts_folder)
+    done = coserve("check", str(config), **{key: value.format(file=config)})
+    assert done.returncode == 1
+    assert expected in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_check_refuses_the_database_of_a_newer_version(tmp_path: Path, experts_folder: Path) -> None:
+    config = a_line(tmp_path / "line", experts_folder)
+    database = tmp_path / "line" / "inspection.db"
+    open_store(f"sqlite:///{database}").close()
+    assert coserve("check", str(config)).returncode == 0
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    before = database.read_bytes()
+    done = coserve("check", str(config))
+    assert done.returncode == 1
+    assert "was written by a newer version of CoServe (schema 9999" in done.stdout
+    assert database.read_bytes() == before
 
 
 def test_check_reads_every_weights_file(tmp_path: Path, experts_folder: Path) -> None:
