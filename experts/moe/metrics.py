@@ -66,6 +66,9 @@ class Counts:
         return dict(zip(_COUNTS, _values(self), strict=True))
 
 
+#: Why an expert is loaded.
+Origin = Literal["startup", "demand", "prefetch"]
+
 #: Layers whose predictions wait to be counted.
 _MANY = 512
 
@@ -203,7 +206,7 @@ class Metrics:
         self._of_request: dict[str, Counts] = {}
         self._at_begin = Counts()
 
-    def began(self, origin: Literal["startup", "demand", "prefetch"]) -> None:
+    def began(self, origin: Origin) -> None:
         """A load begins."""
         if origin == "demand":
             self.counts.fetches_demand += 1

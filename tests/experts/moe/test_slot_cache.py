@@ -341,7 +341,7 @@ def test_the_ledger_refuses_what_the_cache_must_never_do(tmp_path: Path):
     with a_cache(tmp_path, 2) as (cache, _, _), closing(cache.serve(0, [1], ahead=False)) as experts:
         next(experts)
         with pytest.raises(LedgerError):
-            cache._ledger.evict("0.1")
+            cache._books._ledger.evict("0.1")
 
 
 def test_a_link_is_one_serial_channel_that_no_transfer_leaves_early():
