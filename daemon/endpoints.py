@@ -1,5 +1,6 @@
 """Where sockets may be bound: whatever other machines can reach only behind keys or, over HTTP, behind a token."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,12 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from daemon.errors import StartError
 from daemon.http_token import TokenError, read_token
-from daemon.keys import KeyFileError, read_allow_list, read_server_keys
+from daemon.keys import KeyFileError, fingerprint, read_allow_list, read_server_keys
 from daemon.sockets import TCP, ZAP_DOMAIN, ipc_problem, is_open, is_open_host
+
+#: A client that is not let in is named in the log so often, and so many of them at most in that time.
+_TELL_AGAIN_S = 60.0
+_REFUSED_TOLD = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,7 @@ class Gate:
         self._context = context
         self._curve = curve
         self._clients: Mapping[str, str] = {}
+        self._refused_at_s: dict[str, float] = {}
         self._log: Any = structlog.get_logger("gate")
         try:
             self.keys = read_server_keys(curve.server_key)
@@ -124,7 +130,20 @@ class Gate:
 
     def callback(self, _domain: str, key: bytes) -> bool:
         """What pyzmq's authenticator asks when a client connects; in its thread."""
-        return key.decode("ascii") in self._clients
+        public = key.decode("ascii")
+        if public in self._clients:
+            return True
+        self._tell_refused(public)
+        return False
+
+    def _tell_refused(self, public: str) -> None:
+        """Say who stands outside, once a minute: it comes back several times a second, and hears nothing itself."""
+        now_s = time.monotonic()
+        self._refused_at_s = {key: at_s for key, at_s in self._refused_at_s.items() if now_s - at_s < _TELL_AGAIN_S}
+        if public not in self._refused_at_s and len(self._refused_at_s) < _REFUSED_TOLD:
+            self._refused_at_s[public] = now_s
+            folder = str(self._curve.allowed_clients)
+            self._log.warning("client_refused", fingerprint=fingerprint(public), folder=folder)
 
     def may_in(self, client: str) -> bool:
         """Whether this public key is allowed in now. Any thread."""

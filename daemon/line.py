@@ -17,8 +17,8 @@ from daemon.errors import ConfigError
 from daemon.model_check import model_problems
 from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.profile import this_machine
-from daemon.storage import storage_problems
 from daemon.sharing import images_config, sharing_problems
+from daemon.storage import storage_problems
 from experts.catalog import Catalog, CatalogFile, resolve
 from experts.errors import WeightsError
 from experts.weights import verify_sha256

@@ -27,6 +27,8 @@ from daemon.writer import Writer
 
 T = TypeVar("T")
 
+#: A disk that is nearly full for so long is said in the log.
+_TELL_FULL_S = 5.0
 _TICK_S = 0.25
 _WRITER_S = 1.0
 _LOG_S = 1.0
@@ -78,6 +80,8 @@ class RetentionThread:
         self._last_log = Log(0, 0, 0)
         self._is_log_held = False
         self._problem: str | None = None
+        self._full_since_s = 0.0
+        self._is_full_told = False
         self._stopping = threading.Event()
         self._asked = threading.Event()
         self._is_pruning = False
@@ -176,13 +180,22 @@ class RetentionThread:
         problem = self._room.problem(more=RESUME_MORE if is_tight else 1.0)
         if problem is not None:
             if self._problem is None:
-                self._log.error("disk_nearly_full", problem=problem)
+                self._full_since_s = self._clock.monotonic_s()
                 self._due[self._prune_images] = (0.0, _IMAGES_S)
             self._admission.hold("disk", problem)
+            self._tell_full(problem)
         elif self._problem is not None:
-            self._log.info("disk_has_room_again")
             self._admission.resume("disk")
+            if self._is_full_told:
+                self._log.info("disk_has_room_again")
+            self._is_full_told = False
         self._problem = problem
+
+    def _tell_full(self, problem: str) -> None:
+        """Once it has lasted: while pruning keeps up, a disk at its floor needs nobody."""
+        if not self._is_full_told and self._clock.monotonic_s() - self._full_since_s >= _TELL_FULL_S:
+            self._is_full_told = True
+            self._log.error("disk_nearly_full", problem=problem)
 
     # -- pruning
 

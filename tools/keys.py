@@ -61,12 +61,15 @@ def allow(
 
     Example: coserve keys allow camera-3.key camera-3 --config demo/coserve.yaml
     """
-    from daemon.keys import KeyFileError, checked_key, fingerprint, read_public_key
+    from daemon.keys import KeyFileError, checked_key, fingerprint, read_public_key, read_server_keys
     from daemon.keys import allow as allow_key
 
     settings, folder = _allow_list_of(config)
     try:
         public = read_public_key(Path(key)) if Path(key).exists() or key.endswith(".key") else checked_key(key)
+        server_key = settings.security.server_key
+        if server_key and server_key.exists() and public == read_server_keys(server_key).public.decode():
+            fail(f"{key} is the daemon's own key: name the .key file that `coserve keys new` made for {name}", status=1)
         allow_key(folder, name, public)
     except KeyFileError as error:
         fail(str(error), status=1)

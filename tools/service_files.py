@@ -105,7 +105,9 @@ stop: {{drain: running, within: 12s}}
 
 def default_rules() -> str:
     """Rules to begin with."""
-    return (Path(__file__).parent.parent / "routing_rules/examples/minimal.yaml").read_text(encoding="utf-8")
+    example = Path("routing_rules/examples/minimal.yaml")
+    text = (Path(__file__).parent.parent / example).read_text(encoding="utf-8")
+    return text.replace(str(example), "rules.yaml")
 
 
 def unit(config: Config, path: Path, places: Places) -> str:

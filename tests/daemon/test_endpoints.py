@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import zmq
 import zmq.auth
+from structlog.testing import capture_logs
 
 from daemon.endpoints import CurveKeys, Gate, check_endpoints
 from daemon.errors import StartError
+from daemon.keys import fingerprint, read_public_key
 from daemon.sockets import bind, end_context, is_open
 from tools.camera.publisher import CurveClient, Publisher
 
@@ -179,6 +181,17 @@ def test_only_allowed_clients_pass_the_open_endpoint_and_local_ones_need_no_keys
         (curve.allowed_clients / "stranger.key").write_bytes((tmp_path / "stranger.key").read_bytes())
         gate.reload()
         assert gets_through(router, open_one, tmp_path, "stranger")
+
+
+def test_a_client_without_permission_is_named_once_in_the_log(tmp_path: Path) -> None:
+    curve = keys_in(tmp_path)
+    zmq.auth.create_certificates(tmp_path, "stranger")
+    public = read_public_key(tmp_path / "stranger.key")
+    with capture_logs() as told, a_guarded_echo(tmp_path, curve) as (_, (open_one, *_others), router):
+        assert not gets_through(router, open_one, tmp_path, "stranger", wait_ms=300)
+        assert not gets_through(router, open_one, tmp_path, "stranger", wait_ms=300)
+    refused = [event for event in told if event["event"] == "client_refused"]
+    assert [event["fingerprint"] for event in refused] == [fingerprint(public)]
 
 
 def test_the_python_publisher_speaks_curve(tmp_path: Path) -> None:

@@ -60,6 +60,12 @@ def test_allow_takes_a_file_or_a_key_and_list_shows_who_may_come_in(line: Path) 
     assert [client["name"] for client in json.loads(keys(line, "list", "--json"))["clients"]] == ["camera-2"]
 
 
+def test_the_daemons_own_key_is_nobody_to_let_in(line: Path) -> None:
+    keys(line, "new", "server", "--server", "--dir", str(line))
+    assert "daemon's own key" in keys(line, "allow", str(line / "server.key"), "camera-1", status=1)
+    assert not (line / "allowed").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
