@@ -11,7 +11,7 @@ from daemon.store.migrate import check_schema
 
 
 def storage_problems(config: Config) -> list[str]:
-    """Why a start would end: a database that this version cannot use, folders that cannot be made; each names its key."""
+    """Why a start would end: a database this version cannot use, folders that cannot be made; each names its key."""
     folders = {"journal": config.journal, "images": config.images}
     problems = [f"{key}: {problem}" for key, folder in folders.items() if (problem := _folder_problem(folder))]
     if config.record is not None and not config.record.parent.is_dir():
