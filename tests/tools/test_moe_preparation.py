@@ -1,4 +1,4 @@
-"""The fixture, its text and its traces, made very small: what is kept apart, what is kept, what goes on."""
+"""The fixture, its text, its traces and its measurements, made very small."""
 
 import json
 from dataclasses import replace
@@ -14,9 +14,12 @@ pytest.importorskip("transformers", reason="needs the extra `moe`")
 
 from experts.moe.library import transformers
 from tools.moe import fixture
+from tools.moe.charts import draw
 from tools.moe.corpus import DOMAINS, Document, collect
 from tools.moe.evaluate import decode_timing, held_out_prompts, open_runtime, perplexity
 from tools.moe.fixture import Recipe, make_fixture
+from tools.moe.job import Job
+from tools.moe.side import measure
 from tools.moe.text import encode, load_text
 from tools.moe.trace import take_traces
 
@@ -137,3 +140,56 @@ def test_timing_counts_a_first_token_for_each_prompt_and_the_others_between(smal
     assert (len(timing.first_s), len(timing.between_s)) == (len(prompts), 2 * len(prompts))
     assert timing.decode.served < timing.counts.served
     assert load_text(Prepared(small), "text/heldout").ids["python"].numel() > 0
+
+
+def a_job(checkpoint: Path, side: str, links_ms: tuple[float, ...] = (0.0,), **given: object) -> Job:
+    wanted = {"share": 0.5, "device": "cpu", "prompts": 1, "prompt_tokens": 12, "new_tokens": 3, "judged": 0} | given
+    return Job(checkpoint=checkpoint, side=side, links_ms=links_ms, **wanted)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_side_reports_times_fetches_memory_and_perplexity(small: Path):
+    report = measure(a_job(small, "ondemand", (0.0, 1.0), judged=1))
+    assert report.error is None
+    plain, slowed = report.runs
+    assert (plain.link_ms, slowed.link_ms) == (0.0, 1.0)
+    figures = plain.figures
+    for name in (
+        "ttft_p50_ms",
+        "tpot_p95_ms",
+        "tokens_per_s",
+        "blocking_per_token",
+        "moved_mb_per_token",
+        "perplexity",
+    ):
+        value = figures[name]
+        assert value is not None
+        assert value > 0
+    assert figures["overlapped_per_token"] == 0
+    assert figures["all_predicted"] is None
+
+
+def test_a_side_that_lacks_a_part_says_which_command_makes_it(small: Path):
+    report = measure(a_job(small, "brownout", options={"way": 2}))
+    assert report.error is not None
+    assert "coserve moe unite" in report.error
+
+
+def test_the_peer_serves_the_same_checkpoint_from_disk(small: Path):
+    pytest.importorskip("accelerate", reason="needs the extra `dev`")
+    report = measure(a_job(small, "accelerate", share=0.25))
+    assert report.error is None
+    assert report.runs[0].figures["tokens_per_s"]
+
+
+def test_pictures_are_drawn_of_what_was_measured(tmp_path: Path):
+    figures = {"tpot_p50_ms": 4.0, "tpot_p95_ms": 6.0, "all_predicted": 0.5, "any_predicted": 0.9}
+    cells = [
+        {"side": side, "share": 0.5, "link_ms": link_ms, "figures": figures, "error": None}
+        for side in ("lookahead", "duoserve")
+        for link_ms in (0.0, 2.0)
+    ]
+    cells.append({"side": "emoe", "share": 0.5, "link_ms": 0.0, "figures": {}, "error": "not made yet"})
+    points = [{"series": "prune", "x": share, "perplexity": 50 - 20 * share} for share in (0.5, 1.0)]
+    drawn = draw({"cells": cells, "curves": {"budget": points, "period": []}}, tmp_path)
+    assert [file.name for file in drawn] == ["moe-sides.png", "moe-predictors.png", "moe-budget.png"]
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in drawn)

@@ -7,10 +7,10 @@ from typer.core import TyperGroup
 
 from experts.moe.errors import ModelError
 from tools.console import fail
-from tools.moe import fit, fixture, importing, trace, unite
+from tools.moe import bench, fit, fixture, importing, plan, trace, unite
 
 _EXTRA = {"accelerate", "tokenizers", "transformers"}
-_COMMANDS = (fixture, importing, trace, fit, unite)  # modules with a `register`, one command each
+_COMMANDS = (fixture, importing, trace, fit, unite, plan, bench)  # modules with a `register`, one command each
 
 
 class _Group(TyperGroup):

@@ -3,7 +3,8 @@
 import math
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import quantiles
@@ -149,25 +150,31 @@ def _losses(runtime: "MoeRuntime", prompt: Prompt, request: str, decoded: int) -
     return torch.nn.functional.cross_entropy(torch.cat(logits)[:-1], ids[0, 1:], reduction="none").cpu()
 
 
-@torch.no_grad()
 def decode_timing(runtime: "MoeRuntime", prompts: Iterable[Prompt], *, new_tokens: int = 32) -> Timing:
-    """Greedy decoding of each prompt in turn (batch 1); each token is read before the next step, on a GPU too."""
-    timing = Timing()
+    """Greedy decoding of each prompt in turn (batch 1), with what the cache did meanwhile."""
     metrics = runtime.cache.metrics
     before, decode_before = metrics.counts.copy(), metrics.of_phase["decode"].copy()
+    timing = greedy(runtime.model, prompts, new_tokens, lambda row: runtime.step([row]))
+    timing.counts = metrics.counts - before
+    timing.decode = metrics.of_phase["decode"] - decode_before
+    return timing
+
+
+@torch.no_grad()
+def greedy(model: Any, prompts: Iterable[Prompt], new_tokens: int, step: Callable[[Row], Any] | None = None) -> Timing:
+    """Times of any model's tokens; each is read before the next step begins, on a GPU too."""
+    timing = Timing()
     for number, prompt in enumerate(prompts):
-        ids = prompt.ids.to(runtime.model.device)[None]
+        ids = prompt.ids.to(model.device)[None]
         past = None
-        for step in range(new_tokens):
+        for position in range(new_tokens):
             began = time.perf_counter()
-            with runtime.step([Row(f"decode-{number}", prompt.task, ids.shape[1])]):
-                output = runtime.model(ids, past_key_values=past, use_cache=True, logits_to_keep=1)
+            with step(Row(f"decode-{number}", prompt.task, ids.shape[1])) if step else nullcontext():
+                output = model(ids, past_key_values=past, use_cache=True, logits_to_keep=1)
             token = int(output.logits[0, -1].argmax())
             spent = time.perf_counter() - began
-            (timing.between_s if step else timing.first_s).append(spent)
+            (timing.between_s if position else timing.first_s).append(spent)
             timing.total_s += spent
             past = output.past_key_values
             ids = torch.tensor([[token]], device=ids.device)
-    timing.counts = metrics.counts - before
-    timing.decode = metrics.of_phase["decode"] - decode_before
     return timing

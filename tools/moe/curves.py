@@ -1,0 +1,92 @@
+"""What a budget, a period or a threshold costs in perplexity, point by point: the curves of `coserve moe bench`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+
+from experts.moe.errors import ModelError
+from tools.console import console
+from tools.moe.evaluate import Prompt, Quality, held_out_prompts, open_runtime, perplexity
+
+SHARES = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
+PERIODS = (1, 2, 5, 10, 20, 40)
+THRESHOLDS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
+WAYS = (2, 4, 8, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """`series` is a line of a chart; `x` what is varied; `values` what was measured there."""
+
+    series: str
+    x: float
+    values: dict[str, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"series": self.series, "x": self.x, **self.values}
+
+
+def measure_curves(checkpoint: Path) -> dict[str, list[dict[str, Any]]]:
+    """Every curve by its name; one that lacks what must be prepared is empty, and the reason printed."""
+    measured: dict[str, list[dict[str, Any]]] = {}
+    curves = {"budget": budget_curve, "period": period_curve, "threshold": threshold_curve}
+    with Progress(console=console) as progress:
+        for name, curve in curves.items():
+            bar = progress.add_task(name, total=None)
+            try:
+                measured[name] = [point.as_dict() for point in curve(checkpoint, lambda at=bar: progress.advance(at))]
+            except ModelError as error:
+                measured[name] = []
+                console.print(f"no curve of the {name}: {error}", markup=False)
+    return measured
+
+
+def budget_curve(checkpoint: Path, tick: Callable[[], None]) -> list[Point]:
+    """Perplexity over the share of experts in memory. Prompts are followed by tokens that come one at a time."""
+    prompts = held_out_prompts(checkpoint, of_domain=2, length=192)
+    points: list[Point] = []
+    for mode in ("swapmoe", "prune", "popularity"):
+        for share in SHARES:
+            found, _ = _served(checkpoint, mode, share, {}, prompts, decoded=64)
+            points.append(Point(mode, share, {"perplexity": found.perplexity}))
+            tick()
+    return points
+
+
+def period_curve(checkpoint: Path, tick: Callable[[], None]) -> list[Point]:
+    """Perplexity and loads over the prompts from one choice of experts to the next, with half of the experts."""
+    prompts = held_out_prompts(checkpoint, of_domain=24, length=96)
+    points: list[Point] = []
+    for period in PERIODS:
+        found, _ = _served(checkpoint, "emoe", 0.5, {"period": period}, prompts)
+        loads = found.counts.fetches / len(prompts)
+        points.append(Point("emoe", period, {"perplexity": found.perplexity, "loads_per_prompt": loads}))
+        tick()
+    return points
+
+
+def threshold_curve(checkpoint: Path, tick: Callable[[], None]) -> list[Point]:
+    """Perplexity and experts run, of those the gates asked for, over threshold and way; way 0 is full brownout."""
+    prompts = held_out_prompts(checkpoint, of_domain=6, length=128)
+    points: list[Point] = []
+    for way in WAYS:
+        for threshold in THRESHOLDS:
+            found, mode = _served(checkpoint, "brownout", 1.0, {"way": way, "threshold": threshold}, prompts)
+            accesses = mode.accesses["prefill"].share
+            series = f"way {way}" if way else "full"
+            points.append(Point(series, threshold, {"perplexity": found.perplexity, "accesses": accesses}))
+            tick()
+    return points
+
+
+def _served(
+    checkpoint: Path, mode: str, share: float, options: dict[str, Any], prompts: list[Prompt], decoded: int = 0
+) -> tuple[Quality, Any]:
+    runtime = open_runtime(checkpoint, mode, share=share, options=options)
+    try:
+        return perplexity(runtime, prompts, decoded=decoded), runtime.mode
+    finally:
+        runtime.close()
