@@ -78,16 +78,18 @@ def add_by_rank(routing: Routing, served: Served, sentinel: int, compute: Comput
     tokens, ranks = routing.index.shape
     ordered, places = torch.sort(routing.index.reshape(-1))
     flat_weight = routing.weight.reshape(-1)
-    outputs = routing.hidden.new_zeros(tokens * ranks, routing.hidden.shape[-1])
+    # Mixtral's weights stay float32 beside states of bfloat16, and so does the sum.
+    dtype = torch.promote_types(routing.hidden.dtype, routing.weight.dtype)
+    outputs = routing.hidden.new_zeros(tokens * ranks, routing.hidden.shape[-1], dtype=dtype)
     left = int((ordered != sentinel).sum())
     for expert, weights in served:
         begin, end = torch.searchsorted(ordered, torch.tensor([expert, expert + 1], device=ordered.device)).tolist()
         rows = places[begin:end]
         output = compute(routing.hidden[rows // ranks], weights)
-        outputs[rows] = (output * flat_weight[rows].unsqueeze(-1)).to(outputs.dtype)
+        outputs[rows] = output * flat_weight[rows].unsqueeze(-1)
         left -= end - begin
     _require_all(left, routing.layer)
-    return outputs.view(tokens, ranks, -1).sum(dim=1)
+    return outputs.view(tokens, ranks, -1).sum(dim=1).to(routing.hidden.dtype)
 
 
 def _require_all(left: int, layer: int) -> None:

@@ -5,8 +5,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experts" / "moe"))
 
+import pytest
 from memory_probe import MB, measure
 from tiny import write_tiny
+
+pytestmark = pytest.mark.timeout(900)
 
 _SHAPE = {
     "hidden_size": 512,

@@ -82,7 +82,7 @@ def main(way: str, folder: Path, budget_bytes: int) -> None:
     model = _open(way, folder, budget_bytes)
     open_s = time.monotonic() - begin
     ids = torch.arange(2, 18).unsqueeze(0)
-    text = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
+    text = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False)
     report = {"peak_bytes": _resident("VmHWM") - before, "open_s": open_s, "text": text[0].tolist()}
     print(json.dumps(report))
     sys.stdout.flush()

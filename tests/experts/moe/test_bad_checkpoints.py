@@ -86,7 +86,9 @@ def test_a_fused_tensor_of_another_shape_is_named(tmp_path):
 def test_half_a_fused_layer_names_the_other_half(tmp_path):
     write_tiny(tmp_path, layout="fused")
     edit_tensors(tmp_path, {"model.layers.0.mlp.experts.down_proj": None})
-    with pytest.raises(ModelError, match=says("lacks tensor model.layers.0.mlp.experts.down_proj of shape [8, 32, 24]")):
+    with pytest.raises(
+        ModelError, match=says("lacks tensor model.layers.0.mlp.experts.down_proj of shape [8, 32, 24]")
+    ):
         open_runtime(tmp_path)
 
 

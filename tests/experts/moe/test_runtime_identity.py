@@ -1,11 +1,19 @@
 """The runtime gives what the unmodified model gives, to the bit, however few experts are in memory."""
 
+import threading
+
 import pytest
 import torch
-from tiny import FAMILIES, load_unmodified, prompts, write_tiny
+from tiny import FAMILIES, VOCABULARY, build_tiny, load_unmodified, prompts, write_tiny
 
+from experts.moe.gating import Row
 from experts.moe.modes import open_mode
-from experts.moe.runtime import MoeRuntime
+from experts.moe.modes.ondemand import OnDemand
+from experts.moe.runtime import MoeRuntime, read_model
+
+#: Families with transformers' choice of how experts are added up; Switch Transformers has one way only.
+WAYS = [(family, way) for family in FAMILIES if family != "switch_transformers" for way in ("grouped_mm", "eager")]
+CAUSAL = [family for family in FAMILIES if family != "switch_transformers"]
 
 
 @pytest.fixture(scope="module")
@@ -14,30 +22,217 @@ def folders(tmp_path_factory):
     return {family: write_tiny(root / family, family) for family in FAMILIES}
 
 
-def open_runtime(folder, slots=None, **options):
+def open_runtime(folder, slots=None, mode=None):
     """On demand, with this many slots for each layer (None: for all experts)."""
-    from experts.moe.arch import load_config, read_arch
-
-    arch = read_arch(folder, load_config(folder), torch.float32)
+    _, arch, _ = read_model(folder)
     budget_bytes = (slots or arch.experts) * arch.layers * arch.expert_bytes
-    return MoeRuntime.open(folder, open_mode("ondemand", folder), budget_bytes, **options)
+    return MoeRuntime.open(folder, mode or open_mode("ondemand", folder), budget_bytes)
 
 
-@pytest.mark.parametrize("implementation", ["grouped_mm", "eager"])
+def answers(model, batch, family="mixtral", tokens=9):
+    """Logits of a prefill and a text written from it, of left-padded prompts."""
+    given = prompts(batch, tokens)
+    more = {"decoder_input_ids": given["input_ids"][:, :4]} if family == "switch_transformers" else {}
+    with torch.inference_mode():
+        return model(**given, **more).logits, model.generate(**given, max_new_tokens=8, do_sample=False)
+
+
+def are_equal(found, expected):
+    return all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("slots", [1, 4, None])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_and_text_are_those_of_the_unmodified_model(folders, family, slots, implementation):
-    if family == "switch_transformers" and implementation != "eager":
-        pytest.skip("Switch Transformers knows one implementation")
-    expected = load_unmodified(folders[family], experts_implementation=implementation)
+@pytest.mark.parametrize(("family", "way"), [*WAYS, ("switch_transformers", "eager")])
+def test_logits_and_text_are_those_of_the_unmodified_model(folders, family, way, slots):
+    expected = load_unmodified(folders[family], experts_implementation=way)
     runtime = open_runtime(folders[family], slots)
-    if family != "switch_transformers":
-        runtime.model.set_experts_implementation(implementation)
+    if family in CAUSAL:
+        runtime.model.set_experts_implementation(way)
     for batch in (1, 3):
-        given = prompts(batch)
-        more = {"decoder_input_ids": given["input_ids"][:, :4]} if family == "switch_transformers" else {}
-        with torch.inference_mode():
-            assert torch.equal(runtime.model(**given, **more).logits, expected(**given, **more).logits)
-            texts = [one.generate(**given, max_new_tokens=8, do_sample=False) for one in (runtime.model, expected)]
-        assert torch.equal(*texts)
+        assert are_equal(answers(runtime.model, batch, family), answers(expected, batch, family))
+    runtime.cache.check()
+    runtime.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_a_choice_of_ours_the_sum_is_transformers_own(folders, family):
+    runtime = open_runtime(folders[family], 4)
+    expected = answers(load_unmodified(folders[family]), 3, family)
+    assert are_equal(answers(runtime.model, 3, family), expected)
+    runtime.close()
+
+
+@pytest.mark.parametrize("shards", ["1GB", "40KB"])
+@pytest.mark.parametrize("family", CAUSAL)
+def test_the_fused_layout_gives_the_same_in_one_file_and_in_many(tmp_path, folders, family, shards):
+    write_tiny(tmp_path, family, layout="fused", shards=shards)
+    runtime = open_runtime(tmp_path, 2)
+    assert are_equal(answers(runtime.model, 2), answers(load_unmodified(folders[family]), 2))
+    runtime.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_checkpoints_give_the_same_too(tmp_path, family):
+    write_tiny(tmp_path, family, dtype=torch.bfloat16)
+    runtime = open_runtime(tmp_path, 2)
+    assert runtime.arch.dtype == torch.bfloat16
+    assert are_equal(answers(runtime.model, 2, family), answers(load_unmodified(tmp_path), 2, family))
+    runtime.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_parameter_is_an_expert_and_nothing_is_left_on_meta(folders, family):
+    runtime = open_runtime(folders[family], 1)
+    gates = [f"{block}.{runtime.arch.names.gate}" for block in runtime.arch.blocks]
+    assert not any(value.is_meta for value in (*runtime.model.parameters(), *runtime.model.buffers()))
+    for name, value in runtime.model.named_parameters():
+        assert ".experts." not in name
+        assert value.shape[0] != runtime.arch.experts or name.startswith(tuple(gates))
+    runtime.close()
+
+
+def test_tied_weights_are_one_tensor(folders):
+    runtime = open_runtime(folders["olmoe"])
+    assert runtime.model.lm_head.weight is runtime.model.model.embed_tokens.weight
+    runtime.close()
+    switch = open_runtime(folders["switch_transformers"]).model
+    assert switch.decoder.embed_tokens.weight is switch.shared.weight
+
+
+def test_prompts_longer_than_the_slots_hold_are_served_in_waves(folders):
+    runtime = open_runtime(folders["qwen3_moe"], 2)
+    expected = load_unmodified(folders["qwen3_moe"])
+    assert are_equal(answers(runtime.model, 3, tokens=40), answers(expected, 3, tokens=40))
+    runtime.close()
+
+
+class Watching(OnDemand):
+    """On demand, and remembers its steps and what it was asked to route."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = []
+        self.routings = []
+
+    def begin(self, step):
+        super().begin(step)
+        self.steps.append(step)
+
+    def route(self, routing):
+        self.routings.append(routing)
+        return routing
+
+
+def test_prefill_is_a_forward_without_a_past_whatever_its_length(folders):
+    runtime = open_runtime(folders["mixtral"], mode=Watching())
+    ids = prompts(tokens=12)["input_ids"]
+    with torch.inference_mode():
+        past = runtime.model(input_ids=ids[:, :1], use_cache=True).past_key_values
+        runtime.model(input_ids=ids[:, 1:], past_key_values=past)
+    assert [step.phase for step in runtime.mode.steps] == ["prefill", "decode"]
+    assert [step.tokens for step in runtime.mode.steps] == [1, 11]
+    runtime.close()
+
+
+def test_a_text_of_an_encoder_and_a_decoder_is_two_prefills_and_then_decoding(folders):
+    runtime = open_runtime(folders["switch_transformers"], mode=Watching())
+    runtime.model.generate(**prompts(2), max_new_tokens=3, do_sample=False)
+    assert [step.phase for step in runtime.mode.steps] == ["prefill", "prefill", "decode", "decode"]
+    assert [step.tokens for step in runtime.mode.steps] == [18, 2, 2, 2]
+    layers = [routing.layer for routing in runtime.mode.routings]
+    assert (runtime.arch.encoder_layers, layers) == (2, [0, 1, 2, 2, 2])
+    runtime.close()
+
+
+def test_the_routing_is_the_gates_own(folders):
+    runtime = open_runtime(folders["qwen2_moe"], mode=Watching())
+    seen = []
+    runtime.observers.append(lambda step, said, done: seen.append((step.number, said.layer, said is done)))
+    runtime.model(**prompts())
+    assert seen == [(1, 0, True), (1, 1, True)]
+    for routing, gate in zip(runtime.mode.routings, runtime.mode.gates, strict=True):
+        assert routing.hidden.shape == (9, 32)
+        assert torch.equal(routing.logits, gate(routing.hidden))
+        best = routing.logits.softmax(dim=-1).topk(4)
+        assert torch.equal(routing.index, best.indices)
+        assert torch.equal(routing.weight, best.values)
+    runtime.close()
+
+
+def test_a_named_step_carries_its_rows(folders):
+    runtime = open_runtime(folders["mixtral"], mode=Watching())
+    rows = (Row("r-1", "python", 9), Row("r-2", None, 9))
+    with runtime.step(rows):
+        runtime.model(**prompts(2))
+    runtime.model(**prompts(2))
+    assert runtime.mode.steps[0].rows == rows
+    assert runtime.mode.steps[1].rows == (Row("", None, 9),) * 2
+    runtime.close()
+
+
+@pytest.mark.parametrize("way", ["grouped_mm", "eager"])
+def test_tokens_with_the_sentinel_are_computed_by_nobody(folders, way):
+    class Dropping(OnDemand):
+        """The second choice of every other token is dropped."""
+
+        def route(self, routing):
+            routing.index[::2, 1] = routing.logits.shape[-1]
+            return routing
+
+    runtime = open_runtime(folders["mixtral"], 2, Dropping())
+    runtime.model.set_experts_implementation(way)
+    unmodified = build_tiny("mixtral").model.layers[0].mlp
+    states = torch.randn(7, 32, generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        found = runtime.model.model.layers[0].mlp(states.unsqueeze(0))[0]
+        _, weights, index = unmodified.gate(states)
+        index[::2, 1] = 8
+        expected = type(unmodified.experts).forward.__wrapped__(unmodified.experts, states, index, weights)
+    assert torch.equal(found, expected)
+    runtime.close()
+
+
+def test_threads_that_use_one_model_wait_for_each_other(folders):
+    runtime = open_runtime(folders["mixtral"], 1)
+    expected = answers(load_unmodified(folders["mixtral"]), 2)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(answers(runtime.model, 2))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    assert all(are_equal(one, expected) for one in found)
+    runtime.close()
+
+
+def test_a_step_that_failed_leaves_the_model_fit_for_the_next(folders):
+    class Failing(Watching):
+        """Fails in its second layer, once."""
+
+        def route(self, routing):
+            if routing.layer == 1 and len(self.steps) == 1:
+                raise ValueError("this once")
+            return super().route(routing)
+
+    runtime = open_runtime(folders["mixtral"], 2, Failing())
+    with pytest.raises(ValueError, match="this once"):
+        runtime.model(**prompts())
+    expected = answers(load_unmodified(folders["mixtral"]), 1)
+    assert are_equal(answers(runtime.model, 1), expected)
+    runtime.cache.check()
+    runtime.close()
+
+
+def test_what_the_unmodified_model_reads_beside_its_weights_is_read_too(tmp_path):
+    write_tiny(tmp_path)
+    unmodified = load_unmodified(tmp_path)
+    unmodified.generation_config.max_new_tokens = 5
+    unmodified.generation_config.repetition_penalty = 1.4
+    unmodified.generation_config.save_pretrained(tmp_path)
+    runtime = open_runtime(tmp_path, 4)
+    texts = [model.generate(**prompts()) for model in (runtime.model, load_unmodified(tmp_path))]
+    assert texts[0].shape[1] == 14
+    assert are_equal(*[[text] for text in texts])
+    assert int(texts[0].max()) < VOCABULARY
     runtime.close()

@@ -54,7 +54,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
         "intermediate_size": 40,
         "moe_intermediate_size": 24,
-        "head_dim": 8,
+        "head_dim": 16,
         "num_experts": 8,
         "num_experts_per_tok": 4,
         "norm_topk_prob": True,
