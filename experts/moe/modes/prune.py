@@ -1,8 +1,12 @@
 """Only the most popular experts of each layer exist: what is not in memory is never loaded."""
 
+import torch
+
+from experts.moe.arch import MoeArch
 from experts.moe.gating import Routing
 from experts.moe.masking import mask_gate, present
 from experts.moe.modes.popularity import Popularity
+from experts.moe.slots import SlotCache
 
 
 class Prune(Popularity):

@@ -24,7 +24,7 @@ from experts.moe.store import ExpertStore
 #: A routing before masking and the layer's expert norms, (E,), to the importance of its experts, (E,) float.
 Score = Callable[[Routing, torch.Tensor], torch.Tensor]
 
-WINDOW_TOKENS = 128.0
+WINDOW_TOKENS = 32.0
 PRIOR_TOKENS = 64.0
 
 
@@ -92,6 +92,20 @@ class SwapMoe(BaseMode):
         #: What each layer of this step said: (E,) on the model's device, and how many tokens it is of.
         self._said: dict[int, tuple[torch.Tensor, int]] = {}
 
+    @classmethod
+    def open(cls, checkpoint: Path, options: Mapping[str, Any]) -> "SwapMoe":
+        """Options: `counts`, `period`, `window`, `prior_tokens`, `score` (importance or tokens). Raises ModelError."""
+        given = dict(options)
+        score = given.pop("score", "importance")
+        if score not in SCORES:
+            raise ModelError(checkpoint, f"mode swapmoe has no score {score!r}; scores are: {', '.join(SCORES)}")
+        known = ("counts", "period", "window", "prior_tokens")
+        if strange := sorted(given.keys() - set(known)):
+            raise ModelError(checkpoint, f"mode swapmoe has no option {strange[0]!r}; options are: {', '.join(known)}")
+        if (period := given.get("period")) is not None and period < 1:
+            raise ModelError(checkpoint, f"mode swapmoe has an update cycle of {period} steps; give 1 or more")
+        return cls(load_preparation(checkpoint), score=SCORES[score], **given)
+
     def residency(self, arch: MoeArch) -> VirtualExperts:
         self._importance = Importance(arch.layers, arch.experts, self._window, self._prior_tokens)
         self._virtual = VirtualExperts(self._importance, arch.layers, arch.experts, arch.top_k)
@@ -152,16 +166,3 @@ class SwapMoe(BaseMode):
         for swap in swaps[: -(-len(swaps) // steps)]:
             room = () if swap.evict is None else (ExpertKey(*swap.evict),)
             self.cache.prefetch([ExpertKey(*swap.load)], replace=room)
-
-
-def open_swapmoe(checkpoint: Path, options: Mapping[str, Any]) -> SwapMoe:
-    """Options: `period`, `window`, `prior_tokens`, `score` (importance or tokens). Raises ModelError."""
-    known = {"period", "window", "prior_tokens", "score"}
-    if strange := sorted(set(options) - known):
-        message = f"mode swapmoe has no option {strange[0]!r}; options are: {', '.join(sorted(known))}"
-        raise ModelError(checkpoint, message)
-    given = dict(options)
-    score = given.pop("score", "importance")
-    if score not in SCORES:
-        raise ModelError(checkpoint, f"mode swapmoe has no score {score!r}; scores are: {', '.join(SCORES)}")
-    return SwapMoe(load_preparation(checkpoint), score=SCORES[score], **given)

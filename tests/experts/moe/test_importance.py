@@ -1,0 +1,151 @@
+"""Who is in memory under SwapMoE: importance with a memory, swaps that keep each layer's number, turns that add up."""
+
+import random
+
+import pytest
+
+from experts.moe.policy.importance import Importance, Turns, VirtualExperts, allot
+
+LAYERS, EXPERTS, FLOOR = 3, 8, 2
+
+
+def an_importance(*, window: float = 10.0, prior_tokens: float = 0.0) -> Importance:
+    return Importance(LAYERS, EXPERTS, window, prior_tokens)
+
+
+def virtual_experts(slots: int, importance: Importance | None = None) -> VirtualExperts:
+    """Filled as a cache would fill it."""
+    virtual = VirtualExperts(importance or an_importance(), LAYERS, EXPERTS, FLOOR)
+    virtual.resize(slots)
+    for key in virtual.first():
+        virtual.loaded(key)
+    return virtual
+
+
+def only(*experts: int, value: float = 1.0) -> list[float]:
+    return [value if expert in experts else 0.0 for expert in range(EXPERTS)]
+
+
+def carry_out(virtual: VirtualExperts, layer: int, slots: int) -> None:
+    for swap in virtual.plan(layer, slots):
+        if swap.evict is not None:
+            virtual.dropped(swap.evict)
+        virtual.loaded(swap.load)
+
+
+def test_what_is_recent_outweighs_what_was_a_window_ago():
+    importance = an_importance(window=10)
+    importance.add(0, only(1), 20)
+    importance.add(0, only(2), 20)
+    values = importance.of(0)
+    assert values[2] > values[1] > values[0] == 0
+
+
+def test_before_the_first_token_the_prior_decides_and_a_strong_one_goes_on_deciding():
+    strong, weak = an_importance(prior_tokens=1000), an_importance(prior_tokens=1)
+    for importance in (strong, weak):
+        importance.believe([only(3, value=7.0), *[only(0)] * (LAYERS - 1)])
+        assert max(range(EXPERTS), key=importance.of(0).__getitem__) == 3
+        importance.add(0, only(5), 5)
+    assert strong.of(0)[3] > strong.of(0)[5]
+    assert weak.of(0)[5] > weak.of(0)[3]
+
+
+def test_a_window_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="give more than 0"):
+        an_importance(window=0)
+
+
+def test_a_layer_swaps_its_least_important_expert_for_the_most_important_absent_one():
+    virtual = virtual_experts(9)
+    assert virtual.present(1) == (0, 1, 2)
+    virtual.importance.add(1, [3.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 9.0], 1)
+    [swap] = virtual.plan(1, 9)
+    assert (swap.load, swap.evict) == ((1, 7), (1, 1))
+
+
+def test_nothing_is_swapped_among_equals():
+    virtual = virtual_experts(9)
+    virtual.importance.add(1, [1.0] * EXPERTS, 1)
+    assert virtual.plan(1, 9) == ()
+
+
+def test_what_is_coming_already_is_not_planned_again():
+    virtual = virtual_experts(9)
+    virtual.importance.add(0, only(6, 7), 1)
+    assert {swap.load for swap in virtual.plan(0, 9, coming=[(0, 6)])} == {(0, 7)}
+
+
+def test_a_layer_at_its_floor_borrows_a_slot_and_gives_one_back():
+    virtual = virtual_experts(FLOOR * LAYERS + 1)
+    assert virtual.counts == (3, 2, 2)
+    virtual.importance.add(1, only(6, 7), 1)
+    borrowed, exchanged = virtual.plan(1, 7)
+    assert borrowed.evict is not None
+    assert borrowed.evict[0] == 0
+    assert exchanged.evict is not None
+    assert exchanged.evict[0] == 1, "with one more, it may give one of its own away"
+    carry_out(virtual, 1, 7)
+    assert [len(virtual.present(layer)) for layer in range(LAYERS)] == [2, 3, 2]
+    assert virtual.present(1)[-2:] == (6, 7)
+    virtual.importance.add(0, only(4, 5, 6), 1)
+    carry_out(virtual, 0, 7)
+    assert virtual.present(0) == (4, 5, 6)
+    assert [len(virtual.present(layer)) for layer in range(LAYERS)] == [3, 2, 2]
+
+
+def test_with_floors_only_nothing_can_be_swapped_without_a_hole():
+    virtual = virtual_experts(FLOOR * LAYERS)
+    virtual.importance.add(1, only(6, 7), 1)
+    assert virtual.plan(1, FLOOR * LAYERS) == ()
+
+
+def test_random_importance_never_leaves_a_layer_below_its_floor_nor_the_slots_overfull():
+    rng = random.Random(0)
+    for slots in (7, 8, 11, 17):
+        virtual = virtual_experts(slots)
+        for _ in range(300):
+            layer = rng.randrange(LAYERS)
+            virtual.importance.add(layer, [rng.random() ** 4 for _ in range(EXPERTS)], 1 + rng.randrange(9))
+            for swap in virtual.plan(layer, slots):
+                if swap.evict is not None:
+                    assert swap.evict[1] in virtual.present(swap.evict[0])
+                    virtual.dropped(swap.evict)
+                assert all(len(virtual.present(one)) >= FLOOR for one in range(LAYERS))
+                assert swap.load[1] not in virtual.present(swap.load[0])
+                virtual.loaded(swap.load)
+            assert sum(len(virtual.present(one)) for one in range(LAYERS)) == slots
+
+
+def test_after_less_memory_the_least_important_beyond_a_layers_number_go():
+    virtual = virtual_experts(12)
+    virtual.importance.add(0, [4.0, 1.0, 3.0, 2.0, 0, 0, 0, 0], 1)
+    virtual.resize(9)
+    assert next(virtual.victims(None, 0, urgent=True)) == (0, 1)
+
+
+def test_a_plan_for_this_memory_is_carried_out_to_the_letter():
+    plan = (8, 2, 5)
+    assert allot(15, [count - FLOOR for count in plan], FLOOR, EXPERTS) == plan
+
+
+def test_a_plan_for_other_memory_gives_its_proportions_within_floor_and_ceiling():
+    shares = [6.0, 0.0, 3.0]
+    assert allot(6, shares, 2, 8) == (2, 2, 2)
+    assert allot(9, shares, 2, 8) == (4, 2, 3)
+    assert allot(21, shares, 2, 8) == (8, 5, 8)
+    assert allot(99, shares, 2, 8) == (8, 8, 8)
+    assert allot(4, shares, 2, 8) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 4, 5, 7, 12])
+def test_each_layer_has_one_turn_in_a_cycle(period: int):
+    turns = Turns(LAYERS, period)
+    cycle = [turns.due() for _ in range(period)]
+    assert cycle == [turns.due() for _ in range(period)], "each cycle is like the first"
+    begun = [layer for step in cycle for layer, _ in step]
+    assert sorted(set(begun)) == list(range(LAYERS))
+    last = [layer for step in cycle for layer, left in step if left == 1]
+    assert sorted(last) == list(range(LAYERS)), "a turn ends once"
+    if period >= LAYERS:
+        assert max(len(step) for step in cycle) <= 1
