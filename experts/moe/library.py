@@ -13,6 +13,7 @@ def transformers() -> ModuleType:
     """The library. Raises ModuleNotFoundError where the extra `moe` is not installed."""
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")  # read when the libraries are imported
     library = importlib.import_module("transformers")
+    importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE = True  # somebody may have imported it before
     from experts.vision.frameworks import torchvision  # noqa: PLC0415  (brings cv2; only what builds models needs it)
 
     torchvision()

@@ -224,6 +224,17 @@ def test_a_step_that_failed_leaves_the_model_fit_for_the_next(folders):
     runtime.close()
 
 
+def test_nothing_is_asked_of_the_network(folders, monkeypatch):
+    def connect(*_):
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr("socket.socket.connect", connect)
+    monkeypatch.setattr("socket.getaddrinfo", connect)
+    runtime = open_runtime(folders["mixtral"])
+    answers(runtime.model, 1)
+    runtime.close()
+
+
 def test_what_the_unmodified_model_reads_beside_its_weights_is_read_too(tmp_path):
     write_tiny(tmp_path)
     unmodified = load_unmodified(tmp_path)
