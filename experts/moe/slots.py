@@ -45,8 +45,10 @@ class SlotCache:
         self._clock = clock
         self._keys = [[ExpertKey(layer, expert) for expert in experts] for layer in layers]
         self._books = Occupancy(store, budget_bytes, residency, carrier, self.metrics)
-        self._changed = threading.Condition(threading.Lock())
-        self._loader = Loader(self._changed, self._next_load)
+        # Two conditions of one lock: waking the loader where it has nothing to do costs a switch between threads.
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)
+        self._loader = Loader(threading.Condition(lock), self._next_load)
         # Who fills a slot has the channel. Threads that computing depends on are counted, and go first.
         self._channel_busy = False
         self._hurried = 0
@@ -133,8 +135,7 @@ class SlotCache:
                     self._books.predicted(key)
                 elif key not in self._books.loading and key not in self._prefetches:
                     queue[key] = replace[position] if position < len(replace) else None
-            if self._prefetches:
-                self._loader.wake()
+            self._wake()
 
     def cancel(self, layer: int) -> None:
         """Withdraw the prefetches of a layer that have not begun."""
@@ -143,7 +144,7 @@ class SlotCache:
                 for key in [key for key in queue if key.layer == layer]:
                     del queue[key]
                     self.metrics.counts.cancelled += 1
-            self._changed.notify_all()
+                    self._changed.notify_all()
 
     def pending(self) -> tuple[ExpertKey, ...]:
         """Experts that are being loaded, or are to be prefetched."""
@@ -185,6 +186,7 @@ class SlotCache:
                 books.resize(budget_bytes)
             finally:
                 self._changed.notify_all()
+                self._wake()
             limit = books.limit
             while books.count > books.limit == limit and self._serving != threading.get_ident():
                 self._changed.wait()
@@ -299,8 +301,7 @@ class SlotCache:
         for key in self._books.awaited:
             if self._books.get(key) is None and key not in self._books.loading:
                 self._ahead[key] = None
-        if self._ahead:
-            self._loader.wake()
+        self._wake()
 
     def _end_turn(self) -> None:
         self._books.release()
@@ -324,7 +325,7 @@ class SlotCache:
         keys = self._deferred.pop(layer, None)
         if keys:
             self._prefetches.update({key: keys[key] for key in keys if self._books.get(key) is None})
-            self._loader.wake()
+            self._wake()
 
     # Loading
 
@@ -377,6 +378,7 @@ class SlotCache:
             self._books.end(entry)
             self._books.shrink()
             self._changed.notify_all()
+            self._wake()
 
     def _released(self) -> None:
         """Somebody may go who could not before."""
@@ -386,9 +388,9 @@ class SlotCache:
         self._wake()
 
     def _wake(self) -> None:
-        """For those who wait for room. Without anybody to wake, waking costs time at each layer."""
-        if self._prefetches or self._ahead or self._hurried:
-            self._changed.notify_all()
+        """The loader may have found no room, or had to let somebody go first."""
+        if self._prefetches or self._ahead:
+            self._loader.wake()
 
 
 def _require(condition: bool, message: str) -> None:

@@ -1,5 +1,7 @@
 """Prediction without training: the next layer's gate, asked early, of what this layer's experts are about to see."""
 
+from collections import Counter
+
 import torch
 
 from experts.moe.gating import ExpertKey, Routing
@@ -22,13 +24,12 @@ class Lookahead(BaseMode):
         if following < self.arch.layers and following != self.arch.encoder_layers:
             guess = torch.topk(self.gates[following](routing.hidden), self.arch.top_k, dim=-1).indices
             self.cache.metrics.predictions.predict(following, guess)
-            real = (routing.index < self.arch.experts).any(dim=-1)
-            self.cache.prefetch(self._keys(following, guess[real]), after=layer)
+            self.cache.prefetch(self._keys(following, guess, routing.index), after=layer)
         return routing
 
-    def _keys(self, layer: int, guess: torch.Tensor) -> list[ExpertKey]:
-        """The experts that most tokens are guessed to want, as many as the layer has slots for."""
-        counts = torch.bincount(guess.flatten(), minlength=self.arch.experts).tolist()
-        order = sorted((one for one in range(self.arch.experts) if counts[one]), key=lambda one: (-counts[one], one))
+    def _keys(self, layer: int, guess: torch.Tensor, chosen: torch.Tensor) -> list[ExpertKey]:
+        """The experts that most tokens are guessed to want, as many as the layer has slots for; padding has no say."""
+        rows = zip(guess.tolist(), chosen.tolist(), strict=True)
+        counts = Counter(expert for guessed, taken in rows if min(taken) < self.arch.experts for expert in guessed)
         room = max(1, self.cache.slots // self.arch.layers)
-        return [ExpertKey(layer, expert) for expert in order[:room]]
+        return [ExpertKey(layer, expert) for expert, _ in counts.most_common(room)]

@@ -19,10 +19,16 @@ class Prune(Popularity):
     lossless = False
     transit = 0
 
+    def attach(self, cache: SlotCache, arch: MoeArch) -> None:
+        super().attach(cache, arch)
+        #: By layer: who was there last, and the mask for that.
+        self._allowed: dict[int, tuple[tuple[int, ...], torch.Tensor]] = {}
+
     def route(self, routing: Routing) -> Routing:
         here = self.cache.resident(routing.layer, guard=True)
-        allowed = present(here, self.arch.experts)
-        return mask_gate(routing, allowed, renormalise=self.arch.renormalise)
+        if routing.layer not in self._allowed or self._allowed[routing.layer][0] != here:
+            self._allowed[routing.layer] = here, present(here, self.arch.experts)
+        return mask_gate(routing, self._allowed[routing.layer][1], renormalise=self.arch.renormalise)
 
     def _require(self, budget_bytes: int) -> None:
         """A token's experts must be there in every layer. Raises ModelError."""

@@ -1,9 +1,11 @@
 """The slot cache: what is served, what is evicted, what overlaps, and what errors leave behind."""
 
 import gc
+import random
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -301,6 +303,50 @@ def test_a_prefetch_that_fails_leaves_nothing_ready_and_is_tried_again_on_demand
         (tmp_path / "away").rename(shelf.file)
         assert served(cache, 1, [3]) == [3]
         cache.check()
+
+
+def disturb(cache: SlotCache, seed: int, stop: threading.Event) -> None:
+    """Prefetch, withdraw and resize at random until told to stop."""
+    draw = random.Random(seed)
+    while not stop.is_set():
+        layer = draw.randrange(3)
+        cache.prefetch(keys(layer, *draw.sample(range(8), 3)), after=draw.choice([None, 0, 1]))
+        if draw.random() < 0.3:
+            cache.resize(draw.randint(1, 24) * EXPERT_BYTES)
+        if draw.random() < 0.2:
+            cache.cancel(layer)
+        cache.check()
+
+
+def serve_at_random(cache: SlotCache, steps: int) -> None:
+    draw = random.Random(0)
+    for _ in range(steps):
+        cache.begin(A_STEP)
+        for layer in range(3):
+            wanted = sorted(draw.sample(range(8), draw.randint(1, 8)))
+            if draw.random() < 0.3:
+                wanted = list(cache.resident(layer, guard=True)) or wanted
+            assert served(cache, layer, wanted, ahead=draw.random() < 0.5) == wanted
+        cache.end(A_STEP)
+
+
+def test_while_one_thread_computes_others_may_prefetch_and_resize(tmp_path: Path):
+    stop = threading.Event()
+    with a_cache(tmp_path, 8) as (cache, _, _), ThreadPoolExecutor(2) as others:
+        disturbing = [others.submit(disturb, cache, seed, stop) for seed in range(2)]
+        try:
+            serve_at_random(cache, 60)
+        finally:
+            stop.set()
+        for one in disturbing:
+            one.result(timeout=10)
+        cache.begin(A_STEP)
+        cache.quiesce()
+        cache.check()
+        assert cache.pending() == ()
+        counts = cache.metrics.counts
+        assert counts.served == counts.hits + counts.joined + counts.misses
+        assert counts.blocking + counts.overlapped + counts.unused <= counts.fetches
 
 
 def test_a_consumer_that_breaks_off_leaves_nothing_in_use(tmp_path: Path):
