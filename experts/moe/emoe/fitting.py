@@ -24,7 +24,7 @@ class Recipe:
     blocks: int = 2
     steps: int = 400
     batch: int = 32
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     seed: int = 6
 
 

@@ -32,7 +32,17 @@ class ExpertPredictor(nn.Module):
         self.width = width
         library = transformers()
         self.body = library.XLNetModel(
-            library.XLNetConfig(vocab_size=1, d_model=width, n_layer=blocks, n_head=4, d_inner=2 * width, dropout=0.1)
+            library.XLNetConfig(
+                vocab_size=1,
+                d_model=width,
+                n_layer=blocks,
+                n_head=4,
+                d_inner=2 * width,
+                dropout=0.1,
+                pad_token_id=None,
+                bos_token_id=None,
+                eos_token_id=None,
+            )
         )
         self.body.word_embedding = nn.Identity()  # elements come as vectors
         self.content = nn.Linear(self.experts, width)
@@ -59,9 +69,10 @@ class ExpertPredictor(nn.Module):
         batch, length = len(task), self.history * self.layers
         layers = self.layer(torch.arange(self.layers, device=task.device))
         missing = past_tasks < 0
-        elements = self.content(past * self.experts) + layers + self.task(past_tasks.clamp_min(0))[:, :, None]
+        known = past_tasks.clamp_min(0)
+        elements = self.content(self.experts * (past - self.prior[known])) + layers + self.task(known)[:, :, None]
         elements = torch.where(missing[:, :, None, None], self.absent, elements)
-        own = self.content(target * self.experts) + layers + self.task(task)[:, None]
+        own = self.content(self.experts * (target - self.prior[task])) + layers + self.task(task)[:, None]
         sequence = torch.cat([elements.flatten(1, 2), self.task(task)[:, None], own], dim=1)
         first = length + 1
         mask = torch.zeros(batch, first + self.layers, first + self.layers, device=task.device)
@@ -69,7 +80,13 @@ class ExpertPredictor(nn.Module):
         mask[:, first:, first:] = hidden.float()
         where = torch.zeros(batch, self.layers, first + self.layers, device=task.device)
         where[:, :, first:] = torch.eye(self.layers, device=task.device)
-        seen = self.body(inputs_embeds=sequence, perm_mask=mask, target_mapping=where, use_mems=False)
+        # Attention knows which elements are of the same segment: here, of the same task.
+        segments = torch.cat(
+            [past_tasks.repeat_interleave(self.layers, 1), task[:, None].expand(-1, 1 + self.layers)], 1
+        )
+        seen = self.body(
+            inputs_embeds=sequence, perm_mask=mask, target_mapping=where, token_type_ids=segments, use_mems=False
+        )
         learned = torch.einsum("bld,lde->ble", seen.last_hidden_state, self.head)
         return torch.log_softmax(learned + self.prior[task].clamp_min(1e-4).log(), dim=-1)
 

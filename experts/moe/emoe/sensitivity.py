@@ -8,6 +8,8 @@ from experts.moe.prepared import Prepared
 PART = "emoe/sensitivity"
 #: A layer whose wrong routing leaves a task at least so much of its accuracy is insensitive for it (§3.4).
 THRESHOLD = 0.85
+#: No layer counts for nothing.
+_LEAST = 0.01
 
 #: For each task and layer: the share of its accuracy that is left with this layer, and all that bear more, wrong.
 Shares = Mapping[str, tuple[float, ...]]
@@ -23,9 +25,24 @@ def load_shares(prepared: Prepared) -> Shares:
         raise ModelError(prepared.path(PART, ".json"), "is not complete; go on with `coserve moe fit`") from error
 
 
-def sensitive(shares: Shares, threshold: float = THRESHOLD) -> dict[str | None, tuple[bool, ...]]:
-    """Which layers of each task must be routed right. A task that is not there is sensitive everywhere."""
+def sensitive(shares: Shares, threshold: float = THRESHOLD) -> dict[str, tuple[bool, ...]]:
+    """Which layers of each task must be routed right."""
     return {task: tuple(share < threshold for share in row) for task, row in shares.items()}
+
+
+def weights(shares: Shares) -> dict[str | None, tuple[float, ...]]:
+    """The s of Eq. 2, graded: for each task and layer the accuracy that goes when this layer joins the wrong ones.
+
+    The paper has 1 for sensitive layers and 0 for the others.
+    """
+    found: dict[str | None, tuple[float, ...]] = {}
+    for task, row in shares.items():
+        losses, before = [0.0] * len(row), 1.0
+        for layer in sorted(range(len(row)), key=lambda layer, row=row: -row[layer]):
+            losses[layer] = max(_LEAST, before - row[layer])
+            before = row[layer]
+        found[task] = tuple(losses)
+    return found
 
 
 def name_of(wrong: Sequence[int]) -> str:

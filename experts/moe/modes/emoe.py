@@ -17,39 +17,40 @@ import torch
 from experts.moe.arch import MoeArch
 from experts.moe.emoe.fitting import load_predictor
 from experts.moe.emoe.predictor import ExpertPredictor, Variant, spreads
-from experts.moe.emoe.sensitivity import load_shares, sensitive
+from experts.moe.emoe.sensitivity import load_shares, weights
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, Routing, Row, Step
 from experts.moe.masking import mask_gate, present
 from experts.moe.modes.mode import BaseMode
 from experts.moe.policy.expected import ChosenExperts, Frequencies, choose, expected_tokens, to_load
-from experts.moe.policy.residency import divide
 from experts.moe.policy.schedule import Generation, Profiles
 from experts.moe.prepared import Prepared
 from experts.moe.slots import SlotCache
 
 #: Prompts between two calls of the predictor in the paper (§5.7).
 PERIOD = 40
+#: The prompts of a period are expected to be of the tasks of the last so many, or of the last period's if it is longer.
+_RECENT = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What `coserve moe fit` made: the predictor, the tasks it knows by number, and where each task is sensitive."""
+    """What `coserve moe fit` made: the predictor, the tasks it knows by number, how sensitive each is in each layer."""
 
     predictor: ExpertPredictor
     tasks: tuple[str, ...]
-    sensitive: Mapping[str | None, tuple[bool, ...]]
+    weights: Mapping[str | None, tuple[float, ...]]
 
 
 def load_knowledge(prepared: Prepared) -> Knowledge:
     """Raises ModelError where a part is missing or of other weights."""
     predictor, tasks = load_predictor(prepared)
-    return Knowledge(predictor, tasks, sensitive(load_shares(prepared)))
+    return Knowledge(predictor, tasks, weights(load_shares(prepared)))
 
 
 class Emoe(BaseMode):
     """`period`: prompts from one choice of experts to the next. `variant`: how the predictor is asked, all layers at
-    once (eMoE-A) or layer by layer (eMoE-L). `task_aware=False` weighs all known tasks alike, sensitive or not.
+    once (eMoE-A) or layer by layer (eMoE-L). `task_aware=False` chooses for all known tasks alike.
     """
 
     name = "emoe"
@@ -63,11 +64,13 @@ class Emoe(BaseMode):
         self._period = period
         self._variant: Variant = variant
         self._task_aware = task_aware
+        #: How much wrong routing costs in each layer, for no task in particular.
+        self._average = tuple(sum(row) / len(row) for row in zip(*knowledge.weights.values(), strict=True))
         self._residency = ChosenExperts()
         self._profiles = Profiles()
         self._prompts = 0
-        #: Prompts of the current period, those that decode, and what the predictor sees.
-        self._recent: deque[Generation] = deque(maxlen=max(1, period - 1))
+        #: The last prompts, those that decode, and what the predictor sees.
+        self._recent: deque[Generation] = deque(maxlen=max(_RECENT, period))
         self._decoding: dict[str, Generation] = {}
         self._past: deque[tuple[int, torch.Tensor]] = deque(maxlen=knowledge.predictor.history)
         self._routed: dict[int, torch.Tensor] = {}
@@ -93,8 +96,10 @@ class Emoe(BaseMode):
             )
             message += f" {arch.layers} with {arch.experts}; make it again with `coserve moe fit`"
             raise ModelError(cache.store.folder, message)
-        self._expected = predictor.prior[-1].tolist()
-        self._choose(self._quotas(cache.budget_bytes))
+        alike = [(Generation("", None, 1, 0, 0.0), 1.0)]
+        popular: dict[str | None, Frequencies] = {None: predictor.prior[-1].tolist()}
+        self._expected = expected_tokens(alike, popular, {None: self._average}, self._profiles)
+        self._choose(self._slots(cache.budget_bytes))
         cache.fill(ExpertKey(layer, expert) for layer, experts in enumerate(self._chosen) for expert in experts)
 
     def begin(self, step: Step) -> None:
@@ -130,41 +135,46 @@ class Emoe(BaseMode):
 
     def resize(self, budget_bytes: int) -> None:
         """Experts that no longer fit go, those with the fewest expected tokens; new room is filled beside computing."""
-        self._choose(self._quotas(budget_bytes))
+        self._choose(self._slots(budget_bytes))
         self.cache.resize(budget_bytes)
         self._load(tuple(self.cache.resident(layer) for layer in range(self.arch.layers)))
 
     # Choosing
 
-    def _quotas(self, budget_bytes: int) -> tuple[int, ...]:
-        """L of each layer (§3.4), even. Raises ModelError where a layer cannot hold one token's experts."""
+    def _slots(self, budget_bytes: int) -> int:
+        """Experts that fit. Raises ModelError where not every layer can hold one token's."""
         arch, size = self.arch, self.cache.store.expert_bytes
-        quotas = divide(min(budget_bytes // size, len(arch.keys())), [1.0] * arch.layers)
-        if min(quotas) < arch.top_k:
-            message = f"mode emoe needs {arch.layers * arch.top_k * size} bytes for experts, and has {budget_bytes}"
+        need = arch.layers * arch.top_k
+        if budget_bytes < need * size:
+            message = f"mode emoe needs at least {need * size} bytes for experts, and has {budget_bytes}"
             raise ModelError(self.cache.store.folder, f"{message}; raise the model's budget or choose another mode")
-        return quotas
+        return budget_bytes // size
 
     def _renew(self, new: list[Generation]) -> None:
         """Ask the predictor, and begin to load what is missing of what it says."""
-        if self._task_aware:
-            earlier = list(self._recent)[-(self._period - 1) :] if self._period > 1 else []
-            by_name = {one.request or f"anonymous {place}": one for place, one in enumerate([*earlier, *new])}
-            scheduled = list((by_name | self._decoding).values())
-        else:
-            scheduled = [Generation(task, task, 1, 0, 0.0) for task in self._known.tasks]
-        tasks = list(dict.fromkeys(one.task for one in scheduled))
+        scheduled = self._scheduled(new)
+        tasks = list(dict.fromkeys(one.task for one, _ in scheduled))
         found = self._known.predictor.predict(list(self._past), [self._number(task) for task in tasks], self._variant)
         frequencies: dict[str | None, Frequencies] = dict(zip(tasks, found.tolist(), strict=True))
-        matters = self._known.sensitive if self._task_aware else {}
-        self._expected = expected_tokens(scheduled, frequencies, matters, self._profiles)
+        weights = dict.fromkeys(tasks, self._average)
+        if self._task_aware:
+            weights |= self._known.weights
+        self._expected = expected_tokens(scheduled, frequencies, weights, self._profiles)
         before = self._chosen
-        self._choose(tuple(len(experts) for experts in before))
+        self._choose(sum(len(experts) for experts in before))
         self._load(before)
 
-    def _choose(self, quotas: tuple[int, ...]) -> None:
+    def _scheduled(self, new: list[Generation]) -> list[tuple[Generation, float]]:
+        """Whom to choose experts for: those that run or begin now, and the rest of the period as its past suggests."""
+        if not self._task_aware:
+            return [(Generation(task, task, 1, 0, 0.0), 1.0) for task in self._known.tasks]
+        to_come = max(0, self._period - len(new)) / max(1, len(self._recent))
+        certain = [*self._decoding.values(), *new]
+        return [(one, 1.0) for one in certain] + [(one, to_come) for one in self._recent if to_come]
+
+    def _choose(self, slots: int) -> None:
         here = self._chosen or ((),) * self.arch.layers
-        self._chosen = choose(self._expected, quotas, here)
+        self._chosen = choose(self._expected, slots, self.arch.top_k, here)
         self._residency.choose(self._chosen)
         self._allowed = [present(experts, self.arch.experts) for experts in self._chosen]
 

@@ -1,4 +1,4 @@
-"""Which experts the next prompts want: by expected tokens, those of sensitive tasks only (eMoE §3.4, Eq. 2)."""
+"""Which experts the next prompts want: by expected tokens, sensitive tasks first (eMoE §3.4, Eq. 2)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,40 +10,44 @@ Frequencies = Sequence[Sequence[float]]
 
 
 def expected_tokens(
-    generations: Sequence[Generation],
+    generations: Sequence[tuple[Generation, float]],
     frequencies: Mapping[str | None, Frequencies],
-    sensitive: Mapping[str | None, Sequence[bool]],
+    weights: Mapping[str | None, Sequence[float]],
     profiles: Profiles,
 ) -> list[list[float]]:
-    """(L, E) tokens: Σ over those scheduled of (prompt + expected output) · s · f.
+    """(L, E) tokens: Σ of (prompt + expected output) · s · f over generations, each with how many of it are expected.
 
-    Every task of `generations` has its frequencies. A task without an entry in `sensitive` is sensitive in every layer,
-    so that an empty mapping is task-agnostic loading.
+    Every task of `generations` has its frequencies. `weights` are s of each task and layer; a task without them has 1
+    everywhere, so that an empty mapping is task-agnostic loading.
     """
     shape = next(iter(frequencies.values()))
     total = [[0.0] * len(row) for row in shape]
-    for generation in generations:
-        tokens = generation.prompt_tokens + generation.generated + profiles.remaining(generation)
-        matters = sensitive.get(generation.task)
+    for generation, count in generations:
+        tokens = count * (generation.prompt_tokens + generation.generated + profiles.remaining(generation))
+        of_task = weights.get(generation.task)
         for layer, row in enumerate(frequencies[generation.task]):
-            if matters is None or matters[layer]:
-                for expert, share in enumerate(row):
-                    total[layer][expert] += tokens * share
+            weight = 1.0 if of_task is None else of_task[layer]
+            for expert, share in enumerate(row):
+                total[layer][expert] += tokens * weight * share
     return total
 
 
 def choose(
-    tokens: Sequence[Sequence[float]], slots: Sequence[int], resident: Sequence[Sequence[int]]
+    tokens: Sequence[Sequence[float]], slots: int, least: int, resident: Sequence[Sequence[int]], bonus: float = 0.25
 ) -> tuple[tuple[int, ...], ...]:
-    """For each layer the `slots[layer]` experts with the most tokens, ascending.
+    """The `slots` experts with the most tokens, `least` of each layer before all others; ascending for each layer.
 
-    Among equals those stay that are resident, so that a layer which no task is sensitive to loads nothing.
+    A resident expert counts `bonus` more: the others must be worth their load.
     """
-    chosen: list[tuple[int, ...]] = []
-    for row, count, here in zip(tokens, slots, resident, strict=True):
-        order = sorted(range(len(row)), key=lambda expert: (-row[expert], expert not in here, expert))
-        chosen.append(tuple(sorted(order[:count])))
-    return tuple(chosen)
+    ranked: list[tuple[bool, float, int, int]] = []
+    for layer, (row, here) in enumerate(zip(tokens, resident, strict=True)):
+        worth = [one * (1.0 + bonus) if expert in here else one for expert, one in enumerate(row)]
+        order = sorted(range(len(row)), key=lambda expert, worth=worth: (-worth[expert], expert))
+        ranked += [(place >= least, -worth[expert], layer, expert) for place, expert in enumerate(order)]
+    chosen: list[list[int]] = [[] for _ in tokens]
+    for _, _, layer, expert in sorted(ranked)[:slots]:
+        chosen[layer].append(expert)
+    return tuple(tuple(sorted(experts)) for experts in chosen)
 
 
 def to_load(chosen: Sequence[Sequence[int]], resident: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
