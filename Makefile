@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check system-tools bench soak fuzz faults sbom bundle test-bundle clean
+.PHONY: demo test check system-tools bench soak fuzz faults sbom bundle test-bundle test-moe clean
 
 demo: $(INSTALLED)
 	$(BIN)/coserve demo --dir demo
@@ -49,6 +49,16 @@ bundle: $(INSTALLED)
 
 test-bundle: bundle
 	$(BIN)/python -m pytest tests/tools/whole_bundle.py
+
+# What the modes of language models promise, on the trained fixture: minutes, and some twenty more the first time, when it
+# is trained and prepared under build/moe. Every test prints its figures.
+test-moe: $(INSTALLED)
+	$(BIN)/coserve moe fixture
+	$(BIN)/coserve moe trace
+	$(BIN)/coserve moe fit build/moe/fixture
+	$(BIN)/coserve moe unite build/moe/fixture
+	$(BIN)/coserve moe plan build/moe/fixture
+	$(BIN)/python -m pytest -s --timeout 900 tests/moe/fixture_*.py
 
 # Installed once per change of the requirements; exact versions are in constraints.txt.
 $(INSTALLED): pyproject.toml constraints.txt

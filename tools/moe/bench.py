@@ -22,19 +22,21 @@ from tools.moe.job import ACCELERATE, JOB, REPORT, Job, Report
 #: Brownout at the setting of its threshold for accesses; its default, threshold 1, is what `resident` answers.
 _OPTIONS: dict[str, dict[str, Any]] = {"brownout": {"way": 4, "threshold": 0.6}}
 _SHARES = (0.5, 0.25)
-_COLUMNS = (
-    ("TTFT p50", "ttft_p50_ms", 1),
+_TIMES = (
+    ("TTFT ms", "ttft_p50_ms", 1),
     ("p95", "ttft_p95_ms", 1),
-    ("TPOT p50", "tpot_p50_ms", 1),
+    ("TPOT ms", "tpot_p50_ms", 1),
     ("p95", "tpot_p95_ms", 1),
     ("tokens/s", "tokens_per_s", 1),
     ("peak MB", "peak_mb", 1),
-    ("blocking", "blocking_per_token", 2),
-    ("overlapped", "overlapped_per_token", 2),
-    ("moved MB", "moved_mb_per_token", 2),
+)
+_TRAFFIC = (
+    ("waited", "blocking_per_token", 2),
+    ("in time", "overlapped_per_token", 2),
+    ("MB", "moved_mb_per_token", 2),
     ("hits", "hit_rate", 2),
-    ("all pred.", "all_predicted", 2),
-    ("any pred.", "any_predicted", 2),
+    ("all", "all_predicted", 2),
+    ("any", "any_predicted", 2),
     ("perplexity", "perplexity", 2),
 )
 
@@ -177,20 +179,21 @@ def _print(account: dict[str, Any], cells: list[Cell]) -> None:
     prompts = account["prompts"]
     console.print(
         f"{prompts['count']} prompts of {prompts['tokens']} tokens, {prompts['new_tokens']} new ones, batch 1; "
-        "fetches and MB a token; peak: memory beyond what the libraries had"
+        "peak: memory beyond what the libraries had; fetches that were waited for, fetches in time and MB: a token"
     )
     for link_ms in dict.fromkeys(cell.link_ms for cell in cells):
         there = [cell for cell in cells if cell.link_ms == link_ms and cell.error is None]
         title = f"with {link_ms:g} ms more for each expert" if link_ms else "as is"
-        columns = ("side", "experts", *(name for name, _, _ in _COLUMNS))
-        print_table(title, columns, [(cell.side, f"{cell.share:.0%}", *_row(cell)) for cell in there])
+        for columns in (_TIMES, _TRAFFIC):
+            names = ("side", "experts", *(name for name, _, _ in columns))
+            print_table(title, names, [(cell.side, f"{cell.share:.0%}", *_row(cell, columns)) for cell in there])
     for cell in cells:
         if cell.error is not None:
             console.print(f"{cell.side} at {cell.share:.0%} was not measured: {cell.error}", markup=False)
 
 
-def _row(cell: Cell) -> list[str | None]:
-    return [_shown(cell.figures.get(name), digits) for _, name, digits in _COLUMNS]
+def _row(cell: Cell, columns: Sequence[tuple[str, str, int]]) -> list[str | None]:
+    return [_shown(cell.figures.get(name), digits) for _, name, digits in columns]
 
 
 def _shown(value: float | None, digits: int) -> str | None:

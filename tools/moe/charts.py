@@ -7,6 +7,21 @@ import matplotlib as mpl
 
 _COLOURS = ("#2f6f9f", "#b0653a", "#5a8f4c", "#7a5a9c", "#444444", "#a3294a")
 _OURS, _OTHERS = "#2f6f9f", "#b0653a"
+_CAPACITY = "load, of what first come, first served can do"
+#: Of each curve what is varied, and its panels: which value, what it is called, whether its axis is logarithmic.
+_CURVES: dict[str, tuple[str, list[tuple[str, str, bool]]]] = {
+    "budget": ("share of experts in memory", [("perplexity", "perplexity, held-out files", True)]),
+    "period": (
+        "prompts from choice to choice",
+        [("perplexity", "perplexity, held-out files", False), ("loads_per_prompt", "loads a prompt", True)],
+    ),
+    "threshold": (
+        "threshold",
+        [("perplexity", "perplexity, held-out files", True), ("accesses", "experts run, of those asked for", False)],
+    ),
+    "load": (_CAPACITY, [("violations", "share of requests over their SLO", False)]),
+    "brownout_load": (_CAPACITY, [("violations", "share of tokens over their SLO", False)]),
+}
 _MODES = {"duoserve", "swapmoe", "emoe", "brownout"}
 
 
@@ -15,26 +30,10 @@ def draw(account: dict[str, Any], folder: Path) -> list[Path]:
     mpl.use("Agg")
     folder.mkdir(parents=True, exist_ok=True)
     drawn = [_draw_sides(account, folder / "moe-sides.png"), _draw_hits(account, folder / "moe-predictors.png")]
-    curves = account.get("curves", {})
-    if curves.get("budget"):
-        panels = [("perplexity", "perplexity, held-out files", True)]
-        drawn.append(_draw_curve(curves["budget"], panels, "share of experts in memory", folder / "moe-budget.png"))
-    if curves.get("period"):
-        panels = [("perplexity", "perplexity, held-out files", False), ("loads_per_prompt", "loads a prompt", True)]
-        drawn.append(_draw_curve(curves["period"], panels, "prompts from choice to choice", folder / "moe-period.png"))
-    if curves.get("threshold"):
-        panels = [
-            ("perplexity", "perplexity, held-out files", True),
-            ("accesses", "experts run, of those asked", False),
-        ]
-        drawn.append(_draw_curve(curves["threshold"], panels, "threshold", folder / "moe-threshold.png"))
-    if curves.get("load"):
-        panels = [("violations", "share of requests over their SLO", False)]
-        drawn.append(
-            _draw_curve(
-                curves["load"], panels, "load, of the capacity first come first served", folder / "moe-load.png"
-            )
-        )
+    for name, (across, panels) in _CURVES.items():
+        points = account.get("curves", {}).get(name)
+        if points:
+            drawn.append(_draw_curve(points, panels, across, folder / f"moe-{name.replace('_', '-')}.png"))
     return [file for file in drawn if file is not None]
 
 
@@ -46,8 +45,11 @@ def _draw_sides(account: dict[str, Any], file: Path) -> Path | None:
     places = list(dict.fromkeys((cell["link_ms"], cell["share"]) for cell in cells if cell["side"] != "resident"))
     if not places:
         return None
-    figure, axes = plt.subplots(1, len(places), figsize=(4.2 * len(places), 4.2), squeeze=False, layout="constrained")
-    for panel, (link_ms, share) in zip(axes.flat, places, strict=True):
+    tall = -(-len(places) // 2)
+    figure, axes = plt.subplots(tall, 2, figsize=(9.0, 3.6 * tall), squeeze=False, layout="constrained")
+    for panel in axes.flat[len(places) :]:
+        panel.set_axis_off()
+    for panel, (link_ms, share) in zip(axes.flat, places, strict=False):
         there = [cell for cell in cells if cell["link_ms"] == link_ms and cell["share"] in {share, 1.0}][::-1]
         names = [cell["side"] for cell in there]
         p50 = [cell["figures"]["tpot_p50_ms"] for cell in there]
@@ -85,7 +87,7 @@ def _draw_hits(account: dict[str, Any], file: Path) -> Path | None:
 
 
 def _draw_curve(points: list[dict[str, Any]], panels: list[tuple[str, str, bool]], across: str, file: Path) -> Path:
-    """A line for each series; `panels`: which value, what it is called, whether its axis is logarithmic."""
+    """A line for each series in every panel."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, len(panels), figsize=(4.8 * len(panels), 3.6), squeeze=False, layout="constrained")
@@ -98,6 +100,9 @@ def _draw_curve(points: list[dict[str, Any]], panels: list[tuple[str, str, bool]
         panel.set_ylabel(label)
         if logarithmic:
             panel.set_yscale("log")
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_formatter("{x:g}")
+            panel.tick_params(axis="y", which="both", labelsize=7)
         panel.legend(fontsize=8, frameon=False)
         panel.spines[["top", "right"]].set_visible(False)
     return _save(figure, file)

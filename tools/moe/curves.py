@@ -10,6 +10,7 @@ from rich.progress import Progress
 from experts.moe.errors import ModelError
 from tools.console import console
 from tools.moe.evaluate import Prompt, Quality, held_out_prompts, open_runtime, perplexity
+from tools.moe.load_curve import brownout_points, scheduler_points
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 PERIODS = (1, 2, 5, 10, 20, 40)
@@ -32,7 +33,13 @@ class Point:
 def measure_curves(checkpoint: Path) -> dict[str, list[dict[str, Any]]]:
     """Every curve by its name; one that lacks what must be prepared is empty, and the reason printed."""
     measured: dict[str, list[dict[str, Any]]] = {}
-    curves = {"budget": budget_curve, "period": period_curve, "threshold": threshold_curve}
+    curves = {
+        "budget": budget_curve,
+        "period": period_curve,
+        "threshold": threshold_curve,
+        "load": load_curve,
+        "brownout_load": brownout_load_curve,
+    }
     with Progress(console=console) as progress:
         for name, curve in curves.items():
             bar = progress.add_task(name, total=None)
@@ -45,12 +52,16 @@ def measure_curves(checkpoint: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def budget_curve(checkpoint: Path, tick: Callable[[], None]) -> list[Point]:
-    """Perplexity over the share of experts in memory. Prompts are followed by tokens that come one at a time."""
-    prompts = held_out_prompts(checkpoint, of_domain=2, length=192)
+    """Perplexity over the share of experts in memory.
+
+    SwapMoE's experts change between steps: a third of each prompt comes token by token, which others do not notice.
+    """
+    prompts = held_out_prompts(checkpoint, of_domain=4, length=192, mixed=False)
     points: list[Point] = []
     for mode in ("swapmoe", "prune", "popularity"):
         for share in SHARES:
-            found, _ = _served(checkpoint, mode, share, {}, prompts, decoded=64)
+            decoded = 64 if mode == "swapmoe" else 0
+            found, _ = _served(checkpoint, mode, share, {}, prompts, decoded)
             points.append(Point(mode, share, {"perplexity": found.perplexity}))
             tick()
     return points
@@ -80,6 +91,22 @@ def threshold_curve(checkpoint: Path, tick: Callable[[], None]) -> list[Point]:
             points.append(Point(series, threshold, {"perplexity": found.perplexity, "accesses": accesses}))
             tick()
     return points
+
+
+def load_curve(_checkpoint: Path, tick: Callable[[], None]) -> list[Point]:
+    """Requests over their SLO, by load: eMoE's scheduler and first come, first served (simulated clock)."""
+    return [_late(point, tick) for point in scheduler_points()]
+
+
+def brownout_load_curve(checkpoint: Path, tick: Callable[[], None]) -> list[Point]:
+    """Tokens over their phase's SLO, by load: threshold 1 and SALC's (simulated clock, measured expert accesses)."""
+    return [_late(point, tick) for point in brownout_points(checkpoint)]
+
+
+def _late(point: tuple[str, float, float], tick: Callable[[], None]) -> Point:
+    tick()
+    series, load, share = point
+    return Point(series, load, {"violations": share})
 
 
 def _served(

@@ -73,11 +73,17 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def held_out_prompts(checkpoint: Path, *, of_domain: int, length: int = 256, seed: int = 0) -> list[Prompt]:
-    """Prompts of held-out files, as many of each domain, mixed. Raises ModelError where there is no text yet."""
+def held_out_prompts(
+    checkpoint: Path, *, of_domain: int, length: int = 256, seed: int = 0, mixed: bool = True
+) -> list[Prompt]:
+    """Prompts of held-out files, as many of each domain: mixed, or one domain after the other.
+
+    Raises ModelError where there is no text yet.
+    """
     text = load_text(Prepared(checkpoint), HELD_OUT)
     prompts = [Prompt(domain, row) for domain in text.ids for row in text.windows(domain, length, of_domain)]
-    random.Random(seed).shuffle(prompts)
+    if mixed:
+        random.Random(seed).shuffle(prompts)
     return prompts
 
 

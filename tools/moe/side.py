@@ -27,7 +27,8 @@ def measure(job: Job) -> Report:
 
     _ = transformers().MixtralForCausalLM
     timed = held_out_prompts(job.checkpoint, of_domain=job.prompts, length=job.prompt_tokens)
-    judged = held_out_prompts(job.checkpoint, of_domain=job.judged, length=128 + _DECODED) if job.judged else []
+    length = 128 + _DECODED
+    judged = held_out_prompts(job.checkpoint, of_domain=job.judged, length=length, mixed=False) if job.judged else []
     try:
         if job.side == ACCELERATE:
             from tools.moe.peer import measure_accelerate
