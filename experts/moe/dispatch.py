@@ -81,9 +81,10 @@ def add_by_rank(routing: Routing, served: Served, sentinel: int, compute: Comput
     # Mixtral's weights stay float32 beside states of bfloat16, and so does the sum.
     dtype = torch.promote_types(routing.hidden.dtype, routing.weight.dtype)
     outputs = routing.hidden.new_zeros(tokens * ranks, routing.hidden.shape[-1], dtype=dtype)
-    left = int((ordered != sentinel).sum())
+    known = ordered.cpu()  # once, so that no expert makes the host wait for the GPU
+    left = int((known != sentinel).sum())
     for expert, weights in served:
-        begin, end = torch.searchsorted(ordered, torch.tensor([expert, expert + 1], device=ordered.device)).tolist()
+        begin, end = torch.searchsorted(known, torch.tensor([expert, expert + 1])).tolist()
         rows = places[begin:end]
         output = compute(routing.hidden[rows // ranks], weights)
         outputs[rows] = output * flat_weight[rows].unsqueeze(-1)

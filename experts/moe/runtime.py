@@ -6,7 +6,7 @@ none; all other tensors are read from the files and assigned. Nothing downloads 
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,19 +76,19 @@ class MoeRuntime:
         folder = Path(folder)
         model, arch, checkpoint = read_model(folder)
         require_budget(folder, arch, budget_bytes, lossless=mode.lossless)
-        store = open_store(arch, checkpoint, storage)
-        try:
+        with ExitStack() as undo:
+            store = open_store(arch, checkpoint, storage)
+            undo.callback(store.close)
             runtime = cls(model, read_tokenizer(folder), arch, store, mode)
             runtime._replace_experts()
             load_tensors(model, checkpoint, device)
             runtime._watch()
             carrier = carrier_for(store, device)
             runtime.cache = SlotCache(store, budget_bytes, mode.residency(arch), carrier, link=link)
+            undo.callback(runtime.cache.close)
             mode.gates = runtime._gates()
             mode.attach(runtime.cache, arch)
-        except BaseException:
-            store.close()
-            raise
+            undo.pop_all()
         return runtime
 
     @contextmanager

@@ -2,6 +2,8 @@
 
 import json
 import re
+import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -186,7 +188,7 @@ def test_an_index_that_names_a_missing_file_says_which(tmp_path):
 
 def test_an_index_that_names_a_tensor_its_file_lacks_says_which(tmp_path):
     write_tiny(tmp_path, shards="100KB")
-    file = sorted(tmp_path.glob("model-*.safetensors"))[0]
+    file = min(tmp_path.glob("model-*.safetensors"))
     tensors = load_file(file)
     name = next(iter(tensors))
     save_file({key: value for key, value in tensors.items() if key != name}, file)
@@ -268,6 +270,24 @@ def test_experts_that_cannot_be_read_leave_the_other_layers_books_in_order(folde
     assert runtime.model(**prompts()).logits.isfinite().all()
     runtime.cache.check()
     runtime.close()
+
+
+def test_a_model_that_could_not_be_opened_leaves_no_file_open_and_no_thread(folder):
+    class Unprepared(type(open_mode("ondemand", folder))):
+        def attach(self, cache, arch):
+            super().attach(cache, arch)
+            cache.prefetch([ExpertKey(0, 0)])
+            cache.quiesce()
+            raise ModelError(folder, "not made yet")
+
+    def held():
+        files = [link.resolve() for link in Path("/proc/self/fd").iterdir() if link.exists()]
+        return sum(file.is_relative_to(folder) for file in files), threading.active_count()
+
+    before = held()
+    with pytest.raises(ModelError, match="not made yet"):
+        MoeRuntime.open(folder, Unprepared(), 6 * 9216)
+    assert held() == before
 
 
 def test_older_names_and_computed_buffers_in_a_checkpoint_are_taken(folder):
