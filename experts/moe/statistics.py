@@ -10,19 +10,17 @@ from experts.moe.trace import Trace, popularity
 __all__ = ["affine_experts", "affinity", "popular_experts", "popularity"]
 
 
-def affinity(trace: Trace) -> torch.Tensor:
-    """(L - 1, E, E) float32: row i of layer l: how tokens with expert i of layer l spread over layer l + 1.
+def affinity(trace: Trace, before: int, layer: int) -> torch.Tensor:
+    """(E, E) float32, row i: how tokens with expert i of layer `before` spread over the experts of `layer`.
 
-    Each row sums to 1 (DuoServe-MoE Eq. 3); that of an expert which no token chose is the next layer's popularity.
+    Each row sums to 1 (DuoServe-MoE Eq. 3, there for neighbours); that of an expert which no token chose is the
+    layer's popularity.
     """
     index = trace.index.long()
-    rows: list[torch.Tensor] = []
-    for layer, popular in enumerate(popularity(trace)[1:]):
-        pairs = index[:, layer, :, None] * trace.experts + index[:, layer + 1, None, :]
-        counts = torch.bincount(pairs.flatten(), minlength=trace.experts**2).view(trace.experts, trace.experts)
-        seen = counts.sum(1, keepdim=True)
-        rows.append(torch.where(seen > 0, counts / seen.clamp(min=1), popular))
-    return torch.stack(rows)
+    pairs = index[:, before, :, None] * trace.experts + index[:, layer, None, :]
+    counts = torch.bincount(pairs.flatten(), minlength=trace.experts**2).view(trace.experts, trace.experts)
+    seen = counts.sum(1, keepdim=True)
+    return torch.where(seen > 0, counts / seen.clamp(min=1), popularity(trace)[layer])
 
 
 def popular_experts(popular: torch.Tensor, count: int) -> torch.Tensor:
@@ -33,6 +31,6 @@ def popular_experts(popular: torch.Tensor, count: int) -> torch.Tensor:
 def affine_experts(rows: torch.Tensor, chosen: torch.Tensor, count: int) -> torch.Tensor:
     """(N, count) int64: the experts to which a token's experts in the layer before, (N, k), lead most often together.
 
-    `rows` is one layer of `affinity`, (E, E).
+    `rows`: `affinity` from that layer, (E, E).
     """
     return rows[chosen].sum(1).topk(count).indices

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tools.console import console, print_table
+from tools.moe.fit_emoe import fit_emoe
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -19,6 +20,7 @@ class Fitted(StrEnum):
     """Modes that need a predictor, and all of them."""
 
     DUOSERVE = "duoserve"
+    EMOE = "emoe"
     ALL = "all"
 
 
@@ -82,4 +84,4 @@ def _show(prepared: "Prepared") -> None:
     print_table("experts predicted on held-out files", ("by", "all", "at least one", "share"), rows)
 
 
-_FITS: "dict[str, Callable[[Prepared], None]]" = {"duoserve": fit_duoserve}
+_FITS: "dict[str, Callable[[Prepared], None]]" = {"duoserve": fit_duoserve, "emoe": fit_emoe}

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 
+from experts.moe.duoserve.fitting import paths_of
 from experts.moe.duoserve.predictor import Predictor
+from experts.moe.duoserve.state import known
 from experts.moe.metrics import Hits
 from experts.moe.statistics import affine_experts, affinity, popular_experts, popularity
 from experts.moe.trace import Trace
@@ -13,15 +15,15 @@ _TOKENS = 4096  # in one go
 def accuracies(trace: Trace, train: Trace, predictors: Mapping[int, Predictor]) -> dict[str, Hits]:
     """Hits of k predicted experts over all predicted layers of `trace`; counts are those of `train`."""
     found = {"duoserve": Hits(), "affinity": Hits(), "popularity": Hits()}
-    popular, affine = popularity(train), affinity(train)
+    own, before = paths_of(trace)
     top_k = trace.index.shape[2]
     for layer, predictor in predictors.items():
+        popular = popular_experts(popularity(train)[layer], top_k)
+        affine = affine_experts(affinity(train, layer - 1, layer), own.index[:, layer - 1], top_k)
+        found["popularity"].add(popular, own.index[:, layer], trace.experts)
+        found["affinity"].add(affine, own.index[:, layer], trace.experts)
         for start in range(0, len(trace.index), _TOKENS):
-            index = trace.index[start : start + _TOKENS].long()
-            weight = trace.weight[start : start + _TOKENS].float()
-            chosen = index[:, layer]
-            likely = predictor.probabilities(index[:, :layer], weight[:, :layer]).topk(top_k).indices
-            found["duoserve"].add(likely, chosen, trace.experts)
-            found["affinity"].add(affine_experts(affine[layer - 1], index[:, layer - 1], top_k), chosen, trace.experts)
-            found["popularity"].add(popular_experts(popular[layer], top_k), chosen, trace.experts)
+            part = slice(start, start + _TOKENS)
+            likely = predictor.probabilities(own.first(known(layer)).rows(part), before.rows(part))
+            found["duoserve"].add(likely.topk(top_k).indices, own.index[part, layer], trace.experts)
     return found

@@ -1,13 +1,14 @@
 """Training the predictors on a trace, one layer after the other, and keeping them beside the checkpoint."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 
 from experts.moe.duoserve.predictor import WIDTHS, ExpertMLP, Predictor
-from experts.moe.duoserve.state import StateConstructor, StateShape
+from experts.moe.duoserve.state import LEAD, Paths, StateConstructor, StateShape, known
 from experts.moe.errors import ModelError
 from experts.moe.prepared import Prepared
 from experts.moe.statistics import affinity, popularity
@@ -19,9 +20,9 @@ class Recipe:
     """How each layer's predictor is trained; kept beside it, and compared."""
 
     widths: tuple[int, ...] = WIDTHS
-    #: Passes over the trace's tokens, and tokens of a step.
-    epochs: int = 4
-    batch: int = 512
+    #: Tokens seen in all, the trace's as often as that takes, and tokens of a step.
+    tokens: int = 300_000
+    batch: int = 1024
     learning_rate: float = 2e-3
     weight_decay: float = 0.01
     seed: int = 4
@@ -36,8 +37,21 @@ def part_name(layer: int) -> str:
     return f"duoserve/layer-{layer}"
 
 
-def shape_of(trace: Trace) -> StateShape:
-    return StateShape(trace.layers, trace.experts, trace.index.shape[2])
+def states_of(trace: Trace, layer: int) -> StateConstructor:
+    """Builds states of `layer` with what the trace says of it by counting."""
+    shape = StateShape(trace.layers, trace.experts, trace.index.shape[2])
+    last = known(layer) - 1
+    rows = affinity(trace, last, layer) if last >= 0 else torch.zeros(trace.experts, trace.experts)
+    return StateConstructor(shape, popularity(trace)[layer], rows)
+
+
+def paths_of(trace: Trace) -> tuple[Paths, Paths]:
+    """Of each token its own path, and that of the token before it: the sentinel for the first of a prompt."""
+    own = Paths(trace.index.long(), trace.weight.float())
+    before = Paths(own.index.roll(1, 0), own.weight.roll(1, 0))
+    before.index[trace.start[:-1]] = trace.experts
+    before.weight[trace.start[:-1]] = 0.0
+    return own, before
 
 
 def is_fitted(prepared: Prepared, layer: int, trace: Trace, recipe: Recipe) -> bool:
@@ -47,40 +61,40 @@ def is_fitted(prepared: Prepared, layer: int, trace: Trace, recipe: Recipe) -> b
 
 def fit_layer(trace: Trace, layer: int, recipe: Recipe, progress: Progress) -> ExpertMLP:
     """A predictor of `layer`, 1 or above, from the layers before it. The same trace and seed make the same network."""
-    states = StateConstructor(shape_of(trace), popularity(trace)[layer], affinity(trace)[layer - 1])
-    index, weight = trace.index[:, :layer].long(), trace.weight[:, :layer].float()
-    truth = torch.zeros(len(index), trace.experts).scatter_(1, trace.index[:, layer].long(), 1.0)
+    states = states_of(trace, layer)
+    sofar, before = paths_of(trace)
+    sofar = sofar.first(known(layer))
+    truth = torch.zeros(len(trace.index), trace.experts).scatter_(1, trace.index[:, layer].long(), 1.0)
     generator = torch.Generator().manual_seed(recipe.seed * 1_000 + layer)
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed * 1_000 + layer)
         network = ExpertMLP(states.shape.size, trace.experts, recipe.widths).train()
-        in_epoch = max(1, len(index) // recipe.batch)
-        steps = recipe.epochs * in_epoch
-        optimiser = torch.optim.AdamW(network.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay)
+        steps = max(1, recipe.tokens // recipe.batch)
+        optimiser = torch.optim.AdamW(
+            network.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True
+        )
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, recipe.learning_rate, total_steps=steps, pct_start=0.15, cycle_momentum=False
         )
-        for epoch in range(recipe.epochs):
-            order = torch.randperm(len(index), generator=generator)
-            # The last rows that fill no batch wait for another epoch's order: a norm over one row has no variance.
-            for step, rows in enumerate(order[: in_epoch * recipe.batch].split(recipe.batch)):
-                logits = network(states.build(index[rows], weight[rows]))
-                loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, truth[rows])
-                loss.backward()
-                optimiser.step()
-                optimiser.zero_grad(set_to_none=True)
-                schedule.step()
-                progress(epoch * in_epoch + step + 1, steps, loss.item())
+        for step, rows in enumerate(islice(_batches(len(trace.index), recipe.batch, generator), steps)):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=_bfloat16_is_fast()):
+                logits = network(states.build(sofar.rows(rows), before.rows(rows)))
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), truth[rows])
+            loss.backward()
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+            schedule.step()
+            progress(step + 1, steps, loss.item())
     return network.eval()
 
 
 def save_layer(prepared: Prepared, layer: int, network: ExpertMLP, trace: Trace, recipe: Recipe) -> None:
     """Keep what `load_predictors` needs: the folded network in the precision in which it is asked."""
-    tensors = {"popularity": popularity(trace)[layer], "affinity": affinity(trace)[layer - 1]}
+    states = states_of(trace, layer)
+    tensors = {"popularity": states.popularity, "affinity": states.affinity}
     for number, (weight, bias) in enumerate(network.folded()):
         tensors |= {f"{number}.weight": weight, f"{number}.bias": bias}
-    shape = asdict(shape_of(trace))
-    prepared.save(part_name(layer), tensors, {"made": _made(trace, recipe), "shape": shape})
+    prepared.save(part_name(layer), tensors, {"made": _made(trace, recipe), "shape": asdict(states.shape)})
 
 
 def load_predictors(prepared: Prepared) -> dict[int, Predictor]:
@@ -91,8 +105,7 @@ def load_predictors(prepared: Prepared) -> dict[int, Predictor]:
 
 def predictor_of(network: ExpertMLP, trace: Trace, layer: int) -> Predictor:
     """A network just trained, as it will be when it is loaded."""
-    states = StateConstructor(shape_of(trace), popularity(trace)[layer], affinity(trace)[layer - 1])
-    return Predictor(states, network.folded())
+    return Predictor(states_of(trace, layer), network.folded())
 
 
 def _load(prepared: Prepared, layer: int) -> Predictor:
@@ -106,6 +119,20 @@ def _load(prepared: Prepared, layer: int) -> Predictor:
         raise ModelError(prepared.path(part_name(layer)), message) from error
 
 
+def _batches(tokens: int, batch: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+    """(batch,) int64 rows of a trace without end, each row once before any comes again."""
+    while True:
+        order = torch.randperm(tokens, generator=generator)
+        # Rows that fill no batch wait for another order: a norm over a single row has no variance.
+        yield from order[: max(1, tokens // batch) * batch].split(batch)
+
+
+def _bfloat16_is_fast() -> bool:
+    """Whether the CPU multiplies matrices of bfloat16 in hardware: then training takes 2.4 times less time."""
+    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
+
+
 def _made(trace: Trace, recipe: Recipe) -> dict[str, Any]:
     """From what and how: what is there is trained again when any of it differs."""
-    return {"tokens": len(trace.index), "prompts": trace.prompts, **asdict(recipe), "widths": list(recipe.widths)}
+    made = {"trace": [len(trace.index), trace.prompts], "lead": LEAD}
+    return made | asdict(recipe) | {"widths": list(recipe.widths)}

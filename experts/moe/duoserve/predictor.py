@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from experts.moe.duoserve.state import StateConstructor
+from experts.moe.duoserve.state import Paths, StateConstructor
 
 #: Seven fully connected layers: these widths, halved from layer to layer, and the one of the output.
 WIDTHS = (2048, 1024, 512, 256, 128, 64)
@@ -54,9 +54,9 @@ class Predictor:
         return Predictor(self._states.to(device), [(each.to(device), shift.to(device)) for each, shift in self._folded])
 
     @torch.inference_mode()
-    def probabilities(self, index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def probabilities(self, sofar: Paths, before: Paths) -> torch.Tensor:
         """(T, E) float32: for each token how likely it chooses each expert; arguments as `StateConstructor.build`."""
-        values = self._states.build(index, weight).to(self._folded[0][0].dtype)
+        values = self._states.build(sofar, before).to(self._folded[0][0].dtype)
         *hidden, (last, bias) = self._folded
         for each, shift in hidden:
             values = nn.functional.linear(values, each, shift).relu_()

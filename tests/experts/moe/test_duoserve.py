@@ -1,27 +1,28 @@
 """DuoServe's decisions, its predictor's input, and a predictor that learns what counting cannot see."""
 
+from dataclasses import replace
+
 import torch
 
 from experts.moe.duoserve.accuracy import accuracies
-from experts.moe.duoserve.fitting import Recipe, fit_layer, predictor_of
-from experts.moe.duoserve.state import StateConstructor, StateShape
+from experts.moe.duoserve.fitting import Recipe, fit_layer, paths_of, predictor_of, states_of
+from experts.moe.duoserve.state import Paths, StateConstructor, StateShape, known
 from experts.moe.policy.duoserve import first_of_prefill, likeliest, plan_prefetch
 from experts.moe.statistics import affinity
 from experts.moe.trace import Trace
 
-SMALL = Recipe(widths=(64, 32), epochs=12, batch=128)
+SMALL = Recipe(widths=(64, 32), tokens=12_000, batch=128)
 
 
-def a_trace(tokens=2000, layers=4, experts=8, seed=0, rows=None):
-    """Routing with a plan: a token's experts of a layer follow from those of the layer before, first and second."""
+def a_trace(tokens=2000, layers=4, experts=8, seed=0):
+    """Routing with a plan: a token's experts follow from those of its first layer, and these from the token before."""
     draw = torch.Generator().manual_seed(seed)
-    first = torch.randint(0, experts, (tokens,), generator=draw)
-    second = (first + torch.randint(1, experts, (tokens,), generator=draw)) % experts
+    first = torch.randint(0, 2, (tokens,), generator=draw).cumsum(0) % experts
+    second = (first + 1 + torch.arange(tokens) % 2) % experts
     layers_index = [torch.stack([first, second], 1)]
     for layer in range(1, layers):
-        before = layers_index[-1]
-        lead = (before[:, 0] * 3 + before[:, 1] + layer) % experts
-        layers_index.append(torch.stack([lead, (lead + 1 + before[:, 1] % (experts - 1)) % experts], 1))
+        lead = (first * 3 + second * layer) % experts
+        layers_index.append(torch.stack([lead, (lead + 1 + second % (experts - 1)) % experts], 1))
     index = torch.stack(layers_index, 1)
     return Trace(
         index=index.to(torch.int16),
@@ -60,24 +61,32 @@ def test_a_prefill_begins_with_the_first_absent_expert_that_its_tokens_are_expec
 
 def test_rows_of_the_affinity_matrix_are_distributions_over_the_next_layer():
     trace = a_trace()
-    rows = affinity(trace)
-    assert rows.shape == (3, 8, 8)
-    assert torch.allclose(rows.sum(-1), torch.ones(3, 8))
+    for layer in (1, 2, 3):
+        assert torch.allclose(affinity(trace, layer - 1, layer).sum(-1), torch.ones(8))
 
 
-def test_a_state_holds_the_path_so_far_padded_with_zeros_then_popularity_then_affinity_of_what_was_chosen():
-    shape = StateShape(layers=4, experts=3, top_k=2)
+def test_a_state_holds_the_path_so_far_and_the_one_before_then_popularity_then_affinity_of_what_was_chosen():
+    shape = StateShape(layers=2, experts=3, top_k=2)
     states = StateConstructor(shape, torch.tensor([0.5, 0.25, 0.25]), torch.eye(3))
-    index = torch.tensor([[[2, 0]], [[1, 3]]])  # 3 is the sentinel: no expert
-    state = states.build(index, torch.tensor([[[0.75, 0.25]], [[1.0, 0.0]]]))
+    sofar = Paths(torch.tensor([[[2, 0]], [[1, 3]]]), torch.tensor([[[0.75, 0.25]], [[1.0, 0.0]]]))  # 3: no expert
+    before = Paths(torch.tensor([[[0, 1], [2, 1]]] * 2), torch.tensor([[[0.5, 0.5], [0.75, 0.25]]] * 2))
+    state = states.build(sofar, before)
     assert state.shape == (2, shape.size)
-    chosen, weight = state[:, : shape.history].view(2, 2, 3, 3).unbind(1)
-    assert chosen[0].tolist() == [[1, 0, 1], [0, 0, 0], [0, 0, 0]]
-    assert chosen[1].tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
+    own, other, popular, affine = state.split([shape.path, shape.path, 3, 6], dim=1)
+    chosen, weight = own.view(2, 2, 2, 3).unbind(1)
+    assert chosen[0].tolist() == [[1, 0, 1], [0, 0, 0]]  # the second layer has not spoken
+    assert chosen[1].tolist() == [[0, 1, 0], [0, 0, 0]]
     assert weight[0, 0].tolist() == [0.25, 0, 0.75]
-    popular, affine = state[:, shape.history :].split([3, 6], dim=1)
+    assert other[0].tolist() == [1, 1, 0, 0, 1, 1, 0.5, 0.5, 0, 0, 0.25, 0.75]
     assert popular[0].tolist() == [1.5, 0.75, 0.75]
     assert affine.tolist() == [[0, 0, 3, 3, 0, 0], [0, 3, 0, 0, 0, 0]]
+
+
+def test_the_first_token_of_a_prompt_has_no_path_before_it():
+    trace = replace(a_trace(tokens=6), start=torch.tensor([0, 2, 6]), task=torch.zeros(2, dtype=torch.int16))
+    own, before = paths_of(trace)
+    assert before.index[[0, 2]].unique().tolist() == [trace.experts]
+    assert torch.equal(before.index[[1, 3]], own.index[[0, 2]])
 
 
 def test_the_predictor_learns_paths_that_affinity_and_popularity_cannot_see():
@@ -99,13 +108,7 @@ def test_the_same_trace_and_seed_make_the_same_network():
 def test_a_folded_predictor_says_what_its_network_says():
     trace = a_trace(tokens=300)
     network = fit_layer(trace, 2, SMALL, lambda *_: None)
-    index, weight = trace.index[:5, :2].long(), trace.weight[:5, :2].float()
-    states = StateConstructor(StateShape(4, 8, 2), *_counts(trace, 2))
-    expected = network(states.build(index, weight)).sigmoid()
-    assert torch.allclose(predictor_of(network, trace, 2).probabilities(index, weight), expected, atol=1e-5)
-
-
-def _counts(trace, layer):
-    from experts.moe.statistics import popularity
-
-    return popularity(trace)[layer], affinity(trace)[layer - 1]
+    own, before = paths_of(trace)
+    sofar = own.first(known(2))
+    expected = network(states_of(trace, 2).build(sofar, before)).sigmoid()
+    assert torch.allclose(predictor_of(network, trace, 2).probabilities(sofar, before), expected, atol=1e-5)

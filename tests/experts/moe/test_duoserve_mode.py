@@ -1,10 +1,11 @@
-"""DuoServe on tiny random models: the answers of the unmodified model, whatever is predicted, and what is fetched when."""
+"""DuoServe on tiny random models: the answers of the unmodified model, and what is fetched when."""
 
 import pytest
 import torch
 from tiny import load_unmodified, prompts, write_tiny
 
-from experts.moe.duoserve.fitting import Recipe, fit_layer, load_predictors, predictor_of, save_layer
+from experts.moe.duoserve.fitting import Recipe, fit_layer, load_predictors, paths_of, predictor_of, save_layer
+from experts.moe.duoserve.state import known
 from experts.moe.errors import ModelError
 from experts.moe.gating import Row
 from experts.moe.modes import open_mode
@@ -16,7 +17,7 @@ from experts.moe.statistics import popularity
 from experts.moe.trace import Trace, load_trace, save_popularity, save_trace
 
 FAMILIES = ("mixtral", "qwen2_moe", "olmoe")
-SMALL = Recipe(widths=(32, 16), epochs=4, batch=64)
+SMALL = Recipe(widths=(32, 16), tokens=800, batch=64)
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +153,11 @@ def test_the_budget_changes_between_steps(folders):
 def test_kept_predictors_are_those_that_were_trained(folders):
     prepared = Prepared(folders["mixtral"])
     trace = load_trace(prepared, TRAIN)
-    index, weight = trace.index[:7, :2].long(), trace.weight[:7, :2].float()
+    own, before = paths_of(trace)
     fresh = predictor_of(fit_layer(trace, 2, SMALL, lambda *_: None), trace, 2)
-    assert torch.equal(load_predictors(prepared)[2].probabilities(index, weight), fresh.probabilities(index, weight))
+    kept = load_predictors(prepared)[2]
+    sofar = own.first(known(2))
+    assert torch.equal(kept.probabilities(sofar, before), fresh.probabilities(sofar, before))
 
 
 def test_a_model_without_predictors_says_which_command_makes_them(tmp_path):
