@@ -68,7 +68,8 @@ class Occupancy:
         self.awaited: dict[ExpertKey, None] = {}
         self.guarded: dict[int, None] = {}
         residency.resize(self.limit)
-        self._grow()
+        while self.add():
+            pass
 
     # Experts
 
@@ -177,13 +178,12 @@ class Occupancy:
     def allocated_bytes(self) -> int:
         return self.count * self._bytes
 
-    def resize(self, budget_bytes: int) -> None:
-        """Another budget: more slots at once, fewer as far as they may go (`shrink` later). Raises ModelError."""
+    def aim(self, budget_bytes: int) -> None:
+        """Another budget; `give_back` and `add` then bring the slots there. Raises ModelError."""
         self.limit = self._slots_in(budget_bytes)
         self.budget_bytes = budget_bytes
         self._residency.resize(self.limit)
-        self.shrink()
-        self._grow()
+        self._set_ledger()
 
     def vacate(self) -> None:
         """Give all memory back. Nothing may be in use."""
@@ -193,39 +193,50 @@ class Occupancy:
         self.shrink()
 
     def shrink(self) -> None:
-        """Give back slots above the limit, as far as what is in them may go."""
-        while self.count > self.limit:
-            if self._free:
-                slot = self._free.pop()
-            else:
-                victim = next(filter(self._may_go, self._residency.victims(None, 0, urgent=True)), None)
-                if victim is None:
-                    break
-                slot = self._evict(victim)
-            self._carrier.retire(slot.place)
-            self._retired.append(slot)
-            self.count -= 1
-        if self._ledger.budget_bytes != self.budget_bytes:
-            self._ledger.set_budget(max(self.budget_bytes, self.allocated_bytes))
+        """Give back all slots above the limit that may go."""
+        while self.give_back():
+            pass
 
-    def _grow(self) -> None:
-        """Empty slots up to the limit. Raises ModelError; the limit is then what there is."""
+    def give_back(self) -> bool:
+        """Give the memory of one slot back, if there are too many and one may go."""
+        if self.count <= self.limit:
+            return False
+        if self._free:
+            slot = self._free.pop()
+        else:
+            victim = next(filter(self._may_go, self._residency.victims(None, 0, urgent=True)), None)
+            if victim is None:
+                return False
+            slot = self._evict(victim)
+        self._carrier.retire(slot.place)
+        self._retired.append(slot)
+        self.count -= 1
+        self._set_ledger()
+        return True
+
+    def add(self) -> bool:
+        """One empty slot more, if there are too few. Raises ModelError; the limit is then what there is."""
+        if self.count >= self.limit:
+            return False
         try:
-            while self.count < self.limit:
-                if self._retired:
-                    self._carrier.restore(self._retired[-1].place)
-                    self._free.append(self._retired.pop())
-                else:
-                    place = self._carrier.allocate()
-                    self._free.append(Slot(place, self._store.weights(place.buffer)))
-                self.count += 1
+            if self._retired:
+                self._carrier.restore(self._retired[-1].place)
+                self._free.append(self._retired.pop())
+            else:
+                place = self._carrier.allocate()
+                self._free.append(Slot(place, self._store.weights(place.buffer)))
         except (MemoryError, OSError, RuntimeError) as error:
             message = f"there is no memory for {self.limit} experts of {self._bytes} bytes, only for {self.count}"
             self.limit = self.count
             self._residency.resize(self.limit)
             raise ModelError(self._store.folder, f"{message}; lower its budget") from error
-        finally:
-            self._require_budget()
+        self.count += 1
+        self._require_budget()
+        return True
+
+    def _set_ledger(self) -> None:
+        """Bytes that may be owned: the budget, and until it holds those of the slots that are still in use."""
+        self._ledger.set_budget(max(self.budget_bytes, self.allocated_bytes))
 
     def _slots_in(self, budget_bytes: int) -> int:
         """Slots for a budget; no more than there are experts. Raises ModelError where there is not even one."""

@@ -59,6 +59,8 @@ class SlotCache:
         # The layer that runs: which call of `serve`, in which thread.
         self._turn: object | None = None
         self._serving: int | None = None
+        #: Threads that are in `resize`.
+        self._resizing = 0
 
     @property
     def slots(self) -> int:
@@ -180,16 +182,33 @@ class SlotCache:
         Returns when it holds. Called by the thread that has experts in use just now, it returns at once and holds when
         they are released. Raises ModelError as the constructor; the slots that were to be had stay.
         """
+        with self._changed:
+            self._books.aim(budget_bytes)
+            limit = self._books.limit
+            self._resizing += 1
+            self._changed.notify_all()
+        try:
+            while self._resize_by_one(limit):
+                time.sleep(0)  # a thread that computes comes before the next slot
+        finally:
+            with self._changed:
+                self._resizing -= 1
+                self._released()
+
+    def _resize_by_one(self, limit: int) -> bool:
+        """Give one slot's memory back or take it, or wait for one that is in use; False where that is all."""
         books = self._books
         with self._changed:
-            try:
-                books.resize(budget_bytes)
-            finally:
+            if books.limit != limit:
+                return False  # somebody has changed it again
+            moved = books.give_back() or books.add()
+            if moved:
                 self._changed.notify_all()
                 self._wake()
-            limit = books.limit
-            while books.count > books.limit == limit and self._serving != threading.get_ident():
+            elif books.count > limit and self._serving != threading.get_ident():
                 self._changed.wait()
+                moved = True
+            return moved
 
     def check(self) -> None:
         """Raise AssertionError or LedgerError where the books do not add up."""
@@ -376,14 +395,14 @@ class SlotCache:
             self._channel_busy = False
             self.metrics.counts.transfer_s += self._clock() - began_s
             self._books.end(entry)
-            self._books.shrink()
+            self._released()
             self._changed.notify_all()
-            self._wake()
 
     def _released(self) -> None:
-        """Somebody may go who could not before."""
-        if self._books.count != self._books.limit:
-            self._books.shrink()
+        """Somebody may go who could not before. A thread that resizes sees to the slots, else it is done here."""
+        if self._books.count > self._books.limit:
+            if not self._resizing:
+                self._books.shrink()
             self._changed.notify_all()
         self._wake()
 

@@ -16,6 +16,10 @@ from experts.moe.runtime import MoeRuntime
 from experts.moe.trace import Trace, save_popularity
 from tests.experts.moe.tiny import load_unmodified, prompts, write_tiny
 
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
 LOSSLESS = ["resident", "ondemand", "lookahead", "popularity"]
 
@@ -44,11 +48,11 @@ def oracle(checkpoint):
     return load_unmodified(checkpoint)
 
 
-def a_runtime(checkpoint, mode: str | Mode, slots: int) -> MoeRuntime:
+def a_runtime(checkpoint, mode: str | Mode, slots: int, device: str = "cpu") -> MoeRuntime:
     """`slots` for each layer."""
     made = open_mode(mode, checkpoint) if isinstance(mode, str) else mode
     expert_bytes = 3 * 32 * 24 * 4
-    return MoeRuntime.open(checkpoint, made, slots * LAYERS * expert_bytes)
+    return MoeRuntime.open(checkpoint, made, slots * LAYERS * expert_bytes, device=device)
 
 
 @pytest.mark.parametrize("mode", LOSSLESS)
@@ -186,3 +190,20 @@ def test_pruning_follows_the_budget_while_serving(checkpoint, oracle):
     with pytest.raises(ModelError, match="mode prune needs at least"):
         runtime.mode.resize(LAYERS * expert_bytes)
     runtime.close()
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda:0", marks=needs_gpu)])
+@pytest.mark.parametrize("mode", ["ondemand", "lookahead", "popularity"])
+def test_on_a_gpu_lossless_baselines_give_what_resident_gives_there(checkpoint, mode: str, device: str):
+    given = {name: tensor.to(device) for name, tensor in prompts(3).items()}
+    answers = []
+    for name, slots in (("resident", EXPERTS), (mode, 3)):
+        runtime = a_runtime(checkpoint, name, slots, device)
+        with torch.inference_mode():
+            answers.append(runtime.model.generate(**given, max_new_tokens=8, do_sample=False))
+            answers.append(runtime.model(**given).logits)
+        torch.cuda.synchronize()
+        runtime.cache.check()
+        runtime.close()
+    assert torch.equal(answers[0], answers[2])
+    assert torch.equal(answers[1], answers[3])
