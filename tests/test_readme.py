@@ -72,7 +72,7 @@ def test_every_command_of_the_readme_exists() -> None:
         if line.startswith(".venv/bin/coserve ")
     }
     assert len(commands) > 8
-    names = {words[:2] if words[0] in ("train", "rules", "bench") else words[:1] for words in commands}
+    names = {words[:2] if words[0] in ("train", "rules", "bench", "moe") else words[:1] for words in commands}
     for name in sorted(names):
         done = subprocess.run(
             [sys.executable, "-m", "tools", *name, "--help"], capture_output=True, text=True, timeout=60, check=False
