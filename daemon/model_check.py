@@ -4,9 +4,7 @@ from pathlib import Path
 
 from daemon.config import Config, Model, read_settings
 from daemon.errors import ConfigError
-from daemon.model_open import mode_options
 from experts.moe.errors import ModelError
-from experts.moe.served import examine
 from routing_rules.load import Document, Problem
 
 _INSTALL = ".venv/bin/python -m pip install --constraint constraints.txt --editable '.[moe]'"
@@ -30,8 +28,10 @@ def model_problems(path: Path, config: Config) -> list[str]:
 
 
 def _problem(model: Model) -> str | None:
+    from experts.moe.served import examine  # noqa: PLC0415  brings torch, which a line without models is checked without
+
     try:
-        examine(model.checkpoint, model.mode, mode_options(model), model.memory, model.least_bytes, model.storage)
+        examine(model.checkpoint, model.mode, model.mode_options, model.memory, model.least_bytes, model.storage)
     except ModuleNotFoundError as missing:
         return f"{missing.name} is not installed; language models need the extra `moe`: {_INSTALL}"
     except (ModelError, TypeError) as error:  # TypeError: an option that the mode does not have

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from daemon.config import Config, Model
 from daemon.policy.lease import Lease, Share
+from experts.moe.dense import dense_bytes
 from experts.moe.errors import ModelError
-from experts.moe.served import dense_bytes
 
 
 @dataclass(slots=True)
@@ -62,6 +62,8 @@ def _shared(config: Config, name: str) -> SharedDevice:
 
 def _dense_bytes(model: Model) -> int:
     """What of the model is no expert; 0 where its files cannot be read, for then it is not opened either."""
+    from experts.moe.served import dense_bytes  # noqa: PLC0415 - brings torch, which a line without models need not have
+
     try:
         return dense_bytes(model.checkpoint)
     except ModelError:
