@@ -4,7 +4,8 @@ import threading
 
 import pytest
 import torch
-from tiny import FAMILIES, VOCABULARY, build_tiny, load_unmodified, prompts, write_tiny
+from safetensors.torch import load_file
+from tiny import FAMILIES, VOCABULARY, build_tiny, edit_config, edit_tensors, load_unmodified, prompts, write_tiny
 
 from experts.moe.gating import Row
 from experts.moe.modes import open_mode
@@ -221,6 +222,92 @@ def test_a_step_that_failed_leaves_the_model_fit_for_the_next(folders):
     expected = answers(load_unmodified(folders["mixtral"]), 1)
     assert are_equal(answers(runtime.model, 1), expected)
     runtime.cache.check()
+    runtime.close()
+
+
+WAYS_TO_WRITE = [
+    {"num_beams": 3, "do_sample": False},
+    {"use_cache": False, "do_sample": False},
+    {"do_sample": True, "top_k": 7},
+    {"cache_implementation": "static", "disable_compile": True, "do_sample": False},
+]
+
+
+@pytest.mark.parametrize("options", WAYS_TO_WRITE, ids=lambda options: next(iter(options)))
+def test_every_way_of_generate_writes_the_same(folders, options):
+    runtime = open_runtime(folders["mixtral"], 2)
+    texts = []
+    for model in (runtime.model, load_unmodified(folders["mixtral"])):
+        torch.manual_seed(5)
+        texts.append(model.generate(**prompts(3), max_new_tokens=6, **options))
+    assert torch.equal(*texts)
+    runtime.close()
+
+
+def test_what_training_asks_of_a_forward_is_there(folders):
+    runtime = open_runtime(folders["mixtral"], 2)
+    given = {**prompts(2), "output_router_logits": True, "output_hidden_states": True}
+    found, expected = (
+        model(**given, labels=given["input_ids"]) for model in (runtime.model, load_unmodified(folders["mixtral"]))
+    )
+    assert torch.equal(found.loss, expected.loss)
+    assert torch.equal(found.aux_loss, expected.aux_loss)
+    assert are_equal(found.router_logits, expected.router_logits)
+    assert are_equal(found.hidden_states, expected.hidden_states)
+    runtime.close()
+
+
+SCALED = [
+    {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 16},
+    {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+    {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
+]
+
+
+@pytest.mark.parametrize("rope", SCALED, ids=lambda rope: rope["rope_type"])
+def test_scaled_positions_are_rebuilt_as_the_unmodified_model_has_them(tmp_path, rope):
+    write_tiny(tmp_path, "qwen3_moe", rope_parameters=rope)
+    runtime = open_runtime(tmp_path, 4)
+    expected = load_unmodified(tmp_path)
+    for tokens in (50, 9):
+        assert are_equal(answers(runtime.model, 2, tokens=tokens), answers(expected, 2, tokens=tokens))
+    runtime.close()
+
+
+@pytest.mark.parametrize("held", ["both", "both, and different", "head only"])
+def test_tied_weights_in_a_checkpoint_are_taken_as_transformers_takes_them(tmp_path, held):
+    write_tiny(tmp_path, "olmoe")
+    table = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    head = table + 1 if "different" in held else table.clone()
+    edit_tensors(
+        tmp_path, {"lm_head.weight": head, "model.embed_tokens.weight": None if held == "head only" else table}
+    )
+    runtime = open_runtime(tmp_path, 4)
+    assert are_equal(answers(runtime.model, 1), answers(load_unmodified(tmp_path), 1))
+    runtime.close()
+
+
+@pytest.mark.parametrize(("stored", "said"), [("float16", None), ("float16", "float32"), ("float32", "bfloat16")])
+def test_the_type_is_what_config_says_and_else_that_of_the_weights(tmp_path, stored, said):
+    write_tiny(tmp_path, dtype=getattr(torch, stored))
+    edit_config(tmp_path, dtype=said)
+    runtime = open_runtime(tmp_path, 2)
+    expected = load_unmodified(tmp_path)
+    assert runtime.arch.dtype == expected.dtype == getattr(torch, said or stored)
+    assert are_equal(answers(runtime.model, 2), answers(expected, 2))
+    runtime.close()
+
+
+def test_layers_may_differ_in_their_layout_on_disk(tmp_path):
+    write_tiny(tmp_path / "single", "qwen2_moe")
+    write_tiny(tmp_path / "fused", "qwen2_moe", layout="fused")
+    fused = load_file(tmp_path / "fused" / "model.safetensors")
+    first = "model.layers.0.mlp.experts."
+    single = dict.fromkeys(load_file(tmp_path / "single" / "model.safetensors"))
+    changes = {name: None for name in single if name.startswith(first)}
+    edit_tensors(tmp_path / "single", changes | {name: fused[name] for name in fused if name.startswith(first)})
+    runtime = open_runtime(tmp_path / "single", 4)
+    assert are_equal(answers(runtime.model, 1), answers(load_unmodified(tmp_path / "fused"), 1))
     runtime.close()
 
 
