@@ -147,6 +147,12 @@ class Model(_Section):
         """What it keeps while images need its memory."""
         return min(self.memory, self.memory // 4 if self.least_memory is None else self.least_memory)
 
+    @property
+    def mode_options(self) -> dict[str, Any]:
+        """The mode's own options, with the SLOs that its latency controller keeps."""
+        slos_s = {"ttft_slo_ms": self.ttft_slo, "tpot_slo_ms": self.tpot_slo}
+        return self.options | {name: slo_s * 1000 for name, slo_s in slos_s.items() if slo_s is not None}
+
 
 class Limits(_Section):
     """Back-pressure in counts and bytes, of one source and of all; a source beyond its share hears `busy`.

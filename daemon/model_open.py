@@ -46,7 +46,7 @@ class ServedModel:
         self._clock = clock
         self._states = file_states(model.checkpoint)
         self._codec = TextCodec.open(model.checkpoint)
-        self._mode: Any = open_mode(model.mode, model.checkpoint, mode_options(model))
+        self._mode: Any = open_mode(model.mode, model.checkpoint, model.mode_options)
         self._runtime = MoeRuntime.open(
             model.checkpoint, self._mode, budget_bytes, device=model.device, storage=model.storage
         )
@@ -171,12 +171,3 @@ def opener(
 ) -> Callable[[str, Model], Callable[[int, Callable[[], None]], ServedModel]]:
     """How each model of a configuration is opened; `on_token` as ServedModel's."""
     return lambda _name, model: lambda budget_bytes, gets_on: ServedModel(model, budget_bytes, gets_on, on_token)
-
-
-def mode_options(model: Model) -> dict[str, Any]:
-    """The mode's own options, with the SLOs that its latency controller keeps."""
-    options = dict(model.options)
-    for name, slo_s in (("ttft_slo_ms", model.ttft_slo), ("tpot_slo_ms", model.tpot_slo)):
-        if slo_s is not None:
-            options[name] = slo_s * 1000
-    return options

@@ -111,7 +111,7 @@ class TextRequest:
     prompt: str
     max_new_tokens: int | None = None
     task: str | None = None
-    slo_ms: int | None = field(default=None, compare=False)
+    slo_ms: float | None = field(default=None, compare=False)
     deadline_ms: int | None = field(default=None, compare=False)
     board: BoardRef | None = field(default=None, compare=False)
     stream: bool = field(default=False, compare=False)

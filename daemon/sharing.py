@@ -62,8 +62,6 @@ def _shared(config: Config, name: str) -> SharedDevice:
 
 def _dense_bytes(model: Model) -> int:
     """What of the model is no expert; 0 where its files cannot be read, for then it is not opened either."""
-    from experts.moe.served import dense_bytes  # noqa: PLC0415 - brings torch, which a line without models need not have
-
     try:
         return dense_bytes(model.checkpoint)
     except ModelError:

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.experts.moe.tiny import CONTEXT, write_tiny
 
-__all__ = ["CONTEXT", "EXPERT_BYTES", "EXPERTS", "a_byte_tokenizer", "a_text_model"]
+__all__ = ["CONTEXT", "EXPERTS", "EXPERT_BYTES", "a_byte_tokenizer", "a_text_model"]
 
 #: Of the tiny Mixtral: 3 layers of 8 experts, (48 + 24) x 32 float32 each.
 EXPERTS = 24

@@ -14,6 +14,7 @@ from tools.console import fail
 from tools.fuzz import command as fuzz
 from tools.moe import command as moe
 from tools.profile import command as profile
+from tools.report import command as report
 from tools.simulate import command as simulate
 from tools.stress import command as stress
 
@@ -29,6 +30,7 @@ watch.register(app)
 db.register(app)
 teach.register(app)
 profile.register(app)
+report.register(app)
 simulate.register(app)
 bench.register(app)
 stress.register(app)

@@ -121,7 +121,7 @@ def unit(config: Config, path: Path, places: Places) -> str:
             "ExecStart": _quoted([*command(), "run", str(path)]).replace("$", "$$"),
             "TimeoutStopSec": f"{int(config.stop.within) + _STOP_MARGIN_S}s",
             "ReadWritePaths": _quoted(map(str, outside)),
-            "ReadOnlyPaths": _quoted([f"-{config.catalog.parent}"]) if config.catalog.parent not in writable else "",
+            "ReadOnlyPaths": _quoted(f"-{folder}" for folder in _read_folders(config) if folder not in writable),
         },
     )
     loads = "".join(f"LoadCredential={name}:{places.keys / name}\n" for name in credentials(config))
@@ -144,6 +144,11 @@ def credentials(config: Config) -> list[str]:
     security = config.security
     named = (security.server_key, security.http_token)
     return [path.name for path in named if path is not None and CREDENTIALS in str(path)]
+
+
+def _read_folders(config: Config) -> list[Path]:
+    """Folders of weights, which the daemon reads only."""
+    return list(dict.fromkeys([config.catalog.parent, *(model.checkpoint for model in config.models.values())]))
 
 
 def written_folders(config: Config) -> list[Path]:

@@ -232,9 +232,9 @@ generations = Table(
     Column("reason", Text),
     Column("seq", _Big, unique=True),
     Column("max_new_tokens", Integer),
-    Column("slo_ms", Integer),
     Column("deadline_ms", Integer),
     Column("stream", Integer),
+    Column("slo_ms", _Real),
     UniqueConstraint("source", "request_id"),
     CheckConstraint("status IN ('accepted', 'done', 'unknown')", name="status"),
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experts.moe.arch import MoeArch
-from experts.moe.checkpoint import read_tensors, weight_files
+from experts.moe.dense import dense_bytes
 from experts.moe.errors import ModelError
 from experts.moe.modes import open_mode
 from experts.moe.runtime import open_store, read_model, require_budget
@@ -40,16 +40,6 @@ def examine(
     open_store(arch, checkpoint, storage).close()
     TextCodec.open(folder)
     return Served(arch, dense_bytes(folder))
-
-
-def dense_bytes(folder: Path) -> int:
-    """Bytes of all weights that are no expert's, as stored; ModelError where there are none to be read."""
-    try:
-        files = weight_files(folder)
-    except OSError as error:
-        raise ModelError(folder, f"cannot be read: {error.strerror}") from error
-    tensors = (tensor for file in files for tensor in read_tensors(file).values())
-    return sum(tensor.size_bytes for tensor in tensors if ".experts." not in tensor.stored)
 
 
 def file_states(folder: Path) -> FileStates:

@@ -9,6 +9,10 @@ branch_labels = None
 depends_on = None
 
 
+REAL = sa.Double().with_variant(sa.REAL(), "sqlite")
+
+
 def upgrade() -> None:
-    for name in ("max_new_tokens", "slo_ms", "deadline_ms", "stream"):
+    for name in ("max_new_tokens", "deadline_ms", "stream"):
         op.add_column("generations", sa.Column(name, sa.Integer()))
+    op.add_column("generations", sa.Column("slo_ms", REAL))

@@ -105,14 +105,14 @@ CREATE TABLE generations (
 	completed_at TEXT, 
 	status TEXT NOT NULL, 
 	reason TEXT, 
-	seq INTEGER, max_new_tokens INTEGER, slo_ms INTEGER, deadline_ms INTEGER, stream INTEGER, 
+	seq INTEGER, max_new_tokens INTEGER, deadline_ms INTEGER, stream INTEGER, slo_ms REAL, 
 	CONSTRAINT pk_generations PRIMARY KEY (generation_id), 
 	CONSTRAINT ck_generations_status CHECK (status IN ('accepted', 'done', 'unknown')), 
 	CONSTRAINT fk_generations_board_id FOREIGN KEY(board_id) REFERENCES boards (board_id), 
 	CONSTRAINT uq_generations_seq UNIQUE (seq), 
 	CONSTRAINT uq_generations_source_request_id UNIQUE (source, request_id)
 );
-INSERT INTO "generations" VALUES(1,'mes','g-1',NULL,'tiny',NULL,NULL,'Was ist „kalt“?',NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,'2025-01-15T09:00:00.000Z',NULL,'accepted',NULL,NULL,20,900,5000,1);
+INSERT INTO "generations" VALUES(1,'mes','g-1',NULL,'tiny',NULL,NULL,'Was ist „kalt“?',NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,'2025-01-15T09:00:00.000Z',NULL,'accepted',NULL,NULL,20,5000,1,900.0);
 CREATE TABLE inspections (
 	inspection_id INTEGER NOT NULL, 
 	source TEXT NOT NULL, 

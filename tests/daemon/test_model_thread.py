@@ -1,0 +1,214 @@
+"""A language model's thread around steps that hang, fail or take their time."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from daemon.model_thread import Finished, ModelThread
+from daemon.records import AcceptedText, TextOutcome, TextRequest
+
+
+class Steps:
+    """Ends one request a step; a test holds a step, breaks it or changes the files."""
+
+    def __init__(self, gets_on: Callable[[], None]) -> None:
+        self.gets_on = gets_on
+        self.going = threading.Event()
+        self.going.set()
+        self.stepping = threading.Event()
+        self.taken: list[int] = []
+        self.error: Exception | None = None
+        self.changed: str | None = None
+        self.budget_bytes = 0
+        self.closed = False
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.taken
+
+    def begin(self, text: AcceptedText, arrived_s: float) -> Finished | None:
+        if text.request.prompt == "bad":
+            return Finished(None, "bad_prompt")
+        self.taken.append(text.generation_id)
+        return None
+
+    def step(self) -> tuple[list[tuple[int, Finished]], Exception | None]:
+        self.stepping.set()
+        self.going.wait()
+        self.stepping.clear()
+        if self.error is not None:
+            error, self.error = self.error, None
+            return [(self.taken.pop(0), Finished(None, "model_failed"))], error
+        return [(self.taken.pop(0), Finished("text", None))], None
+
+    def was_changed(self) -> str | None:
+        return self.changed
+
+    def resize(self, budget_bytes: int) -> None:
+        if budget_bytes < 10:
+            raise ValueError("too little")
+        self.budget_bytes = budget_bytes
+
+    def account(self) -> dict[str, Any]:
+        return {"used_bytes": self.budget_bytes}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Bench:
+    def __init__(self, **settings: Any) -> None:
+        self.outcomes: dict[int, TextOutcome] = {}
+        self.opened: list[Steps] = []
+        self.fails_to_open: Exception | None = None
+        self.thread = ModelThread("m", self.open, 100, on_outcome=self.ended, **settings)
+        self.thread.start()
+
+    def open(self, budget_bytes: int, gets_on: Callable[[], None]) -> Steps:
+        if self.fails_to_open is not None:
+            raise self.fails_to_open
+        self.opened.append(Steps(gets_on))
+        self.opened[-1].budget_bytes = budget_bytes
+        return self.opened[-1]
+
+    def ended(self, outcome: TextOutcome) -> None:
+        assert outcome.generation_id not in self.outcomes, "a request ends once"
+        self.outcomes[outcome.generation_id] = outcome
+
+    def submit(self, *numbers: int, prompt: str = "p") -> None:
+        for number in numbers:
+            request = TextRequest("s", str(number), "m", prompt)
+            self.thread.submit(AcceptedText(number, request, time.time(), time.monotonic()))
+
+    def until(self, happened: Callable[[], Any]) -> None:
+        until_s = time.monotonic() + 10
+        while not happened():
+            assert time.monotonic() < until_s, "it did not happen"
+            time.sleep(0.005)
+
+    def reasons(self, *numbers: int) -> list[str | None]:
+        self.until(lambda: all(number in self.outcomes for number in numbers))
+        return [self.outcomes[number].reason for number in numbers]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    found = Bench(hang_after_s=0.1)
+    yield found
+    for steps in found.opened:
+        steps.going.set()
+    assert found.thread.stop(5.0)
+    assert all(steps.closed for steps in found.opened)
+
+
+def test_a_request_ends_once_and_a_bad_prompt_at_once(bench: Bench) -> None:
+    bench.submit(1, 2)
+    bench.submit(3, prompt="bad")
+    assert bench.reasons(1, 2, 3) == [None, None, "bad_prompt"]
+    assert bench.thread.waiting == 0
+
+
+def test_a_step_that_hangs_costs_its_requests_and_later_ones_until_it_ends(bench: Bench) -> None:
+    bench.until(lambda: bench.opened)
+    (first,) = bench.opened
+    first.going.clear()
+    bench.submit(1, 2)
+    bench.until(lambda: bench.thread.hangs_s() is not None)
+    bench.thread.give_up("it hangs")
+    assert bench.reasons(1, 2) == ["model_failed"] * 2
+    assert bench.thread.status()["state"] == "hanging"
+    bench.submit(3)
+    assert bench.reasons(3) == ["model_failed"]
+    first.going.set()
+    bench.until(lambda: first.closed)
+    bench.submit(4)
+    assert bench.reasons(4) == [None]
+    assert len(bench.opened) == 2
+    assert not bench.thread.is_failing
+
+
+def test_a_long_step_that_gets_on_does_not_hang(bench: Bench) -> None:
+    bench.until(lambda: bench.opened)
+    (steps,) = bench.opened
+    steps.going.clear()
+    bench.submit(1)
+    steps.stepping.wait(10)
+    until_s = time.monotonic() + 0.3
+    while time.monotonic() < until_s:
+        steps.gets_on()
+        assert bench.thread.hangs_s() is None
+        time.sleep(0.005)
+    steps.going.set()
+    assert bench.reasons(1) == [None]
+
+
+def test_what_breaks_a_step_is_said_and_the_model_is_opened_anew(bench: Bench) -> None:
+    bench.until(lambda: bench.opened)
+    bench.opened[0].error = ValueError("the file is torn")
+    bench.submit(1)
+    assert bench.reasons(1) == ["model_failed"]
+    bench.until(lambda: bench.opened[0].closed)
+    assert bench.thread.last_error == "the file is torn"
+    bench.submit(2)
+    assert bench.reasons(2) == [None]
+    assert (len(bench.opened), bench.thread.last_error) == (2, None)
+
+
+def test_files_that_changed_are_opened_anew_for_the_request_that_finds_it(bench: Bench) -> None:
+    bench.submit(1)
+    assert bench.reasons(1) == [None]
+    bench.opened[0].changed = "model.safetensors was changed"
+    bench.submit(2)
+    assert bench.reasons(2) == [None]
+    assert bench.opened[0].closed
+
+
+def test_a_checkpoint_that_cannot_be_opened_fails_each_request_and_is_tried_again() -> None:
+    bench = Bench()
+    bench.until(lambda: bench.opened)
+    bench.fails_to_open = OSError("no such folder")
+    bench.opened[0].changed = "is gone"
+    bench.submit(1)
+    assert bench.reasons(1) == ["model_failed"]
+    assert bench.thread.status() | {"requests": 0} == {
+        "name": "m", "state": "failed", "requests": 0, "budget_bytes": 100, "used_bytes": 100,
+        "last_error": "no such folder",
+    }  # fmt: skip
+    bench.fails_to_open = None
+
+    def served() -> bool:
+        number = len(bench.outcomes) + 1
+        bench.submit(number)
+        return bench.reasons(number) == [None]
+
+    bench.until(served)
+    assert bench.thread.stop(5.0)
+
+
+def test_a_new_budget_counts_from_the_order_on_until_it_holds(bench: Bench) -> None:
+    bench.until(lambda: bench.opened)
+    (steps,) = bench.opened
+    steps.going.clear()
+    bench.submit(1)
+    steps.stepping.wait(10)
+    smaller, same = bench.thread.resize(50), bench.thread.resize(50)
+    assert smaller is same
+    assert bench.thread.held_bytes == 100
+    steps.going.set()
+    assert smaller.result(5) == 50
+    assert (bench.thread.held_bytes, steps.budget_bytes) == (50, 50)
+    with pytest.raises(ValueError, match="too little"):
+        bench.thread.resize(5).result(5)
+    assert bench.thread.held_bytes == 50
+
+
+def test_a_model_makes_way_for_images_and_still_gets_its_tenth() -> None:
+    under_way = threading.Event()
+    under_way.set()
+    bench = Bench(images_under_way=under_way.is_set)
+    bench.submit(*range(1, 6))
+    bench.reasons(*range(1, 6))
+    assert bench.thread.stop(5.0)

@@ -1,0 +1,57 @@
+"""`coserve report SERIAL`: what is wrong with a board, in plain words."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command()(report)
+
+
+def report(
+    serial: Annotated[str, typer.Argument(help="The board's serial.", show_default=False)],
+    config: ConfigOption = DEFAULT_CONFIG,
+    board_type: Annotated[str | None, typer.Option("--type", help="Its type, where several have this serial.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="An earlier attempt; the newest without it.")] = None,
+    model: Annotated[str | None, typer.Option(help="The language model that writes; the first of `models`.")] = None,
+    template: Annotated[bool, typer.Option("--template", help="By the template, whatever is configured.")] = False,
+    wait_s: Annotated[float, typer.Option("--wait", min=0.1, help="Seconds that the model may take.")] = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Explain a board's failures from its rows: by a template, or by a language model that the running line serves.
+
+    Where a model is configured and cannot write, the template does, and the output says so.
+
+    Example: coserve report S0017 --config demo/coserve.yaml
+    """
+    from daemon.config import load_config
+    from daemon.errors import ConfigError
+    from tools.report.board import in_words, read_board
+    from tools.report.by_model import NoTextError, written_by
+
+    try:
+        settings = load_config(config)
+    except ConfigError as error:
+        fail(str(error), status=2)
+    if model is not None and model not in settings.models:
+        fail(f"{config} names no model {model}: {', '.join(settings.models) or 'it has none'}", status=2)
+    board = read_board(settings.database, config, serial, board_type, attempt)
+    writer, why, text = None if template else model or next(iter(settings.models), None), None, in_words(board)
+    if writer is not None:
+        try:
+            text = written_by(settings, writer, board, wait_s)
+        except NoTextError as error:
+            writer, why = None, f"model {writer}: {error}"
+    if as_json:
+        print_json({"by": writer or "template", "why_not_the_model": why, "text": text, **asdict(board)})
+        return
+    console.print(text, markup=False)
+    if writer is not None:
+        console.print(f"(written by model {writer}; the rows say:)\n{in_words(board)}", markup=False)
+    elif why is not None:
+        console.print(f"(by the template, {why})", markup=False)
