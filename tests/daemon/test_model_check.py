@@ -1,0 +1,108 @@
+"""`coserve check` of language models: what is wrong with a checkpoint is named, with the line that names it."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from daemon.config import load_config
+from daemon.model_check import model_problems
+from daemon.sharing import images_config, sharing_problems
+
+pytest.importorskip("transformers", reason="language models need the extra `moe`")
+from tests.experts.moe.tiny import write_tiny
+from tests.tiny_text import EXPERT_BYTES, a_text_model
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return a_text_model(tmp_path_factory.mktemp("check") / "model")
+
+
+def a_config(folder: Path, **model: Any) -> Path:
+    path = folder / "coserve.yaml"
+    settings = {"checkpoint": "model", "mode": "ondemand", "memory": "200KB"} | model
+    text = "rules: r\ncatalog: c\ndevices: {cpu: {expert_memory: 1MB}}\nmodels:\n  tiny:\n"
+    lines = yaml.safe_dump(settings, sort_keys=False).splitlines()
+    path.write_text(text + "".join(f"    {line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def problems(folder: Path, **model: Any) -> list[str]:
+    path = a_config(folder, **model)
+    return model_problems(path, load_config(path, {}))
+
+
+def a_copy(checkpoint: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(checkpoint, folder / "model"))
+
+
+def test_a_model_that_can_be_served_has_no_problem(checkpoint: Path, tmp_path: Path) -> None:
+    a_copy(checkpoint, tmp_path)
+    assert problems(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ({"checkpoint": "elsewhere"}, "elsewhere: there is no such folder"),
+        ({"memory": 2 * EXPERT_BYTES - 1}, "give at least"),
+        ({"least_memory": EXPERT_BYTES}, "give at least"),
+        ({"mode": "popularity"}, "coserve moe trace"),
+        ({"mode": "swapmoe", "options": {"periodd": 5}}, "periodd"),
+        ({"storage": "int8"}, "coserve moe import"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(
+    checkpoint: Path, tmp_path: Path, model: dict[str, Any], says: str
+) -> None:
+    a_copy(checkpoint, tmp_path)
+    (found,) = problems(tmp_path, **model)
+    assert found.startswith(f"{tmp_path}/coserve.yaml:6:")
+    assert says in found
+
+
+def test_damaged_and_missing_files_are_named(checkpoint: Path, tmp_path: Path) -> None:
+    folder = a_copy(checkpoint, tmp_path)
+    weights, tokenizer = folder / "model.safetensors", folder / "tokenizer.json"
+    tokenizer.rename(folder / "gone")
+    assert "tokenizer.json: is missing" in problems(tmp_path)[0]
+    tokenizer.write_text("{}", encoding="utf-8")
+    assert "tokenizer.json: is no tokenizer" in problems(tmp_path)[0]
+    (folder / "gone").rename(tokenizer)
+    with weights.open("r+b") as file:
+        file.truncate(weights.stat().st_size - 10)
+    assert "model.safetensors: is truncated" in problems(tmp_path)[0]
+    weights.unlink()
+    assert "model.safetensors" in problems(tmp_path)[0]
+
+
+def test_an_encoder_decoder_is_not_served(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model", "switch_transformers")
+    (found,) = problems(tmp_path)
+    assert "encoder-decoder" in found
+
+
+def test_a_missing_extra_says_how_to_install_it(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_copy(checkpoint, tmp_path)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    (found,) = problems(tmp_path)
+    assert "transformers is not installed; language models need the extra `moe`" in found
+    assert "--editable '.[moe]'" in found
+
+
+def test_images_get_what_models_leave_and_nothing_is_a_mistake(checkpoint: Path, tmp_path: Path) -> None:
+    folder = a_copy(checkpoint, tmp_path)
+    config = load_config(a_config(tmp_path), {})
+    left_bytes = images_config(config).devices["cpu"].expert_memory
+    whole_bytes = (folder / "model.safetensors").stat().st_size
+    dense_bytes = 1_000_000 - 200_000 - left_bytes
+    assert 0 < dense_bytes < whole_bytes - 24 * EXPERT_BYTES
+    assert sharing_problems(config) == []
+    (found,) = sharing_problems(load_config(a_config(tmp_path, memory="1MB"), {}))
+    assert "leaves nothing for images: models tiny take" in found
