@@ -161,7 +161,7 @@ def read_arch(folder: Path, config: Any, stored: torch.dtype) -> MoeArch:
     if not blocks:
         raise ModelError(file, "describes no mixture-of-experts layer; this runtime is for models that have some")
     experts = _number(config, family.experts_key, file)
-    top_k = 1 if encoder_layers or family.context_key is None else _number(config, "num_experts_per_tok", file)
+    top_k = 1 if family.context_key is None else _number(config, "num_experts_per_tok", file)
     if top_k > experts:
         message = f"num_experts_per_tok is {top_k} and {family.experts_key} {experts}; a token takes {experts} at most"
         raise ModelError(file, message)

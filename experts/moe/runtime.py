@@ -147,7 +147,7 @@ class MoeRuntime:
     def _watch(self) -> None:
         """A step is one forward of the model, or of the encoder where `generate` calls that by itself."""
         modules = [self.model]
-        if self.arch.encoder_layers:
+        if self.arch.family == switch.FAMILY:
             modules.append(self.model.get_submodule("encoder"))
         for module in modules:
             module.forward = wraps(module.forward)(partial(self._forward, module.forward))
@@ -171,8 +171,10 @@ class MoeRuntime:
                 return inner(*args, **given)
             finally:
                 step, self._step = self._step, None
-                self.mode.end(step)
-                self.cache.end(step)
+                try:
+                    self.mode.end(step)
+                finally:
+                    self.cache.end(step)
 
     def _next_step(self, args: tuple[Any, ...], given: Mapping[str, Any]) -> Step:
         named = [given[name] for name in _INPUTS if given.get(name) is not None]
@@ -195,7 +197,7 @@ def read_model(folder: Path) -> tuple[Any, MoeArch, Checkpoint]:
     config = load_config(folder)
     checkpoint = read_checkpoint(folder, config.model_type)
     arch = read_arch(folder, config, checkpoint.dtype)
-    kind = library.AutoModelForSeq2SeqLM if arch.encoder_layers else library.AutoModelForCausalLM
+    kind = library.AutoModelForSeq2SeqLM if config.is_encoder_decoder else library.AutoModelForCausalLM
     try:
         with torch.device("meta"):
             model = kind.from_config(config, dtype=arch.dtype).eval()

@@ -136,7 +136,7 @@ def _logits(folder: Path, storage: str) -> "torch.Tensor":
         count = min(_PROBE_TOKENS, arch.context_tokens or _PROBE_TOKENS)
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(runtime.model.config.vocab_size, (1, count), generator=generator)
-        more = {"decoder_input_ids": ids[:, : count // 4]} if arch.encoder_layers else {}
+        more = {"decoder_input_ids": ids[:, : count // 4]} if runtime.model.config.is_encoder_decoder else {}
         with torch.inference_mode():
             return runtime.model(input_ids=ids, **more).logits[0].float()
     finally:

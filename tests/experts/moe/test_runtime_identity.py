@@ -311,6 +311,22 @@ def test_layers_may_differ_in_their_layout_on_disk(tmp_path):
     runtime.close()
 
 
+SPARSE = [
+    {"num_sparse_encoder_layers": 9},  # more than layers: none is sparse
+    {"num_sparse_encoder_layers": 4, "num_sparse_decoder_layers": 2, "router_bias": True, "dense_act_fn": "gelu"},
+]
+
+
+@pytest.mark.parametrize("changes", SPARSE, ids=lambda changes: str(changes["num_sparse_encoder_layers"]))
+def test_switch_transformers_with_other_sparse_layers_give_the_same(tmp_path, changes):
+    write_tiny(tmp_path, "switch_transformers", **changes)
+    runtime = open_runtime(tmp_path, 2)
+    expected = load_unmodified(tmp_path)
+    family = "switch_transformers"
+    assert are_equal(answers(runtime.model, 3, family), answers(expected, 3, family))
+    runtime.close()
+
+
 def test_nothing_is_asked_of_the_network(folders, monkeypatch):
     def connect(*_):
         raise AssertionError("a connection was opened")
