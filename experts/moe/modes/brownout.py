@@ -148,13 +148,13 @@ class Brownout(BaseMode):
         sentinel, united = self.arch.experts, self._united
         wanted = routing.wanted()
         yield from self.cache.serve(routing.layer, [each for each in wanted if each < sentinel], ahead=self.ahead)
-        if united is None or wanted[-1] < sentinel:
+        stand_ins = [each for each in wanted if each > sentinel]
+        if united is None or not stand_ins:
             return
         if united.device != routing.hidden.device:
             self._united = united = united.to(routing.hidden.device)
-        for each in wanted:
-            if each > sentinel:
-                yield each, united.weights(routing.layer, each - sentinel - 1)
+        for each in stand_ins:
+            yield each, united.weights(routing.layer, each - sentinel - 1)
 
     def _redirect(self, routing: Routing, done: Split) -> Routing:
         """Each choice by its expert's new number: E, the sentinel, where it is ignored, E + 1 + g for group g."""

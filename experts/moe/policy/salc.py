@@ -18,9 +18,9 @@ class SalcRule:
     shrink_ratio: float = 0.8
     increment: float = 0.1
     #: Latencies older than this do not count.
-    window_s: float = 2.0
+    window_s: float = 5.0
     #: The threshold changes at most this often.
-    interval_s: float = 1.0
+    interval_s: float = 2.5
 
 
 class LatencyController:

@@ -95,6 +95,15 @@ def test_full_brownout_drops_what_partial_brownout_unites(tiny: Path):
     assert not torch.equal(near, far)
 
 
+def test_at_threshold_0_full_brownout_runs_no_expert_and_partial_brownout_few(tiny: Path):
+    partial, full = a_mode(tiny, threshold=0.0), a_mode(tiny, 0, threshold=0.0)
+    assert logits(tiny, full).isfinite().all()
+    assert full.accesses["prefill"].originals == 0
+    logits(tiny, partial)
+    assert partial.accesses["prefill"].originals == 0
+    assert partial.accesses["prefill"].united == 3 * 2
+
+
 def test_a_united_expert_gets_the_gates_weight_of_each_expert_it_stands_in_for():
     """Eq. 5 and 6: with the same weights in all experts and in the united one nothing changes at any threshold."""
     folder_arch, routing = an_arch(), a_routing()
