@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from daemon.config import Model
 from daemon.model_thread import MODEL_FAILED, Finished
 from daemon.records import AcceptedText
-from experts.moe.engine import Asked, Ended, Engine, Said
+from experts.moe.engine import Asked, Ended, Engine, Said, Took
 from experts.moe.modes import open_mode
 from experts.moe.policy.schedule import Costs, FirstCome, Limits, Profiles, Scheduler, SloSlack
 from experts.moe.runtime import MoeRuntime
@@ -17,8 +17,9 @@ from experts.moe.text import PromptError, TextCodec
 
 #: Tokens that a row may hold where positions are relative and the model names no context.
 _CONTEXT = 4096
-#: What a step and a token of a prompt cost before any was measured: only their ratio orders what waits.
-_COSTS = Costs(prefill_token_s=0.001, step_s=0.02, row_s=0.002)
+#: What a token of a prompt and a step cost before any was measured; then the mean of the last so many.
+_COSTS = Costs(prefill_token_s=0.001, step_s=0.02, row_s=0.0)
+_STEPS = 32
 
 
 @dataclass(slots=True)
@@ -52,20 +53,20 @@ class ServedModel:
         )
         self._runtime.observers.append(lambda _step, _said, _done: gets_on())
         self._taken: dict[str, _Taken] = {}
-        profiles = Profiles()
+        self._costs, self._profiles = _COSTS, Profiles()
         self._engine = Engine(
             self._runtime,
             self._codec,
-            self._scheduler(profiles),
-            profiles=profiles,
+            self._scheduler(),
+            profiles=self._profiles,
             on_token=self._said,
             clock=clock,
         )
 
-    def _scheduler(self, profiles: Profiles) -> Scheduler:
+    def _scheduler(self) -> Scheduler:
         rows = self._settings.rows
         limits = Limits(rows, rows * (self._codec.context or _CONTEXT))
-        return FirstCome(limits) if self._settings.schedule == "fcfs" else SloSlack(limits, _COSTS, profiles)
+        return FirstCome(limits) if self._settings.schedule == "fcfs" else SloSlack(limits, self._costs, self._profiles)
 
     @property
     def is_idle(self) -> bool:
@@ -98,6 +99,9 @@ class ServedModel:
     def step(self) -> tuple[list[tuple[int, Finished]], Exception | None]:
         """One step of the engine."""
         ended = self._engine.step()
+        if self._engine.took is not None:
+            self._costs = learned(self._costs, self._engine.took)
+            self._engine.scheduler = self._scheduler()
         errors = [one.error for one in ended if one.error is not None]
         return [self._finished(one) for one in ended], errors[0] if errors else None
 
@@ -123,7 +127,7 @@ class ServedModel:
         return {
             "mode": self._settings.mode,
             "running": self._engine.running,
-            "used_bytes": cache.allocated_bytes,
+            "used_bytes": cache.allocated_bytes + getattr(self._mode, "reserved_bytes", 0),
             "expert_fetches": counts.fetches,
             "hit_rate": round(counts.hit_rate, 4),
             "brownout_threshold": self._threshold(),
@@ -164,6 +168,14 @@ class ServedModel:
         """The least brownout threshold in force; None in a mode without one."""
         thresholds = getattr(self._mode, "thresholds", None)
         return min(thresholds.values()) if thresholds else None
+
+
+def learned(costs: Costs, took: Took) -> Costs:
+    """Costs after one more step: a moving mean, for memory, load and prompts change them."""
+    if took.phase == "prefill":
+        token_s = took.seconds / took.count
+        return replace(costs, prefill_token_s=costs.prefill_token_s + (token_s - costs.prefill_token_s) / _STEPS)
+    return replace(costs, step_s=costs.step_s + (took.seconds - costs.step_s) / _STEPS)
 
 
 def opener(
