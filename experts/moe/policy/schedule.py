@@ -16,6 +16,8 @@ from typing import Protocol
 _LOOKED_AT_PER_ROW = 4
 #: What a request that outlives its profile is expected to generate yet, of its profile (eMoE §3.5).
 _RESET = 0.05
+#: A request may wait for others if it keeps as much slack as it spends on it.
+_RELAXED = 0.5
 #: The last so many requests of a task make its profile.
 _MEMORY = 64
 
@@ -128,11 +130,12 @@ class FirstCome:
 
 
 class SloSlack:
-    """eMoE's Algorithm 1: least slack first; nobody begins who would cost one that runs its SLO.
+    """eMoE's Algorithm 1: least slack first, and who would cost one that runs its SLO waits until that one has ended.
 
-    Slack is what is left of the SLO after the expected rest of the request (Eq. 3). *Ours*: who cannot make the SLO any
-    more waits behind those who can, up to `patience_s` after arrival; then it goes first, as long as such requests hold
-    no more than a quarter of the rows. A request without SLO has until `patience_s`.
+    Slack is what is left of the SLO after the expected rest of the request (Eq. 3). *Ours*: only a request with slack
+    enough waits for others; who cannot make the SLO any more waits behind those who can, up to `patience_s` after
+    arrival, and then goes first, as long as such requests hold no more than a quarter of the rows. A request without
+    SLO has until `patience_s`.
     """
 
     def __init__(self, limits: Limits, costs: Costs, profiles: Profiles, *, patience_s: float = 60.0) -> None:
@@ -146,7 +149,7 @@ class SloSlack:
         for candidate in self._order(waiting, running, now):
             if len(running) + len(new) >= self._limits.rows:
                 break
-            if self._limits.room([*running, *new], candidate) and not self._harms(running, new, candidate, now):
+            if self._limits.room([*running, *new], candidate) and not self._should_wait(running, new, candidate, now):
                 new.append(candidate)
         return tuple(new)
 
@@ -175,17 +178,17 @@ class SloSlack:
         ranked.sort(key=lambda item: item[:3])
         return [item[3] for item in ranked[: _LOOKED_AT_PER_ROW * self._limits.rows]]
 
-    def _harms(
+    def _should_wait(
         self, running: Sequence[Generation], new: Sequence[Generation], candidate: Generation, now: float
     ) -> bool:
-        """Whether one that makes its SLO without `candidate` misses it with it."""
+        """Whether some who make their SLO miss it with `candidate`, and it has time to wait until they have ended."""
         before = self._latencies(running, new)
         after = self._latencies(running, [*new, candidate])
+        ends_s = 0.0
         for one, without_s, with_s in zip([*running, *new], before, after[:-1], strict=True):
-            left_s = self._deadline(one) - now
-            if without_s <= left_s < with_s:
-                return True
-        return False
+            if without_s <= self._deadline(one) - now < with_s:
+                ends_s = max(ends_s, without_s)
+        return 0.0 < ends_s <= _RELAXED * self.slack_s(candidate, running, now)
 
     def _latencies(self, running: Sequence[Generation], new: Sequence[Generation]) -> list[float]:
         """Seconds until each of `running` and `new` ends if `new` begins now (Eq. 3, less the time that has passed).

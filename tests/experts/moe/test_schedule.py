@@ -1,0 +1,142 @@
+"""Which generations begin: eMoE's Algorithm 1 by slack, and first come, first served."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experts.moe.policy.schedule import Costs, FirstCome, Generation, Limits, Profiles, SloSlack
+
+#: A prefill of n tokens takes 1 + n/100 s, a step of n rows 1 + n/10 s.
+COSTS = Costs(prefill_token_s=0.01, step_s=1.0, row_s=0.1)
+PROFILES = {"short": 4.0, "long": 20.0}
+
+
+def a_request(name="a", task="short", tokens=100, arrived_s=0.0, slo_s=None, generated=0, most=40):
+    return Generation(name, task, tokens, most, arrived_s, slo_s, generated)
+
+
+def by_slack(rows=4, tokens=10_000, **options):
+    return SloSlack(Limits(rows, tokens), COSTS, Profiles(PROFILES), **options)
+
+
+def names(admitted):
+    return [one.request for one in admitted]
+
+
+def test_first_come_first_served_holds_up_those_behind_the_first_without_room():
+    waiting = [a_request("a", tokens=60), a_request("b", tokens=900), a_request("c", tokens=60)]
+    assert names(FirstCome(Limits(4, 200)).admit(waiting, [], 0.0)) == ["a"]
+
+
+def test_room_is_what_requests_may_come_to_hold():
+    limits = Limits(rows=2, tokens=200)
+    assert limits.room([a_request(tokens=60)], a_request(tokens=60))
+    assert not limits.room([a_request(tokens=60)], a_request(tokens=61))
+    assert not limits.room([a_request(tokens=1), a_request(tokens=1)], a_request(tokens=1))
+
+
+def test_the_least_slack_goes_first_whoever_came_first():
+    waiting = [a_request("early", "long", slo_s=900.0), a_request("urgent", arrived_s=5.0, slo_s=12.0)]
+    assert names(by_slack().admit(waiting, [], 5.0)) == ["urgent", "early"]
+
+
+def test_slack_counts_what_was_waited_and_what_is_to_come():
+    # 5 s have passed; prefill 2 s, four steps of one row 4.4 s.
+    assert by_slack().slack_s(a_request(slo_s=12.0), [], 5.0) == pytest.approx(12 - 5 - 2 - 4.4)
+
+
+def test_one_that_has_no_room_does_not_hold_up_those_behind_it():
+    waiting = [a_request("large", tokens=900, slo_s=20.0), a_request("small", tokens=50, slo_s=60.0)]
+    assert names(by_slack(tokens=200).admit(waiting, [], 0.0)) == ["small"]
+
+
+def test_nobody_begins_who_would_cost_a_running_request_its_slo():
+    # Alone: 2 steps of 1.1 s. With the other's prefill of 5 s it would be late.
+    running = [a_request("running", generated=2, slo_s=4.0)]
+    waiting = [a_request("other", tokens=400, slo_s=100.0)]
+    assert by_slack().admit(waiting, running, 0.0) == ()
+    assert names(by_slack().admit(waiting, [], 0.0)) == ["other"]
+
+
+def test_loading_experts_of_a_task_that_is_not_running_counts():
+    profiles = Profiles(PROFILES, {"long": 50.0})
+    scheduler = SloSlack(Limits(4, 10_000), COSTS, profiles)
+    running = [a_request("running", generated=2, slo_s=30.0)]
+    waiting = [a_request("other", "long", tokens=1, slo_s=500.0)]
+    assert scheduler.admit(waiting, running, 0.0) == ()
+    beside = [*running, a_request("same", "long", generated=1)]
+    assert names(scheduler.admit(waiting, beside, 0.0)) == ["other"]
+
+
+def test_a_running_request_whose_slo_is_lost_holds_nobody_up():
+    running = [a_request("lost", "long", generated=1, slo_s=2.0)]
+    assert names(by_slack().admit([a_request("next", slo_s=50.0)], running, 1.0)) == ["next"]
+
+
+def test_those_whose_slo_is_lost_wait_behind_those_who_can_make_theirs():
+    waiting = [a_request("lost", slo_s=1.0), a_request("hopeful", slo_s=30.0)]
+    assert names(by_slack(rows=1).admit(waiting, [], 5.0)) == ["hopeful"]
+
+
+def test_who_waited_beyond_patience_goes_first_within_a_quarter_of_the_rows():
+    old = [a_request(f"old{number}", slo_s=1.0, arrived_s=float(number)) for number in range(3)]
+    waiting = [*old, *(a_request(f"new{number}", arrived_s=100.0, slo_s=300.0) for number in range(6))]
+    admitted = names(by_slack(rows=8, patience_s=60.0).admit(waiting, [], 100.0))
+    assert admitted[:2] == ["old0", "old1"]
+    assert "old2" not in admitted[:8]
+    running = [a_request(f"run{number}", slo_s=1.0, generated=1) for number in range(2)]
+    assert names(by_slack(rows=8, patience_s=60.0).admit(waiting, running, 100.0))[0] == "new0"
+
+
+def test_a_request_without_slo_has_until_patience():
+    waiting = [a_request("none"), a_request("soon", slo_s=50.0), a_request("late", slo_s=80.0)]
+    assert names(by_slack(patience_s=60.0).admit(waiting, [], 0.0)) == ["soon", "none", "late"]
+
+
+def test_a_request_that_outlives_its_profile_is_expected_to_take_a_twentieth_more():
+    profiles = Profiles(PROFILES)
+    assert profiles.remaining(a_request(task="long")) == 20
+    assert profiles.remaining(a_request(task="long", generated=15)) == 5
+    assert profiles.remaining(a_request(task="long", generated=20)) == 1
+    assert profiles.remaining(a_request(task="long", generated=39, most=40)) == 1
+
+
+def test_profiles_follow_the_lengths_that_were_seen():
+    profiles = Profiles()
+    assert profiles.remaining(a_request(task="new", most=40)) == 40
+    for generated in (10, 20, 30):
+        profiles.ended(a_request(task="new", generated=generated))
+    assert profiles.remaining(a_request(task="new")) == 20
+    profiles.loaded("new", 2.0)
+    assert profiles.loading_s("new") == 2.0
+
+
+requests = st.builds(
+    a_request,
+    name=st.integers(0, 10**6).map(str),
+    task=st.sampled_from(["short", "long", None]),
+    tokens=st.integers(1, 300),
+    arrived_s=st.floats(0, 100),
+    slo_s=st.none() | st.floats(0.1, 200),
+)
+
+
+@given(
+    waiting=st.lists(requests, max_size=30, unique_by=lambda one: one.request),
+    running=st.lists(
+        requests.map(lambda one: Generation("r" + one.request, one.task, 20, 40, 0.0, one.slo_s, 1)), max_size=4
+    ),
+    kind=st.sampled_from(["slack", "first"]),
+)
+def test_limits_hold_and_an_idle_engine_always_gets_somebody(waiting, running, kind):
+    limits = Limits(rows=4, tokens=600)
+    scheduler = FirstCome(limits) if kind == "first" else SloSlack(limits, COSTS, Profiles(PROFILES))
+    admitted = scheduler.admit(waiting, running, 100.0)
+    assert len(set(names(admitted))) == len(admitted)
+    assert all(one in waiting for one in admitted)
+    assert len(running) + len(admitted) <= 4
+    if admitted:
+        assert sum(one.held_tokens for one in [*running, *admitted]) <= 600
+    if waiting and not running:
+        assert admitted
+    assert scheduler.admit(waiting, running, 100.0) == admitted
