@@ -57,7 +57,8 @@ test-moe: $(INSTALLED)
 	$(BIN)/coserve moe trace
 	$(BIN)/coserve moe fit build/moe/fixture
 	$(BIN)/coserve moe unite build/moe/fixture
-	$(BIN)/coserve moe plan build/moe/fixture
+	$(BIN)/coserve moe plan build/moe/fixture --budget 50%
+	$(BIN)/coserve moe plan build/moe/fixture --budget 25%
 	$(BIN)/python -m pytest -s --timeout 900 tests/moe/fixture_*.py
 
 # Installed once per change of the requirements; exact versions are in constraints.txt.

@@ -26,8 +26,8 @@ def mask_gate(routing: Routing, allowed: torch.Tensor, *, renormalise: bool) -> 
 
     `allowed`: (E,) bool, or (T, E) where tokens differ; left on the host it costs a GPU no synchronisation.
     `renormalise` (of the MoeArch): whether the family divides the k weights by their sum. Rows that the gate itself had
-    dropped (padding, Switch's capacity: the sentinel E everywhere) stay dropped. Where fewer than k experts are allowed, the
-    places left over carry the sentinel and weight 0.
+    dropped (padding, Switch's capacity: the sentinel everywhere) stay dropped. Where fewer than k experts are allowed,
+    the places left over carry the sentinel and weight 0.
     """
     if bool(allowed.all()):
         return routing

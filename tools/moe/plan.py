@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: Update cycles that are tried, from the highest frequency to the lowest (§3.5.1).
 _PERIODS = (1, 2, 4, 8, 16, 32)
 #: Searches, each with what the one before has found measured and learned from.
-_ROUNDS = 3
+_ROUNDS = 8
 _MEASURED = "plan-measured"
 
 
@@ -126,8 +126,11 @@ class Planner:
                 self.measured(counts, period)
                 advance()
         for _ in range(_ROUNDS):
-            found = self._search(limits, period, drawn, settings or Settings())
-            drawn = tuple(dict.fromkeys([*drawn, found]))
+            try:
+                found = self._search(limits, period, drawn, settings or Settings())
+            except ValueError:
+                break  # what the budget allows is all measured
+            drawn = (*drawn, found)
             self.measured(found, period)
         fits = [self.measured(counts, period) for counts in drawn if sum(counts) <= self._slots]
         made = Plan(self.budget_bytes, min(fits, key=lambda one: one.loss).counts, period)

@@ -7,9 +7,10 @@ step the layers whose turn it is exchange unimportant experts for important ones
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
 
 from experts.moe.arch import MoeArch
 from experts.moe.errors import ModelError
@@ -62,6 +63,14 @@ def expert_norms(store: ExpertStore) -> torch.Tensor:
     return norms
 
 
+class _Options(BaseModel, extra="forbid", frozen=True):
+    counts: tuple[PositiveInt, ...] | None = None
+    period: PositiveInt | None = None
+    window: PositiveFloat = WINDOW_TOKENS
+    prior_tokens: NonNegativeFloat = PRIOR_TOKENS
+    score: Literal["importance", "tokens"] = "importance"
+
+
 class SwapMoe(BaseMode):
     """`preparation`: norms, importance before the first token, and plans; without it memory is split evenly.
 
@@ -95,16 +104,22 @@ class SwapMoe(BaseMode):
     @classmethod
     def open(cls, checkpoint: Path, options: Mapping[str, Any]) -> "SwapMoe":
         """Options: `counts`, `period`, `window`, `prior_tokens`, `score` (importance or tokens). Raises ModelError."""
-        given = dict(options)
-        score = given.pop("score", "importance")
-        if score not in SCORES:
-            raise ModelError(checkpoint, f"mode swapmoe has no score {score!r}; scores are: {', '.join(SCORES)}")
-        known = ("counts", "period", "window", "prior_tokens")
-        if strange := sorted(given.keys() - set(known)):
-            raise ModelError(checkpoint, f"mode swapmoe has no option {strange[0]!r}; options are: {', '.join(known)}")
-        if (period := given.get("period")) is not None and period < 1:
-            raise ModelError(checkpoint, f"mode swapmoe has an update cycle of {period} steps; give 1 or more")
-        return cls(load_preparation(checkpoint), score=SCORES[score], **given)
+        try:
+            chosen = _Options.model_validate(dict(options))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            known = ", ".join(_Options.model_fields)
+            message = f"mode swapmoe, option {where}: {first['msg']}; options are: {known}"
+            raise ModelError(checkpoint, message) from error
+        return cls(
+            load_preparation(checkpoint),
+            counts=chosen.counts,
+            period=chosen.period,
+            window=chosen.window,
+            prior_tokens=chosen.prior_tokens,
+            score=SCORES[chosen.score],
+        )
 
     def residency(self, arch: MoeArch) -> VirtualExperts:
         self._importance = Importance(arch.layers, arch.experts, self._window, self._prior_tokens)
@@ -113,6 +128,7 @@ class SwapMoe(BaseMode):
 
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
         super().attach(cache, arch)
+        self._require_fit()
         ready = self._preparation or Preparation.of(expert_norms(cache.store))
         self._preparation = ready
         self._norms = ready.norms
@@ -150,6 +166,18 @@ class SwapMoe(BaseMode):
         self._virtual.share([count - arch.top_k for count in plan.counts])
         self._turns = Turns(arch.layers, self._period or plan.period)
         cache.resize(budget_bytes)
+
+    def _require_fit(self) -> None:
+        """Raise ModelError where a configuration, or what was prepared, is of another model."""
+        arch, counts, ready = self.arch, self._counts, self._preparation
+        if counts is not None and not (
+            len(counts) == arch.layers and all(arch.top_k <= count <= arch.experts for count in counts)
+        ):
+            message = f"mode swapmoe, option counts: expected {arch.layers} numbers from {arch.top_k} to {arch.experts}"
+            raise ModelError(self.cache.store.folder, message)
+        if ready is not None and ready.norms.shape != (arch.layers, arch.experts):
+            message = f"the plan is not of {arch.layers} layers of {arch.experts} experts"
+            raise ModelError(self.cache.store.folder, f"{message}; make it again with `coserve moe plan`")
 
     def _plan(self, budget_bytes: int) -> Plan:
         arch = self.arch

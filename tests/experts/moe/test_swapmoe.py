@@ -190,7 +190,7 @@ def test_a_plan_gives_each_layer_its_experts_and_another_budget_the_same_proport
         assert max(lent) <= 1, "a layer at its floor borrows one slot to change"
 
 
-def test_what_was_prepared_is_found_again_and_an_option_nobody_knows_is_named(tmp_path: Path):
+def test_what_was_prepared_is_found_again(tmp_path: Path):
     folder = write_tiny(tmp_path / "mixtral")
     assert load_preparation(folder) is None
     assert open_mode("swapmoe", folder).name == "swapmoe"
@@ -201,12 +201,22 @@ def test_what_was_prepared_is_found_again_and_an_option_nobody_knows_is_named(tm
     assert found is not None
     assert torch.equal(found.importance, norms * 2)
     assert found.plans == (plan,)
-    with pytest.raises(ModelError, match="no option 'speed'"):
-        open_mode("swapmoe", folder, {"speed": 1})
-    with pytest.raises(ModelError, match="importance, tokens"):
-        open_mode("swapmoe", folder, {"score": "luck"})
-    with pytest.raises(ModelError, match="update cycle of 0 steps"):
-        open_mode("swapmoe", folder, {"period": 0})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"speed": 1}, "option speed: .*options are: counts, period"),
+        ({"score": "luck"}, "option score: .*'importance' or 'tokens'"),
+        ({"period": 0}, "option period: .*greater than 0"),
+        ({"window": 0}, "option window: .*greater than 0"),
+        ({"counts": [4, 4]}, "option counts: expected 3 numbers from 2 to 8"),
+        ({"counts": [4, 4, 1]}, "option counts: expected 3 numbers from 2 to 8"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(checkpoint: Path, options: dict[str, object], says: str):
+    with pytest.raises(ModelError, match=says):
+        MoeRuntime.open(checkpoint, open_mode("swapmoe", checkpoint, options), LAYERS * 4 * EXPERT_BYTES)
 
 
 def test_the_plan_of_the_nearest_budget_is_taken_and_the_same_budget_is_planned_once():
