@@ -5,6 +5,7 @@ Bit for bit what the unmodified modules compute. transformers has two orders of 
 after the other by ascending index, all others (`grouped_mm` is the default) sum them in the order of the gate.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -81,10 +82,10 @@ def add_by_rank(routing: Routing, served: Served, sentinel: int, compute: Comput
     # Mixtral's weights stay float32 beside states of bfloat16, and so does the sum.
     dtype = torch.promote_types(routing.hidden.dtype, routing.weight.dtype)
     outputs = routing.hidden.new_zeros(tokens * ranks, routing.hidden.shape[-1], dtype=dtype)
-    known = ordered.cpu()  # once, so that no expert makes the host wait for the GPU
-    left = int((known != sentinel).sum())
+    known = ordered.tolist()  # once, so that no expert makes the host wait for the GPU
+    left = len(known) - known.count(sentinel)
     for expert, weights in served:
-        begin, end = torch.searchsorted(known, torch.tensor([expert, expert + 1])).tolist()
+        begin, end = bisect_left(known, expert), bisect_right(known, expert)
         rows = places[begin:end]
         output = compute(routing.hidden[rows // ranks], weights)
         outputs[rows] = output * flat_weight[rows].unsqueeze(-1)
