@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -19,8 +19,6 @@ from tools.console import console, fail, print_table, quiet_start
 from tools.moe.fixture import DEFAULT_FIXTURE
 from tools.moe.job import ACCELERATE, JOB, REPORT, Job, Report
 
-#: Brownout at the setting of its threshold for accesses; its default, threshold 1, is what `resident` answers.
-_OPTIONS: dict[str, dict[str, Any]] = {"brownout": {"way": 4, "threshold": 0.6}}
 _SHARES = (0.5, 0.25)
 _TIMES = (
     ("TTFT ms", "ttft_p50_ms", 1),
@@ -48,6 +46,7 @@ class Cell:
     side: str
     share: float
     link_ms: float
+    options: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, float | None] = field(default_factory=dict)
     error: str | None = None
 
@@ -119,12 +118,22 @@ def _jobs(checkpoint: Path, sides: Sequence[str], link_ms: float, device: str) -
                 share=share,
                 links_ms=(0.0, link_ms) if link_ms else (0.0,),
                 device="cpu" if side == ACCELERATE else device,
-                prompts=2,
+                prompts=1,
                 prompt_tokens=128,
                 new_tokens=32,
                 judged=3,
-                options=_OPTIONS.get(side, {}),
+                options=_options(side, share),
             )
+
+
+def _options(side: str, share: float) -> dict[str, Any]:
+    """Brownout where it has something to do, its united experts in half of the memory at most; a choice every 5 prompts.
+
+    At its default, threshold 1, `brownout` answers what `resident` does.
+    """
+    if side == "brownout":
+        return {"way": 4 if share >= 0.5 else 8, "threshold": 0.6}
+    return {"period": 5} if side == "emoe" else {}
 
 
 def _measure(jobs: list[Job], rounds: int) -> list[Cell]:
@@ -136,7 +145,8 @@ def _measure(jobs: list[Job], rounds: int) -> list[Cell]:
     for number in track(turns, description="sides", console=console):
         done = reports[number]
         if not any(report.error for report in done):
-            done.append(_run(jobs[number]))
+            # Perplexity is the same in every round, and half of the time.
+            done.append(_run(replace(jobs[number], judged=0) if done else jobs[number]))
     return [cell for number, job in enumerate(jobs) for cell in _cells(job, reports[number])]
 
 
@@ -155,11 +165,11 @@ def _run(job: Job) -> Report:
 def _cells(job: Job, reports: list[Report]) -> Iterator[Cell]:
     error = next((report.error for report in reports if report.error), None)
     if error is not None:
-        yield Cell(job.side, job.share, job.links_ms[0], error=error)
+        yield Cell(job.side, job.share, job.links_ms[0], job.options, error=error)
         return
     for runs in zip(*(report.runs for report in reports), strict=True):
         figures = {name: _middle([run.figures.get(name) for run in runs]) for name in runs[0].figures}
-        yield Cell(job.side, job.share, runs[0].link_ms, figures)
+        yield Cell(job.side, job.share, runs[0].link_ms, job.options, figures)
 
 
 def _middle(values: list[float | None]) -> float | None:
@@ -181,6 +191,10 @@ def _print(account: dict[str, Any], cells: list[Cell]) -> None:
         f"{prompts['count']} prompts of {prompts['tokens']} tokens, {prompts['new_tokens']} new ones, batch 1; "
         "peak: memory beyond what the libraries had; fetches that were waited for, fetches in time and MB: a token"
     )
+    for cell in cells:
+        if cell.options and not cell.link_ms:
+            given = ", ".join(f"{name} {value}" for name, value in cell.options.items())
+            console.print(f"{cell.side} at {cell.share:.0%}: {given}")
     for link_ms in dict.fromkeys(cell.link_ms for cell in cells):
         there = [cell for cell in cells if cell.link_ms == link_ms and cell.error is None]
         title = f"with {link_ms:g} ms more for each expert" if link_ms else "as is"

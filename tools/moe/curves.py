@@ -69,7 +69,7 @@ def budget_curve(checkpoint: Path, tick: Callable[[], None]) -> list[Point]:
 
 def period_curve(checkpoint: Path, tick: Callable[[], None]) -> list[Point]:
     """Perplexity and loads over the prompts from one choice of experts to the next, with half of the experts."""
-    prompts = held_out_prompts(checkpoint, of_domain=24, length=96)
+    prompts = held_out_prompts(checkpoint, of_domain=24, length=128)
     points: list[Point] = []
     for period in PERIODS:
         found, _ = _served(checkpoint, "emoe", 0.5, {"period": period}, prompts)
@@ -93,9 +93,9 @@ def threshold_curve(checkpoint: Path, tick: Callable[[], None]) -> list[Point]:
     return points
 
 
-def load_curve(_checkpoint: Path, tick: Callable[[], None]) -> list[Point]:
+def load_curve(checkpoint: Path, tick: Callable[[], None]) -> list[Point]:
     """Requests over their SLO, by load: eMoE's scheduler and first come, first served (simulated clock)."""
-    return [_late(point, tick) for point in scheduler_points()]
+    return [_late(point, tick) for point in scheduler_points(checkpoint)]
 
 
 def brownout_load_curve(checkpoint: Path, tick: Callable[[], None]) -> list[Point]:

@@ -3,12 +3,17 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from experts.moe.emoe.sensitivity import load_shares, weights
 from experts.moe.modes.brownout import Brownout
+from experts.moe.policy.expected import Frequencies
 from experts.moe.policy.salc import Salc, SalcRule
 from experts.moe.policy.schedule import Costs, FirstCome, Limits, Profiles, SloSlack
+from experts.moe.prepared import Prepared
+from experts.moe.trace import load_popularity
 from tools.moe.burst import AccessTable, Controlled, Static, measure_accesses
 from tools.moe.evaluate import held_out_prompts, open_runtime
-from tools.moe.load import Free, Machine, Outcome, Step, Task, Work, capacity_per_s, poisson, replay, slos, unloaded_s
+from tools.moe.load import Machine, Outcome, Step, Task, Work, capacity_per_s, poisson, replay, slos, unloaded_s
+from tools.moe.serving_costs import TaskLoading, measure_costs
 
 LOADS = (0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 1.8)
 #: Five tasks that differ in length as the fixture's domains do: long manuals, short configurations.
@@ -25,20 +30,34 @@ _REQUESTS = 600
 _SEED = 3
 
 
-def scheduler_points() -> Iterator[tuple[str, float, float]]:
+def scheduler_points(checkpoint: Path) -> Iterator[tuple[str, float, float]]:
     """Series, load as a share of what first come, first served can do, share of requests late.
 
-    Late is a request that takes more than three times what its task takes alone.
+    Late is a request that takes more than three times what its task takes alone. Steps cost what they cost here, half
+    of the experts are in memory, and one that is missing takes 2 ms. Raises ModelError.
     """
-    machine = Machine(COMPUTE)
-    capacity = capacity_per_s(TASKS, FirstCome(LIMITS), machine, Free())
+    prepared = Prepared(checkpoint)
+    _, popular = load_popularity(prepared)
+    frequencies: dict[str | None, Frequencies] = {task: shares.tolist() for task, shares in popular.items()}
+    graded = weights(load_shares(prepared))
+    runtime = open_runtime(checkpoint, "resident")
+    try:
+        machine = Machine(measure_costs(runtime), load_s=2e-3)
+        slots = runtime.arch.layers * runtime.arch.experts // 2
+    finally:
+        runtime.close()
+
+    def loading() -> TaskLoading:
+        return TaskLoading(frequencies, graded, slots=slots, period=1)
+
+    capacity = capacity_per_s(TASKS, FirstCome(LIMITS), machine, loading())
     slo_s = slos(TASKS, machine)
     for load in LOADS:
         trace = poisson(TASKS, load * capacity, _REQUESTS, _SEED, slo_s=slo_s)
-        yield "first come, first served", load, replay(trace, FirstCome(LIMITS), machine, Free()).violations
-        profiles = Profiles()
-        slack = SloSlack(LIMITS, COMPUTE, profiles)
-        yield "eMoE, by slack", load, replay(trace, slack, machine, Free(), profiles).violations
+        yield "first come, first served", load, replay(trace, FirstCome(LIMITS), machine, loading()).violations
+        profiles = Profiles({task.name: task.output_tokens for task in TASKS})
+        slack = SloSlack(LIMITS, machine.compute, profiles)
+        yield "eMoE, by slack", load, replay(trace, slack, machine, loading(), profiles).violations
 
 
 def brownout_points(checkpoint: Path) -> Iterator[tuple[str, float, float]]:

@@ -52,7 +52,8 @@ def _measure(job: Job, link_ms: float, timed: list[Prompt], judged: list[Prompt]
     try:
         decode_timing(runtime, timed[:1], new_tokens=4)
         timing = decode_timing(runtime, timed, new_tokens=job.new_tokens)
-        figures = _figures(timing, memory.peak_mb())
+        # What an earlier runtime of this process freed is not given back to the system: its peak is the first one's.
+        figures = _figures(timing, memory.peak_mb() if link_ms == job.links_ms[0] else None)
         hits = runtime.cache.metrics.predictions.total()
         if hits.tokens:
             figures |= {"all_predicted": hits.all_rate, "any_predicted": hits.any_rate}
@@ -63,7 +64,7 @@ def _measure(job: Job, link_ms: float, timed: list[Prompt], judged: list[Prompt]
     return Run(link_ms, figures)
 
 
-def _figures(timing: Timing, peak_mb: float) -> dict[str, float | None]:
+def _figures(timing: Timing, peak_mb: float | None) -> dict[str, float | None]:
     tokens = timing.tokens
     return {
         **timing.as_dict(),
