@@ -67,7 +67,8 @@ class Emoe(BaseMode):
         #: How much wrong routing costs in each layer, for no task in particular.
         self._average = tuple(sum(row) / len(row) for row in zip(*knowledge.weights.values(), strict=True))
         self._residency = ChosenExperts()
-        self._profiles = Profiles()
+        #: Lengths of answers, by task.
+        self.profiles = Profiles()
         self._prompts = 0
         #: The last prompts, those that decode, and what the predictor sees.
         self._recent: deque[Generation] = deque(maxlen=max(_RECENT, period))
@@ -98,7 +99,7 @@ class Emoe(BaseMode):
             raise ModelError(cache.store.folder, message)
         alike = [(Generation("", None, 1, 0, 0.0), 1.0)]
         popular: dict[str | None, Frequencies] = {None: predictor.prior[-1].tolist()}
-        self._expected = expected_tokens(alike, popular, {None: self._average}, self._profiles)
+        self._expected = expected_tokens(alike, popular, {None: self._average}, self.profiles)
         self._choose(self._slots(cache.budget_bytes))
         cache.fill(ExpertKey(layer, expert) for layer, experts in enumerate(self._chosen) for expert in experts)
 
@@ -159,7 +160,7 @@ class Emoe(BaseMode):
         weights = dict.fromkeys(tasks, self._average)
         if self._task_aware:
             weights |= self._known.weights
-        self._expected = expected_tokens(scheduled, frequencies, weights, self._profiles)
+        self._expected = expected_tokens(scheduled, frequencies, weights, self.profiles)
         before = self._chosen
         self._choose(sum(len(experts) for experts in before))
         self._load(before)
@@ -201,7 +202,7 @@ class Emoe(BaseMode):
         running = {row.request: row for row in step.rows if row.request}
         for request, generation in self._decoding.items():
             if request not in running:
-                self._profiles.ended(generation)
+                self.profiles.ended(generation)
         prompts = {one.request: one for one in self._recent}
         self._decoding = {
             request: _one_more(self._decoding.get(request) or prompts.get(request) or _generation(row))
