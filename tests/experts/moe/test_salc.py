@@ -73,7 +73,7 @@ def test_between_two_intervals_nothing_changes():
 
 
 def test_prefill_and_decode_each_have_their_own_slo_and_threshold():
-    salc = Salc(prefill=SalcRule(slo_s=0.25), decode=SalcRule(slo_s=0.15))
+    salc = Salc(prefill=SalcRule(slo_s=0.25, interval_s=1.0), decode=SalcRule(slo_s=0.15, interval_s=1.0))
     salc.check(0.0)
     salc.observe("prefill", 0.24, 0.5)
     salc.observe("decode", 0.24, 0.5)
