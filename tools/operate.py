@@ -60,6 +60,7 @@ def check(config: ConfigPath, as_json: AsJson = False) -> None:
             console.print(
                 f"{config}: all well: {facts['boards']} board types, {facts['experts']} experts,"
                 f" {facts['weights_bytes'] / 1e6:,.0f} MB of weights, rules {facts['rules_version']}"
+                + (f", {facts['models']} language models" if facts["models"] else "")
             )
     raise SystemExit(1 if problems else 0)
 
@@ -121,6 +122,19 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         for e in answer["executors"]
     ]
     print_table("Executors", ("executor", "device", "experts resident", "expert memory", "queued", "busy"), rows)
+    models = [
+        (
+            one["name"],
+            one["device"],
+            one["state"],
+            f"{one.get('used_bytes', 0) / 1e6:,.1f} of {one['budget_bytes'] / 1e6:,.1f} MB",
+            one["requests"],
+            one["last_error"],
+        )
+        for one in answer.get("models", ())
+    ]
+    if models:
+        print_table("Language models", ("model", "device", "state", "expert memory", "requests", "last error"), models)
 
 
 def experts(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -73,6 +73,15 @@ class Ended:
     error: Exception | None = field(default=None, compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What a step cost: a prefill of so many tokens, or one token for each of so many rows."""
+
+    phase: Literal["prefill", "decode"]
+    count: int
+    seconds: float
+
+
 @dataclass(eq=False, slots=True)
 class _Running:
     asked: Asked
@@ -106,7 +115,7 @@ class Engine:
         """`profiles` are the scheduler's, told of each request's length; `on_token` is called amid a step."""
         self._runtime = runtime
         self._codec = codec
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._profiles = profiles
         self._on_token = on_token
         self._clock = clock
@@ -115,6 +124,8 @@ class Engine:
         self._running: list[_Running] = []
         self._cache = KeyValues(runtime.model.config)
         self._owes_tokens = False
+        #: The last step that was computed; None before the first.
+        self.took: Took | None = None
 
     @property
     def waiting(self) -> int:
@@ -166,7 +177,7 @@ class Engine:
             return None
         waiting = [_as_generation(asked) for asked in self._waiting.values()]
         running = [_as_generation(one.asked, len(one.new)) for one in self._running]
-        admitted = self._scheduler.admit(waiting, running, now)
+        admitted = self.scheduler.admit(waiting, running, now)
         return self._waiting[admitted[0].request] if admitted else None
 
     def _expire(self, now: float) -> list[Ended]:
@@ -193,6 +204,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001  it costs this request, those that run go on
             return [_never_began(asked, self._clock(), "model_failed", error)]
         one = _Running(asked, self._codec.stream())
+        self.took = Took("prefill", len(asked.tokens), self._clock() - began_s)
         if self._profiles is not None and all(other.asked.task != asked.task for other in self._running):
             self._profiles.loaded(asked.task, self._clock() - began_s)
         if self._take(one, token):
@@ -202,6 +214,7 @@ class Engine:
         return []
 
     def _decode(self) -> list[Ended]:
+        began_s = self._clock()
         try:
             with self._runtime.step(tuple(one.row for one in self._running)), torch.inference_mode():
                 inputs = torch.tensor([[one.next_input] for one in self._running], device=self._device)
@@ -214,6 +227,7 @@ class Engine:
             self._cache.clear()
             return ended
         self._cache.grew()
+        self.took = Took("decode", len(self._running), self._clock() - began_s)
         going, ended = list[int](), list[Ended]()
         for place, (one, token) in enumerate(zip(self._running, tokens, strict=True)):
             if self._take(one, token):

@@ -2,6 +2,8 @@
 
 import itertools
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,14 @@ def generate(prompt: str = "why?", **fields: Any) -> dict[str, Any]:
 def ask(line: Line, header: dict[str, Any]) -> dict[str, Any]:
     with line.peer() as peer:
         return peer.ask(header)
+
+
+def run(line: Line, command: str, *arguments: str) -> str:
+    """What `coserve` says."""
+    given = arguments or ("--config", str(line.config))
+    done = subprocess.run([sys.executable, "-m", "tools", command, *given], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def status_of(line: Line, model: str) -> dict[str, Any]:
@@ -322,3 +332,10 @@ def test_two_peers_and_a_flood_beyond_the_credit_are_all_answered(line: Line) ->
         answers = [peer.take()["type"] for peer in peers for _ in range(20)]
     assert set(answers) <= {"accepted", "busy"}
     line.idle()
+
+
+def test_the_commands_show_models_and_check_them(line: Line) -> None:
+    status = run(line, "status")
+    assert "Language models" in status
+    assert "large" in status
+    assert "3 language models" in run(line, "check", str(line.config))
