@@ -229,11 +229,15 @@ class Turns:
     _step: int = 0
 
     def due(self) -> tuple[tuple[int, int], ...]:
-        """For the step that ends now: (layer, steps left of its turn, this one included) of those to update."""
-        here, self._step = self._step % self.period, self._step + 1
+        """For the step that ends now: (layer, steps left of its turn, this one included) of those to update.
+
+        Each cycle begins with another layer: where loads cannot keep up, what comes last in a step is not begun.
+        """
+        cycle, here = divmod(self._step, self.period)
+        self._step += 1
         if self.period <= self.layers:
             first, last = here * self.layers // self.period, (here + 1) * self.layers // self.period
-            return tuple((layer, 1) for layer in range(first, last))
-        layer = here * self.layers // self.period
-        end = -(-(layer + 1) * self.period // self.layers)
-        return ((layer, end - here),)
+            return tuple(((turn + cycle) % self.layers, 1) for turn in range(first, last))
+        turn = here * self.layers // self.period
+        end = -(-(turn + 1) * self.period // self.layers)
+        return (((turn + cycle) % self.layers, end - here),)
