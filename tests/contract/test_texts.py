@@ -1,17 +1,18 @@
 """`generate`, over real sockets: a daemon with a tiny language model beside its experts."""
 
 import itertools
+import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.contract.client import Line, Peer, running
 from tests.lines import a_jpeg
+from tools.cli import app
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")
 from tests.tiny_text import CONTEXT, a_text_model
@@ -48,11 +49,10 @@ def line(
 ) -> Iterator[Line]:
     """Real experts of 45 MB and a model of 38 MB share 106 MB: one expert beside the model, two if it makes way."""
     folder = tmp_path_factory.mktemp("texts")
-    wide = {"hidden_size": 256, "intermediate_size": 512}
+    wide = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 2048}
     models = {name: MODEL | {"checkpoint": str(place)} for name, place in (("tiny", checkpoint), ("spare", spare))}
-    models["large"] = {
-        "checkpoint": str(a_text_model(folder / "large", **wide)), "mode": "ondemand", "memory": LARGE_BYTES,
-    }  # fmt: skip
+    large = {"checkpoint": str(a_text_model(folder / "large", **wide)), "mode": "ondemand", "max_new_tokens": 24}
+    models["large"] = large | {"memory": LARGE_BYTES}
     with running(folder / "line", experts_folder, memory=str(DEVICE_BYTES), models=models) as found:
         yield found
 
@@ -67,12 +67,12 @@ def ask(line: Line, header: dict[str, Any]) -> dict[str, Any]:
         return peer.ask(header)
 
 
-def run(line: Line, command: str, *arguments: str) -> str:
+def run(line: Line, command: str, *arguments: str, status: int = 0) -> str:
     """What `coserve` says."""
-    given = arguments or ("--config", str(line.config))
-    done = subprocess.run([sys.executable, "-m", "tools", command, *given], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    given = (command, *arguments, *(() if command == "check" else ("--config", str(line.config))))
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == status, done.output
+    return done.output
 
 
 def status_of(line: Line, model: str) -> dict[str, Any]:
@@ -339,3 +339,50 @@ def test_the_commands_show_models_and_check_them(line: Line) -> None:
     assert "Language models" in status
     assert "large" in status
     assert "3 language models" in run(line, "check", str(line.config))
+
+
+def test_a_board_is_explained_by_the_template_or_by_the_model_that_is_configured(line: Line) -> None:
+    named = {"type": "named", "serial": "B-1", "lot": "L42"}
+    for component, designator in (("P", "P1"), ("P", "P2"), ("F", "F1")):
+        line.send(board=named, component=component, designator=designator)
+    (board,) = line.boards("B-1")
+    assert board["verdict"] == "fail"
+    said = run(line, "report", "B-1", "--template")
+    assert "Board B-1 (named, lot L42), attempt 1 of 1, FAILED: 3 of 3 positions inspected." in said
+    assert "- F1 (F) failed: defect missing_void; QFP64 saw " in said
+    assert "yolo-solder found nothing" in said
+    assert "P1" not in said
+
+    line.send(board={"type": "quick", "serial": "Q-1"}, component="P", designator="P1")
+    line.boards("Q-1")
+    said = run(line, "report", "Q-1", "--template")
+    assert "could not be judged whole: 1 of 2 positions inspected, its time ran out." in said
+    assert "- no image of 1 × P: P2." in said
+
+    written = json.loads(run(line, "report", "B-1", "--json"))
+    assert (written["by"], written["why_not_the_model"], written["verdict"]) == ("large", None, "fail")
+    ((text, status, serial),) = line.rows(
+        "SELECT text, g.status, serial FROM generations AS g JOIN boards USING (board_id) WHERE g.source = 'report'"
+    )
+    assert (written["text"], status, serial) == (text.strip(), "done", "B-1")
+    assert "(written by model large; the rows say:)" in run(line, "report", "B-1", "--model", "large")
+    assert "no board with serial B-9 in the results" in run(line, "report", "B-9", status=1)
+    assert "no attempt 2 at board B-1" in run(line, "report", "B-1", "--attempt", "2", status=1)
+    assert "names no model reader: " in run(line, "report", "B-1", "--model", "reader", status=2)
+
+
+def test_a_report_falls_back_to_the_template_and_says_why(line: Line) -> None:
+    """After the test above: a prompt that is too long for a model, a line that drains, and nobody there."""
+    short = run(line, "report", "B-1", "--model", "tiny")
+    assert short.startswith("Board B-1")
+    assert "(by the template, model tiny: the daemon refused it: prompt: the prompt has " in short
+    line.control("drain")
+    assert "model large: the daemon refused it: the line is draining" in run(line, "report", "B-1")
+    line.control("drain", off=True)
+    text = line.config.read_text(encoding="utf-8")
+    nobody = line.config.with_name("nobody.yaml")
+    nobody.write_text(text.replace("run/intake.sock", "run/nobody.sock"), encoding="utf-8")
+    done = CliRunner().invoke(app, ("report", "B-1", "--wait", "0.3", "--json", "--config", str(nobody)))
+    fallen_back = json.loads(done.output)
+    assert (fallen_back["by"], fallen_back["text"].startswith("Board B-1")) == ("template", True)
+    assert "did not answer" in fallen_back["why_not_the_model"]
