@@ -127,7 +127,7 @@ def _jobs(checkpoint: Path, sides: Sequence[str], link_ms: float, device: str) -
 
 
 def _options(side: str, share: float) -> dict[str, Any]:
-    """Brownout where it has something to do, its united experts in half of the memory at most; a choice every 5 prompts.
+    """Brownout where it has something to do, its united experts in half of the memory; eMoE's choice every 5 prompts.
 
     At its default, threshold 1, `brownout` answers what `resident` does.
     """

@@ -20,7 +20,7 @@ _CURVES: dict[str, tuple[str, list[tuple[str, str, bool]]]] = {
         [("perplexity", "perplexity, held-out files", True), ("accesses", "experts run, of those asked for", False)],
     ),
     "load": (_CAPACITY, [("violations", "share of requests over their SLO", False)]),
-    "brownout_load": (_CAPACITY, [("violations", "share of tokens over their SLO", False)]),
+    "brownout_load": ("load, of what threshold 1 can take", [("violations", "share of tokens over their SLO", False)]),
 }
 _MODES = {"duoserve", "swapmoe", "emoe", "brownout"}
 

@@ -7,12 +7,12 @@ from experts.moe.emoe.sensitivity import load_shares, weights
 from experts.moe.modes.brownout import Brownout
 from experts.moe.policy.expected import Frequencies
 from experts.moe.policy.salc import Salc, SalcRule
-from experts.moe.policy.schedule import Costs, FirstCome, Limits, Profiles, SloSlack
+from experts.moe.policy.schedule import FirstCome, Limits, Profiles, SloSlack
 from experts.moe.prepared import Prepared
 from experts.moe.trace import load_popularity
-from tools.moe.burst import AccessTable, Controlled, Static, measure_accesses
+from tools.moe.burst import Controlled, Scene, Static, measure_accesses, scene_of
 from tools.moe.evaluate import held_out_prompts, open_runtime
-from tools.moe.load import Machine, Outcome, Step, Task, Work, capacity_per_s, poisson, replay, slos, unloaded_s
+from tools.moe.load import Machine, Outcome, Task, Work, capacity_per_s, poisson, replay, slos
 from tools.moe.serving_costs import TaskLoading, measure_costs
 
 LOADS = (0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 1.8)
@@ -24,7 +24,6 @@ TASKS = (
     Task("config", prompt_tokens=48, output_tokens=8),
     Task("docstring", prompt_tokens=64, output_tokens=32),
 )
-COMPUTE = Costs(prefill_token_s=2e-4, step_s=5e-3, row_s=1e-3)
 LIMITS = Limits(rows=8, tokens=8 * 1024)
 _REQUESTS = 600
 _SEED = 3
@@ -63,45 +62,31 @@ def scheduler_points(checkpoint: Path) -> Iterator[tuple[str, float, float]]:
 def brownout_points(checkpoint: Path) -> Iterator[tuple[str, float, float]]:
     """The same for tokens over their phase's SLO: threshold 1 always, and following latency. Raises ModelError.
 
-    Running an expert is made to cost 1 ms: a model this small would compute all of them in less than one step's rest.
+    Experts run are measured; running one is made to cost 1 ms (tools/moe/burst.py says why, and what the SLOs are).
     """
     runtime = open_runtime(checkpoint, "brownout", share=1.0, options={"way": 4})
     try:
         assert isinstance(runtime.mode, Brownout)
-        table = measure_accesses(runtime, runtime.mode, held_out_prompts(checkpoint, of_domain=8, length=96))
+        table = measure_accesses(runtime, runtime.mode, held_out_prompts(checkpoint, of_domain=12))
     finally:
         runtime.close()
-    machine = Machine(COMPUTE, access_s=1e-3)
-    capacity = capacity_per_s(TASKS, FirstCome(LIMITS), machine, Static(table))
-    ttft_s, tpot_s = _unloaded(machine, table)
+    scene = scene_of(table)
     for load in LOADS:
-        trace = poisson(TASKS, load * capacity, _REQUESTS, _SEED)
-        salc = Salc(SalcRule(slo_s=3 * ttft_s), SalcRule(slo_s=3 * tpot_s))
+        trace = poisson(scene.tasks, load * scene.capacity_per_s, _REQUESTS, _SEED)
+        salc = Salc(SalcRule(slo_s=scene.slo_s["prefill"]), SalcRule(slo_s=scene.slo_s["decode"]))
         sides: tuple[tuple[str, Work], ...] = (
             ("threshold 1", Static(table)),
             ("threshold by SALC", Controlled(table, salc)),
         )
         for series, work in sides:
-            yield series, load, _late(replay(trace, FirstCome(LIMITS), machine, work), 3 * ttft_s, 3 * tpot_s)
+            yield series, load, _late(replay(trace, FirstCome(scene.limits), scene.machine, work), scene)
 
 
-def _unloaded(machine: Machine, table: AccessTable) -> tuple[float, float]:
-    """Mean seconds to a first token and between tokens of requests that are alone."""
-
-    def accesses(step: Step) -> int:
-        return round(table.of(step.phase, 1.0, step.tokens))
-
-    first: list[float] = []
-    between: list[float] = []
-    for task in TASKS:
-        one = Task(task.name, task.prompt_tokens, 1)
-        first.append(unloaded_s(one, machine, accesses))
-        between.append((unloaded_s(task, machine, accesses) - first[-1]) / (task.output_tokens - 1))
-    return sum(first) / len(first), sum(between) / len(between)
-
-
-def _late(outcome: Outcome, ttft_s: float, tpot_s: float) -> float:
+def _late(outcome: Outcome, scene: Scene) -> float:
     """Share of all tokens that took longer than their phase's SLO."""
-    first, between = outcome.token_latencies_s("prefill"), outcome.token_latencies_s("decode")
-    late = sum(each > ttft_s for each in first) + sum(each > tpot_s for each in between)
-    return late / (len(first) + len(between))
+    late = tokens = 0
+    for phase, slo_s in scene.slo_s.items():
+        found = outcome.token_latencies_s(phase)
+        late += sum(each > slo_s for each in found)
+        tokens += len(found)
+    return late / tokens
