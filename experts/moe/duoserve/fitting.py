@@ -40,9 +40,7 @@ def part_name(layer: int) -> str:
 def states_of(trace: Trace, layer: int) -> StateConstructor:
     """Builds states of `layer` with what the trace says of it by counting."""
     shape = StateShape(trace.layers, trace.experts, trace.index.shape[2])
-    last = known(layer) - 1
-    rows = affinity(trace, last, layer) if last >= 0 else torch.zeros(trace.experts, trace.experts)
-    return StateConstructor(shape, popularity(trace)[layer], rows)
+    return StateConstructor(shape, popularity(trace)[layer], affinity(trace, known(layer) - 1, layer))
 
 
 def paths_of(trace: Trace) -> tuple[Paths, Paths]:

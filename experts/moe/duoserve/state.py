@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-#: A layer is predicted when the gate of the layer so far before it has spoken. The paper's is 1.
+#: A layer is predicted when the gate of the layer so far before it has spoken, or the first one. The paper's is 1.
 LEAD = 2
 
 
@@ -48,8 +48,8 @@ class Paths:
 
 
 def known(layer: int) -> int:
-    """How many layers have spoken when `layer` is predicted."""
-    return max(0, layer - LEAD + 1)
+    """How many layers have spoken when `layer`, 1 or above, is predicted: the first one at least."""
+    return max(1, layer - LEAD + 1)
 
 
 class StateConstructor:
@@ -76,8 +76,7 @@ class StateConstructor:
         self._write(state[:, shape.path : 2 * shape.path], before)
         rest = state[:, 2 * shape.path :]
         rest[:, : shape.experts] = self._p
-        if sofar.index.shape[1]:
-            rest[:, shape.experts :] = self._a[sofar.index[:, -1]].flatten(1)
+        rest[:, shape.experts :] = self._a[sofar.index[:, -1]].flatten(1)
         return state
 
     def _write(self, part: torch.Tensor, paths: Paths) -> None:

@@ -11,6 +11,7 @@ whichever comes last, the communication stream begins with the predicted layer. 
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 from experts.moe.arch import MoeArch
 from experts.moe.duoserve.fitting import load_predictors
 from experts.moe.duoserve.predictor import Predictor
-from experts.moe.duoserve.state import LEAD, Paths
+from experts.moe.duoserve.state import Paths, known
 from experts.moe.duoserve.stream import PredictionStream, prediction_stream
 from experts.moe.gating import ExpertKey, Routing, Served, Step
 from experts.moe.modes.mode import BaseMode
@@ -80,9 +81,6 @@ class DuoServe(BaseMode):
         self._predictions.clear()
         self._ends = [end - 1 for end in accumulate(row.tokens for row in step.rows)]
         self._before = self._recall(_names(step)) if step.phase == "decode" else None
-        for layer in range(1, LEAD):
-            self._predict(layer)
-            self._fetch_when_predicted(layer)
 
     def route(self, routing: Routing) -> Routing:
         self._layer = routing.layer
@@ -91,7 +89,8 @@ class DuoServe(BaseMode):
             several = len(routing.index) > len(self._ends)
             self._index.append(routing.index[self._ends] if several else routing.index)
             self._weight.append(routing.weight[self._ends] if several else routing.weight)
-            self._predict(routing.layer + LEAD)
+            for layer in self._due(routing.layer):
+                self._predict(layer)
         return routing
 
     def experts(self, routing: Routing) -> Served:
@@ -126,9 +125,9 @@ class DuoServe(BaseMode):
         for turn, served in enumerate(self.cache.serve(routing.layer, routing.wanted(), ahead=self._overlap)):
             yield served
             if turn == 0 and self._overlap:
-                self._fetch_when_predicted(routing.layer + LEAD)
+                self._fetch_when_predicted(routing.layer)
         if not self._overlap:
-            self._fetch_when_predicted(routing.layer + LEAD)
+            self._fetch_when_predicted(routing.layer)
 
     def _compare(self, routing: Routing) -> None:
         """The first synchronisation point: the gate has overtaken what was predicted and not begun."""
@@ -151,25 +150,28 @@ class DuoServe(BaseMode):
             self._stream = prediction_stream(device)
             self._predictors = {one: each.to(device) for one, each in self._predictors.items()}
             predictor = self._predictors[layer]
-        sofar = before.first(0)
-        if self._index:
-            sofar = Paths(torch.stack(self._index, dim=1), torch.stack(self._weight, dim=1))
+        sofar = Paths(torch.stack(self._index, dim=1), torch.stack(self._weight, dim=1))
 
         def work() -> list[list[float]]:
             return predictor.probabilities(sofar, before).tolist()
 
         self._predictions[layer] = self._stream.submit(work)
 
-    def _fetch_when_predicted(self, layer: int) -> None:
+    def _due(self, spoken: int) -> Sequence[int]:
+        """The layers to predict when the gate of layer `spoken` has spoken."""
+        return [layer for layer in self._predictors if known(layer) == spoken + 1]
+
+    def _fetch_when_predicted(self, spoken: int) -> None:
         """The second synchronisation point, which no thread waits at."""
-        prediction = self._predictions.get(layer)
-        if prediction is None:
-            return
-        if self._overlap:
-            prediction.add_done_callback(lambda done: self._fetch(layer, done))
-        else:
-            self._fetch(layer, prediction)
-            self.cache.quiesce()
+        for layer in self._due(spoken):
+            prediction = self._predictions.get(layer)
+            if prediction is None:
+                continue
+            if self._overlap:
+                prediction.add_done_callback(partial(self._fetch, layer))
+            else:
+                self._fetch(layer, prediction)
+                self.cache.quiesce()
 
     def _fetch(self, layer: int, prediction: _Prediction) -> None:
         """Carry out what the policy makes of a prediction; on either thread."""

@@ -1,0 +1,128 @@
+"""DuoServe on the trained fixture and held-out files: what docs/moe.md says of it, each figure printed.
+
+make test-moe, or: .venv/bin/python -m pytest -q -s tests/moe/fixture_duoserve.py
+"""
+
+from pathlib import Path
+from statistics import mean
+
+import pytest
+import torch
+
+from experts.moe.duoserve.accuracy import accuracies
+from experts.moe.duoserve.fitting import load_predictors
+from experts.moe.gating import Row
+from experts.moe.metrics import Counts, Hits
+from experts.moe.prepared import HELD_OUT, TRAIN, Prepared
+from experts.moe.trace import load_trace
+from tools.moe.evaluate import Timing, decode_timing, held_out_prompts, open_runtime, perplexity
+
+FIXTURE = Path("build/moe/fixture")
+SHARES = [0.5, 0.25]
+
+
+def decode_held_out(mode: str, share: float) -> tuple[float, Counts, Hits]:
+    """Held-out text decoded token by token, its own tokens given: perplexity, counts and predictions of decoding."""
+    runtime = open_runtime(FIXTURE, mode, share=share)
+    try:
+        quality = perplexity(runtime, held_out_prompts(FIXTURE, of_domain=2, length=160), decoded=96)
+        runtime.cache.check()
+        return quality.perplexity, runtime.cache.metrics.of_phase["decode"], runtime.cache.metrics.predictions.total()
+    finally:
+        runtime.close()
+
+
+def time_behind_a_link(share: float, mode: str = "duoserve", **options: bool) -> Timing:
+    runtime = open_runtime(FIXTURE, mode, share=share, link_ms=2.0, options=options)
+    try:
+        return decode_timing(runtime, held_out_prompts(FIXTURE, of_domain=2, length=64), new_tokens=24)
+    finally:
+        runtime.close()
+
+
+@torch.inference_mode()
+def logits_of(mode: str, share: float, batch: int) -> list[torch.Tensor]:
+    """A prefill of several prompts, the shorter ones padded on the left, and sixteen greedy steps."""
+    prompts = held_out_prompts(FIXTURE, of_domain=1, length=48)[:batch]
+    ids, mask = torch.stack([each.ids for each in prompts]), torch.ones(batch, 48, dtype=torch.long)
+    for row in range(batch):
+        mask[row, : 5 * row] = 0
+    runtime = open_runtime(FIXTURE, mode, share=share)
+    logits, past = [], None
+    for _ in range(17):
+        with runtime.step([Row(f"r{row}", None, ids.shape[1]) for row in range(batch)]):
+            output = runtime.model(ids, attention_mask=mask, past_key_values=past, use_cache=True)
+        logits.append(output.logits)
+        past, ids = output.past_key_values, output.logits[:, -1:].argmax(-1)
+        mask = torch.cat([mask, torch.ones_like(ids)], 1)
+    runtime.close()
+    return logits
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("share", SHARES)
+def test_logits_are_those_of_everything_in_memory(share: float, batch: int):
+    pairs = zip(logits_of("duoserve", share, batch), logits_of("resident", 1.0, batch), strict=True)
+    assert all(torch.equal(one, two) for one, two in pairs)
+
+
+def test_experts_are_predicted_more_often_than_by_counting():
+    prepared = Prepared(FIXTURE)
+    found = accuracies(load_trace(prepared, HELD_OUT), load_trace(prepared, TRAIN), load_predictors(prepared))
+    runtime = open_runtime(FIXTURE, "lookahead")
+    perplexity(runtime, held_out_prompts(FIXTURE, of_domain=40))
+    found["lookahead"] = runtime.cache.metrics.predictions.total()
+    runtime.close()
+    print("\nexperts predicted on held-out files: both, at least one, share of experts")
+    for how, hits in found.items():
+        print(f"  {how:10} {hits.all_rate:.3f}  {hits.any_rate:.3f}  {hits.recall:.3f}  of {hits.tokens} choices")
+    assert found["duoserve"].all_rate >= found["affinity"].all_rate + 0.10
+    assert found["duoserve"].all_rate >= 2 * found["popularity"].all_rate
+    assert found["duoserve"].any_rate >= 0.90
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_computing_waits_for_fewer_experts_than_loading_on_demand(share: float):
+    found = {mode: decode_held_out(mode, share) for mode in ("ondemand", "lookahead", "duoserve")}
+    print(f"\n{share} of each layer's experts, decoding held-out text")
+    for mode, (quality, counts, hits) in found.items():
+        print(
+            f"  {mode:10} waited for {counts.blocking} of {counts.served} experts, in time {counts.overlapped},"
+            f" unused {counts.unused}, predicted {hits.tokens} choices, both {hits.all_rate:.3f},"
+            f" perplexity {quality:.4f}"
+        )
+    blocking = {mode: counts.blocking for mode, (_, counts, _) in found.items()}
+    print(f"  duoserve / ondemand {blocking['duoserve'] / blocking['ondemand']:.3f}")
+    assert found["duoserve"][0] == found["ondemand"][0]
+    assert blocking["duoserve"] <= 0.60 * blocking["ondemand"]
+
+
+def test_decoding_overlapped_takes_less_time_than_the_same_work_done_serially():
+    """The shortest of three runs for each token, taken in turns: another process takes its time from one run only."""
+    print("\nlink of 2 ms an expert")
+    ratios: dict[float, float] = {}
+    for share in SHARES:
+        runs: dict[str, list[Timing]] = {"overlapped": [], "serially": [], "ondemand": []}
+        for _ in range(3):
+            runs["overlapped"].append(time_behind_a_link(share))
+            runs["serially"].append(time_behind_a_link(share, overlap=False))
+            runs["ondemand"].append(time_behind_a_link(share, "ondemand"))
+        best = {what: fastest(timings) for what, timings in runs.items()}
+        for what, timing in best.items():
+            table = timing.as_dict()
+            print(
+                f"  {share} of each layer, {what:10} TTFT p50 {table['ttft_p50_ms']:.1f}"
+                f" p95 {table['ttft_p95_ms']:.1f} ms, TPOT mean {1000 * mean(timing.between_s):.2f}"
+                f" p50 {table['tpot_p50_ms']:.2f} p95 {table['tpot_p95_ms']:.2f} ms"
+            )
+            print(f"      in decoding {runs[what][-1].decode}")
+        ratios[share] = sum(best["overlapped"].between_s) / sum(best["serially"].between_s)
+        print(f"  overlapped / serially {ratios[share]:.3f}")
+    assert ratios[0.5] <= 0.75
+
+
+def fastest(timings: list[Timing]) -> Timing:
+    """The same tokens in each run: for each the time of the run in which it came soonest."""
+    first = [min(times) for times in zip(*(each.first_s for each in timings), strict=True)]
+    between = [min(times) for times in zip(*(each.between_s for each in timings), strict=True)]
+    return Timing(first_s=first, between_s=between, total_s=sum(first) + sum(between))
