@@ -164,7 +164,7 @@ class Operations:
             or self._writer.last_error
             or known["last_error"]
             or self._language.trouble(),
-            "models": self._language.status(),
+            **({"models": self._language.status()} if self._config.models else {}),
         }
 
     def _rate(self, completed: int) -> float:
