@@ -108,7 +108,12 @@ def test_the_plan_is_no_worse_than_an_even_split_of_the_same_bytes():
         plan = plan_for(ready.plans, each * arch.layers * arch.expert_bytes)
         assert plan is not None
         planned, even = swapped(each, "planned").perplexity, swapped(each, "even").perplexity
+        # A prior that nothing outweighs: the plan's layers, and always the same experts in them.
+        still = served(SwapMoe(ready, prior_tokens=1e12), each * arch.layers)
+        assert still.counts.fetches == 0
         print(f"\n{each} of 16: planned {plan.counts} {planned:.2f}, even {even:.2f}")
+        print(f"  planned, but never swapped {still.perplexity:.2f}")
+        assert planned <= still.perplexity
         assert planned <= even
 
 

@@ -191,6 +191,6 @@ class SwapMoe(BaseMode):
         """Begin one step's part of a layer's pending swaps; what of the last ones has not begun is planned anew."""
         self.cache.cancel(layer)
         swaps = self._virtual.plan(layer, self.cache.slots, self.cache.pending())
-        for swap in swaps[: -(-len(swaps) // steps)]:
+        for swap in swaps[: len(swaps) // steps]:
             room = () if swap.evict is None else (ExpertKey(*swap.evict),)
             self.cache.prefetch([ExpertKey(*swap.load)], replace=room)
