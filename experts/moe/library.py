@@ -1,19 +1,21 @@
 """transformers, imported the way this program needs it: torchvision first.
 
 Its modelling modules import torchvision, whose published wheel fails to import beside a build of torch that it was not
-compiled for; `experts.vision.frameworks` repairs that. And offline: whatever a checkpoint lacks, nobody is asked for it.
+compiled for; `experts.vision.frameworks` repairs that. And offline: what a checkpoint lacks, nobody is asked for.
 """
 
 import importlib
 import os
 from types import ModuleType
+from typing import Any
 
 
 def transformers() -> ModuleType:
     """The library. Raises ModuleNotFoundError where the extra `moe` is not installed."""
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")  # read when the libraries are imported
     library = importlib.import_module("transformers")
-    importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE = True  # somebody may have imported it before
+    constants: Any = importlib.import_module("huggingface_hub.constants")
+    constants.HF_HUB_OFFLINE = True  # somebody may have imported it before
     from experts.vision.frameworks import torchvision  # noqa: PLC0415  (brings cv2; only what builds models needs it)
 
     torchvision()
