@@ -139,7 +139,7 @@ def load_config(folder: Path) -> Any:
     except (OSError, ValueError) as error:
         raise ModelError(file, f"cannot be read as JSON ({error}); restore the file of the checkpoint") from error
     found = table.get("model_type") if isinstance(table, dict) else None
-    if found not in FAMILIES:
+    if not isinstance(found, str) or found not in FAMILIES:
         known = ", ".join(FAMILIES)
         message = f"model_type is {found!r}; expected one of {known}: convert the checkpoint or choose another model"
         raise ModelError(file, message)
@@ -157,7 +157,7 @@ def read_arch(folder: Path, config: Any, stored: torch.dtype) -> MoeArch:
     """
     family = FAMILIES[config.model_type]
     file = folder / "config.json"
-    blocks, encoder_layers = _switch_blocks(config) if family.context_key is None else (_causal_blocks(config), 0)
+    blocks, encoder_layers = _switch_blocks(config) if family.context_key is None else (_causal_blocks(config, file), 0)
     if not blocks:
         raise ModelError(file, "describes no mixture-of-experts layer; this runtime is for models that have some")
     experts = _number(config, family.experts_key, file)
@@ -187,10 +187,12 @@ def _number(config: Any, key: str, file: Path) -> int:
     return value
 
 
-def _causal_blocks(config: Any) -> tuple[str, ...]:
+def _causal_blocks(config: Any, file: Path) -> tuple[str, ...]:
     """Layers that have experts: Qwen's may leave some dense."""
-    dense = set(getattr(config, "mlp_only_layers", None) or ())
-    step = getattr(config, "decoder_sparse_step", 1)
+    dense = getattr(config, "mlp_only_layers", None) or []
+    if not isinstance(dense, list):
+        raise ModelError(file, f"mlp_only_layers is {dense!r}; expected a list of layers: restore the file")
+    step = _number(config, "decoder_sparse_step", file) if hasattr(config, "decoder_sparse_step") else 1
     layers = range(config.num_hidden_layers)
     return tuple(f"model.layers.{n}.mlp" for n in layers if n not in dense and (n + 1) % step == 0)
 

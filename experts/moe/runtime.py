@@ -200,15 +200,24 @@ def read_model(folder: Path) -> tuple[Any, MoeArch, Checkpoint]:
     kind = library.AutoModelForSeq2SeqLM if config.is_encoder_decoder else library.AutoModelForCausalLM
     try:
         with torch.device("meta"):
-            model = kind.from_config(config, dtype=arch.dtype).eval()
+            # Of float32 first: for any other type the library changes torch's default in all threads, images' included.
+            model = kind.from_config(config, dtype=torch.float32).eval()
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(arch.dtype)
+        config.dtype = arch.dtype
     except Exception as error:
         message = f"transformers cannot build this model ({error}); correct the configuration"
         raise ModelError(folder / "config.json", message) from error
     inside = tuple(f"{block}.experts." for block in arch.blocks)
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items() if not name.startswith(inside)}
     check_tensors(checkpoint, shapes | expert_shapes(arch, checkpoint), tied=model.all_tied_weights_keys)
-    if (folder / "generation_config.json").is_file():
-        model.generation_config = library.GenerationConfig.from_pretrained(folder, local_files_only=True)
+    file = folder / "generation_config.json"
+    if file.is_file():
+        try:
+            model.generation_config = library.GenerationConfig.from_pretrained(folder, local_files_only=True)
+        except Exception as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ModelError(file, f"cannot be read ({reason}); restore the file, or delete it") from error
     return model, arch, checkpoint
 
 

@@ -164,11 +164,26 @@ def test_a_config_that_is_no_json_is_named(folder):
         ({"num_attention_heads": 0}, "config.json"),
         ({"num_hidden_layers": 0}, "no mixture-of-experts layer"),
         ({"hidden_act": "siluu"}, "config.json"),
+        ({"model_type": ["mixtral"]}, "model_type is ['mixtral']"),
     ],
 )
 def test_a_config_that_describes_no_model_is_named(folder, changes, found):
     edit_config(folder, **changes)
     with pytest.raises(ModelError, match=says("config.json", *found.split("config.json"))):
+        open_runtime(folder)
+
+
+@pytest.mark.parametrize("changes", [{"decoder_sparse_step": 0}, {"decoder_sparse_step": None}, {"mlp_only_layers": 1}])
+def test_a_config_whose_sparse_layers_cannot_be_told_is_named(tmp_path, changes):
+    edit_config(write_tiny(tmp_path, "qwen2_moe"), **changes)
+    with pytest.raises(ModelError, match=says("config.json", *changes)):
+        open_runtime(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["no JSON", "[]"])
+def test_generation_settings_that_cannot_be_read_are_named(folder, content):
+    (folder / "generation_config.json").write_text(content)
+    with pytest.raises(ModelError, match=says("generation_config.json", "cannot be read", "restore")):
         open_runtime(folder)
 
 

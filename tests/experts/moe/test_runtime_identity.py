@@ -350,3 +350,21 @@ def test_what_the_unmodified_model_reads_beside_its_weights_is_read_too(tmp_path
     assert are_equal(*[[text] for text in texts])
     assert int(texts[0].max()) < VOCABULARY
     runtime.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_building_a_model_of_another_type_changes_nothing_for_other_threads(tmp_path, monkeypatch, family):
+    """torch has one default type for all threads, and images are judged meanwhile."""
+    write_tiny(tmp_path, family, dtype=torch.bfloat16)
+    expected = load_unmodified(tmp_path)
+    defaults = []
+    set_default = torch.set_default_dtype
+    monkeypatch.setattr(torch, "set_default_dtype", lambda dtype: (defaults.append(dtype), set_default(dtype)))
+    model, arch, _ = read_model(tmp_path)
+    assert set(defaults) <= {torch.float32}
+    assert (model.dtype, model.config.dtype, arch.dtype) == (torch.bfloat16,) * 3
+    types = [
+        {name: each.dtype for name, each in (*one.named_parameters(), *one.named_buffers())}
+        for one in (model, expected)
+    ]
+    assert types[0] == types[1]
