@@ -56,7 +56,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of a request. `text` is None where it could not be done, and `reason` says why.
+    """The end of a request. `text` is what was said; None where it could not be done, and `reason` says why.
 
     `ttft_s` and `total_s` are from arrival, `tpot_s` is the mean of the tokens after the first; None where there are
     none. `error` is what broke its step.
@@ -258,7 +258,7 @@ class Engine:
         is_last = len(one.new) >= one.asked.max_new_tokens
         text = one.stream.add(token)
         if is_last:
-            text += one.stream.end(self._codec.decode(one.new))
+            text += one.stream.end()
         self._on_token(Said(one.asked.request, len(one.new) - 1, text))
         return is_last
 
@@ -270,7 +270,7 @@ class Engine:
     def _done(self, one: _Running) -> Ended:
         if self._profiles is not None:
             self._profiles.ended(_as_generation(one.asked, len(one.new)))
-        return self._end(one, self._clock(), self._codec.decode(one.new), None, None)
+        return self._end(one, self._clock(), one.stream.text, None, None)
 
     def _undone(self, one: _Running, now: float, reason: str, error: Exception | None = None) -> Ended:
         return self._end(one, now, None, reason, error)

@@ -1,7 +1,7 @@
 """Prompts into tokens and tokens into text: what of a checkpoint a request for text meets before any weight is read."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +9,10 @@ from experts.moe.errors import ModelError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+#: What bytes that are no UTF-8 read as.
+_REPLACEMENT = "\ufffd"
 
 
 class PromptError(ValueError):
@@ -46,6 +50,8 @@ class TextCodec:
         except Exception as error:  # the library raises no other kind
             raise ModelError(file, f"is no tokenizer: {error}") from error
         numbers = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        if not all(isinstance(number, int) for number in numbers):
+            raise ModelError(folder, f"eos_token_id is {ends!r}; expected a number, or a list of numbers")
         return cls(tokenizer, config.get("max_position_embeddings"), frozenset(numbers))
 
     def encode(self, prompt: str) -> list[int]:
@@ -64,28 +70,43 @@ class TextCodec:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def stream(self) -> "TextStream":
-        return TextStream(self._tokenizer)
+        return TextStream(self.decode)
 
 
 class TextStream:
-    """Text as its tokens come: pieces that add up to what `decode` makes of all of them."""
+    """Text as its tokens come: `text` is all that was said so far.
 
-    def __init__(self, tokenizer: "Tokenizer") -> None:
-        from tokenizers.decoders import DecodeStream  # noqa: PLC0415
+    A piece is what the newest tokens add to the few before them. It waits while it ends in U+FFFD: so reads the first
+    part of a character. (The library's own stream raises where a character that it gave out turns out to be part of
+    bytes that are none, as with every tokenizer that falls back to bytes.)
+    """
 
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._said = ""
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        #: Tokens of the last piece, and those after it.
+        self._tokens: list[int] = []
+        self._said_tokens = 0
+        self.text = ""
 
     def add(self, token: int) -> str:
         """What `token` adds; empty while a character is not whole."""
-        piece = self._stream.step(self._tokenizer, token) or ""
-        self._said += piece
-        return piece
+        self._tokens.append(token)
+        piece = self._unsaid()
+        return "" if piece.endswith(_REPLACEMENT) else self._say(piece)
 
-    def end(self, text: str) -> str:
-        """What `text`, the whole, has beyond the pieces so far."""
-        return text[len(self._said) :] if text.startswith(self._said) else ""
+    def end(self) -> str:
+        """What waited for more."""
+        return self._say(self._unsaid())
+
+    def _unsaid(self) -> str:
+        return self._decode(self._tokens)[len(self._decode(self._tokens[: self._said_tokens])) :]
+
+    def _say(self, piece: str) -> str:
+        if piece:
+            self._tokens = self._tokens[self._said_tokens :]
+            self._said_tokens = len(self._tokens)
+            self.text += piece
+        return piece
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -138,6 +138,39 @@ def test_streamed_pieces_add_up_to_the_text_and_are_numbered() -> None:
         assert bench.ended[name].new_tokens == new
 
 
+def a_codec_that_falls_back_to_bytes() -> TextCodec:
+    """As Mixtral's: words, and a token for each byte of what is no word."""
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "\u2581the", "a", "b"]
+    numbers = {word: number for number, word in enumerate(words)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(numbers, [], byte_fallback=True, unk_token="<unk>"))
+    of = tokenizers.decoders
+    tokenizer.decoder = of.Sequence([of.Replace("\u2581", " "), of.ByteFallback(), of.Fuse(), of.Strip(" ", 1, 0)])
+    return TextCodec(tokenizer, None, frozenset())
+
+
+@pytest.mark.parametrize("codec", [a_codec(), a_codec_that_falls_back_to_bytes()], ids=["bytes", "fallback"])
+def test_whatever_tokens_come_the_text_is_what_was_streamed(codec: TextCodec) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(300):
+        tokens = torch.randint(1, 256, (20,), generator=generator).tolist()
+        stream = codec.stream()
+        pieces = [*map(stream.add, tokens), stream.end()]
+        assert "".join(pieces) == stream.text
+
+
+def test_a_character_is_streamed_whole_and_in_front_of_bytes_that_are_none() -> None:
+    codec = a_codec_that_falls_back_to_bytes()
+    stream = codec.stream()
+    # "the", two bytes of an "e" with an accent, a byte that begins nothing, "a".
+    pieces = [stream.add(token) for token in (258, 1 + 0xC3, 1 + 0xA9, 1 + 0xFF, 259)]
+    assert pieces[:4] == ["the", "", "\u00e9", ""]
+    assert stream.text.startswith("the\u00e9")
+    assert stream.text.endswith("\ufffda")
+    whole = [258, 257, 1 + 0xC3, 1 + 0xA9, 260]
+    stream = codec.stream()
+    assert "".join(map(stream.add, whole)) + stream.end() == codec.decode(whole)
+
+
 def test_a_prefill_is_alone_and_others_get_a_token_between_two() -> None:
     bench = Bench(rows=4)
     bench.ask("a", "hello", 20)
@@ -168,7 +201,8 @@ def test_a_text_ends_at_its_end_token_which_is_no_part_of_it() -> None:
     bench.run()
     count = tokens.index(end)
     assert bench.ended["a"].new_tokens == count
-    assert bench.ended["a"].text == a_codec().decode(tokens[:count])
+    # The part of a character that it ends in is nobody's text, and was not streamed either.
+    assert bench.ended["a"].text == bench.text_of("a") == a_codec().decode(tokens[:count]).rstrip("\ufffd")
     assert len(bench.said) == count
 
 
