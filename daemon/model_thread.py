@@ -4,6 +4,7 @@ What it accepts ends exactly once, with a text or as `unknown` and a reason; a c
 gone costs the requests that it has then, and is opened again for the next one.
 """
 
+import gc
 import queue
 import threading
 import time
@@ -168,6 +169,7 @@ class ModelThread:
         self.last_error = reason
         self._log.error("model_hung", reason=reason)
         self._end_all(Finished(None, MODEL_FAILED))
+        self._letters.put(None)  # it may wait for one by now
 
     def status(self) -> dict[str, Any]:
         state = "ready" if self._model is not None else "failed" if self.last_error else "opening"
@@ -195,6 +197,9 @@ class ModelThread:
 
     def _turn(self) -> None:
         self._take_letters()
+        if self._given_up:
+            self._come_back()
+            return
         model = self._model
         if model is None or model.is_idle or self._stopping:
             return
@@ -252,11 +257,6 @@ class ModelThread:
             self._working_since_s = None
         self._ended_s = self._clock()
         self._took_s = self._ended_s - began_s
-        if self._given_up:
-            self._given_up = False
-            self._log.warning("hung_step_ended", took_s=round(self._took_s, 1))
-            self._close()
-            return
         for generation_id, finished in ended:
             self._end(generation_id, finished)
         self._account = model.account()
@@ -264,11 +264,15 @@ class ModelThread:
             self._fail(str(error))
 
     def _resize(self, resize: "_Resize") -> None:
+        if resize is not self._resizing:  # another one came behind it, whose bytes count as held
+            resize.done.set_result(self._budget_bytes)
+            return
         try:
             if self._model is not None:
                 self._working(self._hang_after_s)
                 self._model.resize(resize.budget_bytes)
         except Exception as error:  # noqa: BLE001  whoever asked gets it
+            self._undo_resize()
             self._resized(resize, self._budget_bytes)
             resize.done.set_exception(error)
         else:
@@ -278,6 +282,14 @@ class ModelThread:
             self._working_since_s = None
             if self._model is not None:
                 self._account = self._model.account()
+
+    def _undo_resize(self) -> None:
+        """What it got of more memory before there was no more goes back: it counts as held by nobody."""
+        assert self._model is not None, "who is not open has any budget"
+        try:
+            self._model.resize(self._budget_bytes)
+        except Exception:  # noqa: BLE001  it refused before it changed anything
+            self._log.exception("budget_not_restored", bytes=self._budget_bytes)
 
     def _resized(self, resize: "_Resize", budget_bytes: int) -> None:
         with self._lock:
@@ -294,6 +306,7 @@ class ModelThread:
             return False
         self._working(_OPENING_FACTOR * self._hang_after_s)
         try:
+            gc.collect()  # what was closed holds its weights in cycles, and would be there twice
             self._model = self._opener(self._budget_bytes, self._gets_on)
         except Exception as error:  # noqa: BLE001  a checkpoint, or the machine: the line goes on without it
             self._failed_at_s = self._clock()
@@ -307,6 +320,12 @@ class ModelThread:
         self._account = self._model.account()
         self._log.info("model_opened", took_s=round(self._clock() - now, 3), **self._account)
         return True
+
+    def _come_back(self) -> None:
+        """What hung has ended after all, well or not: the next request opens the model anew."""
+        self._close()
+        self._given_up = False
+        self._log.warning("model_came_back")
 
     def _fail(self, reason: str, but: int | None = None) -> None:
         """End what it has, all `but` one, and close it: the next request opens it again."""

@@ -130,6 +130,58 @@ def test_a_step_that_hangs_costs_its_requests_and_later_ones_until_it_ends(bench
     assert not bench.thread.is_failing
 
 
+def test_a_hung_change_of_memory_costs_its_requests_and_the_model_comes_back(bench: Bench) -> None:
+    bench.until(lambda: bench.opened)
+    (first,) = bench.opened
+    going = threading.Event()
+    first.resize = lambda budget_bytes: going.wait() and None  # type: ignore[method-assign]
+    done = bench.thread.resize(50)
+    bench.until(lambda: bench.thread.hangs_s() is not None)
+    bench.thread.give_up("it hangs")
+    bench.submit(1)
+    assert bench.reasons(1) == ["model_failed"]
+    going.set()
+    assert done.result(5) == 50
+    bench.until(lambda: first.closed and bench.thread.status()["state"] != "hanging")
+    bench.submit(2)
+    assert bench.reasons(2) == [None]
+
+
+def test_an_opening_that_hung_and_then_failed_is_tried_again() -> None:
+    bench, going = Bench(hang_after_s=0.02), threading.Event()
+    bench.until(lambda: bench.opened)
+
+    def stuck(_budget_bytes: int, _gets_on: Callable[[], None]) -> Steps:
+        going.wait()
+        raise OSError("the disk is gone")
+
+    opener, bench.thread._opener = bench.thread._opener, stuck
+    bench.opened[0].changed = "is gone"
+    bench.submit(1)
+    bench.until(lambda: bench.thread.hangs_s() is not None)
+    bench.thread.give_up("it hangs")
+    assert bench.reasons(1) == ["model_failed"]
+    bench.thread._opener = opener
+    going.set()
+    bench.until(lambda: bench.thread.status()["state"] == "failed")
+
+    def served() -> bool:
+        number = len(bench.outcomes) + 1
+        bench.submit(number)
+        return bench.reasons(number) == [None]
+
+    bench.until(served)
+    assert bench.thread.stop(5.0)
+
+
+def test_a_model_given_up_when_its_step_had_just_ended_comes_back(bench: Bench) -> None:
+    bench.until(lambda: bench.opened)
+    bench.thread.give_up("it hung until now")
+    bench.until(lambda: bench.opened[0].closed and bench.thread.status()["state"] != "hanging")
+    bench.submit(1)
+    assert bench.reasons(1) == [None]
+
+
 def test_a_long_step_that_gets_on_does_not_hang(bench: Bench) -> None:
     bench.until(lambda: bench.opened)
     (steps,) = bench.opened
@@ -203,6 +255,36 @@ def test_a_new_budget_counts_from_the_order_on_until_it_holds(bench: Bench) -> N
     with pytest.raises(ValueError, match="too little"):
         bench.thread.resize(5).result(5)
     assert bench.thread.held_bytes == 50
+
+
+def test_an_order_that_another_one_followed_is_not_carried_out(bench: Bench) -> None:
+    bench.until(lambda: bench.opened)
+    (steps,) = bench.opened
+    budgets: list[int] = []
+    steps.resize = budgets.append  # type: ignore[method-assign]
+    steps.going.clear()
+    bench.submit(1)
+    steps.stepping.wait(10)
+    larger, smaller = bench.thread.resize(500), bench.thread.resize(50)
+    assert bench.thread.held_bytes == 100
+    steps.going.set()
+    assert (larger.result(5), smaller.result(5)) == (100, 50)
+    assert budgets == [50]
+
+
+def test_more_memory_that_is_not_to_be_had_leaves_the_model_what_it_had(bench: Bench) -> None:
+    bench.until(lambda: bench.opened)
+    (steps,) = bench.opened
+
+    def resize(budget_bytes: int) -> None:
+        steps.budget_bytes = min(budget_bytes, 300)
+        if budget_bytes > 300:
+            raise MemoryError("there is no memory for 500")
+
+    steps.resize = resize  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        bench.thread.resize(500).result(5)
+    assert (steps.budget_bytes, bench.thread.held_bytes) == (100, 100)
 
 
 def test_a_model_makes_way_for_images_and_still_gets_its_tenth() -> None:
