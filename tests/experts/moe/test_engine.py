@@ -140,9 +140,9 @@ def test_streamed_pieces_add_up_to_the_text_and_are_numbered() -> None:
 
 def a_codec_that_falls_back_to_bytes() -> TextCodec:
     """As Mixtral's: words, and a token for each byte of what is no word."""
-    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "\u2581the", "a", "b"]
+    words = ["?", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "\u2581the", "a", "b"]
     numbers = {word: number for number, word in enumerate(words)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(numbers, [], byte_fallback=True, unk_token="<unk>"))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(numbers, [], byte_fallback=True))
     of = tokenizers.decoders
     tokenizer.decoder = of.Sequence([of.Replace("\u2581", " "), of.ByteFallback(), of.Fuse(), of.Strip(" ", 1, 0)])
     return TextCodec(tokenizer, None, frozenset())

@@ -354,7 +354,7 @@ def test_what_the_unmodified_model_reads_beside_its_weights_is_read_too(tmp_path
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_building_a_model_of_another_type_changes_nothing_for_other_threads(tmp_path, monkeypatch, family):
-    """torch has one default type for all threads, and images are judged meanwhile."""
+    """One default type holds for all threads of torch, and images are judged meanwhile."""
     write_tiny(tmp_path, family, dtype=torch.bfloat16)
     expected = load_unmodified(tmp_path)
     defaults = []
