@@ -90,7 +90,6 @@ class Language:
         self._on_outcome = on_outcome
         self._drive: Scheduling | None = None
         self._pools: Sequence[Pool] = ()
-        self._switches = 0
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._log: Any = structlog.get_logger("language")
@@ -233,9 +232,12 @@ class Language:
             thread.resize(budget_bytes).result(_ANSWER_S)
         except TimeoutError:
             return False  # amid a long step: it counts as held until it is done
-        except Exception as error:  # noqa: BLE001  the mode says why it cannot do with so little
+        except Exception as error:  # noqa: BLE001  the mode cannot do with so little, or the machine has not so much
             self._log.warning("model_keeps_its_memory", model=model, bytes=before_bytes, error=str(error))
-            shared.lease.cannot_shrink(model, before_bytes)
+            if budget_bytes < before_bytes:
+                shared.lease.cannot_shrink(model, before_bytes)
+            else:
+                shared.lease.cannot_grow(model, self._clock())
             return True
         self._log.info("memory_moved", device=shared.name, to=model, bytes=budget_bytes)
         return True
@@ -243,8 +245,14 @@ class Language:
     def _to_images(self, shared: SharedDevice, budget_bytes: int) -> bool:
         if budget_bytes in (shared.ordered_bytes, shared.refused_bytes):
             return False  # under way: residents that are in use go when they are idle
-        answer = self._ask("limits", {"expert_memory": {shared.name: budget_bytes}})
-        if answer is None:
+        try:
+            self._asked("limits", {"expert_memory": {shared.name: budget_bytes}})
+        except TimeoutError:
+            # The drive is busy, and comes to it yet: less counts once it is there, more from now on.
+            shared.ordered_bytes = max(shared.ordered_bytes, budget_bytes)
+            return False
+        except ControlError as error:
+            self._log.info("memory_not_moved", reason=error.reason)
             shared.refused_bytes = budget_bytes
             return False
         shared.ordered_bytes, shared.refused_bytes = budget_bytes, None
@@ -253,23 +261,18 @@ class Language:
 
     def _images_lack_room(self, shared: SharedDevice) -> bool:
         """Whether images wait for an expert that finds no room in this device's pools."""
-        status, experts = self._ask("status", {}), self._ask("experts", {})
-        if status is None or experts is None:
+        try:
+            status, experts = self._asked("status", {}), self._asked("experts", {})
+        except (ControlError, TimeoutError):
             return False
         rows = [row for row in status["executors"] if row["device"] == shared.name]
         free_bytes = max((row["budget_bytes"] - row["used_bytes"] for row in rows), default=0)
-        switched = status["expert_switches"] > self._switches
-        self._switches = status["expert_switches"]
+        switched = status["expert_switches"] > shared.switches
+        shared.switches = status["expert_switches"]
         absent = [one for one in experts["experts"] if not one["resident"] and one["bytes"] > free_bytes]
         return any(one["queued"] for one in absent) or (switched and bool(absent))
 
-    def _ask(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The drive's answer; None where it refuses, or does not answer in time."""
+    def _asked(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The drive's answer. Raises ControlError where it refuses, TimeoutError where it is busy."""
         assert self._drive is not None, "started with a drive"
-        try:
-            return self._drive.ask_later(kind, fields).result(_ANSWER_S)
-        except ControlError as error:
-            self._log.info("memory_not_moved", reason=error.reason)
-        except TimeoutError:
-            pass
-        return None
+        return self._drive.ask_later(kind, fields).result(_ANSWER_S)

@@ -12,7 +12,8 @@ from experts.moe.errors import ModelError
 class SharedDevice:
     """A device with models on it. `reserved_bytes` are weights of theirs that are no expert's: nobody gives them up.
 
-    `ordered_bytes` is what the images' pools were last told to have, `refused_bytes` what they did not take.
+    `ordered_bytes` is what the images' pools were last told to have, `refused_bytes` what they did not take. `switches`
+    are those of all devices when this one was last looked at.
     """
 
     name: str
@@ -21,6 +22,7 @@ class SharedDevice:
     reserved_bytes: int
     ordered_bytes: int
     refused_bytes: int | None = None
+    switches: int = 0
 
 
 def shared_devices(config: Config) -> list[SharedDevice]:

@@ -47,10 +47,15 @@ Grant = ToImages | ToModel
 class Lease:
     """Asked again after each grant, and now and then. `total_bytes`: the device's, less what nobody can give up."""
 
-    def __init__(self, total_bytes: int, shares: Sequence[Share], *, give_back_s: float = 5.0) -> None:
+    def __init__(
+        self, total_bytes: int, shares: Sequence[Share], *, give_back_s: float = 5.0, again_s: float = 30.0
+    ) -> None:
+        """`again_s`: when a model that there was no memory for is offered more again."""
         self.total_bytes = total_bytes
         self._shares = {share.model: share for share in shares}
         self._give_back_s = give_back_s
+        self._again_s = again_s
+        self._not_before_s: dict[str, float] = {}
         self._images_first = False
         self._idle_since_s: float | None = None
 
@@ -73,7 +78,7 @@ class Lease:
         free_bytes = self.total_bytes - held.images_bytes - sum(held.models_bytes.values())
         for model, target_bytes in targets.items():
             missing_bytes = target_bytes - held.models_bytes[model]
-            if 0 < missing_bytes <= free_bytes:
+            if 0 < missing_bytes <= free_bytes and now >= self._not_before_s.get(model, now):
                 return ToModel(model, target_bytes)
         return None
 
@@ -81,6 +86,10 @@ class Lease:
         """The model does not work with less than `least_bytes`."""
         share = self._shares[model]
         self._shares[model] = Share(model, share.most_bytes, min(share.most_bytes, least_bytes))
+
+    def cannot_grow(self, model: str, now: float) -> None:
+        """The machine has not the memory that the device's budget leaves for the model: not for now."""
+        self._not_before_s[model] = now + self._again_s
 
     def _notice(self, now: float, *, under_way: bool, lack_room: bool) -> None:
         if lack_room:

@@ -97,6 +97,21 @@ def test_a_model_that_cannot_shrink_keeps_what_it_has_and_the_others_give_theirs
     assert (device.images, device.models) == (55 * MIB, {"a": 40 * MIB, "b": 5 * MIB})
 
 
+def test_a_model_that_could_not_grow_is_offered_memory_again_only_after_a_while() -> None:
+    device = a_device()
+    device.settle(under_way=True, lack_room=True)
+    device.now = 10.0
+    device.settle()
+    device.now = 20.0
+    device.models["a"] = 10 * MIB
+    device.lease.cannot_grow("a", device.now)
+    device.settle()
+    assert (device.models["a"], device.pending) == (10 * MIB, None)
+    device.now = 50.0
+    device.settle()
+    assert device.models["a"] == 40 * MIB
+
+
 def test_another_budget_of_the_device_is_kept_too() -> None:
     device = a_device()
     device.settle(under_way=True, lack_room=True)
