@@ -50,8 +50,8 @@ bundle: $(INSTALLED)
 test-bundle: bundle
 	$(BIN)/python -m pytest tests/tools/whole_bundle.py
 
-# What the modes of language models promise, on the trained fixture: minutes, and some twenty more the first time, when it
-# is trained and prepared under build/moe. Every test prints its figures.
+# What the modes of language models promise, on the trained fixture: 10 to 20 minutes, and as many again the first time,
+# when it is trained and prepared under build/moe. Every test prints its figures.
 test-moe: $(INSTALLED)
 	$(BIN)/coserve moe fixture
 	$(BIN)/coserve moe trace
@@ -59,7 +59,7 @@ test-moe: $(INSTALLED)
 	$(BIN)/coserve moe unite build/moe/fixture
 	$(BIN)/coserve moe plan build/moe/fixture --budget 50%
 	$(BIN)/coserve moe plan build/moe/fixture --budget 25%
-	$(BIN)/python -m pytest -s --timeout 900 tests/moe/fixture_*.py
+	$(BIN)/python -m pytest -s --timeout 1500 tests/moe/fixture_*.py
 
 # Installed once per change of the requirements; exact versions are in constraints.txt.
 $(INSTALLED): pyproject.toml constraints.txt

@@ -1,18 +1,22 @@
 """The fixture, its text, its traces and its measurements, made very small."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from experts.moe.errors import ModelError
 from experts.moe.prepared import HELD_OUT, TRAIN, Prepared
 from experts.moe.trace import load_popularity, load_trace
 
 pytest.importorskip("transformers", reason="needs the extra `moe`")
 
 from experts.moe.library import transformers
+from tools.cli import app
 from tools.moe import fixture
 from tools.moe.charts import draw
 from tools.moe.corpus import DOMAINS, Document, collect
@@ -193,3 +197,22 @@ def test_pictures_are_drawn_of_what_was_measured(tmp_path: Path):
     drawn = draw({"cells": cells, "curves": {"budget": points, "period": []}}, tmp_path)
     assert [file.name for file in drawn] == ["moe-sides.png", "moe-predictors.png", "moe-budget.png"]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in drawn)
+
+
+def test_a_bench_without_text_or_of_an_unknown_side_says_what_to_do(small: Path, tmp_path: Path):
+    copy = tmp_path / "copy"
+    shutil.copytree(small, copy, ignore=shutil.ignore_patterns("coserve"))
+    for arguments, reason in (([str(copy)], "coserve moe"), ([str(small), "--side", "fast"], "sides are resident")):
+        done = CliRunner().invoke(app, ["moe", "bench", *arguments])
+        assert done.exit_code
+        assert reason in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_an_encoder_with_a_decoder_has_no_traces_and_is_named(tmp_path: Path):
+    sizes = {"vocab_size": 64, "d_model": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2, "num_experts": 4}
+    layers = {"num_layers": 2, "num_decoder_layers": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
+    config = transformers().SwitchTransformersConfig(**sizes, **layers)
+    transformers().SwitchTransformersForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="switch_transformers has an encoder"):
+        take_traces(tmp_path, prompts=1, length=8)

@@ -72,11 +72,16 @@ def bench(
     import torch
 
     from experts.moe.modes import MODES
+    from experts.moe.prepared import Prepared
+    from tools.moe.evaluate import require_decoder
+    from tools.moe.text import HELD_OUT
 
     chosen = "cuda:0" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
     sides = [*MODES, ACCELERATE]
     if unknown := [side for side in only or () if side not in sides]:
         fail(f"--side {unknown[0]}: sides are {', '.join(sides)}", status=2)
+    require_decoder(checkpoint)
+    Prepared(checkpoint).load(HELD_OUT)  # says which command makes it
     jobs = list(_jobs(checkpoint, only or sides, link_ms, chosen))
     cells = _measure(jobs, rounds)
     account: dict[str, Any] = {

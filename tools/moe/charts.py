@@ -89,6 +89,7 @@ def _draw_hits(account: dict[str, Any], file: Path) -> Path | None:
 def _draw_curve(points: list[dict[str, Any]], panels: list[tuple[str, str, bool]], across: str, file: Path) -> Path:
     """A line for each series in every panel."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullLocator
 
     figure, axes = plt.subplots(1, len(panels), figsize=(4.8 * len(panels), 3.6), squeeze=False, layout="constrained")
     for panel, (value, label, logarithmic) in zip(axes.flat, panels, strict=True):
@@ -100,9 +101,9 @@ def _draw_curve(points: list[dict[str, Any]], panels: list[tuple[str, str, bool]
         panel.set_ylabel(label)
         if logarithmic:
             panel.set_yscale("log")
+            panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             panel.yaxis.set_major_formatter("{x:g}")
-            panel.yaxis.set_minor_formatter("{x:g}")
-            panel.tick_params(axis="y", which="both", labelsize=7)
+            panel.yaxis.set_minor_locator(NullLocator())
         panel.legend(fontsize=8, frameon=False)
         panel.spines[["top", "right"]].set_visible(False)
     return _save(figure, file)

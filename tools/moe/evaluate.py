@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from experts.moe.errors import ModelError
 from experts.moe.gating import Row
 from experts.moe.link import Link
 from experts.moe.metrics import Counts
@@ -118,6 +119,14 @@ def arch_of(checkpoint: Path) -> "MoeArch":
 
     config = load_config(checkpoint)
     return read_arch(checkpoint, config, read_checkpoint(checkpoint, config.model_type).dtype)
+
+
+def require_decoder(checkpoint: Path) -> None:
+    """Raise ModelError for a model whose text is not continued but answered by a decoder of its own."""
+    arch = arch_of(checkpoint)
+    if arch.encoder_layers:
+        message = f"{arch.family} has an encoder and a decoder; traces and benchmarks are for models that continue text"
+        raise ModelError(checkpoint, message)
 
 
 @torch.no_grad()

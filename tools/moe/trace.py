@@ -56,9 +56,10 @@ def take_traces(checkpoint: Path, prompts: int, length: int) -> list[tuple[str, 
 
 def _take(prepared: "Prepared", missing: dict[str, tuple[str, int]], length: int) -> None:
     from experts.moe.trace import join_traces, load_trace, save_trace
-    from tools.moe.evaluate import open_runtime
+    from tools.moe.evaluate import open_runtime, require_decoder
     from tools.moe.text import ensure_text, load_text
 
+    require_decoder(prepared.checkpoint)
     runtime = open_runtime(prepared.checkpoint, "resident")
     try:
         ensure_text(prepared, runtime.tokenizer, _corpus)
