@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from experts.moe.duoserve.predictor import WIDTHS, ExpertMLP, Predictor
+from experts.moe.duoserve.predictor import KEPT, WIDTHS, ExpertMLP, Predictor
 from experts.moe.duoserve.state import LEAD, Paths, StateConstructor, StateShape, known
 from experts.moe.errors import ModelError
 from experts.moe.prepared import Prepared
@@ -91,7 +91,7 @@ def save_layer(prepared: Prepared, layer: int, network: ExpertMLP, trace: Trace,
     states = states_of(trace, layer)
     tensors = {"popularity": states.popularity, "affinity": states.affinity}
     for number, (weight, bias) in enumerate(network.folded()):
-        tensors |= {f"{number}.weight": weight, f"{number}.bias": bias}
+        tensors |= {f"{number}.weight": weight.to(KEPT), f"{number}.bias": bias.to(KEPT)}
     prepared.save(part_name(layer), tensors, {"made": _made(trace, recipe), "shape": asdict(states.shape)})
 
 
@@ -103,7 +103,7 @@ def load_predictors(prepared: Prepared) -> dict[int, Predictor]:
 
 def predictor_of(network: ExpertMLP, trace: Trace, layer: int) -> Predictor:
     """A network just trained, as it will be when it is loaded."""
-    return Predictor(states_of(trace, layer), network.folded())
+    return Predictor.of(states_of(trace, layer), network.folded())
 
 
 def _load(prepared: Prepared, layer: int) -> Predictor:
@@ -111,7 +111,7 @@ def _load(prepared: Prepared, layer: int) -> Predictor:
     try:
         states = StateConstructor(StateShape(**notes["shape"]), tensors["popularity"], tensors["affinity"])
         count = sum(name.endswith(".weight") for name in tensors)
-        return Predictor(states, [(tensors[f"{one}.weight"], tensors[f"{one}.bias"]) for one in range(count)])
+        return Predictor.of(states, [(tensors[f"{one}.weight"], tensors[f"{one}.bias"]) for one in range(count)])
     except (KeyError, TypeError) as error:
         message = f"is no predictor ({error}); make it again with `coserve moe fit {prepared.checkpoint}`"
         raise ModelError(prepared.path(part_name(layer)), message) from error

@@ -11,6 +11,10 @@ from experts.moe.duoserve.state import Paths, StateConstructor
 #: Seven fully connected layers: these widths, halved from layer to layer, and the one of the output.
 WIDTHS = (2048, 1024, 512, 256, 128, 64)
 _DROPOUT = 0.1
+#: What a trained network is kept and asked in; ranks of experts do not need more.
+KEPT = torch.bfloat16
+#: Tokens up to which reading fewer weights is faster than multiplying matrices.
+_FEW = 2
 
 
 class ExpertMLP(nn.Sequential):
@@ -44,20 +48,46 @@ class ExpertMLP(nn.Sequential):
 class Predictor:
     """A trained ExpertMLP of one layer, ready to be asked. Thread-safe."""
 
-    def __init__(self, states: StateConstructor, folded: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def __init__(self, states: StateConstructor, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """`layers`: weights as (inputs, outputs), so that the numbers of one input lie together, and biases."""
         self.shape = states.shape
         self._states = states
-        self._folded = tuple(folded)
+        self._layers = tuple(layers)
+
+    @classmethod
+    def of(cls, states: StateConstructor, folded: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> "Predictor":
+        """From what `ExpertMLP.folded` gives."""
+        return cls(states, [(weight.to(KEPT).t().contiguous(), bias.to(KEPT)) for weight, bias in folded])
 
     def to(self, device: torch.device) -> "Predictor":
         """The same on another device."""
-        return Predictor(self._states.to(device), [(each.to(device), shift.to(device)) for each, shift in self._folded])
+        return Predictor(self._states.to(device), [(one.to(device), two.to(device)) for one, two in self._layers])
 
     @torch.inference_mode()
     def probabilities(self, sofar: Paths, before: Paths) -> torch.Tensor:
         """(T, E) float32: for each token how likely it chooses each expert; arguments as `StateConstructor.build`."""
-        values = self._states.build(sofar, before).to(self._folded[0][0].dtype)
-        *hidden, (last, bias) = self._folded
-        for each, shift in hidden:
-            values = nn.functional.linear(values, each, shift).relu_()
-        return nn.functional.linear(values, last, bias).float().sigmoid()
+        values = self._states.build(sofar, before).to(KEPT)
+        *hidden, (last, shift) = self._layers
+        through = _through_sparse if len(values) <= _FEW and values.device.type == "cpu" else _through
+        for weight, bias in hidden:
+            values = through(values, weight, bias).relu_()
+        return _through(values, last, shift).float().sigmoid()
+
+
+def _through(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """(T, inputs) to (T, outputs)."""
+    return torch.addmm(bias, values, weight)
+
+
+def _through_sparse(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """The same; of the weights only those are read whose input is not zero.
+
+    One token's way through the network is as long as its weights take to come from memory, and behind a ReLU half of
+    the inputs are zero: measured, 0.3 ms instead of 0.6.
+    """
+    rows, places = values.nonzero(as_tuple=True)
+    begins = torch.searchsorted(rows, torch.arange(len(values)))
+    summed = torch.nn.functional.embedding_bag(
+        places, weight, begins, mode="sum", per_sample_weights=values[rows, places]
+    )
+    return summed.add_(bias)

@@ -25,6 +25,7 @@ from experts.moe.duoserve.state import Paths, known
 from experts.moe.duoserve.stream import PredictionStream, prediction_stream
 from experts.moe.gating import ExpertKey, Routing, Served, Step
 from experts.moe.modes.mode import BaseMode
+from experts.moe.modes.options import Options, read_options
 from experts.moe.policy.duoserve import first_of_prefill, plan_prefetch
 from experts.moe.prepared import Prepared
 from experts.moe.slots import SlotCache
@@ -34,6 +35,10 @@ from experts.moe.trace import load_popularity
 _Prediction = Future[list[list[float]]]
 #: Sequences whose last path is remembered; an engine has fewer in flight.
 _REMEMBERED = 256
+
+
+class _Options(Options):
+    overlap: bool = True
 
 
 class DuoServe(BaseMode):
@@ -64,9 +69,10 @@ class DuoServe(BaseMode):
     @classmethod
     def open(cls, checkpoint: Path, options: Mapping[str, Any]) -> "DuoServe":
         """With what `coserve moe fit` made. Options: `overlap`. Raises ModelError."""
+        chosen = read_options(_Options, "duoserve", checkpoint, options)
         prepared = Prepared(checkpoint)
         popular, _ = load_popularity(prepared)
-        return cls(load_predictors(prepared), popular.tolist(), **options)
+        return cls(load_predictors(prepared), popular.tolist(), overlap=chosen.overlap)
 
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
         super().attach(cache, arch)
