@@ -37,7 +37,7 @@ _Prediction = Future[list[list[float]]]
 _REMEMBERED = 256
 
 
-class _Options(Options):
+class _Options(Options, frozen=True):
     overlap: bool = True
 
 

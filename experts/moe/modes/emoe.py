@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import PositiveInt
 
 from experts.moe.arch import MoeArch
 from experts.moe.emoe.fitting import load_predictor
@@ -22,6 +23,7 @@ from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, Routing, Row, Step
 from experts.moe.masking import mask_gate, present
 from experts.moe.modes.mode import BaseMode
+from experts.moe.modes.options import Options, read_options
 from experts.moe.policy.expected import ChosenExperts, Frequencies, choose, expected_tokens, to_load
 from experts.moe.policy.schedule import Generation, Profiles
 from experts.moe.prepared import Prepared
@@ -46,6 +48,12 @@ def load_knowledge(prepared: Prepared) -> Knowledge:
     """Raises ModelError where a part is missing or of other weights."""
     predictor, tasks = load_predictor(prepared)
     return Knowledge(predictor, tasks, weights(load_shares(prepared)))
+
+
+class _Options(Options, frozen=True):
+    period: PositiveInt = PERIOD
+    variant: Variant = "all"
+    task_aware: bool = True
 
 
 class Emoe(BaseMode):
@@ -83,7 +91,9 @@ class Emoe(BaseMode):
     @classmethod
     def open(cls, checkpoint: Path, options: Mapping[str, Any]) -> "Emoe":
         """With what `coserve moe fit` made. Options: `period`, `variant`, `task_aware`. Raises ModelError."""
-        return cls(load_knowledge(Prepared(checkpoint)), **options)
+        chosen = read_options(_Options, "emoe", checkpoint, options)
+        knowledge = load_knowledge(Prepared(checkpoint))
+        return cls(knowledge, period=chosen.period, variant=chosen.variant, task_aware=chosen.task_aware)
 
     def residency(self, arch: MoeArch) -> ChosenExperts:  # noqa: ARG002
         return self._residency

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from experts.moe.arch import MoeArch
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, Routing, Step
 from experts.moe.masking import mask_gate, present
 from experts.moe.modes.mode import BaseMode
+from experts.moe.modes.options import Options, read_options
 from experts.moe.plan import Plan, Preparation, load_preparation, plan_for
 from experts.moe.policy.importance import Importance, Turns, VirtualExperts
 from experts.moe.slots import SlotCache
@@ -63,7 +64,7 @@ def expert_norms(store: ExpertStore) -> torch.Tensor:
     return norms
 
 
-class _Options(BaseModel, extra="forbid", frozen=True):
+class _Options(Options, frozen=True):
     counts: tuple[PositiveInt, ...] | None = None
     period: PositiveInt | None = None
     window: PositiveFloat = WINDOW_TOKENS
@@ -104,14 +105,7 @@ class SwapMoe(BaseMode):
     @classmethod
     def open(cls, checkpoint: Path, options: Mapping[str, Any]) -> "SwapMoe":
         """Options: `counts`, `period`, `window`, `prior_tokens`, `score` (importance or tokens). Raises ModelError."""
-        try:
-            chosen = _Options.model_validate(dict(options))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            known = ", ".join(_Options.model_fields)
-            message = f"mode swapmoe, option {where}: {first['msg']}; options are: {known}"
-            raise ModelError(checkpoint, message) from error
+        chosen = read_options(_Options, "swapmoe", checkpoint, options)
         return cls(
             load_preparation(checkpoint),
             counts=chosen.counts,
