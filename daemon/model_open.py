@@ -52,6 +52,9 @@ class ServedModel:
             model.checkpoint, self._mode, budget_bytes, device=model.device, storage=model.storage
         )
         self._runtime.observers.append(lambda _step, _said, _done: gets_on())
+        # What the library takes where config.json says nothing; a prompt beyond it would wait for ever.
+        self._codec.context = self._runtime.arch.context_tokens
+        self._vocabulary: int = self._runtime.model.get_input_embeddings().num_embeddings
         self._taken: dict[str, _Taken] = {}
         self._costs, self._profiles = _COSTS, Profiles()
         self._engine = Engine(
@@ -78,6 +81,8 @@ class ServedModel:
         try:
             tokens = self._codec.encode(request.prompt)
         except PromptError:
+            return Finished(None, "bad_prompt", settings.mode)
+        if max(tokens) >= self._vocabulary:  # of a tokenizer that is larger than the model
             return Finished(None, "bad_prompt", settings.mode)
         slo_s = settings.slo if request.slo_ms is None else request.slo_ms / 1000
         deadline_s = None if request.deadline_ms is None else arrived_s + request.deadline_ms / 1000
