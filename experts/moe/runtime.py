@@ -76,6 +76,7 @@ class MoeRuntime:
         folder = Path(folder)
         model, arch, checkpoint = read_model(folder)
         require_budget(folder, arch, budget_bytes, lossless=mode.lossless)
+        mode.require(budget_bytes, arch, folder)
         with ExitStack() as undo:
             store = open_store(arch, checkpoint, storage)
             undo.callback(store.close)

@@ -36,6 +36,7 @@ def examine(
     opened = open_mode(mode, folder, options)
     for budget_bytes in (least_bytes, memory_bytes):
         require_budget(folder, arch, budget_bytes, lossless=opened.lossless)
+    opened.require(memory_bytes, arch, folder)
     opened.close()
     open_store(arch, checkpoint, storage).close()
     TextCodec.open(folder)

@@ -52,6 +52,7 @@ def test_a_model_that_can_be_served_has_no_problem(checkpoint: Path, tmp_path: P
         ({"memory": 2 * EXPERT_BYTES - 1}, "give at least"),
         ({"least_memory": EXPERT_BYTES}, "give at least"),
         ({"mode": "popularity"}, "coserve moe trace"),
+        ({"mode": "resident"}, "keeps all experts in memory"),
         ({"mode": "swapmoe", "options": {"periodd": 5}}, "periodd"),
         ({"storage": "int8"}, "coserve moe import"),
     ],

@@ -112,12 +112,14 @@ class Brownout(BaseMode):
             _require_fit(self._united, arch, cache.store.folder)
         self.resize(cache.budget_bytes)
 
-    def resize(self, budget_bytes: int) -> None:
-        slots_bytes = budget_bytes - self.reserved_bytes
-        if slots_bytes < self.cache.store.expert_bytes:
+    def require(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
+        if budget_bytes - self.reserved_bytes < arch.expert_bytes:
             message = f"a budget of {budget_bytes} bytes holds no expert beside {self.reserved_bytes} of united ones"
-            raise ModelError(self.cache.store.folder, f"{message}; raise it, or unite more experts in one (way)")
-        self.cache.resize(slots_bytes)
+            raise ModelError(folder, f"{message}; raise it, or unite more experts in one (way)")
+
+    def resize(self, budget_bytes: int) -> None:
+        self.require(budget_bytes, self.arch, self.cache.store.folder)
+        self.cache.resize(budget_bytes - self.reserved_bytes)
 
     def forget(self) -> None:
         """Count accesses from 0."""

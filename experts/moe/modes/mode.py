@@ -1,6 +1,7 @@
 """What a mode of serving is: who computes which token with which expert, and which experts are in memory for it."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -26,6 +27,10 @@ class Mode(Protocol):
     lossless: bool
     #: One for each layer, given by the runtime before `attach`.
     gates: Sequence[Gate]
+
+    def require(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
+        """Raise ModelError where the mode needs more than every mode does (`runtime.require_budget`)."""
+        ...
 
     def residency(self, arch: MoeArch) -> Residency:
         """The policy of the cache that is made for this mode."""
@@ -64,6 +69,9 @@ class BaseMode:
 
     def __init__(self) -> None:
         self.gates: Sequence[Gate] = ()
+
+    def require(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
+        """What every mode needs is enough."""
 
     def residency(self, arch: MoeArch) -> Residency:
         return LeastRecentlyUsed(arch.layers)

@@ -45,7 +45,7 @@ class Popularity(BaseMode):
 
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
         super().attach(cache, arch)
-        self._require(cache.budget_bytes)
+        self.require(cache.budget_bytes, arch, cache.store.folder)
         cache.fill(self._kept())
 
     def route(self, routing: Routing) -> Routing:
@@ -55,19 +55,20 @@ class Popularity(BaseMode):
         return routing
 
     def resize(self, budget_bytes: int) -> None:
-        self._require(budget_bytes)
+        self.require(budget_bytes, self.arch, self.cache.store.folder)
         self.cache.resize(budget_bytes)
         self.cache.prefetch(self._kept())
 
     def _kept(self) -> list[ExpertKey]:
         return [ExpertKey(*key) for key in self._policy.kept]
 
-    def _require(self, budget_bytes: int) -> None:
+    def require(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
         """Popular experts need a slot beside the others'; raises ModelError where there is only one."""
-        need_bytes = (self.transit + 1) * self.cache.store.expert_bytes
+        need_bytes = self.least_experts(arch) * arch.expert_bytes
         if budget_bytes < need_bytes:
-            raise self._too_little(budget_bytes, need_bytes)
+            message = f"mode {self.name} needs at least {need_bytes} bytes for experts, and has {budget_bytes}"
+            raise ModelError(folder, f"{message}; raise the model's budget or choose another mode")
 
-    def _too_little(self, budget_bytes: int, need_bytes: int) -> ModelError:
-        message = f"mode {self.name} needs at least {need_bytes} bytes for experts, and has {budget_bytes}"
-        return ModelError(self.cache.store.folder, f"{message}; raise the model's budget or choose another mode")
+    def least_experts(self, arch: MoeArch) -> int:  # noqa: ARG002
+        """Experts that must fit."""
+        return self.transit + 1

@@ -30,8 +30,6 @@ class Prune(Popularity):
             self._allowed[routing.layer] = here, present(here, self.arch.experts)
         return mask_gate(routing, self._allowed[routing.layer][1], renormalise=self.arch.renormalise)
 
-    def _require(self, budget_bytes: int) -> None:
-        """A token's experts must be there in every layer. Raises ModelError."""
-        need_bytes = self.arch.layers * self.arch.top_k * self.cache.store.expert_bytes
-        if budget_bytes < need_bytes:
-            raise self._too_little(budget_bytes, need_bytes)
+    def least_experts(self, arch: MoeArch) -> int:
+        """A token's experts must be there in every layer."""
+        return arch.layers * arch.top_k

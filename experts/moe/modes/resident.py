@@ -1,5 +1,7 @@
 """Everything in memory: what every other mode is compared with."""
 
+from pathlib import Path
+
 from experts.moe.arch import MoeArch
 from experts.moe.errors import ModelError
 from experts.moe.modes.mode import BaseMode
@@ -13,15 +15,15 @@ class Resident(BaseMode):
 
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
         super().attach(cache, arch)
-        self._require(cache.budget_bytes)
+        self.require(cache.budget_bytes, arch, cache.store.folder)
         cache.fill(arch.keys())
 
     def resize(self, budget_bytes: int) -> None:
-        self._require(budget_bytes)
+        self.require(budget_bytes, self.arch, self.cache.store.folder)
         self.cache.resize(budget_bytes)
 
-    def _require(self, budget_bytes: int) -> None:
-        need_bytes = len(self.arch.keys()) * self.cache.store.expert_bytes
+    def require(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
+        need_bytes = len(arch.keys()) * arch.expert_bytes
         if budget_bytes < need_bytes:
             message = f"mode resident keeps all experts in memory, {need_bytes} bytes, and has {budget_bytes}"
-            raise ModelError(self.cache.store.folder, f"{message}; raise the model's budget or choose another mode")
+            raise ModelError(folder, f"{message}; raise the model's budget or choose another mode")
