@@ -85,7 +85,8 @@ class MoeRuntime:
             load_tensors(model, checkpoint, device)
             runtime._watch()
             carrier = carrier_for(store, device)
-            runtime.cache = SlotCache(store, budget_bytes, mode.residency(arch), carrier, link=link)
+            slots_bytes = budget_bytes - mode.reserved_bytes
+            runtime.cache = SlotCache(store, slots_bytes, mode.residency(arch), carrier, link=link)
             undo.callback(runtime.cache.close)
             mode.gates = runtime._gates()
             mode.attach(runtime.cache, arch)

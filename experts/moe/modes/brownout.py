@@ -110,7 +110,6 @@ class Brownout(BaseMode):
         super().attach(cache, arch)
         if self._united is not None:
             _require_fit(self._united, arch, cache.store.folder)
-        self.resize(cache.budget_bytes)
 
     def require(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
         if budget_bytes - self.reserved_bytes < arch.expert_bytes:

@@ -25,6 +25,12 @@ class Mode(Protocol):
     name: str
     #: Whether the answers are those of the unmodified model, to the bit.
     lossless: bool
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What it holds of the model's budget itself; slots have the rest."""
+        ...
+
     #: One for each layer, given by the runtime before `attach`.
     gates: Sequence[Gate]
 
@@ -66,6 +72,10 @@ class BaseMode:
     lossless = True
     #: Whether the next expert is fetched while one is computed.
     ahead = False
+
+    @property
+    def reserved_bytes(self) -> int:
+        return 0
 
     def __init__(self) -> None:
         self.gates: Sequence[Gate] = ()
