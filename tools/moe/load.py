@@ -130,6 +130,11 @@ class Outcome:
         """Share of requests that took longer than their SLO, from arrival to the last token."""
         return sum(one.late for one in self.done) / max(1, len(self.done))
 
+    def violations_by_task(self) -> dict[str | None, float]:
+        tasks = dict.fromkeys(one.arrival.generation.task for one in self.done)
+        parts = {task: [one for one in self.done if one.arrival.generation.task == task] for task in tasks}
+        return {task: sum(one.late for one in part) / len(part) for task, part in parts.items()}
+
     def violations_of(self, phase: Phase, slo_s: float) -> float:
         """Share of the tokens of one phase that took longer than `slo_s` (BrownoutServe §V.A)."""
         latencies = self.token_latencies_s(phase)
