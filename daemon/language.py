@@ -23,6 +23,8 @@ from experts.moe.text import PromptError, TextCodec
 
 _LOOK_S = 0.2
 _ANSWER_S = 2.0
+#: What the pools refused they may take later: pins go, a device comes back.
+_REFUSED_FOR_S = 30.0
 
 
 class Scheduling(Protocol):
@@ -243,8 +245,10 @@ class Language:
         return True
 
     def _to_images(self, shared: SharedDevice, budget_bytes: int) -> bool:
-        if budget_bytes in (shared.ordered_bytes, shared.refused_bytes):
+        if budget_bytes == shared.ordered_bytes:
             return False  # under way: residents that are in use go when they are idle
+        if budget_bytes == shared.refused_bytes and self._clock() < shared.refused_until_s:
+            return False
         try:
             self._asked("limits", {"expert_memory": {shared.name: budget_bytes}})
         except TimeoutError:
@@ -253,7 +257,7 @@ class Language:
             return False
         except ControlError as error:
             self._log.info("memory_not_moved", reason=error.reason)
-            shared.refused_bytes = budget_bytes
+            shared.refused_bytes, shared.refused_until_s = budget_bytes, self._clock() + _REFUSED_FOR_S
             return False
         shared.ordered_bytes, shared.refused_bytes = budget_bytes, None
         self._log.info("memory_moved", device=shared.name, to="images", bytes=budget_bytes)

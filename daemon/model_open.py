@@ -63,6 +63,7 @@ class ServedModel:
             self._scheduler(),
             profiles=self._profiles,
             on_token=self._said,
+            waited_s=lambda: self._runtime.cache.metrics.counts.wait_s,
             clock=clock,
         )
 
@@ -176,9 +177,12 @@ class ServedModel:
 
 
 def learned(costs: Costs, took: Took) -> Costs:
-    """Costs after one more step: a moving mean, for memory, load and prompts change them."""
+    """Costs after one more step: a moving mean, for memory, load and prompts change them.
+
+    What a task that entered waited for is in its profile, not in the costs of a prompt.
+    """
     if took.phase == "prefill":
-        token_s = took.seconds / took.count
+        token_s = (took.seconds - took.loading_s) / took.count
         return replace(costs, prefill_token_s=costs.prefill_token_s + (token_s - costs.prefill_token_s) / _STEPS)
     return replace(costs, step_s=costs.step_s + (took.seconds - costs.step_s) / _STEPS)
 

@@ -98,6 +98,8 @@ class ModelThread:
         self._model: OpenModel | None = None
         self._texts: dict[int, AcceptedText] = {}
         self._resizing: _Resize | None = None
+        #: What the resize that is carried out may come to hold; another order may be behind it by now.
+        self._taking_bytes = 0
         self._lock = threading.Lock()
         self._ended_s = self._took_s = 0.0
         self._working_since_s: float | None = None
@@ -105,6 +107,7 @@ class ModelThread:
         self._given_up = False
         self._stopping = False
         self._failed_at_s: float | None = None
+        self._left_cycles = False
         self._account: dict[str, Any] = {}
         self.last_error: str | None = None
         self._log: Any = structlog.get_logger("model").bind(model=name)
@@ -143,8 +146,8 @@ class ModelThread:
     def held_bytes(self) -> int:
         """Bytes for its experts that it has, or was told to have, whichever is more."""
         with self._lock:
-            ordered = self._resizing
-            return self._budget_bytes if ordered is None else max(self._budget_bytes, ordered.budget_bytes)
+            ordered_bytes = 0 if self._resizing is None else self._resizing.budget_bytes
+            return max(self._budget_bytes, self._taking_bytes, ordered_bytes)
 
     @property
     def is_failing(self) -> bool:
@@ -243,6 +246,8 @@ class ModelThread:
         if self._model is None and not self._open():
             self._end(text.generation_id, Finished(None, MODEL_FAILED))
             return
+        if text.generation_id not in self._texts:
+            return  # given up while it was opened
         assert self._model is not None, "it has just been opened"
         refused = self._model.begin(text, self._arrived_s(text))
         if refused is not None:
@@ -264,7 +269,10 @@ class ModelThread:
             self._fail(str(error))
 
     def _resize(self, resize: "_Resize") -> None:
-        if resize is not self._resizing:  # another one came behind it, whose bytes count as held
+        with self._lock:
+            overtaken = resize is not self._resizing
+            self._taking_bytes = 0 if overtaken else resize.budget_bytes
+        if overtaken:
             resize.done.set_result(self._budget_bytes)
             return
         try:
@@ -288,12 +296,12 @@ class ModelThread:
         assert self._model is not None, "who is not open has any budget"
         try:
             self._model.resize(self._budget_bytes)
-        except Exception:  # noqa: BLE001  it refused before it changed anything
-            self._log.exception("budget_not_restored", bytes=self._budget_bytes)
+        except Exception as error:  # noqa: BLE001  closed, it holds nothing
+            self._fail(f"it could not go back to {self._budget_bytes} bytes: {error}")
 
     def _resized(self, resize: "_Resize", budget_bytes: int) -> None:
         with self._lock:
-            self._budget_bytes = budget_bytes
+            self._budget_bytes, self._taking_bytes = budget_bytes, 0
             if self._resizing is resize:
                 self._resizing = None
 
@@ -304,9 +312,11 @@ class ModelThread:
         now = self._clock()
         if self._failed_at_s is not None and now - self._failed_at_s < _OPEN_AGAIN_S:
             return False
+        if self._left_cycles:
+            gc.collect()  # they hold the weights of what was closed, which would be there twice
+            self._left_cycles = False
         self._working(_OPENING_FACTOR * self._hang_after_s)
         try:
-            gc.collect()  # what was closed holds its weights in cycles, and would be there twice
             self._model = self._opener(self._budget_bytes, self._gets_on)
         except Exception as error:  # noqa: BLE001  a checkpoint, or the machine: the line goes on without it
             self._failed_at_s = self._clock()
@@ -338,6 +348,7 @@ class ModelThread:
         model, self._model = self._model, None
         if model is None:
             return
+        self._left_cycles = True
         try:
             model.close()
         except Exception:  # noqa: BLE001  its memory may be lost, the line is not

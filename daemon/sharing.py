@@ -12,8 +12,8 @@ from experts.moe.errors import ModelError
 class SharedDevice:
     """A device with models on it. `reserved_bytes` are weights of theirs that are no expert's: nobody gives them up.
 
-    `ordered_bytes` is what the images' pools were last told to have, `refused_bytes` what they did not take. `switches`
-    are those of all devices when this one was last looked at.
+    `ordered_bytes` is what the images' pools were last told to have, `refused_bytes` what they did not take, and are
+    not asked to again before `refused_until_s`. `switches` are those of all devices when this one was last looked at.
     """
 
     name: str
@@ -22,6 +22,7 @@ class SharedDevice:
     reserved_bytes: int
     ordered_bytes: int
     refused_bytes: int | None = None
+    refused_until_s: float = 0.0
     switches: int = 0
 
 

@@ -75,11 +75,15 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """What a step cost: a prefill of so many tokens, or one token for each of so many rows."""
+    """What a step cost: a prefill of so many tokens, or one token for each of so many rows.
+
+    Of its seconds `loading_s` are told to `Profiles.loaded`.
+    """
 
     phase: Literal["prefill", "decode"]
     count: int
     seconds: float
+    loading_s: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -110,14 +114,19 @@ class Engine:
         *,
         profiles: Profiles | None = None,
         on_token: Callable[[Said], None] = lambda _: None,
+        waited_s: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`profiles` are the scheduler's, told of each request's length; `on_token` is called amid a step."""
+        """`profiles` are the scheduler's, told of each request's length and of what a task that enters waits for.
+
+        `on_token` is called amid a step; `waited_s` says how long computing has waited for experts until now.
+        """
         self._runtime = runtime
         self._codec = codec
         self.scheduler = scheduler
         self._profiles = profiles
         self._on_token = on_token
+        self._waited_s = waited_s
         self._clock = clock
         self._device = next(runtime.model.parameters()).device
         self._waiting: dict[str, Asked] = {}
@@ -194,7 +203,7 @@ class Engine:
     # Computing
 
     def _prefill(self, asked: Asked) -> list[Ended]:
-        began_s = self._clock()
+        began_s, waited_s = self._clock(), self._waited_s()
         try:
             tokens = torch.tensor([asked.tokens], device=self._device)
             with self._runtime.step((Row(asked.request, asked.task, len(asked.tokens)),)), torch.inference_mode():
@@ -204,9 +213,11 @@ class Engine:
         except Exception as error:  # noqa: BLE001  it costs this request, those that run go on
             return [_never_began(asked, self._clock(), "model_failed", error)]
         one = _Running(asked, self._codec.stream())
-        self.took = Took("prefill", len(asked.tokens), self._clock() - began_s)
-        if self._profiles is not None and all(other.asked.task != asked.task for other in self._running):
-            self._profiles.loaded(asked.task, self._clock() - began_s)
+        enters = all(other.asked.task != asked.task for other in self._running)
+        loading_s = self._waited_s() - waited_s if enters else 0.0
+        self.took = Took("prefill", len(asked.tokens), self._clock() - began_s, loading_s)
+        if self._profiles is not None and enters:
+            self._profiles.loaded(asked.task, loading_s)
         if self._take(one, token):
             return [self._done(one)]
         self._cache.join(past, len(asked.tokens))

@@ -1,8 +1,9 @@
 """Memory between a language model and the images' pools, where somebody refuses, fails or takes his time."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,47 +43,67 @@ class Memory:
         pass
 
 
-class Drive:
-    """One pool of images, and an expert that waits for room in it while `lacks_room`."""
+@dataclass
+class Pool:
+    device: str
+    budget_bytes: int = DEVICE - MOST
 
-    def __init__(self) -> None:
-        self.device, self.budget_bytes = "cpu", DEVICE - MOST
-        self.lacks_room = False
+
+class Drive:
+    """A pool of images on each device, full, and an expert that waits for room in one while `lacks_room`."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.pools = {device: Pool(device) for device in devices}
+        self.lacks_room = self.works = False
+        self.switches = 0
         self.refuses = self.is_busy = False
         self.orders: list[int] = []
 
     @property
+    def budget_bytes(self) -> int:
+        return self.pools["cpu"].budget_bytes
+
+    @property
     def images_under_way(self) -> int:
-        return int(self.lacks_room)
+        return int(self.lacks_room or self.works)
 
     def ask_later(self, kind: str, fields: Mapping[str, Any]) -> "Future[dict[str, Any]]":
         done: Future[dict[str, Any]] = Future()
         if kind == "limits":
-            self.orders.append(fields["expert_memory"]["cpu"])
+            ((device, budget_bytes),) = fields["expert_memory"].items()
+            self.orders.append(budget_bytes)
             if self.is_busy:
                 return done
             if self.refuses:
                 done.set_exception(ControlError("does_not_fit", "the largest expert does not fit"))
                 return done
-            self.budget_bytes = self.orders[-1]
-        executors = [{"device": "cpu", "budget_bytes": self.budget_bytes, "used_bytes": self.budget_bytes}]
+            self.pools[device].budget_bytes = budget_bytes
+        executors = [
+            {"device": pool.device, "budget_bytes": pool.budget_bytes, "used_bytes": pool.budget_bytes}
+            for pool in self.pools.values()
+        ]
         experts = [{"resident": False, "bytes": 50, "queued": int(self.lacks_room)}]
-        done.set_result({"executors": executors, "expert_switches": 0, "experts": experts})
+        done.set_result({"executors": executors, "expert_switches": self.switches, "experts": experts})
         return done
 
 
 class Line:
-    def __init__(self, folder: Path) -> None:
-        model = Model(checkpoint=folder / "none", memory=MOST, least_memory=LEAST)
-        devices = {"cpu": Device(expert_memory=DEVICE)}
-        config = Config(rules=folder / "rules", catalog=folder, devices=devices, models={"m": model})
+    """A model on each device, `m` on the first."""
+
+    def __init__(self, folder: Path, *devices: str) -> None:
+        models = {
+            name: Model(checkpoint=folder / "none", device=device, memory=MOST, least_memory=LEAST)
+            for name, device in zip("mn", devices, strict=False)
+        }
+        budgets = {device: Device(expert_memory=DEVICE) for device in devices}
+        config = Config(rules=folder / "rules", catalog=folder, devices=budgets, models=models)
         self.opened: list[Memory] = []
         self.language = Language(config, lambda _name, _model: self.open, lambda _outcome: None)
-        self.drive = Drive()
-        self.shared = self.language._devices[0]
-        self.shared.lease._give_back_s = 0.0
-        self.language.start(self.drive, [self.drive])
-        self.until(lambda: self.opened)
+        self.drive = Drive(devices)
+        for shared in self.language._devices:
+            shared.lease._give_back_s = 0.0
+        self.language.start(self.drive, list(self.drive.pools.values()))
+        self.until(lambda: len(self.opened) == len(models))
 
     def open(self, budget_bytes: int, _gets_on: Callable[[], None]) -> Any:
         self.opened.append(Memory(budget_bytes))
@@ -99,11 +120,15 @@ class Line:
             time.sleep(0.005)
 
 
-@pytest.fixture
-def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon.language, "_LOOK_S", 0.01)
     monkeypatch.setattr(daemon.language, "_ANSWER_S", 0.05)
-    found = Line(tmp_path)
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Iterator[Line]:
+    found = Line(tmp_path, "cpu")
     yield found
     found.language.stop(5.0)
 
@@ -143,3 +168,20 @@ def test_what_the_pools_refuse_is_not_asked_again_and_again(line: Line) -> None:
     line.until(lambda: line.drive.orders)
     time.sleep(0.1)
     assert line.drive.orders == [DEVICE - LEAST]
+
+
+def test_what_the_pools_refused_is_asked_again_later(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon.language, "_REFUSED_FOR_S", 0.05)
+    line.drive.refuses = line.drive.lacks_room = True
+    line.until(lambda: line.drive.orders)
+    line.drive.refuses = False
+    line.until(lambda: line.drive.budget_bytes == DEVICE - LEAST)
+
+
+def test_a_switch_of_experts_is_noticed_for_every_device_with_models(tmp_path: Path) -> None:
+    line = Line(tmp_path, "cpu", "cuda:0")
+    line.drive.works = True
+    line.drive.switches = 1
+    line.until(lambda: all(pool.budget_bytes == DEVICE - LEAST for pool in line.drive.pools.values()))
+    assert [model.budget_bytes for model in line.opened] == [LEAST, LEAST]
+    line.language.stop(5.0)

@@ -20,6 +20,7 @@ class Steps:
         self.going.set()
         self.stepping = threading.Event()
         self.taken: list[int] = []
+        self.begun: list[int] = []
         self.error: Exception | None = None
         self.changed: str | None = None
         self.budget_bytes = 0
@@ -33,6 +34,7 @@ class Steps:
         if text.request.prompt == "bad":
             return Finished(None, "bad_prompt")
         self.taken.append(text.generation_id)
+        self.begun.append(text.generation_id)
         return None
 
     def step(self) -> tuple[list[tuple[int, Finished]], Exception | None]:
@@ -270,6 +272,63 @@ def test_an_order_that_another_one_followed_is_not_carried_out(bench: Bench) -> 
     steps.going.set()
     assert (larger.result(5), smaller.result(5)) == (100, 50)
     assert budgets == [50]
+
+
+def test_memory_that_is_being_taken_counts_although_less_was_ordered_meanwhile(bench: Bench) -> None:
+    bench.until(lambda: bench.opened)
+    (steps,) = bench.opened
+    taking, going = threading.Event(), threading.Event()
+
+    def resize(budget_bytes: int) -> None:
+        taking.set()
+        going.wait()
+        steps.budget_bytes = budget_bytes
+
+    steps.resize = resize  # type: ignore[method-assign]
+    larger = bench.thread.resize(500)
+    taking.wait(10)
+    smaller = bench.thread.resize(50)
+    assert bench.thread.held_bytes == 500
+    going.set()
+    assert (larger.result(5), smaller.result(5)) == (500, 50)
+    assert bench.thread.held_bytes == 50
+
+
+def test_a_model_that_cannot_go_back_to_what_it_had_is_closed_and_opened_again(bench: Bench) -> None:
+    bench.until(lambda: bench.opened)
+    (steps,) = bench.opened
+
+    def resize(_budget_bytes: int) -> None:
+        raise MemoryError("nothing goes")
+
+    steps.resize = resize  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        bench.thread.resize(500).result(5)
+    assert steps.closed
+    bench.submit(1)
+    assert bench.reasons(1) == [None]
+    assert (bench.opened[1].budget_bytes, bench.thread.held_bytes) == (100, 100)
+
+
+def test_a_request_given_up_during_an_opening_that_ends_well_is_not_begun() -> None:
+    bench, going = Bench(hang_after_s=0.02), threading.Event()
+    bench.until(lambda: bench.opened)
+
+    def slow(budget_bytes: int, gets_on: Callable[[], None]) -> Steps:
+        going.wait()
+        return bench.open(budget_bytes, gets_on)
+
+    bench.thread._opener = slow
+    bench.opened[0].changed = "is gone"
+    bench.submit(1)
+    bench.until(lambda: bench.thread.hangs_s() is not None)
+    bench.thread.give_up("it hangs")
+    going.set()
+    bench.until(lambda: bench.thread.status()["state"] == "ready")
+    bench.submit(2)
+    assert bench.reasons(1, 2) == ["model_failed", None]
+    assert bench.opened[1].begun == [2]
+    assert bench.thread.stop(5.0)
 
 
 def test_more_memory_that_is_not_to_be_had_leaves_the_model_what_it_had(bench: Bench) -> None:

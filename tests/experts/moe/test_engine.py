@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from experts.moe.engine import Asked, Ended, Engine, Said
+from experts.moe.engine import Asked, Ended, Engine, Said, Took
 from experts.moe.gating import Row
 from experts.moe.library import transformers as import_transformers
-from experts.moe.policy.schedule import FirstCome, Limits
+from experts.moe.policy.schedule import FirstCome, Limits, Profiles
 from experts.moe.text import PromptError, TextCodec
 
 tokenizers = pytest.importorskip("tokenizers", reason="the extra `moe` is not installed")
@@ -287,3 +287,32 @@ def test_an_encoder_decoder_is_refused_by_name(tmp_path: Path) -> None:
     model = transformers.SwitchTransformersForConditionalGeneration(config)
     with pytest.raises(Exception, match="encoder-decoder"):
         Engine(Plain(model), a_codec(), FirstCome(Limits(1, 99)))
+
+
+def test_a_task_that_enters_is_profiled_with_what_it_waited_for_and_not_with_its_computing() -> None:
+    bench, profiles, waited_s = Bench(), Profiles(), [0.0]
+
+    class Slow(Plain):
+        """Every step takes 2 s, 0.5 s of them until its experts are there."""
+
+        def step(self, rows: Sequence[Row]) -> AbstractContextManager[None]:
+            bench.now += 2.0
+            waited_s[0] += 0.5
+            return super().step(rows)
+
+    bench.engine = Engine(
+        Slow(MODEL),
+        bench.codec,
+        FirstCome(Limits(4, 999)),
+        profiles=profiles,
+        waited_s=lambda: waited_s[0],
+        clock=lambda: bench.now,
+    )
+    for name in ("first", "second"):
+        bench.engine.submit(Asked(name, (1, 2, 3), 8, "task", 0.0))
+    bench.engine.step()
+    assert bench.engine.took == Took("prefill", 3, 2.0, 0.5)
+    assert profiles.loading_s("task") == 0.5
+    bench.engine.step()
+    assert bench.engine.took == Took("prefill", 3, 2.0)
+    assert profiles.loading_s("task") == 0.5
