@@ -133,7 +133,7 @@ class Engine:
         self._running: list[_Running] = []
         self._cache = KeyValues(runtime.model.config)
         self._owes_tokens = False
-        #: The last step that was computed; None before the first.
+        #: What the last step computed; None where it computed nothing, or failed.
         self.took: Took | None = None
 
     @property
@@ -159,6 +159,7 @@ class Engine:
 
     def step(self) -> list[Ended]:
         """One prefill or one token for all that run; what ended by it, or before it by its deadline."""
+        self.took = None
         now = self._clock()
         ended = self._expire(now)
         joining = None if self._owes_tokens else self._next(now)
@@ -168,16 +169,6 @@ class Engine:
             return ended + self._prefill(joining)
         self._owes_tokens = False
         return ended + (self._decode() if self._running else [])
-
-    def drop_all(self, reason: str, error: Exception | None = None) -> list[Ended]:
-        """End everything that waits or runs, undone."""
-        now = self._clock()
-        ended = [self._undone(one, now, reason, error) for one in self._running]
-        ended += [_never_began(asked, now, reason, error) for asked in self._waiting.values()]
-        self._waiting.clear()
-        self._running.clear()
-        self._cache.clear()
-        return ended
 
     # Deciding
 

@@ -270,6 +270,21 @@ def test_a_prefill_that_fails_costs_its_own_request() -> None:
     assert isinstance(bench.ended["b"].error, OSError)
 
 
+def test_a_step_that_computes_nothing_has_no_costs() -> None:
+    bench = Bench()
+    bench.runtime = Broken(MODEL)
+    bench.engine = Engine(bench.runtime, bench.codec, FirstCome(Limits(4, 999)), clock=lambda: bench.now)
+    bench.runtime.fails = "b"
+    bench.ask("a", "hello", 2)
+    bench.step()
+    assert bench.engine.took is not None
+    bench.step()
+    bench.ask("b", "hello")
+    bench.step()
+    assert bench.ended["b"].reason == "model_failed"
+    assert bench.engine.took is None
+
+
 def test_weights_that_give_no_numbers_are_named() -> None:
     bench = Bench()
     broken = a_model()
