@@ -20,6 +20,8 @@ _RESET = 0.05
 _RELAXED = 0.5
 #: The last so many requests of a task make its profile.
 _MEMORY = 64
+#: Tasks that have a profile at most; the one that was heard of longest ago goes.
+_TASKS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,8 @@ class SloSlack:
 
 
 def _learn(table: dict[str | None, tuple[float, int]], task: str | None, value: float) -> None:
-    mean, count = table.get(task, (0.0, 0))
+    mean, count = table.pop(task, (0.0, 0))  # last in the table is who was heard of last
     count = min(count + 1, _MEMORY)
     table[task] = (mean + (value - mean) / count, count)
+    if len(table) > _TASKS:  # a client may invent a name for each request
+        del table[next(iter(table))]

@@ -140,3 +140,13 @@ def test_limits_hold_and_an_idle_engine_always_gets_somebody(waiting, running, k
     if waiting and not running:
         assert admitted
     assert scheduler.admit(waiting, running, 100.0) == admitted
+
+
+def test_tasks_that_a_client_invents_push_out_only_what_nobody_asks_for():
+    profiles = Profiles()
+    for number in range(5000):
+        profiles.loaded("used", 2.0)
+        profiles.loaded(f"invented-{number}", 1.0)
+    assert profiles.loading_s("used") == pytest.approx(2.0)
+    assert profiles.loading_s("invented-0") == 0.0
+    assert profiles.loading_s("invented-4999") == 1.0
