@@ -40,7 +40,7 @@ def part_name(layer: int) -> str:
 def states_of(trace: Trace, layer: int) -> StateConstructor:
     """Builds states of `layer` with what the trace says of it by counting."""
     shape = StateShape(trace.layers, trace.experts, trace.index.shape[2])
-    return StateConstructor(shape, popularity(trace)[layer], affinity(trace, known(layer) - 1, layer))
+    return StateConstructor(shape, layer, popularity(trace)[layer], affinity(trace, known(layer) - 1, layer))
 
 
 def paths_of(trace: Trace) -> tuple[Paths, Paths]:
@@ -109,7 +109,7 @@ def predictor_of(network: ExpertMLP, trace: Trace, layer: int) -> Predictor:
 def _load(prepared: Prepared, layer: int) -> Predictor:
     tensors, notes = prepared.load(part_name(layer))
     try:
-        states = StateConstructor(StateShape(**notes["shape"]), tensors["popularity"], tensors["affinity"])
+        states = StateConstructor(StateShape(**notes["shape"]), layer, tensors["popularity"], tensors["affinity"])
         count = sum(name.endswith(".weight") for name in tensors)
         return Predictor.of(states, [(tensors[f"{one}.weight"], tensors[f"{one}.bias"]) for one in range(count)])
     except (KeyError, TypeError) as error:

@@ -55,18 +55,19 @@ def known(layer: int) -> int:
 class StateConstructor:
     """Builds states of one layer to be predicted, for many tokens of a trace or for the few of a decode step."""
 
-    def __init__(self, shape: StateShape, popularity: torch.Tensor, affinity: torch.Tensor) -> None:
-        """`popularity`: (E,) of the layer; `affinity`: (E, E) to it from the last layer that is known by then."""
+    def __init__(self, shape: StateShape, layer: int, popularity: torch.Tensor, affinity: torch.Tensor) -> None:
+        """`popularity`: (E,) of `layer`; `affinity`: (E, E) to it from the last layer that is known by then."""
         self.shape = shape
+        self.layer = layer
         self.popularity = popularity
         self.affinity = affinity
         # Shares are about 1/E; so scaled they are about 1. The row of the sentinel E leads nowhere.
-        self._p = popularity * shape.experts
-        self._a = torch.cat([affinity * shape.experts, torch.zeros_like(affinity[:1])])
+        self.scaled_popularity = popularity * shape.experts
+        self.scaled_affinity = torch.cat([affinity * shape.experts, torch.zeros_like(affinity[:1])])
 
     def to(self, device: torch.device) -> "StateConstructor":
         """The same on another device."""
-        return StateConstructor(self.shape, self.popularity.to(device), self.affinity.to(device))
+        return StateConstructor(self.shape, self.layer, self.popularity.to(device), self.affinity.to(device))
 
     def build(self, sofar: Paths, before: Paths) -> torch.Tensor:
         """(T, size) float32 from the tokens' layers so far and the whole paths of the tokens before them."""
@@ -75,8 +76,8 @@ class StateConstructor:
         self._write(state[:, : shape.path], sofar)
         self._write(state[:, shape.path : 2 * shape.path], before)
         rest = state[:, 2 * shape.path :]
-        rest[:, : shape.experts] = self._p
-        rest[:, shape.experts :] = self._a[sofar.index[:, -1]].flatten(1)
+        rest[:, : shape.experts] = self.scaled_popularity
+        rest[:, shape.experts :] = self.scaled_affinity[sofar.index[:, -1]].flatten(1)
         return state
 
     def _write(self, part: torch.Tensor, paths: Paths) -> None:

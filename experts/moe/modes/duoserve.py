@@ -164,8 +164,12 @@ class DuoServe(BaseMode):
         self._predictions[layer] = self._stream.submit(work)
 
     def _due(self, spoken: int) -> Sequence[int]:
-        """The layers to predict when the gate of layer `spoken` has spoken."""
-        return [layer for layer in self._predictors if known(layer) == spoken + 1]
+        """The layers to predict when the gate of layer `spoken` has spoken.
+
+        The one that is farther goes first: after the first gate the next layer's guess may come too late, and would
+        hold up the one behind it; it is withdrawn where it has not begun by then.
+        """
+        return [layer for layer in sorted(self._predictors, reverse=True) if known(layer) == spoken + 1]
 
     def _fetch_when_predicted(self, spoken: int) -> None:
         """The second synchronisation point, which no thread waits at."""

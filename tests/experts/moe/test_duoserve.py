@@ -67,7 +67,7 @@ def test_rows_of_the_affinity_matrix_are_distributions_over_the_next_layer():
 
 def test_a_state_holds_the_path_so_far_and_the_one_before_then_popularity_then_affinity_of_what_was_chosen():
     shape = StateShape(layers=2, experts=3, top_k=2)
-    states = StateConstructor(shape, torch.tensor([0.5, 0.25, 0.25]), torch.eye(3))
+    states = StateConstructor(shape, 1, torch.tensor([0.5, 0.25, 0.25]), torch.eye(3))
     sofar = Paths(torch.tensor([[[2, 0]], [[1, 3]]]), torch.tensor([[[0.75, 0.25]], [[1.0, 0.0]]]))  # 3: no expert
     before = Paths(torch.tensor([[[0, 1], [2, 1]]] * 2), torch.tensor([[[0.5, 0.5], [0.75, 0.25]]] * 2))
     state = states.build(sofar, before)
