@@ -34,8 +34,12 @@ def examine(
     if model.config.is_encoder_decoder:
         raise ModelError(folder, f"{arch.family} is an encoder-decoder, which is not served: name a decoder")
     opened = open_mode(mode, folder, options)
-    for budget_bytes in (least_bytes, memory_bytes):
-        require_budget(folder, arch, budget_bytes, lossless=opened.lossless)
+    require_budget(folder, arch, memory_bytes, lossless=opened.lossless)
+    try:
+        require_budget(folder, arch, least_bytes, lossless=opened.lossless)
+    except ModelError as error:
+        message = f"least_memory (a quarter of memory where it is not set): {error.message}"
+        raise ModelError(folder, message) from error
     opened.require(memory_bytes, arch, folder)
     opened.close()
     open_store(arch, checkpoint, storage).close()

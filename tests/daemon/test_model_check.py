@@ -49,8 +49,9 @@ def test_a_model_that_can_be_served_has_no_problem(checkpoint: Path, tmp_path: P
     ("model", "says"),
     [
         ({"checkpoint": "elsewhere"}, "elsewhere: there is no such folder"),
-        ({"memory": 2 * EXPERT_BYTES - 1}, "give at least"),
-        ({"least_memory": EXPERT_BYTES}, "give at least"),
+        ({"memory": 2 * EXPERT_BYTES - 1}, f"model: a budget of {2 * EXPERT_BYTES - 1} bytes"),
+        ({"memory": 2 * EXPERT_BYTES}, "least_memory (a quarter of memory where it is not set): a budget of"),
+        ({"least_memory": EXPERT_BYTES}, "least_memory (a quarter"),
         ({"mode": "popularity"}, "coserve moe trace"),
         ({"mode": "resident"}, "keeps all experts in memory"),
         ({"mode": "swapmoe", "options": {"periodd": 5}}, "periodd"),
