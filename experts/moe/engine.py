@@ -201,7 +201,7 @@ class Engine:
                 past = self._cache.fresh()
                 out = self._runtime.model(input_ids=tokens, past_key_values=past, use_cache=True, logits_to_keep=1)
                 (token,) = self._choose(out.logits)
-        except Exception as error:  # noqa: BLE001  it costs this request, those that run go on
+        except Exception as error:  # noqa: BLE001  told with `error`; whoever owns the engine decides what becomes of the model
             return [_never_began(asked, self._clock(), "model_failed", error)]
         one = _Running(asked, self._codec.stream())
         enters = all(other.asked.task != asked.task for other in self._running)

@@ -101,11 +101,6 @@ def load_predictors(prepared: Prepared) -> dict[int, Predictor]:
     return {1: first} | {layer: _load(prepared, layer) for layer in range(2, first.shape.layers)}
 
 
-def predictor_of(network: ExpertMLP, trace: Trace, layer: int) -> Predictor:
-    """A network just trained, as it will be when it is loaded."""
-    return Predictor.of(states_of(trace, layer), network.folded())
-
-
 def _load(prepared: Prepared, layer: int) -> Predictor:
     tensors, notes = prepared.load(part_name(layer))
     try:

@@ -33,34 +33,27 @@ class ModeEntry:
     make: Callable[[Path, Mapping[str, Any]], Mode]
     needs: tuple[str, ...]
     lossless: bool
-    says: str
     options: tuple[str, ...] | None = None
 
 
 MODES: dict[str, ModeEntry] = {
-    "resident": ModeEntry(lambda _, __: Resident(), (), True, "everything in memory", ()),
-    "ondemand": ModeEntry(lambda _, __: OnDemand(), (), True, "loads what is missing, and waits for it", ()),
-    "lookahead": ModeEntry(lambda _, __: Lookahead(), (), True, "asks the next layer's gate early, and prefetches", ()),
-    "popularity": ModeEntry(
-        Popularity.open, (POPULARITY,), True, "keeps the most popular, the others pass through", ()
-    ),
-    "prune": ModeEntry(Prune.open, (POPULARITY,), False, "has the most popular experts only", ()),
+    "resident": ModeEntry(lambda _, __: Resident(), (), True, ()),
+    "ondemand": ModeEntry(lambda _, __: OnDemand(), (), True, ()),
+    "lookahead": ModeEntry(lambda _, __: Lookahead(), (), True, ()),
+    "popularity": ModeEntry(Popularity.open, (POPULARITY,), True, ()),
+    "prune": ModeEntry(Prune.open, (POPULARITY,), False, ()),
     "duoserve": ModeEntry(
         DuoServe.open,
         ("duoserve/layer-1", "popularity"),
         True,
-        "fetches what a trained predictor names (DuoServe-MoE)",
         ("overlap",),
     ),
-    "brownout": ModeEntry(
-        Brownout.open, ("united-4",), False, "answers the rare tokens with united experts under load (BrownoutServe)"
-    ),
-    "swapmoe": ModeEntry(SwapMoe.open, (), False, "the important experts only, swapped as text changes (SwapMoE)"),
+    "brownout": ModeEntry(Brownout.open, ("united-4",), False),
+    "swapmoe": ModeEntry(SwapMoe.open, (), False),
     "emoe": ModeEntry(
         Emoe.open,
         ("emoe/predictor",),
         False,
-        "experts foreseen every few prompts, by task (eMoE)",
         ("period", "variant", "task_aware"),
     ),
 }

@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 
 from experts.moe.duoserve.accuracy import accuracies
-from experts.moe.duoserve.fitting import Recipe, fit_layer, paths_of, predictor_of, states_of
+from experts.moe.duoserve.fitting import Recipe, fit_layer, paths_of, states_of
+from experts.moe.duoserve.predictor import Predictor
 from experts.moe.duoserve.state import Paths, StateConstructor, StateShape, known
 from experts.moe.policy.duoserve import first_of_prefill, likeliest, plan_prefetch
 from experts.moe.statistics import affinity
@@ -92,7 +93,7 @@ def test_the_first_token_of_a_prompt_has_no_path_before_it():
 def test_the_predictor_learns_paths_that_affinity_and_popularity_cannot_see():
     train, held_out = a_trace(), a_trace(tokens=500, seed=1)
     networks = {layer: fit_layer(train, layer, SMALL, lambda *_: None) for layer in (1, 2, 3)}
-    predictors = {layer: predictor_of(network, train, layer) for layer, network in networks.items()}
+    predictors = {layer: Predictor.of(states_of(train, layer), network.folded()) for layer, network in networks.items()}
     found = accuracies(held_out, train, predictors)
     assert found["duoserve"].all_rate > found["affinity"].all_rate + 0.1
     assert found["duoserve"].all_rate > 2 * found["popularity"].all_rate
@@ -111,7 +112,7 @@ def test_a_folded_predictor_says_what_its_network_says():
     own, before = paths_of(trace)
     sofar = own.first(known(2))
     expected = network(states_of(trace, 2).build(sofar, before)).sigmoid()
-    predictor = predictor_of(network, trace, 2)
+    predictor = Predictor.of(states_of(trace, 2), network.folded())
     assert torch.allclose(predictor.probabilities(sofar, before), expected, atol=0.02)
     alone = [
         predictor.probabilities(sofar.rows(slice(n, n + 2)), before.rows(slice(n, n + 2))) for n in range(0, 20, 2)

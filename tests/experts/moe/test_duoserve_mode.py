@@ -4,7 +4,8 @@ import pytest
 import torch
 from tiny import load_unmodified, prompts, write_tiny
 
-from experts.moe.duoserve.fitting import Recipe, fit_layer, load_predictors, paths_of, predictor_of, save_layer
+from experts.moe.duoserve.fitting import Recipe, fit_layer, load_predictors, paths_of, save_layer, states_of
+from experts.moe.duoserve.predictor import Predictor
 from experts.moe.duoserve.state import known
 from experts.moe.errors import ModelError
 from experts.moe.gating import Row
@@ -154,7 +155,7 @@ def test_kept_predictors_are_those_that_were_trained(folders):
     prepared = Prepared(folders["mixtral"])
     trace = load_trace(prepared, TRAIN)
     own, before = paths_of(trace)
-    fresh = predictor_of(fit_layer(trace, 2, SMALL, lambda *_: None), trace, 2)
+    fresh = Predictor.of(states_of(trace, 2), fit_layer(trace, 2, SMALL, lambda *_: None).folded())
     kept = load_predictors(prepared)[2]
     sofar = own.first(known(2))
     assert torch.equal(kept.probabilities(sofar, before), fresh.probabilities(sofar, before))
