@@ -1,0 +1,206 @@
+"""Real headless Chromium before a real line, for the tests of every page.
+
+`open_page("http://…", width=390, dark=True)` gives a page of Playwright. What a person would see in the browser's
+console fails the test at its end: errors of scripts, requests that fail, and any request to another host. A test that
+means to meet a refusal says so: `open_page.forgive("403")`.
+"""
+
+import re
+import shutil
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.contract.client import Line
+from tests.lines import a_jpeg
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request
+
+HEIGHTS = {1280: 800, 390: 844}
+#: Verdicts that need no trained weights, on components with names that an eye knows.
+RULES = """\
+boards:
+  mainboard-a: {components: {R0402: [R1, R2], C0603: [C1], QFP64: [U1]}}
+  sensor-node: {components: {R0402: [R1, R2]}}
+  open-board: {extras: allow, components: {R0402: 1000}}
+classifiers:
+  R0402: {expert: R0402, pass: [ok, odd, bad], review_below: 0.0}
+  C0603: {expert: C0603, pass: [ok, odd, bad], review_below: 1.0}
+  QFP64: {expert: QFP64, pass: [ok, odd, bad], review_below: 0.0, then: solder}
+detectors:
+  solder: {expert: yolo-solder, require: {void: {min: 64}}}
+defects: {void: D301}
+"""
+#: What `fill` publishes: board type, serial, lot, its parts, and the verdict of the board.
+BOARDS = (
+    ("sensor-node", "A0001", "L1", (("R1", "R0402"), ("R2", "R0402")), "pass"),
+    ("sensor-node", "A0002", "L1", (("R1", "R0402"), ("R2", "R0402")), "unknown"),
+    ("mainboard-a", "B0001", "L1", (("R1", "R0402"), ("R2", "R0402"), ("C1", "C0603"), ("U1", "QFP64")), "fail"),
+    ("mainboard-a", "B0002", "L2", (("R1", "R0402"), ("R2", "R0402"), ("C1", "C0603"), ("U1", "QFP64")), "fail"),
+    ("open-board", "C0001", "L2", (("C1", "C0603"), ("R1", "R0402")), None),
+    ("sensor-node", "<b onload=alert(1)>&amp; 'é'", "L2", (("R1", "R0402"), ("R2", "R0402")), "pass"),
+)
+#: A connection that a page held open ends with the page.
+_ENDED = ("net::ERR_ABORTED",)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    """Debian's Chromium, headless. A module's own: while it runs, asyncio.run cannot be used in this thread."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright (extra dev)")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs chromium: make system-tools")
+    with playwright.sync_playwright() as started:
+        running = started.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        )
+        yield running
+        running.close()
+
+
+class Pages:
+    """Opens pages and listens to what they complain about."""
+
+    def __init__(self, browser: "Browser") -> None:
+        self._browser = browser
+        self._contexts: list[BrowserContext] = []
+        self._forgiven: list[str] = []
+        self.complaints: list[str] = []
+
+    def __call__(
+        self, url: str, width: int = 1280, dark: bool = False, wait_until: str = "load", **context: Any
+    ) -> "Page":
+        """A page in a fresh context (no cookies), as wide as a desk's screen (1280) or a telephone's (390)."""
+        page = self.blank(url, width, dark, **context)
+        page.goto(url, wait_until=wait_until)  # pyright: ignore[reportArgumentType]
+        return page
+
+    def blank(self, url: str, width: int = 1280, dark: bool = False, **context: Any) -> "Page":
+        """The same before it goes anywhere; `url` says which host is its own."""
+        opened = self._browser.new_context(
+            viewport={"width": width, "height": HEIGHTS.get(width, 800)},
+            color_scheme="dark" if dark else "light",
+            has_touch=width < 600,
+            **context,
+        )
+        opened.set_default_timeout(15_000)
+        self._contexts.append(opened)
+        page = opened.new_page()
+        home = urlsplit(url).netloc
+
+        def asked(request: "Request") -> None:
+            parts = urlsplit(request.url)
+            if parts.scheme not in ("data", "blob", "about") and parts.netloc != home:
+                self.complaints.append(f"a request to another host: {request.url}")
+
+        def failed(request: "Request") -> None:
+            if request.failure not in _ENDED:
+                self.complaints.append(f"a request failed: {request.url} {request.failure}")
+
+        def said(message: "ConsoleMessage") -> None:
+            if message.type == "error":
+                self.complaints.append(f"in the console: {message.text} ({message.location.get('url', '')})")
+
+        page.on("request", asked)
+        page.on("requestfailed", failed)
+        page.on("console", said)
+        page.on("pageerror", lambda error: self.complaints.append(f"an error of a script: {error}"))
+        return page
+
+    def forgive(self, pattern: str) -> None:
+        """Complaints that match are meant, for example `forgive("403")`."""
+        self._forgiven.append(pattern)
+
+    def close(self) -> list[str]:
+        """Close all; what was complained about and not forgiven."""
+        for context in self._contexts:
+            context.close()
+        return [one for one in self.complaints if not any(re.search(known, one) for known in self._forgiven)]
+
+
+@pytest.fixture
+def open_page(browser: "Browser") -> Iterator[Pages]:
+    """`open_page(url, width=1280, dark=False)`; what the browser complained about fails the test."""
+    pages = Pages(browser)
+    yield pages
+    complaints = pages.close()
+    assert not complaints, "\n".join(complaints)
+
+
+def free_port() -> int:
+    """A port that nobody had a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ShownLine(Line):
+    """A line with a dashboard: `line.url("/review")`."""
+
+    def __init__(self, folder: Path, experts: Path, rules: str = RULES, **settings: Any) -> None:
+        self.http = f"http://127.0.0.1:{free_port()}"
+        settings.setdefault("retention", {"keep": ["pass", "fail", "review", "unknown"]})
+        super().__init__(folder, experts, rules, **settings)
+        config = self.config.read_text(encoding="utf-8")
+        self.config.write_text(config.replace("endpoints:\n", f"endpoints:\n  http: {self.http}\n"), encoding="utf-8")
+
+    def url(self, path: str = "/") -> str:
+        return self.http + path
+
+    def wait_until_it_shows(self, timeout_s: float = 30.0) -> None:
+        """The web process is a child of its own, and starts after the line is ready."""
+        until_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                urllib.request.urlopen(self.url("/healthz"), timeout=2).close()
+            except urllib.error.HTTPError as error:
+                error.close()
+                return
+            except OSError:
+                assert time.monotonic() < until_s, f"nothing answers at {self.http}; see {self.folder}/daemon.log"
+                time.sleep(0.1)
+            else:
+                return
+
+    def fill(self) -> None:
+        """Publish BOARDS and wait until every image has its verdict."""
+        for board_type, serial, lot, parts, verdict in BOARDS:
+            board = {"type": board_type, "serial": serial, "lot": lot, "station": "AOI-1"}
+            for designator, component in parts:
+                self.send(
+                    a_jpeg(self.count, 160, 120),
+                    board=board,
+                    component=component,
+                    designator=designator,
+                    **({"deadline_ms": 1} if verdict == "unknown" else {}),
+                )
+        self.idle()
+        self.wait(lambda: self.rows("SELECT count(*) FROM inspections WHERE status <> 'done'") == [(0,)])
+
+
+@contextmanager
+def showing(folder: Path, experts: Path, rules: str = RULES, **settings: Any) -> Iterator[ShownLine]:
+    """A line whose daemon runs and whose dashboard answers; empty."""
+    line = ShownLine(folder, experts, rules, **settings)
+    with line.service():
+        line.wait_until_it_shows()
+        yield line
+
+
+@pytest.fixture(scope="module")
+def shown_line(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Iterator[ShownLine]:
+    """A module's own small line with its dashboard, filled with boards of several verdicts."""
+    pytest.importorskip("fastapi", reason="needs the extra dashboard")
+    with showing(tmp_path_factory.mktemp("shown") / "line", experts_folder) as line:
+        line.fill()
+        yield line

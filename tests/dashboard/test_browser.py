@@ -1,0 +1,66 @@
+"""The instrument before what it measures: the browser of the tests hears what it must hear."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tests.dashboard.browser import BOARDS, Pages, ShownLine
+
+PAGES = {
+    "/good": b"<!doctype html><title>good</title><link rel=icon href=data:,><p>good",
+    "/script": b"<!doctype html><title>bad</title><link rel=icon href=data:,><script>nobody()</script>",
+    "/missing": b"<!doctype html><title>bad</title><link rel=icon href=data:,><img src=/nowhere.png>",
+    "/abroad": b"<!doctype html><title>bad</title><link rel=icon href=data:,><img src=http://192.0.2.1/x.png>",
+}
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = PAGES.get(self.path)
+            self.send_response(200 if body else 404)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_good_page_has_no_complaints_and_the_asked_width(open_page: Pages, site: str, width: int) -> None:
+    page = open_page(f"{site}/good", width=width, dark=True)
+    assert page.evaluate("innerWidth") == width
+    assert page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("/script", "nobody"), ("/missing", "404"), ("/abroad", "another host: http://192.0.2.1")]
+)
+def test_an_error_a_missing_file_and_another_host_are_heard(open_page: Pages, site: str, path: str, said: str) -> None:
+    open_page(site + path, wait_until="domcontentloaded").wait_for_timeout(100)
+    assert any(said in one for one in open_page.complaints), open_page.complaints
+    open_page.forgive(".")
+
+
+def test_the_line_of_the_pages_has_boards_of_several_verdicts(shown_line: ShownLine) -> None:
+    rows = dict(shown_line.rows("SELECT serial, verdict FROM boards"))
+    assert rows == {serial: verdict for _, serial, _, _, verdict in BOARDS}
+    assert {verdict for (verdict,) in shown_line.rows("SELECT DISTINCT verdict FROM inspections")} == {
+        "pass",
+        "fail",
+        "review",
+        "unknown",
+    }
