@@ -1,0 +1,112 @@
+"""Whether an expert answers as it did on the images that it was measured on: pure numbers, no torch, no database.
+
+An expert that sees other light, other suppliers or another camera than it was trained for becomes less sure long
+before anybody finds its errors. Training writes how sure it was on images held out (`confidences` in the catalog), by
+the label that it answered; the results have how sure it is now. The two are compared label by label, so that a line
+with more defects than before, or with fewer than the training folder had, is not taken for another camera.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+#: Equal bins of confidence from 0 to 1.
+BINS = 20
+#: The upper edge of each bin but the last: what lies on an edge belongs to the bin above it.
+EDGES = tuple((number + 1) / BINS for number in range(BINS - 1))
+#: Answers that a comparison looks back on.
+RECENT_ANSWERS = 1000
+#: In place of a label: whatever was answered.
+ALL = "all"
+
+Grade = Literal["stable", "shifting", "drifted", "too few"]
+Histograms = Mapping[str, Sequence[int]]
+_SHIFTING, _DRIFTED = 0.1, 0.25
+#: Added to each bin that either side has, so that a bin that one side lacks does not weigh infinitely.
+_SMOOTHING = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How far recent answers are from training's, over `answers` of them and `held_out` images of training.
+
+    `noise` is what the value would be on average if nothing had changed: few images differ by chance alone. Where
+    that reaches "shifting" by itself nothing can be said, and the grade is "too few".
+    """
+
+    value: float
+    grade: Grade
+    answers: int
+    held_out: int
+    noise: float
+
+
+def histogram(confidences: Iterable[float]) -> tuple[int, ...]:
+    """Counts in `BINS` equal bins."""
+    counts = [0] * BINS
+    for confidence in confidences:
+        counts[bisect_right(EDGES, confidence)] += 1
+    return tuple(counts)
+
+
+def histograms(answers: Iterable[tuple[str | None, float | None]]) -> dict[str, tuple[int, ...]]:
+    """Counts by answered label, of (label, confidence); an answer without them (nothing detected) is not counted."""
+    by_label: dict[str, list[float]] = {}
+    for label, confidence in answers:
+        if label is not None and confidence is not None:
+            by_label.setdefault(label, []).append(confidence)
+    return {label: histogram(found) for label, found in sorted(by_label.items())}
+
+
+def drift(training: Sequence[int], recent: Sequence[int]) -> float:
+    """The population stability index: sum of (r - t) ln(r / t) over bins, of shares; 0 where either side is empty."""
+    if not sum(training) or not sum(recent):
+        return 0.0
+    bins = [(t, r) for t, r in zip(training, recent, strict=True) if t or r]
+    of_training = sum(training) + _SMOOTHING * len(bins)
+    of_recent = sum(recent) + _SMOOTHING * len(bins)
+    shares = [((t + _SMOOTHING) / of_training, (r + _SMOOTHING) / of_recent) for t, r in bins]
+    return sum((r - t) * math.log(r / t) for t, r in shares)
+
+
+def grade(value: float) -> Grade:
+    """The usual reading of the index."""
+    return "stable" if value < _SHIFTING else "shifting" if value < _DRIFTED else "drifted"
+
+
+def compare(training: Histograms, recent: Histograms) -> Drift:
+    """Label by label, weighted by how often each label is answered now; against `all` where training has only that.
+
+    A label that training never answered on images held out, or only on a few, says nothing: it is left out.
+    """
+    if ALL in training:
+        training, recent = {ALL: training[ALL]}, {ALL: _sum(recent.values())}
+    answers = sum(map(sum, recent.values()))
+    held_out = sum(map(sum, training.values()))
+    value = noise = weight = 0.0
+    for label, counts in recent.items():
+        known, now = training.get(label, ()), sum(counts)
+        if not now or not sum(known):
+            continue
+        by_chance = _noise(known, counts)
+        if by_chance >= _SHIFTING:
+            continue
+        weight += now
+        value += now * drift(known, counts)
+        noise += now * by_chance
+    # Where most answers are of labels that cannot be compared, the rest does not speak for the expert.
+    if weight < answers / 2 or not answers:
+        return Drift(0.0, "too few", answers, held_out, noise=_SHIFTING)
+    return Drift(value / weight, grade(value / weight), answers, held_out, noise / weight)
+
+
+def _noise(training: Sequence[int], recent: Sequence[int]) -> float:
+    """The index that two samples of one distribution have on average: degrees of freedom times (1/n + 1/m)."""
+    bins = sum(1 for t, r in zip(training, recent, strict=True) if t or r)
+    return (bins - 1) * (1 / sum(training) + 1 / sum(recent))
+
+
+def _sum(parts: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip([0] * BINS, *parts, strict=True)))
