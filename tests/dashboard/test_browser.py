@@ -27,7 +27,7 @@ def site() -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body or b"")
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's signature
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
