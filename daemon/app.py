@@ -16,6 +16,7 @@ from daemon.admission import Admission
 from daemon.asking import Asking
 from daemon.backlog import Backlog, BacklogLimits
 from daemon.channel import Channels
+from daemon.children import Children, ChildSpec
 from daemon.config import Config
 from daemon.control import ControlServer
 from daemon.devices import Measurements, memory_problems, pools_and_executors
@@ -112,6 +113,7 @@ class App:
         )
         self._ground = GroundWatch(self._home, self._admission) if self._home else None
         self._retention = self._make_retention(config)
+        self._children = Children([])
         self.operations = Operations(
             config,
             drive=self._drive,
@@ -124,6 +126,7 @@ class App:
             rulebook=self._rulebook,
             metrics=self._metrics,
             access=self._access,
+            children=lambda: self._children.status(),  # noqa: PLW0108 - of those that the start makes
             on_catalog=self._use_catalog,
         )
         self._make_sockets(config)
@@ -269,6 +272,8 @@ class App:
             if self._http:
                 self._http.start()
             self._intake.start()
+            self._children = Children(self._child_specs())  # after intake: nothing of theirs holds images up
+            self._children.start()
             self._drive.start()
             self._language.start(self._drive, list(self._pools.values()))
             self._language.submit(self._texts_to_make)
@@ -279,6 +284,10 @@ class App:
             raise
         pending = len(self._recovery.pending) + len(self._texts_to_make)
         self._log.info("started", pending=pending, policy=self._config.policy)
+
+    def _child_specs(self) -> list[ChildSpec]:
+        """The processes beside the line."""
+        return []
 
     def stations(self) -> list[tuple[str, Station]]:
         """The threads on the way of an image, for a probe to go through (pulse.py)."""
@@ -301,7 +310,8 @@ class App:
         or `goes_on`, asked about once a second with the number of images left, says no: then only the last batches run;
         1. intake takes nothing more, and answers what the writer still has of it;
         2. running batches and steps finish, waiting images stay in the journal, bad ones are copied out of it;
-        3. the writer stores their verdicts; 4. the stream publishes these; 5. control answers to the last.
+        3. the writer stores their verdicts; 4. the stream publishes these; 5. child processes end, which may read all
+        of them by then, and before the database is closed; 6. control answers to the last.
         """
         left_s = self._config.stop.within
         if self._config.stop.drain == "backlog":
@@ -333,6 +343,7 @@ class App:
         if self._ground:
             self._ground.stop()
         self._results.stop()
+        self._children.stop()
         self._control.stop()
         if self._http:
             self._http.stop()

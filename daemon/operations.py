@@ -61,9 +61,13 @@ class Operations:
         rulebook: Rulebook,
         metrics: Metrics,
         access: Access,
+        children: Callable[[], list[dict[str, Any]]],
         on_catalog: Callable[[Catalog], None],
     ) -> None:
-        """`on_catalog` gets the catalog of a reload when the drive has it, before rules that need it are in force."""
+        """`children` answers `Children.status`.
+
+        `on_catalog` gets the catalog of a reload when the drive has it, before rules that need it are in force.
+        """
         self._config = config
         self._drive = drive
         self._language = language
@@ -75,6 +79,7 @@ class Operations:
         self._rulebook = rulebook
         self._metrics = metrics
         self._access = access
+        self._children = children
         self._on_catalog = on_catalog
         self._reloading = threading.Lock()
         self._draining = False
@@ -164,6 +169,7 @@ class Operations:
             or self._writer.last_error
             or known["last_error"]
             or self._language.trouble(),
+            "children": self._children(),
             **({"models": self._language.status()} if self._config.models else {}),
         }
 

@@ -1,0 +1,214 @@
+"""Processes that live and die with the daemon: the web pages, and each consumer of the results.
+
+They are processes of their own, at low priority, so that nothing that happens in one delays an image: whatever ends a
+child, it is started again, at first soon, then ever later. No child outlives the daemon, however that ended.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+_LOOK_EVERY_S = 0.1
+_FIRST_BACK_OFF_S = 0.5
+_LONGEST_BACK_OFF_S = 30.0
+#: Whoever ran this long was well: its next restart is a first one again.
+_WELL_AFTER_S = 30.0
+_STOP_WITHIN_S = 3.0
+_REAP_WITHIN_S = 1.0
+#: What the service manager says to the daemon alone: a child that spoke to it would be taken for the daemon.
+_NOT_FOR_CHILDREN = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+#: Where memory runs out, the kernel ends children first (the unit's own adjustment is -500).
+_OOM_SCORE_ADJUST = "500"
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """A program to keep running; `pass_fds` are open files that it inherits under their own numbers."""
+
+    name: str
+    argv: tuple[str, ...]
+    nice: int = 10
+    pass_fds: tuple[int, ...] = ()
+
+
+class Children:
+    """A thread that starts the children, starts those again that end, and stops them all."""
+
+    def __init__(self, specs: Sequence[ChildSpec]) -> None:
+        self._children = [_Child(spec) for spec in specs]
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="children", daemon=True)
+
+    def start(self) -> None:
+        if self._children:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """SIGTERM to each, SIGKILL to whoever is still there 3 s later. Nothing where they were never started."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def status(self) -> list[dict[str, Any]]:
+        """Of each child `name`, `state` (`running`, or `waiting` for its next start), `pid`, `restarts`, `last_end`."""
+        return [child.status for child in self._children]
+
+    def _run(self) -> None:
+        # One thread for all of a child's life: the kernel takes the end of the thread that made it for its parent's.
+        while not self._stopping.is_set():
+            for child in self._children:
+                child.look(time.monotonic())
+            self._stopping.wait(_LOOK_EVERY_S)
+        for child in self._children:
+            child.ask_to_end()
+        until_s = time.monotonic() + _STOP_WITHIN_S
+        for child in self._children:
+            child.end_by(until_s)
+
+
+class _Child:
+    """One program, used by the children's thread alone; `status` is replaced at once and may be read by any."""
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self._spec = spec
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starts = 0
+        self._started_s = self._start_at_s = 0.0
+        self._back_off_s = _FIRST_BACK_OFF_S
+        self._last_end: str | None = None
+        self._log: Any = structlog.get_logger("children")
+        self.status: dict[str, Any] = {}
+        self._say()
+
+    def look(self, now_s: float) -> None:
+        """Start it where it is due; notice its end."""
+        if self._process is None:
+            if now_s >= self._start_at_s:
+                self._start(now_s)
+        elif (returned := self._process.poll()) is not None:
+            self._ended(now_s, _end(returned))
+
+    def ask_to_end(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+
+    def end_by(self, until_s: float) -> None:
+        """Wait for its end; make it where it does not come."""
+        process = self._process
+        if process is None:
+            return
+        try:
+            process.wait(max(0.0, until_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._log.warning("child_killed", child=self._spec.name, why=f"no end within {_STOP_WITHIN_S:g} s")
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a disk that does not answer holds it
+                process.wait(_REAP_WITHIN_S)
+        self._forget_process()
+        self._last_end = _end(process.returncode) if process.returncode is not None else "it did not end"
+        self._say()
+
+    def _start(self, now_s: float) -> None:
+        spec = self._spec
+        self._starts += 1
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own programs, no shell
+                spec.argv,
+                stdin=subprocess.PIPE,  # its other end closes with the daemon: `live_with_parent`
+                stdout=2,  # the daemon's own standard output is one line for whoever waits until it is ready
+                pass_fds=spec.pass_fds,
+                env=_environment(os.environ),
+                start_new_session=True,  # a terminal's Ctrl-C is the daemon's: it stops its children in its order
+            )
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            self._ended(now_s, f"cannot be executed: {error}")
+            return
+        self._started_s = now_s
+        self._step_back(self._process.pid)
+        self._log.info("child_started", child=spec.name, pid=self._process.pid)
+        self._say()
+
+    def _step_back(self, pid: int) -> None:
+        """Give its way to the line's threads; before it has made threads of its own, which take after it."""
+        try:
+            os.setpriority(os.PRIO_PROCESS, pid, max(self._spec.nice, os.getpriority(os.PRIO_PROCESS, 0)))
+            os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
+        except OSError as error:  # it is gone already, or a sandbox forbids it
+            self._log.warning("child_priority_not_set", child=self._spec.name, error=str(error))
+
+    def _ended(self, now_s: float, end: str) -> None:
+        was_well = self._process is not None and now_s - self._started_s >= _WELL_AFTER_S
+        if was_well:
+            self._back_off_s = _FIRST_BACK_OFF_S
+        self._forget_process()
+        self._last_end = end
+        self._start_at_s = now_s + self._back_off_s
+        self._log.warning("child_ended", child=self._spec.name, end=end, again_in_s=self._back_off_s)
+        self._back_off_s = min(2 * self._back_off_s, _LONGEST_BACK_OFF_S)
+        self._say()
+
+    def _forget_process(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process = None
+
+    def _say(self) -> None:
+        self.status = {
+            "name": self._spec.name,
+            "state": "waiting" if self._process is None else "running",
+            "pid": None if self._process is None else self._process.pid,
+            "restarts": max(0, self._starts - 1),
+            "last_end": self._last_end,
+        }
+
+
+def live_with_parent() -> None:
+    """Called first by a child: the kernel ends it when the daemon ends, however that died.
+
+    Standard input is a pipe whose other end only the daemon holds, and never writes to: closed, it tells of a daemon
+    that was gone before the kernel could be asked. Started by hand, from a terminal, that terminal's end is its end.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if _is_orphan():
+        os.kill(os.getpid(), signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJUST, encoding="ascii")
+
+
+def _is_orphan() -> bool:
+    try:
+        if not stat.S_ISFIFO(os.fstat(0).st_mode):
+            return False
+    except OSError:
+        return False  # no standard input: started by hand
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in _NOT_FOR_CHILDREN}
+
+
+def _end(returned: int) -> str:
+    if returned >= 0:
+        return f"exit status {returned}"
+    try:
+        return f"killed by {signal.Signals(-returned).name}"
+    except ValueError:
+        return f"killed by signal {-returned}"

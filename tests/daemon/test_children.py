@@ -1,0 +1,235 @@
+"""Real processes that a daemon keeps running: their ends, its ends, and what reaches them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.children import Children, ChildSpec
+
+SLEEPER = "import time; time.sleep(60)"
+#: Says in a file who it is and what it was given, then goes on until it is ended.
+WITNESS = """
+import json, os, signal, sys, time
+from daemon.children import live_with_parent
+live_with_parent()
+heard = []
+def hear(number, _): heard.append(number); say()
+def say():
+    facts = {"pid": os.getpid(), "heard": heard, "environ": dict(os.environ),
+             "nice": os.getpriority(os.PRIO_PROCESS, 0), "policy": os.sched_getscheduler(0), "fds": sorted(map(int, os.listdir("/proc/self/fd")))}
+    part = sys.argv[1] + ".part"
+    with open(part, "w") as file: json.dump(facts, file)
+    os.replace(part, sys.argv[1])
+for number in (signal.SIGINT, signal.SIGHUP): signal.signal(number, hear)
+say()
+while True: time.sleep(60)
+"""
+PARENT = """
+import sys, time
+from daemon.children import Children, ChildSpec
+children = Children([ChildSpec("witness", (sys.executable, "-c", sys.argv[1], sys.argv[2]))])
+children.start()
+time.sleep(60)
+"""
+
+
+def wait(happened: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    until_s = time.monotonic() + timeout_s
+    while not (found := happened()):
+        assert time.monotonic() < until_s, "it did not happen"
+        time.sleep(0.02)
+    return found
+
+
+def facts(file: Path) -> dict[str, Any] | None:
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process that is no zombie (nobody reaps here what lost its parent)."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@contextmanager
+def kept(code: str, *arguments: str, **fields: Any) -> Iterator[Children]:
+    children = Children([ChildSpec("child", (sys.executable, "-c", code, *arguments), **fields)])
+    children.start()
+    try:
+        yield children
+    finally:
+        children.stop()
+
+
+def pid_of(children: Children) -> int:
+    return wait(lambda: children.status()[0]["pid"])
+
+
+def test_a_killed_child_is_started_again_and_says_how_it_ended() -> None:
+    with kept(SLEEPER) as children:
+        first = pid_of(children)
+        assert children.status()[0] | {"pid": 0} == {
+            "name": "child",
+            "state": "running",
+            "pid": 0,
+            "restarts": 0,
+            "last_end": None,
+        }
+        os.kill(first, signal.SIGKILL)
+        wait(lambda: children.status()[0]["state"] == "waiting")
+        assert children.status()[0]["last_end"] == "killed by SIGKILL"
+        second = pid_of(children)
+        assert second != first
+        assert children.status()[0]["restarts"] == 1
+    assert not is_alive(second)
+
+
+def test_a_child_that_ends_at_once_is_started_ever_more_rarely(tmp_path: Path) -> None:
+    diary = tmp_path / "starts"
+    diary.touch()
+    code = "import sys, time; open(sys.argv[1], 'a').write(f'{time.monotonic()}\\n'); sys.exit(3)"
+    with kept(code, str(diary)) as children:
+        starts = wait(lambda: len(lines := diary.read_text().split()) > 3 and [float(line) for line in lines])
+        assert children.status()[0]["last_end"] == "exit status 3"
+    waits = [later - earlier for earlier, later in pairwise(starts)]
+    assert waits[0] > 0.4
+    assert waits == sorted(waits)
+    assert waits[2] > 1.9
+
+
+def test_a_child_that_cannot_be_executed_says_so_and_the_others_run(tmp_path: Path) -> None:
+    broken = tmp_path / "program"
+    broken.write_text("no program")
+    specs = [
+        ChildSpec("missing", (str(tmp_path / "nothing"),)),
+        ChildSpec("broken", (str(broken),)),
+        ChildSpec("well", (sys.executable, "-c", SLEEPER)),
+    ]
+    children = Children(specs)
+    children.start()
+    try:
+        wait(lambda: children.status()[2]["state"] == "running" and children.status()[0]["restarts"])
+        missing, other, _ = children.status()
+        assert (missing["state"], missing["pid"]) == ("waiting", None)
+        assert "cannot be executed" in missing["last_end"]
+        assert "No such file" in missing["last_end"]
+        assert "Permission denied" in other["last_end"]
+    finally:
+        children.stop()
+
+
+def test_a_child_that_ignores_sigterm_is_killed_after_three_seconds(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    code = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open(sys.argv[1], 'w').close();"
+        "time.sleep(60)"
+    )
+    with kept(code, str(ready)) as children:
+        wait(ready.exists)
+        pid = pid_of(children)
+        begun_s = time.monotonic()
+        children.stop()
+        assert 2.5 < time.monotonic() - begun_s < 10.0
+        assert not is_alive(pid)
+        assert children.status()[0]["last_end"] == "killed by SIGKILL"
+
+
+def test_a_child_may_do_what_it_has_to_before_it_ends(tmp_path: Path) -> None:
+    ready, done = tmp_path / "ready", tmp_path / "done"
+    code = (
+        "import signal, sys, time\n"
+        "def end(*_): time.sleep(0.3); open(sys.argv[2], 'w').close(); sys.exit()\n"
+        "signal.signal(signal.SIGTERM, end); open(sys.argv[1], 'w').close(); time.sleep(60)"
+    )
+    with kept(code, str(ready), str(done)):
+        wait(ready.exists)
+    assert done.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_child_outlives_the_daemon_however_that_died(tmp_path: Path, number: int) -> None:
+    said = tmp_path / "facts"
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, WITNESS, str(said)], stderr=subprocess.DEVNULL)
+    try:
+        child = wait(lambda: facts(said))["pid"]
+        parent.send_signal(number)
+        parent.wait(20)
+        wait(lambda: not is_alive(child))
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+def test_a_child_that_was_made_just_before_its_daemon_died_ends_by_itself() -> None:
+    code = "from daemon.children import live_with_parent; live_with_parent(); print('alive')"
+    done = subprocess.run([sys.executable, "-c", code], input=b"", capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
+
+
+def test_by_hand_it_runs_without_a_daemon() -> None:
+    code = "from daemon.children import live_with_parent; live_with_parent(); print('alive')"
+    done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"alive\n")
+
+
+def test_signals_of_a_terminal_reach_the_daemon_alone(tmp_path: Path) -> None:
+    said = tmp_path / "facts"
+    deaf = "import signal\nfor number in (1, 2): signal.signal(number, lambda *_: None)\n"
+    code = deaf + PARENT + "time.sleep(60)\n" * 2
+    parent = subprocess.Popen([sys.executable, "-c", code, WITNESS, str(said)], start_new_session=True)
+    try:
+        child = wait(lambda: facts(said))["pid"]
+        os.killpg(parent.pid, signal.SIGINT)
+        os.killpg(parent.pid, signal.SIGHUP)
+        time.sleep(0.3)
+        assert (facts(said) or {})["heard"] == []
+        assert is_alive(child)
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+def test_a_child_steps_back_and_gets_the_daemons_environment_but_not_its_notify_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = tmp_path / "facts"
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "1000000")
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    given, kept_back = os.pipe()
+    try:
+        with kept(WITNESS, str(said), pass_fds=(given,)):
+            found = wait(lambda: facts(said))
+    finally:
+        os.close(given)
+        os.close(kept_back)
+    environ = found["environ"]
+    assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} & set(environ)
+    assert environ["PYTHONSAFEPATH"] == "1"
+    assert (found["nice"], found["policy"]) == (max(10, os.getpriority(os.PRIO_PROCESS, 0)), os.SCHED_BATCH)
+    assert given in found["fds"]
+    assert kept_back not in found["fds"]
+
+
+def test_without_children_there_is_no_thread_and_a_stop_before_the_start_is_none() -> None:
+    Children([]).stop()
+    empty = Children([])
+    empty.start()
+    assert empty.status() == []
+    empty.stop()
+    never = Children([ChildSpec("child", (sys.executable, "-c", SLEEPER))])
+    never.stop()
+    assert never.status()[0]["pid"] is None
