@@ -8,13 +8,16 @@ from typing import Any
 import typer
 
 from tools import db, keys, operate, service_install, teach, watch
+from tools.asking import command as asking
 from tools.backup import command as backup
 from tools.bench import command as bench
 from tools.console import fail
 from tools.fuzz import command as fuzz
+from tools.init import command as init
 from tools.moe import command as moe
 from tools.profile import command as profile
 from tools.report import command as report
+from tools.review import command as review
 from tools.simulate import command as simulate
 from tools.stress import command as stress
 
@@ -25,12 +28,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+init.register(app)
 operate.register(app)
 watch.register(app)
+asking.register(app)
 db.register(app)
 teach.register(app)
 profile.register(app)
 report.register(app)
+review.register(app)
 simulate.register(app)
 bench.register(app)
 stress.register(app)

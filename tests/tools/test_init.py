@@ -1,0 +1,119 @@
+"""`coserve init`: five answers, by options or typed, make a line that `coserve check` reads."""
+
+import json
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from daemon.config import load_config
+from daemon.line import check_line
+from routing_rules.compile import compile_rules
+from tests.lines import a_jpeg
+
+
+def init(*words: str, cwd: Path, typed: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tools", "init", *words],
+        cwd=cwd, input=typed, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_without_a_question_a_line_is_made_whose_only_lack_is_its_experts(tmp_path: Path) -> None:
+    done = init("line", "--yes", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    problems, _ = check_line(tmp_path / "line/coserve.yaml")
+    assert problems
+    assert all("no expert `" in problem for problem in problems), problems
+    for command in (
+        "coserve train classifier training/R0402 --id R0402 --out line/experts",
+        "coserve check line/coserve.yaml",
+        "coserve doctor line/coserve.yaml",
+        "coserve run line/coserve.yaml",
+    ):
+        assert command in done.stdout
+    config = load_config(tmp_path / "line/coserve.yaml", {})
+    assert (config.journal, config.endpoints.http) == (tmp_path / "line/data/journal", "http://127.0.0.1:9470")
+    assert config.journal.is_dir()
+    assert "#" in (tmp_path / "line/coserve.yaml").read_text()
+
+
+def test_with_experts_in_the_folder_the_line_is_complete(tmp_path: Path, experts_folder: Path) -> None:
+    shutil.copytree(experts_folder, tmp_path / "line/experts")
+    catalog = (tmp_path / "line/experts/catalog.yaml").read_text()
+    done = init("line", "--board", "a R0402=2 C0603=1 QFP64=U1", "--yes", "--json", cwd=tmp_path)
+    said = json.loads(done.stdout)
+    assert (said["missing_experts"], said["problems"]) == ([], [])
+    assert check_line(tmp_path / "line/coserve.yaml")[0] == []
+    assert (tmp_path / "line/experts/catalog.yaml").read_text() == catalog
+
+
+def test_what_is_typed_is_asked_again_until_it_can_be_used(tmp_path: Path) -> None:
+    typed = "board-x R0402\nboard-x R0402=3 U=U1,U2\n\n12\n1GB\nyes\nnetwork\n5\never\n"
+    done = init("line", cwd=tmp_path, typed=typed)
+    assert done.returncode == 0, done.stderr
+    for complaint in ("not 'R0402'", "12 holds no expert", "expected no, here or network", "a duration such as"):
+        assert complaint in done.stdout + done.stderr
+    written = yaml.safe_load((tmp_path / "line/coserve.yaml").read_text())
+    assert written["devices"]["cpu"]["expert_memory"] == "1GB"
+    assert "images_for" not in written["retention"]
+    assert yaml.safe_load((tmp_path / "line/rules.yaml").read_text())["boards"]["board-x"]["components"] == {
+        "R0402": 3,
+        "U": ["U1", "U2"],
+    }
+
+
+def test_a_dashboard_for_the_network_gets_a_token_that_only_its_owner_reads(tmp_path: Path) -> None:
+    assert init("line", "--dashboard", "network", "--yes", cwd=tmp_path).returncode == 0
+    token = tmp_path / "line/keys/http_token"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert len(token.read_text().strip()) == 64
+    problems, _ = check_line(tmp_path / "line/coserve.yaml")
+    assert not [problem for problem in problems if "http" in problem]
+
+
+def test_board_types_are_read_from_sample_images(tmp_path: Path) -> None:
+    for name in ("m-1/A1/R1.R0402.png", "m-1/A1/R10.R0402.png", "m-1/A2/R2.R0402.jpg", "pilot: x/B1/U1.QFP64.png"):
+        (tmp_path / "pictures" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pictures" / name).write_bytes(a_jpeg())
+    done = init("line", "--images", "pictures", "--yes", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    boards = yaml.safe_load((tmp_path / "line/rules.yaml").read_text())["boards"]
+    assert {name: board["components"] for name, board in boards.items()} == {
+        "m-1": {"R0402": ["R1", "R2", "R10"]},
+        "pilot: x": {"QFP64": ["U1"]},
+    }
+    assert set(compile_rules((tmp_path / "line/rules.yaml").read_text(), "rules").experts()) == {"R0402", "QFP64"}
+
+
+def test_nothing_is_overwritten_and_nothing_is_left_of_a_refusal(tmp_path: Path) -> None:
+    (tmp_path / "line").mkdir()
+    (tmp_path / "line/rules.yaml").write_text("mine")
+    done = init("line", "--yes", cwd=tmp_path)
+    assert (done.returncode, "never overwritten" in done.stderr) == (2, True)
+    assert [path.name for path in (tmp_path / "line").iterdir()] == ["rules.yaml"]
+    assert (tmp_path / "line/rules.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--board", "a R0402"), "expected COMPONENT=QUANTITY"),
+        (("--board", "a R0402=0"), "at least 1"),
+        (("--images", "nowhere"), "no folder nowhere"),
+        (("--memory", "much"), "expected a size"),
+        (("--memory", "tpu=1GB"), "not 'tpu'"),
+        (("--keep", "soon"), "expected a duration"),
+        (("--dashboard", "yes"), "expected no, here or network"),
+    ],
+)
+def test_an_answer_that_cannot_be_used_is_one_sentence(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    done = init("line", "--yes", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "line").exists()

@@ -1,0 +1,58 @@
+"""What the driver says about the GPUs, by NVML alone: no memory of theirs is touched."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pynvml
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as the driver has it. `capability` is (major, minor)."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    capability: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The driver, the newest CUDA it serves as (major, minor), and the GPUs in its order."""
+
+    version: str
+    cuda: tuple[int, int]
+    gpus: tuple[Gpu, ...]
+
+
+def find_driver() -> Driver | None:
+    """The driver of this machine; None where there is none, or where it does not answer."""
+    try:
+        with _nvml():
+            cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+            count = int(pynvml.nvmlDeviceGetCount())
+            version = _text(pynvml.nvmlSystemGetDriverVersion())
+            return Driver(version, (cuda // 1000, cuda % 1000 // 10), tuple(_gpu(number) for number in range(count)))
+    except pynvml.NVMLError:
+        return None
+
+
+@contextmanager
+def _nvml() -> Iterator[None]:
+    pynvml.nvmlInit()
+    try:
+        yield
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(number: int) -> Gpu:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return Gpu(_text(pynvml.nvmlDeviceGetName(handle)), int(memory.total), int(memory.free), (int(major), int(minor)))
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,1 @@
+"""`coserve init`: a line of one's own, out of five answers."""

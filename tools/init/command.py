@@ -1,0 +1,170 @@
+"""`coserve init`: asks five questions and writes a line; each question has an option, and a proposal."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from tools.console import AsJson, console, fail, print_json
+
+Answer = TypeVar("Answer")
+#: So many experts to train get a command each; more get one loop.
+_COMMANDS = 4
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command to `app`."""
+    app.command()(init)
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where the line is made.")] = Path("line"),
+    board: Annotated[
+        list[str] | None,
+        typer.Option(help="A board type and its components, e.g. 'mainboard-a R0402=180 U=U1,U2'; repeats."),
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="Read them from sample images, FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png."),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Where journal, database and images lie.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory for experts: 2GB, or 'cuda:0=6GB cpu=2GB'.")
+    ] = None,
+    dashboard: Annotated[
+        str | None, typer.Option(help="no, here (this PC alone), or network (any PC, with a token).")
+    ] = None,
+    keep: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How long images of failures stay: 90d, 1y, ever.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: take the proposals.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a line of your own: coserve.yaml, rules.yaml, a catalog, folders. Nothing that is there is overwritten.
+
+    Example: coserve init line --board "mainboard-a R0402=180 QFP64=U1,U2" --memory 2GB --dashboard here --yes
+    """
+    for name in ("coserve.yaml", "rules.yaml"):
+        if (folder / name).exists():
+            fail(f"{folder / name} is there already, and is never overwritten: name another folder", status=2)
+    if board and images:
+        fail("name the boards with --board or their --images, not both", status=2)
+    from routing_rules.compile import RulesError, compile_rules
+    from tools.init import answers as given
+    from tools.init.files import rules_text, write_line
+
+    asking = _Asking(is_silent=yes or as_json)
+    try:
+        answers = given.Answers(
+            _boards(asking, board, images),
+            _data(asking, data),
+            _memory(asking, memory),
+            asking.ask(
+                "4/5 Dashboard: no, here (this PC), network (with a token)", "here", given.parse_dashboard, dashboard
+            ),
+            asking.ask("5/5 How long images of failed boards stay: 90d, 1y, ever", "90d", given.parse_keep, keep),
+        )
+        routes = compile_rules(rules_text(answers.boards), "rules.yaml")
+        made = write_line(folder, answers)
+    except given.AnswerError as error:
+        fail(str(error), status=2)
+    except RulesError as error:
+        fail(f"that makes no rules: {error.problems[0].message}", status=2)
+    except OSError as error:
+        fail(f"{error.filename or folder}: {error.strerror or error}", status=2)
+    _report(folder, made, sorted(routes.experts()), answers.dashboard, as_json)
+
+
+class _Asking:
+    """Asks at the terminal what no option has answered."""
+
+    def __init__(self, *, is_silent: bool) -> None:
+        self._is_silent = is_silent
+
+    def ask(self, text: str, proposal: str, parse: Callable[[str], Answer], option: str | None) -> Answer:
+        """The option, else the proposal where nobody is asked, else what somebody types until it can be used."""
+        if option is not None or self._is_silent:
+            return parse(proposal if option is None else option)
+
+        def checked(typed: str) -> Answer:
+            from tools.init.answers import AnswerError
+
+            try:
+                return parse(typed)
+            except AnswerError as error:
+                raise typer.BadParameter(str(error)) from None
+
+        return typer.prompt(text, default=proposal, value_proc=checked)
+
+
+def _boards(asking: _Asking, board: Sequence[str] | None, images: Path | None) -> dict[str, Any]:
+    from tools.init.answers import EXAMPLE_BOARD, boards_in, parse_board, parse_boards
+
+    if images is not None:
+        return boards_in(images)
+    if board:
+        return dict(parse_board(one) for one in board)
+    question = "1/5 A board type and its components, or a folder of sample images"
+    return asking.ask(question, EXAMPLE_BOARD, parse_boards, None)
+
+
+def _data(asking: _Asking, data: Path | None) -> Path:
+    def place(typed: str) -> Path:
+        return Path(typed).expanduser()
+
+    return asking.ask("2/5 Where images and results lie", "data", place, None if data is None else str(data))
+
+
+def _memory(asking: _Asking, memory: str | None) -> dict[str, int]:
+    from tools.doctor.gpu import find_driver
+    from tools.init.answers import parse_memory, proposed_memory, ram, size
+
+    driver = find_driver()
+    proposed = proposed_memory(driver.gpus if driver else ())
+    has = [f"{gpu.name} with {size(gpu.total_bytes)}" for gpu in driver.gpus] if driver else []
+    text = f"3/5 Memory for experts (this PC has {', '.join([*has, ram()])})"
+    proposal = " ".join(f"{device}={size(budget)}" for device, budget in proposed.items())
+    return asking.ask(text, proposal, lambda typed: parse_memory(typed, list(proposed)), memory)
+
+
+def _report(folder: Path, made: list[Path], experts: list[str], dashboard: str, as_json: bool) -> None:
+    """What was made, what `coserve check` says to it, and the next commands."""
+    from daemon.line import check_line, load_catalog
+    from tools.init.files import CATALOG, PORT, TOKEN
+
+    config = folder / "coserve.yaml"
+    catalog, _, _ = load_catalog(folder / CATALOG)
+    missing = [expert for expert in experts if expert not in (catalog or {})]
+    problems, _ = check_line(config)
+    others = [problem for problem in problems if not any(f"no expert `{expert}`" in problem for expert in missing)]
+    commands = [*_to_train(missing, folder), *(f"coserve {word} {config}" for word in ("check", "doctor", "run"))]
+    if as_json:
+        said = {"config": str(config), "made": list(map(str, made)), "missing_experts": missing}
+        print_json(said | {"problems": others, "next": commands})
+        return
+    for path in made:
+        console.print(f"made  {path}", markup=False)
+    for problem in others:
+        console.print(problem, markup=False, style="yellow")
+    if missing:
+        console.print(
+            f"\nExperts still to be trained, or imported: {', '.join(missing)}. Sort pictures of each component type"
+            " into one folder for each label\n(training/R0402/ok, training/R0402/missing, …), then:",
+            markup=False,
+        )
+    else:
+        console.print("\nNext:")
+    for command in commands:
+        console.print(f"  {command}", markup=False)
+    if dashboard != "no":
+        token = f" The token is in {folder / TOKEN}." if dashboard == "network" else ""
+        console.print(f"\nWhile it runs, the dashboard is at http://127.0.0.1:{PORT}/.{token}", markup=False)
+
+
+def _to_train(experts: Sequence[str], folder: Path) -> list[str]:
+    out = folder / "experts"
+    if len(experts) <= _COMMANDS:
+        return [f"coserve train classifier training/{expert} --id {expert} --out {out}" for expert in experts]
+    names = " ".join(experts)
+    return [f"for type in {names}; do coserve train classifier training/$type --id $type --out {out}; done"]
