@@ -1,0 +1,103 @@
+"""What control's `review` does: a person's decision about an image, or its undoing, by way of the writer thread."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from daemon.control import ControlError
+from daemon.frames import MAX_INTEGER
+from daemon.messages import NAME, NAME_EXPECTED, shown
+from daemon.store.reviews import Decision, Review, ReviewRefusedError, is_undo
+from daemon.store.store import Store
+
+VERDICTS = ("pass", "fail", "unknown", "review")
+
+_FIELDS = ("inspection_id", "verdict", "reviewer", "defect", "note", "newest", "undo")
+#: A writer that takes longer waits for a disk or for somebody's lock: control must go on answering.
+_WAIT_S = 1.0
+
+
+class TaskRunner(Protocol):
+    """The writer: carries out short tasks between two groups of images."""
+
+    def run(self, carry_out: Callable[[Store], Any]) -> Future[Any]: ...
+
+
+def decision(fields: Mapping[str, Any]) -> Decision:
+    """The decision that a request's fields name; ControlError `bad_field` says which field is wrong and why."""
+    unknown = sorted(set(fields) - set(_FIELDS))
+    if unknown:
+        raise ControlError("bad_field", f"{unknown[0]}: expected one of {', '.join(_FIELDS)}")
+    undo = fields.get("undo", False)
+    if not isinstance(undo, bool):
+        raise ControlError("bad_field", f"undo: expected true or false, got {shown(undo)}")
+    inspection_id = _number(fields, "inspection_id")
+    if inspection_id is None:
+        raise ControlError("bad_field", "inspection_id: is missing")
+    reviewer = _name(fields, "reviewer")
+    if reviewer is None or not reviewer.strip():
+        raise ControlError("bad_field", "reviewer: is missing: a decision says who made it")
+    verdict, defect, note = fields.get("verdict"), _name(fields, "defect"), _name(fields, "note")
+    if undo:
+        given = next((name for name in ("verdict", "defect", "note") if fields.get(name) is not None), None)
+        if given:
+            raise ControlError("bad_field", f"{given}: undoing restores the decision before and takes no new one")
+        return Decision(inspection_id, reviewer, _number(fields, "newest"), None)
+    if verdict not in VERDICTS:
+        raise ControlError("bad_field", f"verdict: expected one of {', '.join(VERDICTS)}, got {shown(verdict)}")
+    if defect is not None and verdict != "fail":
+        raise ControlError("bad_field", f"defect: only a fail has one, this is a {verdict}")
+    if is_undo(note):
+        raise ControlError("bad_field", "note: these words mark what was undone: say it in other words")
+    return Decision(inspection_id, reviewer, _number(fields, "newest"), verdict, defect, note)
+
+
+class Reviews:
+    """`carry_out` is control's handler; it waits for the commit, so that an answer says what is durable."""
+
+    def __init__(self, writer: TaskRunner) -> None:
+        self._writer = writer
+
+    def carry_out(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """ControlError where nothing was written, or (`no_answer`) where that is not known yet."""
+        wanted = decision(fields)
+        writing: Future[Review] = self._writer.run(lambda store: store.review(wanted))
+        try:
+            return asdict(writing.result(_WAIT_S))
+        except ReviewRefusedError as error:
+            raise ControlError(error.code, error.reason) from None
+        except CancelledError:
+            raise ControlError("not_stored", "the decision is not stored: the daemon stops") from None
+        except TimeoutError:
+            raise _late(is_taken_back=writing.cancel()) from None
+        except (SQLAlchemyError, OSError) as error:
+            raise ControlError("not_stored", not_stored(error)) from None
+
+
+def not_stored(error: Exception) -> str:
+    """What a reviewer hears of a disk or a database that takes nothing."""
+    return f"the decision is not stored: {getattr(error, 'orig', None) or error}: try again"
+
+
+def _late(*, is_taken_back: bool) -> ControlError:
+    if is_taken_back:
+        return ControlError("not_stored", "the decision is not stored: the database or the disk is busy: try again")
+    reason = "the disk is slow, so nobody knows yet whether the decision is stored: try again, it counts once"
+    return ControlError("no_answer", reason)
+
+
+def _number(fields: Mapping[str, Any], name: str) -> int | None:
+    value = fields.get(name)
+    if value is None or (type(value) is int and 1 <= value <= MAX_INTEGER):
+        return value
+    raise ControlError("bad_field", f"{name}: expected an integer from 1, got {shown(value)}")
+
+
+def _name(fields: Mapping[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    if value is None or (isinstance(value, str) and NAME.fullmatch(value)):
+        return value
+    raise ControlError("bad_field", f"{name}: expected {NAME_EXPECTED}, got {shown(value)}")

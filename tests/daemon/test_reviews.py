@@ -1,0 +1,158 @@
+"""`review` over the control socket: what it takes, what it refuses by name, and that an answer is durable."""
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.control import ControlError
+from daemon.reviews import decision
+from tests.contract.client import Line, running
+
+GOOD: dict[str, Any] = {"inspection_id": 1, "verdict": "fail", "reviewer": "Eva", "defect": "D1", "note": "a pad"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"inspection_id": None}, "inspection_id: is missing"),
+        ({"inspection_id": "1"}, "inspection_id: expected an integer from 1"),
+        ({"inspection_id": 0}, "inspection_id: expected an integer from 1"),
+        ({"inspection_id": True}, "inspection_id: expected an integer from 1"),
+        ({"inspection_id": 2**63}, "inspection_id: expected an integer from 1"),
+        ({"verdict": "good"}, 'verdict: expected one of pass, fail, unknown, review, got "good"'),
+        ({"verdict": None}, "verdict: expected one of"),
+        ({"verdict": ["pass"]}, "verdict: expected one of"),
+        ({"verdict": {"a": 1}}, "verdict: expected one of"),
+        ({"verdict": "pass"}, "defect: only a fail has one"),
+        ({"reviewer": None}, "reviewer: is missing"),
+        ({"reviewer": "  "}, "reviewer: is missing"),
+        ({"reviewer": "E" * 129}, "reviewer: expected a string of 1 to 128"),
+        ({"defect": "D\n1"}, "defect: expected a string of 1 to 128"),
+        ({"defect": ""}, "defect: expected a string of 1 to 128"),
+        ({"note": "x\x1b[31m"}, "note: expected a string of 1 to 128"),
+        ({"note": "x" * 129}, "note: expected a string of 1 to 128"),
+        ({"note": 7}, "note: expected a string of 1 to 128"),
+        ({"note": "undo of review 3"}, "note: these words mark what was undone"),
+        ({"note": "undecided again: undo of review 3"}, "note: these words mark what was undone"),
+        ({"newest": -1}, "newest: expected an integer from 1"),
+        ({"undo": "yes"}, "undo: expected true or false"),
+        ({"undo": True}, "verdict: undoing restores the decision before"),
+        ({"at": "2020-01-01"}, "at: expected one of"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(ControlError) as refused:
+        decision(GOOD | changed)
+    assert refused.value.code == "bad_field"
+    assert said in refused.value.reason
+
+
+def test_text_of_any_script_and_with_any_signs_is_taken_as_it_is() -> None:
+    hostile = "<script>alert(1)</script>'; DROP TABLE reviews; -- é 漢字 🙂"
+    wanted = decision(GOOD | {"note": hostile, "defect": hostile[:100], "reviewer": "O'Brien"})
+    assert (wanted.note, wanted.defect, wanted.reviewer) == (hostile, hostile[:100], "O'Brien")
+    assert len(decision(GOOD | {"note": "🙂" * 128}).note or "") == 128
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Iterator[Line]:
+    with running(tmp_path_factory.mktemp("reviews") / "line", experts_folder) as line:
+        yield line
+
+
+def an_image(line: Line) -> int:
+    """The inspection_id of an image that the line gave `review`."""
+    image_id = line.send(component="V")
+    assert line.result(image_id)["verdict"] == "review"
+    ((inspection_id,),) = line.rows("SELECT inspection_id FROM inspections WHERE image_id = ?", image_id)
+    return inspection_id
+
+
+def rows(line: Line, image: int) -> list[tuple[Any, ...]]:
+    query = "SELECT verdict, defect, reviewer, note FROM reviews WHERE inspection_id = ? ORDER BY review_id"
+    return line.rows(query, image)
+
+
+def test_a_decision_is_in_the_database_when_its_answer_comes(line: Line) -> None:
+    image = an_image(line)
+    answer = line.control("review", inspection_id=image, verdict="fail", defect="D207", reviewer="Eva", note="pad 3")
+    assert answer["type"] == "ok"
+    assert rows(line, image) == [("fail", "D207", "Eva", "pad 3")]
+    assert {name: answer[name] for name in ("inspection_id", "verdict", "defect", "reviewer")} == {
+        "inspection_id": image, "verdict": "fail", "defect": "D207", "reviewer": "Eva",
+    }  # fmt: skip
+    undone = line.control("review", inspection_id=image, undo=True, reviewer="Eva", newest=answer["review_id"])
+    assert undone["verdict"] == "review"
+    assert len(rows(line, image)) == 2
+
+
+def test_refusals_have_the_codes_that_pages_and_programs_know(line: Line) -> None:
+    image = an_image(line)
+    ask: dict[str, Any] = {"inspection_id": image, "verdict": "pass", "reviewer": "Eva"}
+    assert line.control("review", **ask | {"inspection_id": 10**9})["code"] == "unknown_inspection"
+    assert line.control("review", **ask | {"verdict": "maybe"})["code"] == "bad_field"
+    assert line.control("review", inspection_id=image, undo=True, reviewer="Eva")["code"] == "no_decision"
+    assert line.control("review", **ask)["type"] == "ok"
+    conflict = line.control("review", **ask | {"verdict": "unknown", "reviewer": "Ben"})
+    assert conflict["code"] == "conflict"
+    assert "Eva decided pass at 2" in conflict["reason"]
+
+
+def test_of_many_who_decide_at_once_one_is_written_and_the_others_hear_who_it_was(line: Line) -> None:
+    image = an_image(line)
+    together = threading.Barrier(8)
+
+    def decide(number: int) -> dict[str, Any]:
+        together.wait()
+        return line.control("review", inspection_id=image, verdict="fail", defect=f"D{number}", reviewer=f"R{number}")
+
+    with ThreadPoolExecutor(8) as people:
+        answers = list(people.map(decide, range(8)))
+    written = [answer for answer in answers if answer["type"] == "ok"]
+    assert len(written) == 1
+    ((verdict, defect, reviewer, _),) = rows(line, image)
+    assert (verdict, defect, reviewer) == ("fail", written[0]["defect"], written[0]["reviewer"])
+    for answer in answers:
+        assert answer["type"] == "ok" or f"{reviewer} decided fail {defect}" in answer["reason"]
+
+
+def test_while_the_database_is_locked_the_reviewer_hears_so_and_trying_again_counts_once(line: Line) -> None:
+    image = an_image(line)
+    ask: dict[str, Any] = {"inspection_id": image, "verdict": "pass", "reviewer": "Eva", "note": "twice"}
+    with closing(sqlite3.connect(line.folder / "inspection.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        first = line.control("review", **ask)
+        assert first["code"] in {"no_answer", "not_stored"}
+        assert "try again" in first["reason"]
+        assert line.status()["state"] in {"ready", "degraded"}, "control answers others meanwhile"
+        other.execute("ROLLBACK")
+    line.wait(lambda: line.control("review", **ask)["type"] == "ok")
+    assert rows(line, image) == [("pass", None, "Eva", "twice")]
+
+
+def test_an_image_that_is_not_judged_yet_takes_no_decision(line: Line) -> None:
+    many = [line.send(component="F", board={"type": "free", "serial": "many"}) for _ in range(30)]
+    ((last,),) = line.rows("SELECT inspection_id FROM inspections WHERE image_id = ?", many[-1])
+    answer = line.control("review", inspection_id=last, verdict="pass", reviewer="Eva")
+    is_done = line.rows("SELECT status FROM inspections WHERE inspection_id = ?", last) == [("done",)]
+    assert answer.get("code") == "not_finished" or is_done
+    line.idle()
+
+
+def test_a_decision_that_was_answered_survives_a_kill(tmp_path: Path, experts_folder: Path) -> None:
+    line = Line(tmp_path / "line", experts_folder)
+    service = line.service()
+    service.start()
+    try:
+        image = an_image(line)
+        answer = line.control("review", inspection_id=image, verdict="pass", reviewer="Eva")
+    finally:
+        service.kill()
+    assert answer["type"] == "ok"
+    assert rows(line, image) == [("pass", None, "Eva", None)]

@@ -1,0 +1,224 @@
+"""`coserve review`: decide about an image from the terminal, through the daemon or, where none runs, in its place."""
+
+import getpass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json, print_table
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from daemon.config import Config
+
+_WAIT_S = 10.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands to `app`."""
+    app.command()(review)
+
+
+def review(
+    image: Annotated[
+        int | None, typer.Argument(metavar="ID", min=1, help="The image: its inspection_id.", show_default=False)
+    ] = None,
+    verdict: Annotated[
+        str | None, typer.Argument(metavar="VERDICT", help="pass, fail, unknown or review.", show_default=False)
+    ] = None,
+    defect: Annotated[
+        str | None, typer.Option(metavar="CODE", help="What is wrong, with fail; the line's own where none is named.")
+    ] = None,
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="What the next reader should know.")] = None,
+    reviewer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Who decides; without it, the user of this terminal.")
+    ] = None,
+    after: Annotated[
+        int | None, typer.Option(metavar="REVIEW", min=1, help="Decide anew after this review, which you have seen.")
+    ] = None,
+    undo: Annotated[
+        int | None, typer.Option("--undo", metavar="ID", min=1, help="Take back the newest decision about this image.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--list", help="Print what waits for a decision, oldest board first.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Images of --list.")] = 50,
+    config: ConfigOption = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Decide about an image: what a person says counts, the line's verdict stays beside it.
+
+    Example: coserve review 1042 fail --defect D207 --note "pad 3" --reviewer Eva --config demo/coserve.yaml
+    """
+    asked = (show, undo is not None, image is not None)
+    if sum(asked) != 1:
+        fail("name an image and a verdict, or --undo ID, or --list: see coserve review --help", status=2)
+    settings = _settings(config)
+    if show:
+        _list(settings, limit, as_json)
+        return
+    fields: dict[str, Any] = {"reviewer": reviewer or getpass.getuser(), "newest": after}
+    if undo is not None:
+        if verdict is not None or defect is not None or note is not None:
+            fail("--undo takes no verdict, defect or note: it restores the decision before", status=2)
+        fields |= {"inspection_id": undo, "undo": True, "newest": after or _newest(settings, undo)}
+    elif verdict is None:
+        fail("which verdict? pass, fail, unknown or review: coserve review ID VERDICT", status=2)
+    else:
+        assert image is not None
+        fields |= {"inspection_id": image, "verdict": verdict, "defect": defect, "note": note}
+        if verdict == "fail" and defect is None:
+            fields["defect"] = _own_defect(settings, image)
+    written = _write(settings, {name: value for name, value in fields.items() if value is not None}, verdict)
+    if as_json:
+        print_json(written)
+    else:
+        console.print(_sentence(written, is_undone=undo is not None), markup=False)
+
+
+def _sentence(written: Mapping[str, Any], *, is_undone: bool) -> str:
+    defect = f" {written['defect']}" if written["defect"] else ""
+    what = f"image {written['inspection_id']} is {written['verdict']}{defect}"
+    return f"{what}{' again' if is_undone else ''}, says {written['reviewer']} (review {written['review_id']})"
+
+
+def _write(settings: "Config", fields: dict[str, Any], verdict: str | None) -> Mapping[str, Any]:
+    """By the daemon, or here where none runs; what was written. Leaves with 1 or 2 where nothing was."""
+    from daemon.control import ControlError, ask
+    from daemon.reviews import decision
+
+    try:
+        decision(fields)
+    except ControlError as error:
+        fail(str(error), status=2)
+    try:
+        return ask(settings.endpoints.control, "review", timeout_s=_WAIT_S, **fields)
+    except ControlError as error:
+        if error.code == "no_daemon":
+            return _write_here(settings, fields)
+        _refuse(error.code, error.reason, fields, settings, verdict)
+
+
+def _write_here(settings: "Config", fields: dict[str, Any]) -> Mapping[str, Any]:
+    """No daemon runs: the line's locks keep it so until this is done."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from daemon.errors import StartError
+    from daemon.lock import claim
+    from daemon.reviews import decision, not_stored
+    from daemon.store.database import StoreError, sqlite_path
+    from daemon.store.reviews import ReviewRefusedError
+    from daemon.store.store import open_store
+
+    path = sqlite_path(settings.database)
+    if path is not None and not path.is_file():
+        fail(f"there is no database at {path}: has this line run?", status=1)
+    try:
+        locks = claim(path, settings.journal)
+    except (StartError, OSError) as error:
+        fail(f"{error}: and it does not answer at {settings.endpoints.control}", status=1)
+    try:
+        store = open_store(settings.database)
+        try:
+            return asdict(store.review(decision(fields)))
+        finally:
+            store.close()
+    except StoreError as error:
+        fail(str(error), status=1)
+    except ReviewRefusedError as error:
+        _refuse(error.code, error.reason, fields, settings, fields.get("verdict"))
+    except (SQLAlchemyError, OSError) as error:
+        fail(not_stored(error), status=1)
+    finally:
+        for lock in locks:
+            lock.release()
+
+
+def _refuse(code: str, reason: str, fields: dict[str, Any], settings: "Config", verdict: str | None) -> NoReturn:
+    """Say why nothing was written, and how to overrule what was seen."""
+    if code == "conflict" and verdict is not None:
+        newest = _newest(settings, fields["inspection_id"])
+        if newest is not None:
+            reason += f"; to overrule it: coserve review {fields['inspection_id']} {verdict} --after {newest}"
+    fail(reason, status=1)
+
+
+def _list(settings: "Config", limit: int, as_json: bool) -> None:
+    from daemon.store.reviews import waiting
+
+    with _reading(settings) as connection:
+        rows = [dict(row) for row in connection.execute(waiting().limit(limit + 1)).mappings()]
+    if as_json:
+        print_json(rows[:limit])
+        return
+    if not rows:
+        console.print("nothing waits for a decision")
+        return
+    columns = ("image", "board", "lot", "component", "place", "line says", "since", "picture")
+    cells = [
+        (
+            *(row["inspection_id"], f"{row['board_type']} {row['serial']} #{row['attempt']}", row["lot"]),
+            *(row["component"], row["designator"]),
+            *(" ".join(filter(None, (row["verdict"], row["defect"] or row["reason"]))), row["completed_at"]),
+            row["image_path"],
+        )
+        for row in rows[:limit]
+    ]
+    print_table("Waiting for a decision", columns, cells)
+    if len(rows) > limit:
+        console.print(f"and more: --limit {limit * 2}")
+
+
+def _own_defect(settings: "Config", inspection_id: int) -> str | None:
+    """What the line itself found wrong, so that to agree needs no code."""
+    from sqlalchemy import select
+
+    from daemon.store.schema import inspections
+
+    table = inspections.c
+    of_fail = select(table.defect).where(table.inspection_id == inspection_id, table.verdict == "fail")
+    with _reading(settings) as connection:
+        return connection.execute(of_fail).scalar()
+
+
+def _newest(settings: "Config", inspection_id: int) -> int | None:
+    from daemon.store.reviews import history
+
+    with _reading(settings) as connection:
+        past = history(connection, inspection_id)
+    return past[-1].review_id if past else None
+
+
+@contextmanager
+def _reading(settings: "Config") -> Iterator["Connection"]:
+    """The line's database, read-only; leaves with 1 where it cannot be read."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from daemon.store.database import StoreError, open_for_reading
+
+    try:
+        engine = open_for_reading(settings.database)
+    except StoreError as error:
+        fail(str(error), status=1)
+    try:
+        with engine.connect() as connection:
+            yield connection
+    except SQLAlchemyError as error:
+        fail(f"cannot read {settings.database}: {getattr(error, 'orig', None) or error}", status=1)
+    finally:
+        engine.dispose()
+
+
+def _settings(config: Path) -> "Config":
+    from daemon.config import load_config
+    from daemon.errors import ConfigError
+
+    if not config.is_file():
+        fail(f"no file {config}: name the line's coserve.yaml with --config", status=2)
+    try:
+        return load_config(config)
+    except ConfigError as error:
+        fail(str(error), status=2)
