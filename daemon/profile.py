@@ -15,9 +15,9 @@ from typing import Annotated, Literal
 import pynvml
 from pydantic import BaseModel, ConfigDict, Field
 
-from daemon.config import Bytes, Count
 from daemon.errors import ConfigError
 from daemon.policy.matrix import Performance
+from daemon.quantities import Bytes, Count
 from experts.spec import ArchitectureId, ExpertId
 from routing_rules.load import Problem, read_yaml, validate
 

@@ -252,7 +252,7 @@ def limits(
 
     Example: coserve limits --memory cpu=500MB --config demo/coserve.yaml
     """
-    from daemon.config import parse_bytes
+    from daemon.quantities import parse_bytes
 
     fields: dict[str, Any] = {"backlog_images": backlog_images, "source_images": source_images}
     fields["source_images_per_s"] = source_rate

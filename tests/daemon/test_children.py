@@ -26,7 +26,8 @@ heard = []
 def hear(number, _): heard.append(number); say()
 def say():
     facts = {"pid": os.getpid(), "heard": heard, "environ": dict(os.environ),
-             "nice": os.getpriority(os.PRIO_PROCESS, 0), "policy": os.sched_getscheduler(0), "fds": sorted(map(int, os.listdir("/proc/self/fd")))}
+             "nice": os.getpriority(os.PRIO_PROCESS, 0),
+             "policy": os.sched_getscheduler(0), "fds": sorted(map(int, os.listdir("/proc/self/fd")))}
     part = sys.argv[1] + ".part"
     with open(part, "w") as file: json.dump(facts, file)
     os.replace(part, sys.argv[1])

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config import Config, load_config, parse_bytes, parse_seconds
+from daemon.config import Config, load_config
 from daemon.errors import ConfigError
+from daemon.quantities import parse_bytes, parse_seconds
 
 MINIMAL = """\
 rules: rules.yaml

@@ -45,9 +45,9 @@ def profile(  # one parameter for each option
         fail(f"no folder {images}", status=2)
     from dataclasses import replace
 
-    from daemon.config import parse_bytes
     from daemon.errors import ConfigError
     from daemon.line import load_line
+    from daemon.quantities import parse_bytes
     from experts.errors import ExpertError
     from tools.profile.measure import QUICK, Effort
     from tools.profile.run import ProfileError, Wish, devices_missing, profile_line, write_profile
