@@ -16,11 +16,12 @@ from daemon.records import BoardRef, Pixels
 VERSION = 1
 DAY_MS = 86_400_000
 
-_NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
+#: What names may be: of boards, components, defects, people.
+NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
 _TEXT = re.compile(r"[^\ud800-\udfff]*")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _KEY_EXPECTED = "a string of 1 to 128 of A-Z a-z 0-9 . _ : / -"
-_NAME_EXPECTED = "a string of 1 to 128 characters without control characters"
+NAME_EXPECTED = "a string of 1 to 128 characters without control characters"
 _RFC3339 = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,60}))?"
     r"(?:([Zz])|([+-])([0-9]{2}):([0-9]{2}))"
@@ -86,11 +87,11 @@ Message = Inspect | Generate | Hello | ResultsSince
 class _FieldError(Exception):
     def __init__(self, path: str, expected: str, value: object) -> None:
         super().__init__(
-            f"{path}: is missing" if value is None else f"{path}: expected {expected}, got {_shown(value)}"
+            f"{path}: is missing" if value is None else f"{path}: expected {expected}, got {shown(value)}"
         )
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value as an error names it: short, and ASCII whatever the publisher sent."""
     if isinstance(value, str):
         return json.dumps(value if len(value) <= 40 else value[:40] + "…")
@@ -122,10 +123,10 @@ class _Fields:
         return self.needed(name, KEY, _KEY_EXPECTED)
 
     def name(self, name: str) -> str:
-        return self.needed(name, _NAME, _NAME_EXPECTED)
+        return self.needed(name, NAME, NAME_EXPECTED)
 
     def name_or_none(self, name: str) -> str | None:
-        return self.string(name, _NAME, _NAME_EXPECTED)
+        return self.string(name, NAME, NAME_EXPECTED)
 
     def integer(self, name: str, least: int, most: int = MAX_INTEGER) -> int | None:
         value = self._fields.get(name)
@@ -306,11 +307,13 @@ class Answer:
 
     kind: str
     header: bytes
+    code: str | None = None
 
 
 def answer(kind: str, image_id: str | None, source: str | None, credit: int, **fields: Any) -> Answer:
     """An answer says whose message it is for, and how many may be outstanding from now on."""
-    return Answer(kind, encode({"type": kind, "id": image_id, "source": source, "credit": credit, **fields}))
+    header = encode({"type": kind, "id": image_id, "source": source, "credit": credit, **fields})
+    return Answer(kind, header, fields.get("code"))
 
 
 def results_answer(asked: ResultsSince, page: Mapping[str, Any], credit: int) -> Answer:

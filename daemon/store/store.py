@@ -20,7 +20,7 @@ from daemon.records import (
     TextOutcome,
     TextRequest,
 )
-from daemon.store import generations, prune, rows
+from daemon.store import generations, prune, reviews, rows
 from daemon.store.arrivals import accept, keep_rules
 from daemon.store.boards import Boards
 from daemon.store.database import StoreError, open_for_writing
@@ -201,6 +201,11 @@ class Store:
         """Requests for text that the last run accepted and did not finish, oldest first."""
         with self._engine.connect() as connection:
             return generations.unfinished(connection)
+
+    def review(self, decision: reviews.Decision) -> reviews.Review:
+        """A person's decision, or its undoing; ReviewRefusedError where it may not be."""
+        with self._transaction() as tx:
+            return reviews.append(tx, decision)
 
     def write_over(self) -> None:
         """A commit that leaves every row as it was: what one that failed has left behind can no longer come true."""
