@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from experts.drift import BINS
 from experts.errors import WeightsError
 from experts.spec import ExpertId, ExpertSpec, LayoutId
 from experts.vision.architectures import ARCHITECTURES, NORMALISATIONS, YOLO_STRIDE_PIXELS, Architecture, layout_id
@@ -23,6 +24,8 @@ Problem = tuple[tuple[str | int, ...], str]
 Share = Annotated[float, Field(ge=0, le=1)]
 Channels = tuple[float, float, float]
 Label = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+Counts = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=BINS, max_length=BINS)]
+Confidences = Mapping[str, tuple[int, ...]]
 
 
 class Normalisation(BaseModel):
@@ -49,6 +52,8 @@ class CatalogEntry(BaseModel):
     confidence_floor: Share = 0.25
     nms_iou: Share = 0.45
     max_detections: Annotated[int, Field(ge=1, le=3000)] = 300
+    #: How sure it was on images held out from training, by answered label or `all` (experts/drift.py).
+    confidences: dict[Label, Counts] = {}
 
 
 class CatalogFile(BaseModel):
@@ -58,11 +63,19 @@ class CatalogFile(BaseModel):
 
 
 class Catalog(Mapping[ExpertId, ExpertSpec]):
-    """Experts by id, in the file's order. `headers` has those whose weights file could be read."""
+    """Experts by id, in the file's order. `headers` has those whose weights file could be read, `confidences` those
+    that were measured on images held out.
+    """
 
-    def __init__(self, specs: Mapping[ExpertId, ExpertSpec], headers: Mapping[ExpertId, Header]) -> None:
+    def __init__(
+        self,
+        specs: Mapping[ExpertId, ExpertSpec],
+        headers: Mapping[ExpertId, Header],
+        confidences: Mapping[ExpertId, Confidences] | None = None,
+    ) -> None:
         self._specs = dict(specs)
         self.headers = dict(headers)
+        self.confidences = dict(confidences or {})
 
     def __getitem__(self, expert: ExpertId) -> ExpertSpec:
         return self._specs[expert]
@@ -106,7 +119,10 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
         if not contradictions:
             headers[expert] = header
             specs[expert] = _spec(expert, entry, file, LayoutId(header.metadata["layout"]), header.region_bytes)
-    return Catalog(specs, headers), problems
+    confidences: dict[ExpertId, Confidences] = {
+        ExpertId(name): entry.confidences for name, entry in catalog_file.experts.items() if entry.confidences
+    }
+    return Catalog(specs, headers, confidences), problems
 
 
 def _lies_in(file: Path, folders: Sequence[Path]) -> bool:
@@ -174,18 +190,43 @@ def _spec(expert: ExpertId, entry: CatalogEntry, file: Path, layout: LayoutId, w
 def write_catalog(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
     """Replace the catalog file, at once and complete; entries as in the file, checked before anything is written."""
     model = CatalogFile.model_validate({"experts": {name: dict(entry) for name, entry in entries.items()}})
-    document = {"experts": {name: _render(entry) for name, entry in model.experts.items()}}
-    text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    document = {"experts": {name: rendered(entry) for name, entry in model.experts.items()}}
     path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, dump(document))
+
+
+def dump(document: Any) -> str:
+    """YAML as catalogs are written."""
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def replace_text(path: Path, text: str, like: Path | None = None) -> None:
+    """Put `text` in the place of a file, durably: whoever reads it finds the old one or the new one, whole.
+
+    Whoever may read the old one (or `like`, where there is none) may read the new one, whatever the umask here.
+    """
+    model = path if path.exists() else like
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
             file.write(text)
             file.flush()
+            if model is not None and model.exists():
+                os.fchmod(file.fileno(), model.stat().st_mode & 0o777)
             os.fsync(file.fileno())
         temporary.replace(path)
+        sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """What was renamed in `folder` stays so after a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def add_to_catalog(path: Path, expert: str, entry: Mapping[str, Any]) -> None:
@@ -195,12 +236,15 @@ def add_to_catalog(path: Path, expert: str, entry: Mapping[str, Any]) -> None:
     write_catalog(path, {**entries, expert: entry})
 
 
-def _render(entry: CatalogEntry) -> dict[str, Any]:
-    rendered = entry.model_dump(mode="json", exclude_defaults=True)
-    rendered["classes"] = _Flow(rendered["classes"])
-    if isinstance(rendered["normalisation"], dict):
-        rendered["normalisation"] = {key: _Flow(value) for key, value in rendered["normalisation"].items()}
-    return rendered
+def rendered(entry: CatalogEntry) -> dict[str, Any]:
+    """An entry as `dump` writes it: what has its default left out, lists on one line each."""
+    return {key: _inline(value) for key, value in entry.model_dump(mode="json", exclude_defaults=True).items()}
+
+
+def _inline(value: Any) -> Any:
+    if isinstance(value, list):
+        return _Flow(value)
+    return {key: _inline(inner) for key, inner in value.items()} if isinstance(value, dict) else value
 
 
 class _Flow(list[Any]):

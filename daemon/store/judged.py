@@ -34,7 +34,7 @@ class Calls:
     escapes: int
 
 
-def calls_statement(expert: str | None = None, after: int | None = None) -> Select[Any]:
+def calls_statement(expert: str | None = None, after: int | None = None) -> Select[*tuple[Any, ...]]:
     """The columns of `Calls`, by expert and then by first use; of images after inspection `after` where given.
 
     It reads every stage: without `after` it takes about a second for a million images.
@@ -104,7 +104,7 @@ def calls_by_version(connection: Connection, expert: str | None = None, after: i
     return [Calls(*row) for row in connection.execute(calls_statement(expert, after))]
 
 
-def confidences_statement(expert: str | None = None, answers: int = RECENT_ANSWERS) -> Select[Any]:
+def confidences_statement(expert: str | None = None, answers: int = RECENT_ANSWERS) -> Select[*tuple[Any, ...]]:
     """(expert, expert_version, label, bin, count) of each version's newest `answers`, in the newest `RECENT_IMAGES`."""
     confidence = stages.c.confidence
     # Steps of a CASE and no arithmetic: databases round a division each in their own way.

@@ -1,0 +1,158 @@
+"""Another entry in a catalog that a person wrote, with the rest of the text as it was: comments, order, quotes.
+
+The places of keys and values come from PyYAML's own parser; only the values that differ are written anew. Whoever
+calls parses the result and compares it with what was meant, so that a form of YAML that this does not understand
+(anchors, merge keys) is noticed and never guessed at.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from experts.catalog import CatalogEntry, dump, rendered
+
+_Edit = tuple[int, int, str]
+
+_CONSTANTS: dict[str, bool | None] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+
+
+def read(text: str) -> Any:
+    """The values of a catalog's text as YAML 1.2 has them: `NO` and the key `0402` are text. Raises yaml.YAMLError."""
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    return {} if root is None else _plain(root)
+
+
+def _plain(node: Any) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return {str(key.value): _plain(value) for key, value in node.value}
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item) for item in node.value]
+    said = node.value
+    if node.style is not None:
+        return said
+    if said in _CONSTANTS:
+        return _CONSTANTS[said]
+    if _INTEGER.fullmatch(said):
+        return int(said)
+    return float(said) if _FLOAT.fullmatch(said) else said
+
+
+def with_entry(text: str, name: str, entry: CatalogEntry) -> str | None:
+    """`text` with `entry` under `name`, added at the end where it is new; None where its form does not allow it.
+
+    A comment behind a value that changes stays behind it; one between the lines of such a value goes.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return None
+    experts = _value(root, "experts")
+    if not isinstance(experts, yaml.MappingNode) or experts.flow_style:
+        return None
+    present = _value(experts, name)
+    if present is None:
+        return _added(text, experts, {name: rendered(entry)})
+    if not isinstance(present, yaml.MappingNode) or present.flow_style:
+        return None
+    edits = _changes(text, present, entry)
+    if edits is None:
+        return None
+    for start, end, replacement in sorted(edits, reverse=True):
+        text = text[:start] + replacement + text[end:]
+    return text
+
+
+def _changes(text: str, node: yaml.MappingNode, entry: CatalogEntry) -> list[_Edit] | None:
+    """The values that differ, and the keys that are missing, of one entry."""
+    wanted = entry.model_dump(mode="json")
+    short = rendered(entry)
+    edits: list[_Edit] = []
+    for key, value in node.value:
+        end = _end(value)
+        if end is None or key.value not in wanted:
+            return None
+        if _plain(value) == wanted[key.value]:
+            continue
+        column = value.start_mark.column if value.start_mark.line != key.start_mark.line else None
+        edits.append(
+            (
+                value.start_mark.index,
+                end,
+                _written(wanted[key.value], column, value.style if isinstance(value, yaml.ScalarNode) else None),
+            )
+        )
+    there = {key.value for key, _ in node.value}
+    missing = {key: value for key, value in short.items() if key not in there}
+    if missing:
+        place = _line_after(text, node)
+        if place is None:
+            return None
+        column = node.value[0][0].start_mark.column
+        edits.append((place, place, _lines(text, place, missing, column)))
+    return edits
+
+
+def _added(text: str, experts: yaml.MappingNode, entry: Mapping[str, Any]) -> str | None:
+    place = _line_after(text, experts)
+    if place is None or not experts.value:
+        return None
+    column = experts.value[0][0].start_mark.column
+    return text[:place] + _lines(text, place, entry, column) + text[place:]
+
+
+def _lines(text: str, place: int, items: Mapping[str, Any], column: int) -> str:
+    """Items as lines of their own, `column` characters in."""
+    block = "".join(f"{' ' * column}{line}\n" for line in dump(dict(items)).splitlines())
+    return block if text[:place].endswith("\n") else "\n" + block
+
+
+def _written(value: Any, column: int | None, quotes: str | None) -> str:
+    """A value behind its key (`column` None), or as a block that begins there; text quoted as what it replaces was."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False) if quotes == '"' else _flow(value)
+    if column is None or not isinstance(value, dict) or not value:
+        return _flow(value)
+    return ("\n" + " " * column).join(f"{_flow(key)}: {_flow(inner)}" for key, inner in value.items())
+
+
+def _flow(value: Any) -> str:
+    """On one line, quoted where any version of YAML might read something else."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_flow, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_flow(key)}: {_flow(inner)}" for key, inner in value.items()) + "}"
+    return dump(value).removesuffix("...\n").strip()
+
+
+def _value(node: Any, name: str) -> Any:
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    return next((value for key, value in node.value if key.value == name), None)
+
+
+def _end(node: Any) -> int | None:
+    """Where a value ends: a block's own mark lies behind the comments that follow it. None: of a text block."""
+    if isinstance(node, yaml.ScalarNode):
+        return node.end_mark.index if node.style not in ("|", ">") else None
+    if node.flow_style or not node.value:
+        return node.end_mark.index
+    last = node.value[-1]
+    return _end(last[1] if isinstance(last, tuple) else last)
+
+
+def _line_after(text: str, node: yaml.MappingNode) -> int | None:
+    """The start of the line behind the last value of a mapping."""
+    end = _end(node)
+    if end is None:
+        return None
+    newline = text.find("\n", end)
+    return len(text) if newline < 0 else newline + 1

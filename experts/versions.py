@@ -1,0 +1,393 @@
+"""Versions of experts: which are kept, which were in force when, and how one takes another's place.
+
+`catalog.yaml` alone says what is in force, and is only ever replaced as a whole, by a rename. Beside it lie
+`versions/EXPERT/VERSION.safetensors`, one file for each version that was put in or was in force when one was, and
+`versions.yaml`: the entry that belongs to each, and who did what when. An intention is written there before the
+catalog is replaced: whoever finds one that the catalog does not show knows that it was not carried out. So a crash
+leaves the old state or the new one, whenever it comes.
+"""
+
+import errno
+import fcntl
+import getpass
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from experts.catalog import CatalogEntry, CatalogFile, dump, rendered, replace_text, sync_folder, write_catalog
+from experts.catalog_edit import read, with_entry
+from experts.weights import file_sha256
+
+VERSIONS_FILE = "versions.yaml"
+VERSIONS_FOLDER = "versions"
+_LOCK_FILE = ".versions.lock"
+_HEAD = "# Written by `coserve experts put | promote | rollback | prune`. What is in force stands in catalog.yaml.\n"
+_CHUNK_BYTES = 4 << 20
+
+Deed = Literal["found", "put", "promote", "rollback", "prune"]
+
+
+class VersionsError(Exception):
+    """It cannot be done; the text says why and what to do."""
+
+
+class Kept(BaseModel):
+    """A version that can be put in force: its entry as it goes into the catalog, and where it came from."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    entry: CatalogEntry
+    put_at: str
+    put_by: str
+    source: str
+
+
+class Step(BaseModel):
+    """Who did what. `found`: the version that the catalog named when somebody looked; `before` was in force before."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    at: str
+    by: str
+    did: Deed
+    version: str
+    before: str | None = None
+
+
+class History(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    versions: dict[str, Kept] = {}
+    steps: tuple[Step, ...] = ()
+
+
+class VersionsFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    experts: dict[str, History] = {}
+
+
+@dataclass(slots=True)
+class Expert:
+    """One expert's versions. `in_force` is the catalog's entry, None for one that was never promoted."""
+
+    name: str
+    in_force: CatalogEntry | None
+    kept: dict[str, Kept] = field(default_factory=dict[str, Kept])
+    steps: list[Step] = field(default_factory=list[Step])
+
+    @property
+    def version(self) -> str | None:
+        return version_of(self.in_force) if self.in_force is not None else None
+
+    @property
+    def line(self) -> list[str]:
+        """The versions that came into force one after the other and were not rolled back; the last one is."""
+        found: list[str] = []
+        for step in self.steps:
+            if step.did == "rollback" and len(found) > 1:
+                found.pop()
+            if step.did in ("found", "promote", "rollback") and found[-1:] != [step.version]:
+                found.append(step.version)
+        # What was pruned cannot come back.
+        there = [version for version in found if version in self.kept or version == self.version]
+        return [version for place, version in enumerate(there) if there[place - 1 : place] != [version]]
+
+    def named(self, wanted: str) -> str:
+        """The kept version that `wanted` names, whole or by its first four letters or more. Raises VersionsError."""
+        matching = [version for version in self.kept if version.startswith(wanted)] if len(wanted) >= 4 else []
+        if len(matching) == 1:
+            return matching[0]
+        listed = ", ".join(self.kept) or "none"
+        why = "names several of them" if matching else "is none of them"
+        raise VersionsError(f"{self.name} has the versions {listed}; {wanted!r} {why}: `coserve experts show`")
+
+
+def version_of(entry: CatalogEntry) -> str:
+    """As in the results: the first 12 hex digits of the weights' sha256."""
+    return entry.sha256[:12]
+
+
+class Versions:
+    """The versions beside one catalog. `read` needs nothing but the files; changes go through `changing`."""
+
+    def __init__(self, catalog: Path) -> None:
+        self.catalog = catalog
+        self.folder = catalog.parent
+
+    def read(self) -> dict[str, Expert]:
+        """Every expert of the catalog, in its order, and behind them those that were only put in. VersionsError."""
+        entries = self._entries()
+        noted = self._noted()
+        names = [*entries, *(name for name in noted.experts if name not in entries)]
+        return {name: _settled(name, entries.get(name), noted.experts.get(name, History())) for name in names}
+
+    @contextmanager
+    def changing(self) -> "Iterator[Change]":
+        """The right to change them, for one process at a time; VersionsError names who has it."""
+        with _translated(self.folder), _locked(self.folder / _LOCK_FILE):
+            _sweep(self.folder)
+            yield Change(self, self.read())
+
+    def weights_file(self, name: str, version: str) -> Path:
+        """Where the weights of a version are kept."""
+        safe = quote(name, safe="")
+        safe = "%2E" + safe[1:] if safe.startswith(".") else safe
+        return self.folder / VERSIONS_FOLDER / safe / f"{version}.safetensors"
+
+    def _entries(self) -> dict[str, CatalogEntry]:
+        if not self.catalog.exists():
+            return {}
+        return dict(_parsed(CatalogFile, self.catalog).experts)
+
+    def _noted(self) -> VersionsFile:
+        path = self.folder / VERSIONS_FILE
+        return _parsed(VersionsFile, path) if path.exists() else VersionsFile()
+
+
+class Change:
+    """What the holder of the lock may do. Each deed is durable when it returns."""
+
+    def __init__(self, versions: Versions, experts: dict[str, Expert]) -> None:
+        self._versions = versions
+        self.experts = experts
+        #: Whether the catalog had to be written anew without its comments.
+        self.lost_comments = False
+
+    def expert(self, name: str) -> Expert:
+        """One that has an entry or a candidate. Raises VersionsError."""
+        found = self.experts.get(name)
+        if found is None:
+            raise VersionsError(f"there is no expert {name}: {self._versions.catalog} has {', '.join(self.experts)}")
+        return found
+
+    def put(self, name: str, entry: CatalogEntry, weights: Path, source: str) -> str:
+        """Keep `weights` with its entry as a candidate; returns its version. Nothing changes what is in force."""
+        version = version_of(entry)
+        expert = self.experts.setdefault(name, Expert(name, None))
+        place = self._versions.weights_file(name, version)
+        if version in (expert.version, *expert.kept) and place.exists() and file_sha256(place) == entry.sha256:
+            raise VersionsError(f"{name} has version {version} already: these are the same weights")
+        if version == expert.version:
+            raise VersionsError(f"{name} {version} is in force: these are the same weights; train or import others")
+        self._keep_in_force(expert)
+        self._copy(weights, place, entry.sha256)
+        here = entry.model_copy(update={"file": str(place.relative_to(self._versions.folder))})
+        expert.kept[version] = Kept(entry=here, put_at=now(), put_by=somebody(), source=source)
+        expert.steps.append(_step("put", version))
+        self._write()
+        return version
+
+    def promote(self, name: str, version: str, deed: Literal["promote", "rollback"] = "promote") -> None:
+        """Put a kept version in force. Raises VersionsError, and then nothing has changed."""
+        expert = self.expert(name)
+        if version == expert.version:
+            raise VersionsError(f"{name} {version} is in force already")
+        self._keep_in_force(expert)
+        before = expert.version
+        expert.steps.append(_step(deed, version, before))
+        self._write()
+        self._replace_entry(name, expert.kept[version].entry)
+        expert.in_force = expert.kept[version].entry
+
+    def take_back(self, name: str, text: str, entry: CatalogEntry | None) -> None:
+        """Undo the last `promote`: `text` is the catalog before it, `entry` the expert's in there."""
+        expert = self.expert(name)
+        replace_text(self._versions.catalog, text)
+        expert.in_force = entry
+        expert.steps.pop()
+        self._write()
+
+    def before(self, name: str) -> str:
+        """The version that a rollback of `name` brings back. Raises VersionsError where there is none."""
+        expert = self.expert(name)
+        line = expert.line
+        if len(line) < 2:
+            raise VersionsError(
+                f"{name} {expert.version or ''} is the first version here: there is none before it to go back to"
+            )
+        return line[-2]
+
+    def prune(self, name: str, version: str) -> int:
+        """Forget a version that is not in force, and its weights; the bytes that this gave back."""
+        expert = self.expert(name)
+        if version == expert.version:
+            raise VersionsError(f"{name} {version} is in force and stays")
+        kept = expert.kept.pop(version)
+        expert.steps.append(_step("prune", version))
+        self._write()
+        place = self._versions.weights_file(name, version)
+        if (self._versions.folder / kept.entry.file) != place or not place.exists():
+            return 0
+        freed = place.stat().st_size
+        place.unlink()
+        return freed
+
+    def _keep_in_force(self, expert: Expert) -> None:
+        """A link of its own to the weights in force, so that a training into this folder does not take them away."""
+        entry, version = expert.in_force, expert.version
+        if entry is None or version is None or version in expert.kept:
+            return
+        source, place = self._versions.folder / entry.file, self._versions.weights_file(expert.name, version)
+        if not source.is_file() or file_sha256(source) != entry.sha256:
+            return  # damaged: nobody can go back to it, and the way to a better one stays open
+        _make_folders(place.parent, self._versions.folder)
+        place.unlink(missing_ok=True)
+        try:
+            place.hardlink_to(source)
+        except OSError:  # another disk, or somebody else's file
+            self._copy(source, place, entry.sha256)
+        sync_folder(place.parent)
+        here = entry.model_copy(update={"file": str(place.relative_to(self._versions.folder))})
+        expert.kept[version] = Kept(entry=here, put_at=now(), put_by=somebody(), source="in force when first kept")
+
+    def _copy(self, source: Path, place: Path, sha256: str) -> None:
+        """Complete and durable under its name, or not at all; VersionsError where other bytes arrived."""
+        _make_folders(place.parent, self._versions.folder)
+        temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+        digest = hashlib.sha256()
+        try:
+            with source.open("rb") as reader, temporary.open("wb") as writer:
+                while piece := reader.read(_CHUNK_BYTES):
+                    digest.update(piece)
+                    writer.write(piece)
+                writer.flush()
+                if self._versions.catalog.exists():  # whoever may read the catalog may read the weights
+                    os.fchmod(writer.fileno(), self._versions.catalog.stat().st_mode & 0o777)
+                os.fsync(writer.fileno())
+            if digest.hexdigest() != sha256:
+                found = digest.hexdigest()[:12]
+                raise VersionsError(f"{source} is damaged: its sha256 is {found}…, its entry says {sha256[:12]}…")
+            temporary.replace(place)
+            sync_folder(place.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _replace_entry(self, name: str, entry: CatalogEntry) -> None:
+        path = self._versions.catalog
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        entries = {**self._versions._entries(), name: entry}
+        edited = with_entry(text, name, entry)
+        if edited is not None and _means(edited, entries):
+            replace_text(path, edited)
+            return
+        self.lost_comments = "#" in text
+        write_catalog(path, {key: one.model_dump(mode="json", exclude_defaults=True) for key, one in entries.items()})
+
+    def _write(self) -> None:
+        document = {
+            "experts": {
+                name: {
+                    "versions": {
+                        version: kept.model_dump(mode="json", exclude={"entry"}) | {"entry": rendered(kept.entry)}
+                        for version, kept in expert.kept.items()
+                    },
+                    "steps": [step.model_dump(mode="json", exclude_none=True) for step in expert.steps],
+                }
+                for name, expert in self.experts.items()
+                if expert.kept or any(step.did != "found" for step in expert.steps)
+            }
+        }
+        replace_text(self._versions.folder / VERSIONS_FILE, _HEAD + dump(document), like=self._versions.catalog)
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def somebody() -> str:
+    """Who does it: under sudo the person behind it."""
+    try:
+        return os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):  # a process number without a name
+        return str(os.getuid())
+
+
+def _settled(name: str, in_force: CatalogEntry | None, noted: History) -> Expert:
+    """What was noted, and what the catalog says: where they differ, the catalog is right."""
+    steps = list(noted.steps)
+    expert = Expert(name, in_force, dict(noted.versions), steps)
+    moves = [place for place, step in enumerate(steps) if step.did in ("promote", "rollback")]
+    if moves and (last := steps[moves[-1]]).version != expert.version and last.before == expert.version:
+        del steps[moves[-1]]  # the command ended before it replaced the catalog
+    if expert.version is not None and expert.line[-1:] != [expert.version]:
+        steps.append(_step("found", expert.version))
+    return expert
+
+
+def _step(did: Deed, version: str, before: str | None = None) -> Step:
+    return Step(at=now(), by=somebody(), did=did, version=version, before=before)
+
+
+def _means(text: str, entries: Mapping[str, CatalogEntry]) -> bool:
+    """Whether an edited catalog says exactly `entries`."""
+    try:
+        return CatalogFile.model_validate(read(text)).experts == dict(entries)
+    except (yaml.YAMLError, ValidationError, VersionsError):
+        return False
+
+
+def _parsed(model: type[Any], path: Path) -> Any:
+    try:
+        return model.model_validate(read(path.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, ValidationError, UnicodeDecodeError) as error:
+        raise VersionsError(f"{path} cannot be read: {error}; `coserve check` says where") from None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a+", encoding="ascii") as file:
+        with suppress(PermissionError):
+            os.fchmod(file.fileno(), 0o664)  # the next one may be another member of the group
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "another"
+            raise VersionsError(
+                f"versions of experts are being changed by process {owner}: wait until it is done, then look again"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+@contextmanager
+def _translated(folder: Path) -> Iterator[None]:
+    """The operating system's refusals as one sentence."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename or folder}: {error.strerror or error}"
+        remedy = "nothing else has changed; see to the disk"
+        if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+            remedy = "who changes experts must be able to write in this folder (group coserve-experts of the service)"
+        raise VersionsError(f"{what}: {remedy}") from None
+
+
+def _sweep(folder: Path) -> None:
+    """What processes that were killed left half written."""
+    for pattern in (".*.yaml.*.tmp", f"{VERSIONS_FOLDER}/*/.*.tmp"):
+        for left in folder.glob(pattern):
+            owner = left.name.rsplit(".", 2)[1]
+            if not Path("/proc", owner).exists():
+                left.unlink(missing_ok=True)
+
+
+def _make_folders(folder: Path, root: Path) -> None:
+    """`folder` and its parents below `root`, as open as `root` is: the daemon must be able to read what is kept."""
+    inside = [one for one in (folder, *folder.parents) if one.is_relative_to(root)]
+    for one in reversed([one for one in inside if not one.exists()]):
+        one.mkdir(exist_ok=True)
+        shutil.copymode(root, one)

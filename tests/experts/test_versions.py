@@ -1,0 +1,334 @@
+"""Versions beside a catalog: kept, promoted, rolled back, pruned; and a process that is killed at any moment of it."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from experts.catalog import CatalogEntry, CatalogFile, resolve
+from experts.catalog_edit import read, with_entry
+from experts.spec import ExpertId
+from experts.versions import Versions, VersionsError
+from experts.weights import Block, file_sha256, write_weights
+
+CATALOG = """\
+# The line's experts, by hand. Ask Ines before changing R0402.
+experts:
+  R0402:   # the small resistor
+    architecture: resnet18
+    file: R0402.safetensors  # beside this file
+    classes: [ok, missing]
+    input_size: 64
+    normalisation: {mean: [0.4, 0.4, 0.4], std: [0.2, 0.2, 0.2]}
+    sha256: "SHA"   # from the import
+    temperature: 1.3
+  # the large one waits for its own camera
+  "0805": {architecture: resnet18, file: R0402.safetensors, classes: [ok, 'NO'], input_size: 64, normalisation: none, sha256: "SHA"}
+# end
+"""  # noqa: E501
+
+
+def weights(path: Path, number: int) -> str:
+    """A weights file of nothing much; its sha256."""
+    block = Block("w", "F32", (256,), bytes([number]) * 1024)
+    return write_weights(path, [block], {"architecture": "resnet18"})
+
+
+def a_folder(folder: Path) -> Versions:
+    folder.mkdir(parents=True, exist_ok=True)
+    sha256 = weights(folder / "R0402.safetensors", 0)
+    (folder / "catalog.yaml").write_text(CATALOG.replace("SHA", sha256), encoding="utf-8")
+    return Versions(folder / "catalog.yaml")
+
+
+def a_candidate(versions: Versions, number: int, name: str = "R0402", **fields) -> tuple[CatalogEntry, Path]:
+    """Other weights for `name`, and the entry that belongs to them."""
+    file = versions.folder.parent / f"new-{number}.safetensors"
+    fields = {"sha256": weights(file, number), "temperature": 0.5 + number, "file": file.name} | fields
+    model = next(iter(versions.read().values())).in_force
+    assert model is not None
+    return model.model_copy(update=fields), file
+
+
+def put(versions: Versions, number: int) -> str:
+    with versions.changing() as change:
+        return change.put("R0402", *a_candidate(versions, number), source="a test")
+
+
+def promote(versions: Versions, version: str) -> None:
+    with versions.changing() as change:
+        change.promote("R0402", version)
+
+
+def roll_back(versions: Versions) -> str:
+    with versions.changing() as change:
+        version = change.before("R0402")
+        change.promote("R0402", version, "rollback")
+    return version
+
+
+def in_force(versions: Versions) -> str:
+    """The version that the catalog names, whose weights must be what it says."""
+    entry = CatalogFile.model_validate(read(versions.catalog.read_text(encoding="utf-8"))).experts["R0402"]
+    assert file_sha256(versions.folder / entry.file) == entry.sha256
+    return entry.sha256[:12]
+
+
+def test_a_candidate_changes_nothing_until_it_is_promoted_and_again_when_rolled_back(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    before = versions.catalog.read_text(encoding="utf-8")
+    first = in_force(versions)
+    second, third = put(versions, 1), put(versions, 2)
+    assert versions.catalog.read_text(encoding="utf-8") == before
+    promote(versions, second)
+    promote(versions, third)
+    assert in_force(versions) == third
+    assert versions.read()["R0402"].line == [first, second, third]
+    assert roll_back(versions) == second
+    assert roll_back(versions) == first == in_force(versions)
+    with pytest.raises(VersionsError, match="is the first version here"):
+        roll_back(versions)
+    did = [(step.did, step.version) for step in versions.read()["R0402"].steps if step.did != "put"]
+    moves = [("promote", second), ("promote", third), ("rollback", second), ("rollback", first)]
+    assert did == [("found", first), *moves]
+    assert all(step.by and step.at for step in versions.read()["R0402"].steps)
+
+
+def test_a_catalog_written_by_hand_keeps_its_comments_and_gets_them_back(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    before = versions.catalog.read_text(encoding="utf-8")
+    version = put(versions, 1)
+    promote(versions, version)
+    after = versions.catalog.read_text(encoding="utf-8")
+    assert [line.split("#")[1:] for line in after.splitlines()] == [line.split("#")[1:] for line in before.splitlines()]
+    assert f"file: versions/R0402/{version}.safetensors  # beside this file" in after
+    assert "temperature: 1.5\n" in after
+    roll_back(versions)
+    again = versions.catalog.read_text(encoding="utf-8")
+    first = in_force(versions)
+    assert again.replace(f"versions/R0402/{first}.safetensors", "R0402.safetensors") == before
+
+
+def test_training_into_the_line_s_own_folder_takes_no_kept_version_away(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    first, second = in_force(versions), put(versions, 1)
+    promote(versions, second)
+    weights(versions.folder / "R0402.safetensors", 9)  # as a training writes it: another file under the name
+    assert roll_back(versions) == first == in_force(versions)
+
+
+def test_a_version_that_came_into_the_catalog_by_hand_is_found_and_can_be_left(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    first, second = in_force(versions), put(versions, 1)
+    entry, file = a_candidate(versions, 5)
+    shutil.copy(file, versions.folder / "hand.safetensors")
+    text = with_entry(
+        versions.catalog.read_text(encoding="utf-8"), "R0402", entry.model_copy(update={"file": "hand.safetensors"})
+    )
+    assert text is not None
+    versions.catalog.write_text(text, encoding="utf-8")
+    assert versions.read()["R0402"].line == [first, entry.sha256[:12]]
+    promote(versions, second)
+    assert roll_back(versions) == entry.sha256[:12] == in_force(versions)
+
+
+@pytest.mark.parametrize(
+    ("deed", "said"),
+    [
+        (lambda v, version: promote(v, in_force(v)), "is in force already"),
+        (lambda v, version: put(v, 1), "has version .* already"),
+        (lambda v, version: v.read()["R0402"].named("0123456789ab"), "is none of them"),
+        (lambda v, version: v.read()["R0402"].named(version[:3]), "is none of them"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(tmp_path: Path, deed, said: str):
+    versions = a_folder(tmp_path / "experts")
+    version = put(versions, 1)
+    with pytest.raises(VersionsError, match=said):
+        deed(versions, version)
+
+
+def test_weights_that_are_not_what_their_entry_says_are_not_kept(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    entry, file = a_candidate(versions, 1)
+    with file.open("r+b") as damaged:
+        damaged.seek(-1, os.SEEK_END)
+        damaged.write(b"\x7f")
+    with versions.changing() as change, pytest.raises(VersionsError, match="is damaged: its sha256"):
+        change.put("R0402", entry, file, source="a test")
+    assert not list(versions.folder.glob(f"versions/*/*{entry.sha256[:12]}*"))
+    assert list(versions.read()["R0402"].kept) == []
+
+
+def test_two_changes_at_once_are_one_change_and_a_refusal_with_the_other_s_process(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    with (
+        versions.changing(),
+        pytest.raises(VersionsError, match=f"by process {os.getpid()}"),
+        Versions(versions.catalog).changing(),
+    ):
+        pass
+
+
+@pytest.mark.skipif(os.getuid() == 0 and not shutil.which("setpriv"), reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_named_with_who_may(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    for path in (tmp_path, *tmp_path.parents):
+        if path.stat().st_uid == os.getuid() and path.is_relative_to(tmp_path.parents[1]):
+            path.chmod(path.stat().st_mode | 0o755)
+    context = multiprocessing.get_context("fork")
+    told = context.SimpleQueue()
+
+    def try_it() -> None:
+        if os.getuid() == 0:
+            os.setuid(65534)
+        try:
+            with versions.changing():
+                told.put("allowed")
+        except VersionsError as error:
+            told.put(str(error))
+
+    versions.folder.chmod(0o555)
+    process = context.Process(target=try_it)
+    process.start()
+    process.join(10)
+    versions.folder.chmod(0o755)
+    assert "group coserve-experts" in told.get()
+
+
+def test_pruning_takes_what_nobody_needs_and_never_what_is_in_force(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    first, second, third = in_force(versions), put(versions, 1), put(versions, 2)
+    promote(versions, second)
+    promote(versions, third)
+    with versions.changing() as change:
+        with pytest.raises(VersionsError, match="is in force and stays"):
+            change.prune("R0402", third)
+        assert change.prune("R0402", second) > 0
+    assert not versions.weights_file("R0402", second).exists()
+    assert versions.read()["R0402"].line == [first, third]
+    assert roll_back(versions) == first == in_force(versions)
+
+
+def test_what_is_kept_can_be_read_by_whoever_reads_the_catalog(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    versions.catalog.chmod(0o644)
+    before = os.umask(0o077)
+    try:
+        version = put(versions, 1)
+        promote(versions, version)
+    finally:
+        os.umask(before)
+    files = [versions.catalog, versions.folder / "versions.yaml", versions.weights_file("R0402", version)]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o644}
+    assert versions.weights_file("R0402", version).parent.stat().st_mode & 0o555 == 0o555
+
+
+def test_an_expert_id_that_is_a_path_stays_inside_the_folder(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    for name in ("../../outside", "..", "a/b", ".hidden"):
+        place = versions.weights_file(name, "0" * 12)
+        assert place.resolve().parent.parent == (versions.folder / "versions").resolve()
+
+
+def _dies_at(number: int, work, *arguments) -> bool:
+    """Do `work` in a process that is killed right before its `number`th change of a file; whether it came so far."""
+
+    def child() -> None:
+        left = number
+
+        def count(event: str, args: tuple) -> None:
+            nonlocal left
+            writes = event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR) and ".versions.lock" not in str(args[0])
+            if writes or event in ("os.rename", "os.link", "os.remove", "os.mkdir", "os.chmod", "os.truncate"):
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(count)
+        work(*arguments)
+        os._exit(0)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(30)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+@pytest.mark.parametrize("deed", ["put", "promote", "rollback", "prune"])
+def test_a_process_killed_at_any_step_leaves_the_old_state_or_the_new_one(tmp_path: Path, deed: str):
+    base = a_folder(tmp_path / "base" / "experts")
+    first, second = in_force(base), put(base, 1)
+    if deed in ("rollback", "prune"):
+        promote(base, second)
+    third = put(base, 2) if deed == "prune" else ""
+    number, killed, found = 0, True, ""
+    while killed:
+        number += 1
+        folder = tmp_path / f"at-{number}"
+        shutil.copytree(tmp_path / "base", folder, symlinks=True)
+        versions = Versions(folder / "experts" / "catalog.yaml")
+        work = {
+            "put": (put, versions, 3),
+            "promote": (promote, versions, second),
+            "rollback": (roll_back, versions),
+            "prune": (_prune, versions, third),
+        }[deed]
+        killed = _dies_at(number, *work)
+        found, expert = in_force(versions), versions.read()["R0402"]
+        assert found in (first, second)
+        assert expert.version == expert.line[-1] == found
+        for version, kept in expert.kept.items():
+            if deed != "prune" or version != third:  # what is being pruned may be half gone; nobody goes back to it
+                assert file_sha256(versions.folder / kept.entry.file) == kept.entry.sha256
+        # And life goes on from there.
+        fourth = put(versions, 4)
+        promote(versions, fourth)
+        assert in_force(versions) == fourth
+        assert roll_back(versions) == found == in_force(versions)
+        assert not list(versions.folder.rglob("*.tmp"))
+    assert number > 4
+    assert (found == first) == (deed in ("put", "rollback"))
+
+
+def _prune(versions: Versions, version: str) -> None:
+    with versions.changing() as change:
+        change.prune("R0402", version)
+
+
+def test_a_catalog_in_a_form_that_cannot_be_edited_is_written_anew_and_says_so(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    text = versions.catalog.read_text(encoding="utf-8")
+    text = text.replace("classes: [ok, missing]\n", "classes: &labels [ok, missing]\n").replace("[ok, 'NO']", "*labels")
+    versions.catalog.write_text(text, encoding="utf-8")
+    sha256 = in_force(versions)
+    with versions.changing() as change:
+        version = change.put("0805", *a_candidate(versions, 1, classes=("yes", "no")), source="a test")
+        change.promote("0805", version)
+        assert change.lost_comments
+    assert in_force(versions) == sha256
+    entries = CatalogFile.model_validate(read(versions.catalog.read_text(encoding="utf-8"))).experts
+    assert entries["0805"].classes == ("yes", "no")
+    assert entries["R0402"].classes == ("ok", "missing")
+
+
+def test_confidences_come_and_go_with_their_version(tmp_path: Path):
+    versions = a_folder(tmp_path / "experts")
+    counts = {"ok": tuple(range(20)), "missing": tuple(range(20, 40))}
+    with versions.changing() as change:
+        version = change.put("R0402", *a_candidate(versions, 1, confidences=counts), source="a test")
+        change.promote("R0402", version)
+        assert not change.lost_comments
+    assert versions.read()["R0402"].in_force == versions.read()["R0402"].kept[version].entry
+    catalog, _ = resolve(CatalogFile.model_validate(read(versions.catalog.read_text("utf-8"))), versions.folder)
+    assert catalog.confidences == {} or catalog.confidences[ExpertId("R0402")] == counts
+    roll_back(versions)
+    entry = versions.read()["R0402"].in_force
+    assert entry is not None
+    assert entry.confidences == {}
