@@ -6,6 +6,7 @@ No sockets and no threads here: frames in, an answer out, or a promise that is s
 the intake thread calls, `hold` and `resume` excepted.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -98,6 +99,7 @@ class _InFlight:
     peer: Peer
     sha256: str
     payload_bytes: int
+    since_s: float = field(default_factory=time.monotonic)
     repeated: list[tuple[Peer, str]] = field(default_factory=list)
 
 
@@ -119,10 +121,15 @@ class Admission(Accounts):
         server: str = "coserve",
         room: Callable[[int], str | None] = lambda _bytes: None,
         asking: Asking | None = None,
+        took: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
-        """`room(bytes)`: why the disk takes no image of so many bytes now, None where it does."""
+        """`room(bytes)`: why the disk takes no image of so many bytes now, None where it does.
+
+        `took(seconds)` hears how long each image was at the writer until it was accepted.
+        """
         super().__init__(limits, backlog, room)
         self._asking = asking
+        self._took = took
         self._rulebook = rulebook
         self._reader = reader
         self._writer = writer
@@ -214,6 +221,7 @@ class Admission(Accounts):
             return peer, answer("duplicate", image_id, source, credit, differs=differs)
 
         if isinstance(settled.result, Accepted):
+            self._took(time.monotonic() - flight.since_s)
             accepted = answer("accepted", image_id, source, credit)
             return [(flight.peer, accepted), *(duplicate(p, sha != flight.sha256) for p, sha in flight.repeated)]
         self.not_stored(source, flight.payload_bytes)

@@ -10,7 +10,7 @@ import structlog
 import torch
 import zmq
 
-from daemon.access import Access
+from daemon.access import Access, Http
 from daemon.accounts import IntakeLimits
 from daemon.admission import Admission
 from daemon.asking import Asking
@@ -24,6 +24,7 @@ from daemon.drive import Drive
 from daemon.endpoints import Gate
 from daemon.errors import ConfigError, StartError
 from daemon.executors import ExecutorThread
+from daemon.gauges import register_gauges
 from daemon.ground import GroundWatch
 from daemon.http_server import HttpServer
 from daemon.intake import Intake
@@ -37,14 +38,24 @@ from daemon.metrics import Metrics
 from daemon.model_open import opener
 from daemon.operations import Operations
 from daemon.orders import device_of
+from daemon.pages import INSTALL, Pages, missing_packages
 from daemon.policy.assign import partition
 from daemon.policy.presets import Tuning, preset
 from daemon.probe import examine
 from daemon.publish import ResultsStream, Token
-from daemon.pulse import Station
+from daemon.pulse import Pulse, Station
 from daemon.quarantine import BadImages, Quarantine
 from daemon.quota import QuotaLimits
-from daemon.records import Accepted, AcceptedText, ExpertSwitch, ExpertVersion, Outcome, Published, TextOutcome
+from daemon.records import (
+    Accepted,
+    AcceptedText,
+    BatchDone,
+    ExpertSwitch,
+    ExpertVersion,
+    Outcome,
+    Published,
+    TextOutcome,
+)
 from daemon.retention import RetentionThread
 from daemon.room import Claims, Room, segment_bytes
 from daemon.rulebook import Rulebook
@@ -56,9 +67,11 @@ from daemon.store.home import Home
 from daemon.store.reader import Reader
 from daemon.store.store import Store, open_store
 from daemon.texts import TextRows
+from daemon.timeline import Timeline
 from daemon.writer import Writer
 from experts.catalog import Catalog
 from experts.slot import LayoutShelf, SlotPool
+from experts.spec import ExpertId
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -89,7 +102,8 @@ class App:
         for warning in config.warnings:
             self._log.warning("setting_renamed", problem=warning)
         self._locks = _made(claim, sqlite_path(config.database), config.journal)
-        self._metrics = Metrics()
+        self._metrics = Metrics(self._architecture_of)
+        self._timeline = Timeline(time.time)
         self._context: zmq.Context[Any] = zmq.Context()
         keys = curve_keys(config.security)
         self._gate = Gate(self._context, keys) if keys else None
@@ -110,6 +124,7 @@ class App:
             server=f"coserve {version('coserve')}",
             room=self._room.problem,
             asking=Asking(self._language.prompts, self._reader, self._texts),
+            took=self._metrics.took,
         )
         self._ground = GroundWatch(self._home, self._admission) if self._home else None
         self._retention = self._make_retention(config)
@@ -126,10 +141,15 @@ class App:
             rulebook=self._rulebook,
             metrics=self._metrics,
             access=self._access,
+            timeline=self._timeline,
+            held_by=lambda: self.pulse.held_by(),  # noqa: PLW0108 - of the pulse that is made below
             children=lambda: self._children.status(),  # noqa: PLW0108 - of those that the start makes
             on_catalog=self._use_catalog,
         )
         self._make_sockets(config)
+        #: For whoever watches over this line (serve.py).
+        self.pulse = Pulse(self._stations())
+        register_gauges(self._metrics.registry, self.operations.facts)
 
     def _open_storage(self, config: Config, tell: Callable[[str], None]) -> None:
         self._room = Room(_places(config), config.retention.reserve, self._claims)
@@ -206,11 +226,16 @@ class App:
         self._access.guard((self._intake, self._results), self._http)
         self._control = ControlServer(self._context, config.endpoints.control, self.operations.handlers())
 
-    def _make_http(self, config: Config) -> HttpServer | None:
+    def _make_http(self, config: Config) -> Http | None:
+        """The web pages; without their extra, metrics and health alone."""
         endpoint, token = config.endpoints.http, config.security.http_token
         if endpoint is None:
             return None
-        return HttpServer(endpoint, self._metrics.registry, lambda: self.operations.state, token)
+        missing = missing_packages()
+        if missing:
+            self._log.warning("no_web_pages", missing=", ".join(missing), install=INSTALL)
+            return HttpServer(endpoint, self._metrics.registry, self.operations.health, token)
+        return Pages(self._path, endpoint, token, lambda name: self._children.hang_up(name))  # noqa: PLW0108
 
     def _make_drive(self, config: Config, measured: Measurements) -> Drive:
         """Pools and executors as the policy divides the devices: one pool per device, or one per executor."""
@@ -240,6 +265,8 @@ class App:
             on_outcome=self._finished,
             on_switch=self._switched,
             on_bad_image=self._bad_images.keep,
+            on_batch=self._batch_done,
+            on_sample=self._timeline.sample,
             tuning=Tuning(max_wait_s=config.limits.max_wait),
             record=config.record,
             last_batch_id=self._recovery.last_batch_id,
@@ -270,7 +297,7 @@ class App:
                 self._ground.start()
             self._accept_again()
             if self._http:
-                self._http.start()
+                self._log.info("http_bound", url=self._http.start())
             self._intake.start()
             self._children = Children(self._child_specs())  # after intake: nothing of theirs holds images up
             self._children.start()
@@ -287,9 +314,9 @@ class App:
 
     def _child_specs(self) -> list[ChildSpec]:
         """The processes beside the line."""
-        return []
+        return [self._http.child()] if isinstance(self._http, Pages) else []
 
-    def stations(self) -> list[tuple[str, Station]]:
+    def _stations(self) -> list[tuple[str, Station]]:
         """The threads on the way of an image, for a probe to go through (pulse.py)."""
 
         def writer_turn(then: Callable[[], None]) -> None:
@@ -385,20 +412,30 @@ class App:
             self._finished(Outcome(image.inspection_id, "unknown", None, "bad_image", ()))
 
     def _published(self, messages: list[Published]) -> None:
+        self._metrics.published(messages)
         self._results.publish(messages)
 
     def _finished(self, outcome: Outcome) -> None:
         self._metrics.finished(outcome)
         self._writer.finish(outcome)
 
+    def _batch_done(self, batch: BatchDone) -> None:
+        self._metrics.batch_done(batch)
+        self._timeline.batch(batch)
+
+    def _architecture_of(self, expert: str) -> str | None:
+        spec = self._catalog.get(ExpertId(expert))
+        return None if spec is None else spec.architecture
+
     def _switched(self, switch: ExpertSwitch) -> None:
         self._metrics.switched(switch)
+        self._timeline.load(switch)
         self._writer.switch(switch)
 
     def _done(self, images: list[tuple[str, int]]) -> None:
         for source, size_bytes in images:
             self._backlog.leave(source, size_bytes)
-        self._metrics.completed(len(images), self._backlog.images)
+        self._metrics.completed(len(images))
 
     def _texts_accepted(self, texts: list[AcceptedText]) -> None:
         self._metrics.texts_accepted(len(texts))

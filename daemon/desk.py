@@ -205,6 +205,57 @@ def executor_rows(
     return rows
 
 
+def memory_rows(
+    executors: Iterable[ExecutorFacts], now: Snapshot, catalog: Mapping[ExpertId, ExpertSpec]
+) -> list[dict[str, Any]]:
+    """`pools` of control's `memory`: who lies in each, in the order of loading, with its bytes.
+
+    What `used_bytes` has beyond the experts is held by a load that hangs.
+    """
+    executors = tuple(executors)
+    rows: list[dict[str, Any]] = []
+    for pool in now.pools:
+        in_use = {now.running.get(facts.executor) for facts in executors if facts.pool == pool.pool}
+        experts = [
+            {
+                "expert": expert,
+                "bytes": catalog[expert].weights_bytes if expert in catalog else 0,
+                "is_loading": expert in pool.loading,
+                "is_pinned": expert in pool.pinned,
+                "is_in_use": expert in in_use,
+            }
+            for expert in (*pool.resident, *pool.loading)
+        ]
+        row = {"pool": pool.pool, "device": device_of(pool.pool), "experts": experts}
+        rows.append({**row, "used_bytes": pool.used_bytes, "budget_bytes": pool.budget_bytes})
+    return rows
+
+
+def pool_rows(now: Snapshot) -> list[dict[str, Any]]:
+    """The pools in numbers, for counting by device."""
+    return [
+        {
+            "device": device_of(pool.pool),
+            "resident": len(pool.resident),
+            "used_bytes": pool.used_bytes,
+            "budget_bytes": pool.budget_bytes,
+        }
+        for pool in now.pools
+    ]
+
+
+def queue_lengths(now: Snapshot) -> tuple[dict[str, int], int]:
+    """What waits for the experts resident on each device, and what waits for experts that are resident nowhere."""
+    by_device = dict.fromkeys((device_of(pool.pool) for pool in now.pools), 0)
+    unloaded = 0
+    for expert, count in now.queued.items():
+        homes = {device_of(pool.pool) for pool in now.pools if expert in pool.resident}
+        for device in homes:
+            by_device[device] += count
+        unloaded += 0 if homes else count
+    return by_device, unloaded
+
+
 def _expert_and_device(fields: Mapping[str, Any]) -> tuple[ExpertId, str | None]:
     expert, device = fields.get("expert"), fields.get("device")
     if not isinstance(expert, str):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import structlog
 
 from daemon.chain import Chains, ImageAnswer
-from daemon.desk import Desk, executor_rows
+from daemon.desk import Desk, executor_rows, memory_rows, pool_rows, queue_lengths
 from daemon.events import Ask, Event, Events, Reload, Stop, answer_of
 from daemon.flow import Flow, request_of
 from daemon.hands import Hands, HungBatch, HungLoad, Running
@@ -25,15 +25,17 @@ from daemon.policy.matrix import Performance
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning
 from daemon.policy.request import PoolFacts, PoolId
-from daemon.records import Accepted, ExpertSwitch, Outcome
+from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample
 from daemon.rulebook import Rulebook
-from daemon.stages import stage_of, switch_of
+from daemon.stages import batch_of, stage_of, switch_of
 from daemon.trace import Makeup, RecordingScheduler
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.routes import Routes
 
 #: The pause after a turn that failed by our own fault, so that it cannot spin.
 _AFTER_DEFECT_S = 0.5
+#: What waits is noted this often, at most: a line at rest notes nothing, for nothing changes.
+_SAMPLE_EVERY_S = 1.0
 
 R = TypeVar("R")
 
@@ -43,11 +45,11 @@ class Drive:
 
     `rulebook.get(version)` gives the routes of an image's board attempt; `catalog` is read whole at each reload.
     `pools` and each executor's and loader's own facts are as `assign.partition` made them for `policy`; `matrix` and
-    `usage` are what a profile has measured and counted. `on_outcome`, `on_switch` and `on_bad_image` (an image that
-    decoding found bad, and why) are called on the drive thread and must not block. `record` is a file for a trace
-    (trace.py). A batch or a load that takes longer than `hang_after_s`, and far longer than was predicted, hangs:
-    others do not wait for it. Batches are numbered above `last_batch_id`, for the results' views tell them apart by
-    number. `clock` is monotonic seconds, `wall` seconds since the epoch.
+    `usage` are what a profile has measured and counted. `on_outcome`, `on_switch`, `on_batch`, `on_sample` and
+    `on_bad_image` (an image that decoding found bad, and why) are called on the drive thread and must not block.
+    `record` is a file for a trace (trace.py). A batch or a load that takes longer than `hang_after_s`, and far longer
+    than was predicted, hangs: others do not wait for it. Batches are numbered above `last_batch_id`, for the results'
+    views tell them apart by number. `clock` is monotonic seconds, `wall` seconds since the epoch.
     """
 
     def __init__(  # noqa: PLR0913  app.py names each part it wires
@@ -64,6 +66,8 @@ class Drive:
         on_outcome: Callable[[Outcome], None],
         on_switch: Callable[[ExpertSwitch], None],
         on_bad_image: Callable[[Accepted, str], None] = lambda _image, _reason: None,
+        on_batch: Callable[[BatchDone], None] = lambda _batch: None,
+        on_sample: Callable[[QueueSample], None] = lambda _sample: None,
         tuning: Tuning | None = None,
         record: Path | None = None,
         last_batch_id: int = 0,
@@ -71,7 +75,8 @@ class Drive:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._on_switch = on_switch
+        self._on_switch, self._on_batch, self._on_sample = on_switch, on_batch, on_sample
+        self._sample_at_s = 0.0
         self._clock, self._wall = clock, wall
         self._log: Any = structlog.get_logger("drive")
         self._usage = dict(usage or {})
@@ -230,7 +235,18 @@ class Drive:
             else:
                 wakes.append(action.until_s)
         wakes.append(self._hands.next_look_s(now))
+        self._sample(now)
         return min((until_s for until_s in wakes if until_s is not None), default=None)
+
+    def _sample(self, now: float) -> None:
+        if now < self._sample_at_s:
+            return
+        self._sample_at_s = now + _SAMPLE_EVERY_S
+        seen = self._scheduler.snapshot()
+        queued, unloaded = queue_lengths(seen)
+        waiting = sum(seen.queued.values())
+        busy = {str(name): round(share, 4) for name, share in self._hands.busy_shares().items()}
+        self._on_sample(QueueSample(self._wall(), self._flow.under_way, waiting, unloaded, queued, busy))
 
     def _change(self, pool: PoolId, change: Load | Unload | Resize) -> None:
         if isinstance(change, Load):
@@ -286,6 +302,8 @@ class Drive:
         else:
             self._scheduler.batch_failed(report.executor)
         self._note_health(report)
+        ago_s = self._wall() - self._clock()
+        self._on_batch(batch_of(running.run, running.order, report, pool, running.load_ms, ago_s))
         for request, result in zip(running.run.batch, report.results, strict=True):
             if isinstance(result, Answered):
                 stage = stage_of(request, result, running.order, report, pool, running.load_ms)
@@ -357,7 +375,8 @@ class Drive:
 
     def _answer(self, ask: Ask) -> None:
         try:
-            answer = self._status() if ask.kind == "status" else self._desk.answer(ask.kind, ask.fields)
+            own = {"status": self._status, "memory": self._memory}.get(ask.kind)
+            answer = own() if own else self._desk.answer(ask.kind, ask.fields)
         except Exception as error:  # noqa: BLE001  whoever asked gets it
             ask.answer.set_exception(error)
         else:
@@ -376,7 +395,14 @@ class Drive:
             "under_way": self._flow.under_way,
             "failed": dict(now.failed),
             "last_error": self._flow.last_error,
+            "pools": pool_rows(now),
+            "queued": dict(zip(("by_device", "unloaded"), queue_lengths(now), strict=True)),
+            "retries": self._flow.retries,
         }
+
+    def _memory(self) -> dict[str, Any]:
+        facts = (executor.facts for executor in self._hands.executors.values())
+        return {"pools": memory_rows(facts, self._scheduler.snapshot(), self._flow.catalog)}
 
     def _answer_of(self, answer: Future[R]) -> R:
         if self._thread.ident is not None and not self._thread.is_alive():

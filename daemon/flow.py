@@ -44,6 +44,8 @@ class Flow:
         self._refusals: dict[ExpertId, str] = {}
         self._log: Any = structlog.get_logger("drive")
         self.completed = 0
+        #: Images that were tried once more: their device, or the disk, had failed.
+        self.retries = 0
         self.last_error: str | None = None
         self.is_stopping = False
 
@@ -99,6 +101,7 @@ class Flow:
         if again is None:
             self.end(request, "expert_failed")
         else:
+            self.retries += 1
             self._go_on(again)
 
     def look(self, now: float) -> float | None:
@@ -107,6 +110,7 @@ class Flow:
             self.end(request, "deadline")
         again, ended = self._parked.due(now)
         for request in again:
+            self.retries += 1
             self._go_on(request)
         for request, reason in ended:
             if reason == "bad_image":

@@ -1,4 +1,6 @@
-"""HTTP for whoever watches the line: `/metrics` for Prometheus, `/healthz` and `/readyz`. It changes nothing.
+"""HTTP without the web pages: `/metrics` for Prometheus, `/healthz` and `/readyz`. It changes nothing.
+
+With the extra `dashboard` the web pages answer these paths too (daemon/dashboard), on a socket that is bound here.
 
 The standard library's WSGI server, kept from doing three things: to wait for ever for a slow client, to start a thread
 for each of a thousand clients, and to ask a name server for this machine's name.
@@ -8,15 +10,17 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, generate_latest
 
 from daemon.errors import StartError
+from daemon.http_answers import PATHS, answer
 from daemon.http_token import TokenError, read_token
 from daemon.sockets import is_open_host
 
@@ -26,37 +30,47 @@ if TYPE_CHECKING:
 _CONNECTIONS = 16
 _REQUEST_S = 5.0
 _LOOK_UP_S = 0.1
-#: States in which images are taken and judged; one that is degraded needs a person, and serves on.
-_READY = ("ready", "degraded")
+_BACKLOG = 128
+
+
+def bind_http(endpoint: str, *, has_token: bool) -> socket.socket:
+    """A listening socket for `endpoint`; StartError where that fails, or where it would be open without a token."""
+    parts = urlsplit(endpoint)
+    host = parts.hostname or ""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, parts.port or 0), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise StartError(f"endpoints.http {endpoint}: {error.strerror or error}") from None
+    if not has_token and is_open_host(str(listener.getsockname()[0])):
+        listener.close()
+        raise StartError(f"endpoints.http: {endpoint} can be reached from other machines: it needs a token")
+    return listener
 
 
 class HttpServer:
     """One line's HTTP endpoint. With a token file every path needs `Authorization: Bearer TOKEN`."""
 
     def __init__(
-        self, endpoint: str, registry: CollectorRegistry, state: Callable[[], str], token_file: Path | None = None
+        self,
+        endpoint: str,
+        registry: CollectorRegistry,
+        health: Callable[[], Mapping[str, Any]],
+        token_file: Path | None = None,
     ) -> None:
-        """`state` is control's `status.state`. TokenError where the token cannot be used."""
+        """`health` is control's answer of that name (health_answer.py). TokenError where the token cannot be used."""
         self._endpoint = endpoint
-        self._state = state
+        self._health = health
         self._token_file = token_file
         self._token = read_token(token_file) if token_file else None
-        self._metrics = make_wsgi_app(registry)
+        self._registry = registry
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> str:
         """Bind and begin to answer. The endpoint as bound; StartError where that fails, or where it would be open."""
-        parts = urlsplit(self._endpoint)
-        host = parts.hostname or ""
-        try:
-            self._server = _Server(host, parts.port or 0)
-        except OSError as error:
-            raise StartError(f"endpoints.http {self._endpoint}: {error.strerror}") from None
+        self._server = _Server(bind_http(self._endpoint, has_token=self._token is not None))
         bound, port = self._server.server_address[:2]
-        if self._token is None and is_open_host(str(bound)):
-            self._server.server_close()
-            raise StartError(f"endpoints.http: {self._endpoint} can be reached from other machines: it needs a token")
         self._server.set_app(self._answer)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(_LOOK_UP_S,), name="http", daemon=True)
         self._thread.start()
@@ -87,22 +101,28 @@ class HttpServer:
             return _say(start_response, "401 Unauthorized", "a bearer token is needed", challenge)
         if environ["REQUEST_METHOD"] != "GET":
             return _say(start_response, "405 Method Not Allowed", "only GET", ("Allow", "GET"))
-        match environ["PATH_INFO"]:
-            case "/metrics":
-                return self._metrics(environ, start_response)
-            case "/healthz":
-                return _say(start_response, "200 OK", "alive")
-            case "/readyz":
-                state = self._state()
-                return _say(start_response, "200 OK" if state in _READY else "503 Service Unavailable", state)
-            case _:
-                return _say(start_response, "404 Not Found", "there are /metrics, /healthz and /readyz")
+        if environ["PATH_INFO"] not in PATHS:
+            return _say(start_response, "404 Not Found", "there are /metrics, /healthz and /readyz")
+        found = answer(environ["PATH_INFO"], self._ask)
+        status = f"{found.status} {HTTPStatus(found.status).phrase}"
+        return _say(start_response, status, found.text.removesuffix("\n"), media_type=found.media_type)
+
+    def _ask(self, kind: str) -> Mapping[str, Any]:
+        if kind == "health":
+            return self._health()
+        return {"text": generate_latest(self._registry).decode()}
 
 
-def _say(start_response: "StartResponse", status: str, text: str, *headers: tuple[str, str]) -> Iterable[bytes]:
+def _say(
+    start_response: "StartResponse",
+    status: str,
+    text: str,
+    *headers: tuple[str, str],
+    media_type: str = "text/plain; charset=utf-8",
+) -> Iterable[bytes]:
     body = f"{text}\n".encode()
-    plain = ("Content-Type", "text/plain; charset=utf-8")
-    start_response(status, [plain, ("Content-Length", str(len(body))), ("Cache-Control", "no-store"), *headers])
+    kind = ("Content-Type", media_type)
+    start_response(status, [kind, ("Content-Length", str(len(body))), ("Cache-Control", "no-store"), *headers])
     return [body]
 
 
@@ -121,18 +141,15 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     """At most 16 connections of at most 5 s each. One that comes when there are more takes the oldest one's place."""
 
     daemon_threads = True
-    request_queue_size = 128
-    allow_reuse_address = True
 
-    def __init__(self, host: str, port: int) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    def __init__(self, listener: socket.socket) -> None:
         self._slots = threading.Semaphore(_CONNECTIONS)
         self._lock = threading.Lock()
         self._until_s: dict[socket.socket, float] = {}
-        super().__init__((host, port), _Handler)
-
-    def server_bind(self) -> None:
-        socketserver.TCPServer.server_bind(self)  # WSGIServer's own asks a name server who we are
+        super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()  # the base class made one that it would bind itself, and ask a name server who we are
+        self.socket = listener
+        self.server_address = listener.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 

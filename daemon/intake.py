@@ -82,10 +82,10 @@ class Intake:
         admission: Admission,
         results_since: ResultsReader,
         keys: ServerKeys | None = None,
-        on_answer: Callable[[str], None] = lambda _: None,
+        on_answer: Callable[[str, str | None], None] = lambda _kind, _code: None,
         may_in: Callable[[str], bool] | None = None,
     ) -> None:
-        """`results_since(seq, limit)` is called in a thread of its own; `on_answer` counts answers by type.
+        """`results_since(seq, limit)` is called in a thread of its own; `on_answer` counts answers by type and code.
 
         `may_in` says whether a client's public key is still allowed in; None where nobody needs one.
         """
@@ -282,7 +282,7 @@ class Intake:
         return [(letter.peer, letter.answer)]
 
     def _send(self, router: Socket, peer: Peer, answer: Answer) -> None:
-        self._on_answer(answer.kind)
+        self._on_answer(answer.kind, answer.code)
         try:
             router.send_multipart([peer.identity, *peer.envelope, MAGIC, answer.header], zmq.NOBLOCK)
         except zmq.ZMQError:  # no such peer any more, or it does not read: it will send again

@@ -1,117 +1,148 @@
-"""Counters of the line in Prometheus' own client, in a registry of this daemon (nothing global).
+"""What happens on the line, counted and timed by Prometheus' own client, in a registry of this daemon.
 
-Never labelled by expert, serial or source: a label's values stay few however long the line runs.
+What is so at the moment of a scrape is in gauges.py. Never labelled by expert, serial, source or board: the values of a
+label stay few however long the line runs. Names follow Prometheus' conventions (docs/monitoring.md has all of them).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 
-from daemon.records import Accepted, ExpertSwitch, Outcome, TextOutcome
+from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, Published, TextOutcome
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
+_IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
+#: Steps of a chain beyond this one count as it.
+_LAST_STEP = 9
 
 
 class Metrics:
     """What happened since start; every method is called by the driver to which it happened, from its own thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, architecture_of: Callable[[str], str | None] = lambda _expert: None) -> None:
+        """`architecture_of` an expert of the catalog."""
+        disable_created_metrics()  # when a series began is no news, and they would be half of all series
         self.registry = CollectorRegistry()
+        self._architecture_of = architecture_of
         self.accepted_count = 0
         self.completed_count = 0
-        self._accepted = Counter("coserve_images_accepted", "Images made durable", registry=self.registry)
-        self._answers = Counter("coserve_intake_answers", "Answers to publishers", ["type"], registry=self.registry)
-        self._verdicts = Counter("coserve_verdicts", "Images finished", ["verdict", "reason"], registry=self.registry)
-        self._switches = Counter(
-            "coserve_expert_switches",
-            "Loads into a pool after start-up",
-            ["device", "tier", "cause"],
-            registry=self.registry,
-        )
-        self._loaded = Counter(
-            "coserve_expert_loaded_bytes", "Bytes loaded into pools", ["device"], registry=self.registry
-        )
-        self._infer = Histogram(
-            "coserve_stage_infer_seconds",
-            "Inference time per image",
-            ["device"],
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._queued = Histogram(
-            "coserve_stage_queued_seconds",
-            "Wait of an image before a stage",
-            ["device"],
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._backlog = Gauge("coserve_backlog_images", "Accepted images without a verdict", registry=self.registry)
-        self._free = Gauge(
-            "coserve_disk_free_bytes",
-            "Free on the disk of the journal, database, images",
-            ["place"],
-            registry=self.registry,
-        )
-        self._log_bytes = Gauge("coserve_database_log_bytes", "The database's write-ahead log", registry=self.registry)
-        self._pruned = Counter("coserve_pruned", "Images and boards that were pruned", ["what"], registry=self.registry)
+        ProcessCollector(registry=self.registry)
+        self._intake()
+        self._stages()
+        self._upkeep()
+        self._texts()
 
-        self._texts_accepted = Counter(
-            "coserve_texts_accepted", "Requests for text made durable", registry=self.registry
-        )
-        self._texts = Counter(
-            "coserve_texts", "Requests for text finished", ["status", "reason"], registry=self.registry
-        )
-        self._text_tokens = Counter("coserve_text_tokens", "Tokens generated", registry=self.registry)
-        self._text_fetches = Counter(
-            "coserve_text_expert_fetches", "Loads of language models' experts", registry=self.registry
-        )
-        self._first_token, self._next_token = (
-            Histogram(f"coserve_text_{name}_token_seconds", what, buckets=_SECONDS, registry=self.registry)
-            for name, what in (("first", "From acceptance to the first token"), ("next", "Time per further token"))
-        )
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"coserve_{name}", what, labels, registry=self.registry)
 
-    def texts_accepted(self, requests: int) -> None:
-        self._texts_accepted.inc(requests)
+    def _histogram(self, name: str, what: str, *labels: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+        return Histogram(f"coserve_{name}", what, labels, buckets=buckets, registry=self.registry)
 
-    def text_finished(self, outcome: TextOutcome) -> None:
-        self._texts.labels("unknown" if outcome.text is None else "done", outcome.reason or "").inc()
-        self._text_tokens.inc(outcome.new_tokens or 0)
-        self._text_fetches.inc(outcome.expert_fetches or 0)
-        for histogram, value_ms in ((self._first_token, outcome.ttft_ms), (self._next_token, outcome.tpot_ms)):
-            if value_ms is not None:
-                histogram.observe(value_ms / 1000)
+    def _intake(self) -> None:
+        self._accepted = self._counter("images_accepted", "Images made durable")
+        self._answers = self._counter("intake_answers", "Answers to publishers", "type")
+        self._rejects = self._counter("intake_rejects", "Messages that will never be accepted", "code")
+        self._acceptance = self._histogram(
+            "acceptance_seconds", "From an image's admission at intake to its acceptance, which is durable"
+        )
+        self._verdicts = self._counter("verdicts", "Images with a durable verdict", "verdict", "reason")
+        self._latency = self._histogram("verdict_latency_seconds", "From acceptance to the durable verdict")
+        self._boards = self._counter("boards", "Board attempts that closed", "verdict", "reason")
+        self._reviews = self._counter("reviews", "Decisions of people, by what they decided", "verdict")
+
+    def _stages(self) -> None:
+        where = ("step", "architecture", "device")
+        self._queued = self._histogram("stage_queued_seconds", "Wait of an image before a step of its chain", *where)
+        self._load = self._histogram("stage_load_seconds", "Load that a batch had to wait for, where it had to", *where)
+        self._infer = self._histogram("stage_inference_seconds", "A batch in its network and head", *where)
+        self._batch = self._histogram("batch_images", "Images of a batch", *where, buckets=_IMAGES)
+        self._switches = self._counter("expert_switches", "Loads into a pool after start-up", "device", "tier", "cause")
+        self._loaded = self._counter("expert_loaded_bytes", "Bytes loaded into pools", "device")
+
+    def _upkeep(self) -> None:
+        self._pruned = self._counter("pruned", "Images and boards that retention took out", "what")
+
+    def _texts(self) -> None:
+        self._texts_accepted = self._counter("texts_accepted", "Requests for text made durable")
+        self._texts_done = self._counter("texts", "Requests for text finished", "status", "reason")
+        self._text_tokens = self._counter("text_tokens", "Tokens generated")
+        self._text_fetches = self._counter("text_expert_fetches", "Loads of language models' experts")
+        self._first_token = self._histogram("text_first_token_seconds", "From acceptance to the first token")
+        self._next_token = self._histogram("text_next_token_seconds", "Time per further token")
+
+    # Images
 
     def accepted(self, images: Sequence[Accepted]) -> None:
         self.accepted_count += len(images)
         self._accepted.inc(len(images))
 
-    def answered(self, kind: str) -> None:
+    def answered(self, kind: str, code: str | None = None) -> None:
+        """An answer of intake; `code` is why a message was rejected."""
         self._answers.labels(kind).inc()
+        if code is not None:
+            self._rejects.labels(code).inc()
+
+    def took(self, seconds: float) -> None:
+        """One image from its admission to `accepted`."""
+        self._acceptance.observe(seconds)
 
     def finished(self, outcome: Outcome) -> None:
-        self._verdicts.labels(outcome.verdict, outcome.reason or "").inc()
-        for stage in outcome.stages:
-            self._infer.labels(stage.device).observe(stage.infer_ms / 1000 / max(1, stage.batch_size))
-            self._queued.labels(stage.device).observe(stage.queued_ms / 1000)
+        for step, stage in enumerate(outcome.stages):
+            where = (str(min(step, _LAST_STEP)), self._architecture_of(stage.expert) or "", stage.device)
+            self._queued.labels(*where).observe(stage.queued_ms / 1000)
+
+    def batch_done(self, batch: BatchDone) -> None:
+        where = (str(min(batch.step, _LAST_STEP)), batch.architecture, batch.device)
+        self._batch.labels(*where).observe(batch.images)
+        self._infer.labels(*where).observe(batch.infer_ms / 1000)
+        if batch.load_ms:
+            self._load.labels(*where).observe(batch.load_ms / 1000)
 
     def switched(self, switch: ExpertSwitch) -> None:
         self._loaded.labels(switch.device).inc(switch.bytes)
         if switch.cause != "startup":
             self._switches.labels(switch.device, switch.tier, switch.cause).inc()
 
-    def completed(self, images: int, backlog_images: int) -> None:
-        """`images` have a durable verdict, and leave so many behind."""
+    def published(self, messages: Sequence[Published]) -> None:
+        """Verdicts, as soon as they are durable."""
+        for message in messages:
+            kind, _, _ = message.topic.partition("/")
+            if kind == "inspection":
+                self._verdicts.labels(message.body["verdict"], message.body["reason"] or "").inc()
+                self._latency.observe(message.body["latency_ms"] / 1000)
+            elif kind == "board":
+                self._boards.labels(message.body["verdict"], message.body["reason"] or "").inc()
+
+    def completed(self, images: int) -> None:
+        """`images` have a durable verdict."""
         self.completed_count += images
-        self._backlog.set(backlog_images)
 
-    def disk(self, place: str, free_bytes: int) -> None:
-        self._free.labels(place).set(free_bytes)
-
-    def database_log(self, size_bytes: int) -> None:
-        self._log_bytes.set(size_bytes)
+    def reviewed(self, verdict: str) -> None:
+        """A person has decided."""
+        self._reviews.labels(verdict).inc()
 
     def pruned(self, what: str, count: int) -> None:
         self._pruned.labels(what).inc(count)
+
+    # Texts
+
+    def texts_accepted(self, requests: int) -> None:
+        self._texts_accepted.inc(requests)
+
+    def text_finished(self, outcome: TextOutcome) -> None:
+        self._texts_done.labels("unknown" if outcome.text is None else "done", outcome.reason or "").inc()
+        self._text_tokens.inc(outcome.new_tokens or 0)
+        self._text_fetches.inc(outcome.expert_fetches or 0)
+        for histogram, value_ms in ((self._first_token, outcome.ttft_ms), (self._next_token, outcome.tpot_ms)):
+            if value_ms is not None:
+                histogram.observe(value_ms / 1000)
 
     def exposition(self) -> str:
         """All series in Prometheus' text format."""

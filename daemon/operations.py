@@ -8,12 +8,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
 
 import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.access import Access
 from daemon.admission import Admission
@@ -22,17 +23,24 @@ from daemon.config import Config
 from daemon.control import ControlError, Handler
 from daemon.drive import Drive
 from daemon.errors import ConfigError
+from daemon.gauges import Facts
+from daemon.health_answer import Vitals, health
 from daemon.language import Language
 from daemon.line import reload_rules_and_catalog
 from daemon.metrics import Metrics
 from daemon.retention import RetentionThread
+from daemon.reviews import Reviews
 from daemon.rulebook import Rulebook
 from daemon.store.reader import Reader
+from daemon.temperature import Thermometer
+from daemon.timeline import LONGEST_S, Timeline
 from daemon.writer import Writer
 from experts.catalog import Catalog
 
 _RATE_WINDOW_S = 10.0
-_ASKED_OF_THE_DRIVE = ("experts", "queues", "pin", "unpin", "unload")
+#: A scrape waits this long for the scheduler's newest numbers; then it tells those from before.
+_FRESH_WITHIN_S = 0.2
+_ASKED_OF_THE_DRIVE = ("experts", "queues", "memory", "pin", "unpin", "unload")
 #: The names of the backlog's limits on the wire and in the configuration, and in BacklogLimits.
 _BACKLOG_LIMITS = {
     "backlog_images": "images",
@@ -61,10 +69,12 @@ class Operations:
         rulebook: Rulebook,
         metrics: Metrics,
         access: Access,
+        timeline: Timeline,
+        held_by: Callable[[], tuple[str, float] | None],
         children: Callable[[], list[dict[str, Any]]],
         on_catalog: Callable[[Catalog], None],
     ) -> None:
-        """`children` answers `Children.status`.
+        """`children` answers `Children.status`, `held_by` which thread keeps the probe (pulse.py).
 
         `on_catalog` gets the catalog of a reload when the drive has it, before rules that need it are in force.
         """
@@ -79,6 +89,9 @@ class Operations:
         self._rulebook = rulebook
         self._metrics = metrics
         self._access = access
+        self._timeline = timeline
+        self._held_by = held_by
+        self._thermometer = Thermometer()
         self._children = children
         self._on_catalog = on_catalog
         self._reloading = threading.Lock()
@@ -111,26 +124,62 @@ class Operations:
 
     def sentence(self) -> str:
         """The line's state, what troubles it and what waits, for a person."""
-        troubles = [f"takes no images: {reason}" for reason in self._admission.held]
-        if self._writer.is_failing:
-            troubles.append(f"results cannot be written: {self._writer.last_error}")
-        for expert, reason in self._known.get("failed", {}).items():
-            troubles.append(f"expert {expert} cannot be loaded: {reason}")
-        troubles += [
-            f"executor {row['name']} is out of service: {row['out_of_service']}"
-            for row in self._known.get("executors", ())
-            if "out_of_service" in row
-        ]
-        if self._access.problem:
-            troubles.append(self._access.problem)
-        model = self._language.trouble()
-        if model is not None:
-            troubles.append(model)
-        state = self.state
-        if state == "degraded" and not troubles:
-            troubles.append(str(self._known.get("last_error") or "the log says why"))
+        vitals = self.vitals()
+        state = vitals.state
+        troubles = [f"takes no images: {reason}" for reason in vitals.refuses]
+        troubles += dict.fromkeys((*vitals.unjudged, *vitals.troubles))
         more = f" (and {len(troubles) - 1} more: coserve status)" if len(troubles) > 1 else ""
         return f"{state}{f', {troubles[0]}{more}' if troubles else ''}; backlog {self._backlog.images} images"
+
+    def vitals(self) -> Vitals:
+        """What `/healthz` and `/readyz` go by. Asks no thread: it is answered while one hangs."""
+        executors = self._known.get("executors", ())
+        out = [
+            f"executor {row['name']} is out of service: {row['out_of_service']}"
+            for row in executors
+            if "out_of_service" in row
+        ]
+        unjudged = [f"results cannot be written: {self._writer.last_error}"] if self._writer.is_failing else []
+        unjudged += out if out and len(out) == len(executors) else []
+        troubles = [f"expert {expert} cannot be loaded: {why}" for expert, why in self._known.get("failed", {}).items()]
+        troubles += [*out, *(why for why in (self._access.problem, self._language.trouble()) if why)]
+        state = self.state
+        if state == "degraded" and not (troubles or unjudged or self._admission.held):
+            troubles.append(str(self._known.get("last_error") or "the log says why"))
+        return Vitals(state, self._held_by(), self._admission.held, unjudged, troubles)
+
+    def health(self) -> dict[str, Any]:
+        """Whether the line is alive, and whether it is ready, in words (health_answer.py)."""
+        return health(self.vitals())
+
+    def facts(self) -> Facts:
+        """What a scrape tells of this moment. What the scheduler says may be seconds old where it is busy or hangs."""
+        fresh = self._drive.ask_later("status", {})
+        if wait([fresh], _FRESH_WITHIN_S).done and fresh.exception() is None:
+            self._known = fresh.result()
+        vitals = self.vitals()
+        return Facts(
+            version=version("coserve"),
+            policy=self._config.policy,
+            rules_version=self._rulebook.current.version,
+            state=vitals.state,
+            is_ready=health(vitals)["ready"]["ok"],
+            held_s=vitals.held_by[1] if vitals.held_by else 0.0,
+            backlog_images=self._backlog.images,
+            backlog_bytes=self._backlog.bytes,
+            last_seq=self._last_seq_or_none(),
+            wal_bytes=self._retention.wal_bytes,
+            disks=self._retention.disks,
+            scheduler=self._known,
+            children=self._children(),
+            temperatures=self._thermometer.read(),
+        )
+
+    def _last_seq_or_none(self) -> int | None:
+        try:
+            return self._reader.last_seq()
+        except SQLAlchemyError:  # the rest is told all the same
+            return None
 
     def handlers(self) -> dict[str, Handler]:
         """By kind of request: its fields in, the answer's fields out. ControlError where it cannot be done."""
@@ -145,12 +194,15 @@ class Operations:
             "keys": lambda _: self._access.reload(),
             "drain": self._drain,
             "prune": self._prune,
+            "review": Reviews(self._writer).carry_out,
             "metrics": lambda _: {"text": self._metrics.exposition()},
+            "health": lambda _: self.health(),
+            "timeline": self._since,
         }
 
     def _status(self) -> dict[str, Any]:
         known = self._drive.ask("status", {})
-        for inner in ("failed", "under_way"):
+        for inner in ("failed", "under_way", "pools", "queued", "retries"):
             del known[inner]
         completed = self._metrics.completed_count  # durable verdicts; the drive's count runs ahead of the disk
         return {
@@ -172,6 +224,12 @@ class Operations:
             "children": self._children(),
             **({"models": self._language.status()} if self._config.models else {}),
         }
+
+    def _since(self, fields: dict[str, Any]) -> dict[str, Any]:
+        seconds = fields.get("seconds", 120)
+        if type(seconds) not in (int, float) or not 0 < seconds <= LONGEST_S:
+            raise ControlError("bad_field", f"seconds: expected a number above 0, at most {LONGEST_S:.0f}")
+        return self._timeline.since(seconds)
 
     def _rate(self, completed: int) -> float:
         """Verdicts per second between this question and the one about ten seconds before it."""

@@ -169,6 +169,37 @@ class ExpertSwitch:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchDone:
+    """One batch that ended. Times are seconds since the epoch; `load_ms` is the load that it waited for, 0 for none."""
+
+    executor: str
+    device: str
+    expert: str
+    architecture: str
+    step: int
+    images: int
+    started_wall_s: float
+    ended_wall_s: float
+    load_ms: float
+    infer_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSample:
+    """What waited at one moment: requests in all, those whose expert is resident nowhere, and how busy executors were.
+
+    `queued` is by device: what waits for the experts that are resident there.
+    """
+
+    at_wall_s: float
+    under_way: int
+    waiting: int
+    unloaded: int
+    queued: dict[str, int]
+    busy: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertVersion:
     """Weights that gave a verdict (RESULTS.md, `expert_versions`)."""
 

@@ -5,7 +5,7 @@ It writes nothing itself: what changes rows is a short task of the writer's thre
 
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, wait
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from daemon.config import Retention
 from daemon.metrics import Metrics
 from daemon.pruning import Ages, Pruned, Pruner, newest_s
-from daemon.room import RESUME_MORE, Room
+from daemon.room import RESUME_MORE, Room, Space
 from daemon.store import upkeep
 from daemon.store.database import StoreError
 from daemon.store.store import Store
@@ -78,6 +78,7 @@ class RetentionThread:
         )
         self._told = Pruned()
         self._last_log = Log(0, 0, 0)
+        self._disks: Mapping[str, Space] = {}
         self._is_log_held = False
         self._problem: str | None = None
         self._full_since_s = 0.0
@@ -93,6 +94,16 @@ class RetentionThread:
     def problem(self) -> str | None:
         """Why publishers hear `busy`, while too little is free."""
         return self._problem
+
+    @property
+    def disks(self) -> Mapping[str, Space]:
+        """What was free at the last look, by what lies there."""
+        return self._disks
+
+    @property
+    def wal_bytes(self) -> int:
+        """The database's write-ahead log, a second ago."""
+        return self._last_log.file_bytes
 
     def start(self) -> None:
         self._try(self._look_at_room)
@@ -174,8 +185,7 @@ class RetentionThread:
 
     def _look_at_room(self) -> None:
         """Hold images up while too little is free; let them in again when a little more than that is."""
-        for place, space in self._room.look().items():
-            self._metrics.disk(place, space.free_bytes)
+        self._disks = self._room.look()
         is_tight = self._room.refused() or self._problem is not None
         problem = self._room.problem(more=RESUME_MORE if is_tight else 1.0)
         if problem is not None:
@@ -221,7 +231,6 @@ class RetentionThread:
     def _look_at_log(self) -> None:
         """Checkpoint beside the writer; the last pages in its thread, so that the log begins anew."""
         log = self._checkpoints.checkpoint()
-        self._metrics.database_log(log.file_bytes)
         if log != self._last_log and upkeep.is_nearly_done(log):
             self._carry_out(lambda store: upkeep.finish_checkpoint(store.engine))
         self._last_log = log

@@ -20,7 +20,6 @@ from daemon.guard import foreign_owners
 from daemon.line import load_line
 from daemon.logs import configure_logs, is_journal
 from daemon.notify import Notifier
-from daemon.pulse import Pulse
 
 _STARTING_POLL_S = 0.02
 _POLL_S = 0.2
@@ -127,7 +126,7 @@ class _Vigil:
         self._app = app
         self._notifier = notifier
         self._signals = signals
-        self._pulse = Pulse(app.stations())
+        self._pulse = app.pulse
         self._probe_every_s = min(_PROBE_S, (notifier.watchdog_s or _PROBE_S * 4) / 4)
         self._probe_at_s = 0.0
         self._status_at_s = 0.0

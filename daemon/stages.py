@@ -4,8 +4,9 @@ Tables `stages`, `expert_switches`, `expert_versions`.
 """
 
 from daemon.orders import Answered, BatchOrder, BatchReport, LoadEnd, device_of
+from daemon.policy.actions import Run
 from daemon.policy.request import PoolId, Request
-from daemon.records import ExpertSwitch, ExpertVersion, Stage
+from daemon.records import BatchDone, ExpertSwitch, ExpertVersion, Stage
 from experts.catalog import Catalog
 from experts.spec import ExpertId
 
@@ -25,6 +26,24 @@ def stage_of(
         batch_id=report.batch_id,
         batch_size=len(report.results),
         queued_ms=max(0.0, report.started_s - request.arrived_s) * 1000.0,
+        load_ms=load_ms,
+        infer_ms=report.infer_ms,
+    )
+
+
+def batch_of(
+    run: Run, order: BatchOrder, report: BatchReport, pool: PoolId, load_ms: float, wall_ahead_s: float
+) -> BatchDone:
+    """`wall_ahead_s` is what the wall clock shows more than the drive's."""
+    return BatchDone(
+        executor=report.executor,
+        device=device_of(pool),
+        expert=run.expert,
+        architecture=order.spec.architecture,
+        step=run.batch[0].step,
+        images=len(run.batch),
+        started_wall_s=report.started_s + wall_ahead_s,
+        ended_wall_s=report.ended_s + wall_ahead_s,
         load_ms=load_ms,
         infer_ms=report.infer_ms,
     )

@@ -14,10 +14,12 @@ import pytest
 
 from daemon.endpoints import check_http
 from daemon.errors import StartError
+from daemon.health_answer import Vitals, health
 from daemon.http_server import HttpServer
 from daemon.http_token import TokenError, read_token
 from daemon.metrics import Metrics
 
+WELL = Vitals("ready")
 TOKEN = "0123456789abcdef" * 2
 PATHS = ("/metrics", "/healthz", "/readyz", "/", "/nothing", "/../etc/passwd", "/metrics?name[]=x")
 
@@ -31,8 +33,8 @@ def a_token(folder: Path, text: str = TOKEN + "\n", mode: int = 0o600) -> Path:
 
 
 @contextmanager
-def a_server(token: Path | None = None, state: str = "ready", host: str = "127.0.0.1") -> Iterator[tuple[str, int]]:
-    server = HttpServer(f"http://{host}:0", Metrics().registry, lambda: state, token)
+def a_server(token: Path | None = None, vitals: Vitals = WELL, host: str = "127.0.0.1") -> Iterator[tuple[str, int]]:
+    server = HttpServer(f"http://{host}:0", Metrics().registry, lambda: health(vitals), token)
     _, port = server.start().rsplit(":", 1)
     try:
         yield "127.0.0.1" if host == "0.0.0.0" else host.strip("[]"), int(port)  # noqa: S104 - where it is bound
@@ -68,11 +70,46 @@ def test_loopback_needs_no_token_and_tells_metrics_health_and_readiness(host: st
 
 
 @pytest.mark.parametrize(
-    ("state", "status"), [("starting", 503), ("draining", 503), ("ready", 200), ("degraded", 200), ("", 503)]
+    ("vitals", "alive", "ready"),
+    [
+        (Vitals("starting"), "alive", (503, "starting: the first experts are being loaded")),
+        (Vitals("draining"), "alive", (503, "draining")),
+        (
+            Vitals("draining", refuses=["the line is draining"]),
+            "alive",
+            (503, "draining: takes no images: the line is draining"),
+        ),
+        (Vitals("ready"), "alive", (200, "ready")),
+        (
+            Vitals("degraded", troubles=["expert A cannot be loaded"]),
+            "alive",
+            (200, "degraded: expert A cannot be loaded"),
+        ),
+        (
+            Vitals("degraded", refuses=["the disk is full"]),
+            "alive",
+            (503, "degraded: takes no images: the disk is full"),
+        ),
+        (
+            Vitals("degraded", unjudged=["results cannot be written"], troubles=["more"]),
+            "alive",
+            (503, "degraded: images get no verdict: results cannot be written"),
+        ),
+        (Vitals("ready", held_by=("writer", 9.9)), "alive", (200, "ready")),
+        (
+            Vitals("ready", held_by=("writer", 12.3)),
+            "stuck: the writer thread has not answered for 12 s; the log says more",
+            (503, "stuck: the writer thread has not answered for 12 s; the log says more"),
+        ),
+        (Vitals(""), "alive", (503, "")),
+    ],
 )
-def test_readiness_is_the_lines_state(state: str, status: int) -> None:
-    with a_server(state=state) as where:
-        assert get(where, "/readyz") == (status, f"{state}\n")
+def test_health_is_that_an_image_can_pass_and_readiness_that_images_are_taken_and_judged(
+    vitals: Vitals, alive: str, ready: tuple[int, str]
+) -> None:
+    with a_server(vitals=vitals) as where:
+        assert get(where, "/healthz") == (200 if alive == "alive" else 503, f"{alive}\n")
+        assert get(where, "/readyz") == (ready[0], f"{ready[1]}\n")
 
 
 def test_with_a_token_every_path_needs_it(tmp_path: Path) -> None:
@@ -155,7 +192,7 @@ def test_a_name_that_means_loopback_elsewhere_is_not_served_without_a_token(monk
 
 
 def test_what_is_bound_is_looked_at_again(tmp_path: Path) -> None:
-    server = HttpServer("http://0.0.0.0:0", Metrics().registry, lambda: "ready")
+    server = HttpServer("http://0.0.0.0:0", Metrics().registry, lambda: health(WELL))
     with pytest.raises(StartError, match="needs a token"):
         server.start()
 
@@ -164,11 +201,11 @@ def test_a_port_in_use_is_said_with_the_endpoint() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(StartError, match=endpoint):
-            HttpServer(endpoint, Metrics().registry, lambda: "ready").start()
+            HttpServer(endpoint, Metrics().registry, lambda: health(WELL)).start()
 
 
 def test_a_new_token_is_in_force_after_a_reload_and_a_bad_one_is_not(tmp_path: Path) -> None:
-    server = HttpServer("http://127.0.0.1:0", Metrics().registry, lambda: "ready", a_token(tmp_path))
+    server = HttpServer("http://127.0.0.1:0", Metrics().registry, lambda: health(WELL), a_token(tmp_path))
     where = ("127.0.0.1", int(server.start().rsplit(":", 1)[1]))
     try:
         a_token(tmp_path, TOKEN[::-1])

@@ -1,0 +1,140 @@
+"""What is so at the moment of a scrape: backlog, state, memory, queues, disks, children, consumers, temperature.
+
+Counters and times are in metrics.py. A value that cannot be had just now is left out; the others are told.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from daemon.room import Space
+from daemon.temperature import Reading
+
+STATES = ("starting", "ready", "degraded", "draining")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The line as it is now. `scheduler` is what the drive last said of itself (Drive, `status`), empty before."""
+
+    version: str
+    policy: str
+    rules_version: str
+    state: str
+    is_ready: bool
+    held_s: float
+    backlog_images: int
+    backlog_bytes: int
+    last_seq: int | None
+    wal_bytes: int
+    disks: Mapping[str, Space] = field(default_factory=dict[str, Space])
+    scheduler: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    children: Sequence[Mapping[str, Any]] = ()
+    consumers: Sequence[Mapping[str, Any]] = ()
+    temperatures: Sequence[Reading] = ()
+
+
+class Gauges(Collector):
+    """Looks once for each scrape, in the thread of whoever scrapes."""
+
+    def __init__(self, look: Callable[[], Facts]) -> None:
+        self._look = look
+        self._log: Any = structlog.get_logger("metrics")
+
+    def collect(self) -> Iterable[Metric]:
+        try:
+            facts = self._look()
+        except Exception:  # noqa: BLE001 - counters are told all the same
+            self._log.exception("gauges_failed")
+            return
+        for part in (_line, _scheduler, _disks, _beside):
+            yield from part(facts)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing beforehand: the registry would look at a line that has not begun."""
+        return ()
+
+
+def register_gauges(registry: CollectorRegistry, look: Callable[[], Facts]) -> None:
+    registry.register(Gauges(look))
+
+
+def _line(facts: Facts) -> Iterator[Metric]:
+    yield _gauge("build_info", "What runs", {("version", "policy"): {(facts.version, facts.policy): 1}})
+    yield _gauge("rules_info", "Rules in force", {("rules_version",): {(facts.rules_version,): 1}})
+    states = {(state,): float(state == facts.state) for state in STATES}
+    yield _gauge("state", "1 for the state that the line is in, 0 for the others", {("state",): states})
+    yield _gauge("ready", "Whether images are taken and judged, as /readyz says", float(facts.is_ready))
+    yield _gauge("probe_held_seconds", "How long one thread has kept the probe that goes through all", facts.held_s)
+    yield _gauge("backlog_images", "Accepted images without a verdict", facts.backlog_images)
+    yield _gauge("backlog_bytes", "Bytes of accepted images without a verdict", facts.backlog_bytes)
+    if facts.last_seq is not None:
+        yield _gauge("last_seq", "The newest number of the results stream", facts.last_seq)
+    yield _gauge("database_wal_bytes", "The database's write-ahead log", facts.wal_bytes)
+
+
+def _scheduler(facts: Facts) -> Iterator[Metric]:
+    known = facts.scheduler
+    if not known:
+        return
+    pools, executors = known["pools"], known["executors"]
+    yield _by_device("expert_memory_used_bytes", "Bytes of experts in memory", pools, "used_bytes")
+    yield _by_device("expert_memory_budget_bytes", "Bytes that experts may have in memory", pools, "budget_bytes")
+    yield _by_device("resident_experts", "Experts in memory", pools, "resident")
+    queued = {(device,): count for device, count in known["queued"]["by_device"].items()}
+    yield _gauge("queued_requests", "Requests that wait for experts resident on a device", {("device",): queued})
+    unloaded = known["queued"]["unloaded"]
+    yield _gauge("queued_requests_unloaded", "Requests that wait for experts that are resident nowhere", unloaded)
+    yield _gauge("failed_experts", "Experts that cannot be loaded", len(known["failed"]))
+    busy = {(row["name"],): row["busy_share"] for row in executors}
+    yield _gauge("executor_busy_ratio", "Share of the last 10 to 20 s spent on batches", {("executor",): busy})
+    out = {(row["name"],): float("out_of_service" in row) for row in executors}
+    yield _gauge("executor_out_of_service", "1 for an executor whose device has failed", {("executor",): out})
+    yield CounterMetricFamily(
+        "coserve_image_retries", "Images tried once more, for their device or the disk had failed", known["retries"]
+    )
+
+
+def _disks(facts: Facts) -> Iterator[Metric]:
+    free = {(place,): space.free_bytes for place, space in facts.disks.items()}
+    total = {(place,): space.total_bytes for place, space in facts.disks.items()}
+    yield _gauge("disk_free_bytes", "Free on the disk where this lies", {("place",): free})
+    yield _gauge("disk_size_bytes", "Size of the disk where this lies", {("place",): total})
+
+
+def _beside(facts: Facts) -> Iterator[Metric]:
+    up = {(str(child["name"]),): float(child["state"] == "running") for child in facts.children}
+    yield _gauge("child_up", "1 for a process beside the line that runs", {("child",): up})
+    restarts = CounterMetricFamily("coserve_child_restarts", "Starts after the first", labels=("child",))
+    for child in facts.children:
+        restarts.add_metric((str(child["name"]),), child["restarts"])
+    yield restarts
+    behind = {(str(one["name"]),): one["behind"] for one in facts.consumers if one.get("behind") is not None}
+    yield _gauge(
+        "consumer_lag_messages", "Messages of the stream that a consumer has not taken", {("consumer",): behind}
+    )
+    heat = {(reading.sensor,): reading.celsius for reading in facts.temperatures}
+    yield _gauge("temperature_celsius", "The hottest of each sensor chip and GPU", {("sensor",): heat})
+
+
+def _gauge(name: str, what: str, value: float | Mapping[tuple[str, ...], Mapping[tuple[str, ...], float]]) -> Metric:
+    """`value` is a number, or {labels: {their values: number}}."""
+    if isinstance(value, (int, float)):
+        return GaugeMetricFamily(f"coserve_{name}", what, value)
+    ((labels, found),) = value.items()
+    family = GaugeMetricFamily(f"coserve_{name}", what, labels=labels)
+    for values, number in found.items():
+        family.add_metric(values, number)
+    return family
+
+
+def _by_device(name: str, what: str, pools: Sequence[Mapping[str, Any]], key: str) -> Metric:
+    sums: dict[tuple[str, ...], float] = {}
+    for pool in pools:
+        sums[pool["device"],] = sums.get((pool["device"],), 0) + pool[key]
+    return _gauge(name, what, {("device",): sums})

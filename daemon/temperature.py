@@ -1,0 +1,79 @@
+"""How hot the machine says it is: the kernel's sensors, and NVIDIA's GPUs. Where nothing is said, nothing is told."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import psutil
+import pynvml
+
+#: A look at all sensors takes milliseconds, and they change slowly.
+_KEEPS_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The hottest of one chip's sensors; `limit_celsius` is where the chip itself says that it is too hot."""
+
+    sensor: str
+    celsius: float
+    limit_celsius: float | None = None
+
+
+class Thermometer:
+    """`read` from any thread, at most one look in 5 s."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._readings: tuple[Reading, ...] = ()
+        self._look_at_s = float("-inf")
+        self._has_gpus = True
+
+    def read(self) -> tuple[Reading, ...]:
+        with self._lock:
+            if self._clock() >= self._look_at_s:
+                self._readings = (*_chips(), *self._gpus())
+                self._look_at_s = self._clock() + _KEEPS_S
+            return self._readings
+
+    def _gpus(self) -> tuple[Reading, ...]:
+        """A machine without a driver is asked once; a GPU that disappears is left out from then on."""
+        if not self._has_gpus:
+            return ()
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError:
+            self._has_gpus = False
+            return ()
+        try:
+            return tuple(_each_gpu())
+        except pynvml.NVMLError:
+            return ()
+        finally:
+            pynvml.nvmlShutdown()
+
+
+def _chips() -> Iterator[Reading]:
+    find = getattr(psutil, "sensors_temperatures", None)  # not on every system
+    try:
+        found = find() if find else {}
+    except (OSError, ValueError, RuntimeError):
+        return
+    for chip, sensors in found.items():
+        known = [one for one in sensors if one.current is not None]
+        if known:
+            hottest = max(known, key=lambda one: one.current)
+            yield Reading(chip, float(hottest.current), hottest.critical or hottest.high or None)
+
+
+def _each_gpu() -> Iterator[Reading]:
+    for number in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+            celsius = pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+            limit = pynvml.nvmlDeviceGetTemperatureThreshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+        except pynvml.NVMLError:
+            continue
+        yield Reading(f"cuda:{number}", float(celsius), float(limit))

@@ -1,0 +1,109 @@
+"""The last minutes in memory: which batches ran, what was loaded, how much waited. For the Machine page.
+
+The database does not say when a batch began, and asking it each second would cost the line more than these few
+thousand small rows, which end with the daemon.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from daemon.records import BatchDone, ExpertSwitch, QueueSample
+from daemon.store.times import to_text
+
+T = TypeVar("T")
+
+#: Enough for some minutes at a hundred batches a second.
+_BATCHES = 20_000
+_LOADS = 5_000
+_SAMPLES = 3_600
+#: What one answer holds at the most; the newest, where there are more.
+_MOST = 2_000
+LONGEST_S = 3600.0
+
+
+class Timeline:
+    """Filled by the drive's thread, looked at by any."""
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        self._wall = wall
+        self._lock = threading.Lock()
+        self._batches: deque[BatchDone] = deque(maxlen=_BATCHES)
+        self._loads: deque[ExpertSwitch] = deque(maxlen=_LOADS)
+        self._samples: deque[QueueSample] = deque(maxlen=_SAMPLES)
+
+    def batch(self, done: BatchDone) -> None:
+        with self._lock:
+            self._batches.append(done)
+
+    def load(self, switch: ExpertSwitch) -> None:
+        with self._lock:
+            self._loads.append(switch)
+
+    def sample(self, sample: QueueSample) -> None:
+        with self._lock:
+            self._samples.append(sample)
+
+    def since(self, seconds: float) -> dict[str, Any]:
+        """The answer of control's `timeline`: what ended in the last `seconds`, oldest first, `more` where not all.
+
+        Times are seconds before `at`. A sample holds until the next: while nothing changes, none is taken.
+        """
+        now_s = self._wall()
+        with self._lock:
+            batches = _newest(self._batches, lambda one: one.ended_wall_s >= now_s - seconds)
+            loads = _newest(self._loads, lambda one: one.at_wall_s >= now_s - seconds)
+            samples = _newest(self._samples, lambda one: one.at_wall_s >= now_s - seconds, and_one_before=True)
+        return {
+            "at": to_text(now_s),
+            "seconds": seconds,
+            "batches": [_batch(one, now_s) for one in batches[-_MOST:]],
+            "loads": [_load(one, now_s) for one in loads[-_MOST:]],
+            "samples": [_sample(one, now_s) for one in samples[-_MOST:]],
+            "more": max(len(batches), len(loads), len(samples)) > _MOST,
+        }
+
+
+def _newest(kept: "deque[T]", is_in: Callable[[T], bool], *, and_one_before: bool = False) -> list[T]:
+    found: list[T] = []
+    for one in reversed(kept):
+        if not is_in(one):
+            if and_one_before:
+                found.append(one)
+            break
+        found.append(one)
+        if len(found) > _MOST:
+            break
+    return found[::-1]
+
+
+def _batch(one: BatchDone, now_s: float) -> dict[str, Any]:
+    return {
+        "executor": one.executor,
+        "device": one.device,
+        "expert": one.expert,
+        "images": one.images,
+        "began_s": round(now_s - one.started_wall_s, 4),
+        "ended_s": round(now_s - one.ended_wall_s, 4),
+        "load_ms": round(one.load_ms, 2),
+    }
+
+
+def _load(one: ExpertSwitch, now_s: float) -> dict[str, Any]:
+    return {
+        "pool": one.executor,
+        "device": one.device,
+        "expert": one.loaded,
+        "bytes": one.bytes,
+        "tier": one.tier,
+        "cause": one.cause,
+        "began_s": round(now_s - one.at_wall_s + one.load_ms / 1000, 4),
+        "ended_s": round(now_s - one.at_wall_s, 4),
+    }
+
+
+def _sample(one: QueueSample, now_s: float) -> dict[str, Any]:
+    told = asdict(one)
+    return {"ago_s": round(now_s - told.pop("at_wall_s"), 3), **told}
