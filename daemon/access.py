@@ -8,7 +8,6 @@ import structlog
 
 from daemon.endpoints import Gate
 from daemon.errors import StartError
-from daemon.http_server import HttpServer
 from daemon.sockets import ServerKeys
 
 
@@ -18,18 +17,26 @@ class Guarded(Protocol):
     def rebind(self, keys: ServerKeys) -> None: ...
 
 
+class Http(Protocol):
+    """Whoever serves HTTP: the daemon itself, or its web pages."""
+
+    def start(self) -> str: ...
+    def reload(self) -> list[str]: ...
+    def stop(self) -> None: ...
+
+
 class Access:
     """The gate of the sockets and the token of HTTP; either may be absent. `reload` may be called from any thread."""
 
     def __init__(self, gate: Gate | None) -> None:
         self._gate = gate
         self._sockets: Sequence[Guarded] = ()
-        self._http: HttpServer | None = None
+        self._http: Http | None = None
         self._reloading = threading.Lock()
         self._lost: str | None = None
         self._log: Any = structlog.get_logger("access")
 
-    def guard(self, sockets: Sequence[Guarded], http: HttpServer | None) -> None:
+    def guard(self, sockets: Sequence[Guarded], http: Http | None) -> None:
         """What a reload is carried out at. Once, before the first."""
         self._sockets, self._http = sockets, http
 

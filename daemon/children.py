@@ -62,6 +62,12 @@ class Children:
         if self._thread.ident is not None:
             self._thread.join()
 
+    def hang_up(self, name: str) -> None:
+        """SIGHUP to that child, in a moment: it reads again what may be read again. Any thread."""
+        for child in self._children:
+            if child.name == name:
+                child.is_to_hang_up = True
+
     def status(self) -> list[dict[str, Any]]:
         """Of each child `name`, `state` (`running`, or `waiting` for its next start), `pid`, `restarts`, `last_end`."""
         return [child.status for child in self._children]
@@ -84,6 +90,8 @@ class _Child:
 
     def __init__(self, spec: ChildSpec) -> None:
         self._spec = spec
+        self.name = spec.name
+        self.is_to_hang_up = False
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._started_s = self._start_at_s = 0.0
@@ -100,6 +108,9 @@ class _Child:
                 self._start(now_s)
         elif (returned := self._process.poll()) is not None:
             self._ended(now_s, _end(returned))
+        elif self.is_to_hang_up:
+            self.is_to_hang_up = False
+            self._process.send_signal(signal.SIGHUP)
 
     def ask_to_end(self) -> None:
         if self._process is not None:
@@ -124,6 +135,7 @@ class _Child:
     def _start(self, now_s: float) -> None:
         spec = self._spec
         self._starts += 1
+        self.is_to_hang_up = False
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own programs, no shell
                 spec.argv,

@@ -24,6 +24,10 @@ class Token:
         is_equal = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._secret)
         return is_equal and scheme.lower() == "bearer"
 
+    def sign(self, text: str) -> str:
+        """A mark under `text` that only this token's holder can make, and that does not tell the token."""
+        return hmac.new(self._secret, text.encode("utf-8", "replace"), "sha256").hexdigest()
+
 
 def read_token(file: Path) -> Token:
     """The token in `file`, which nobody else can read; TokenError otherwise."""

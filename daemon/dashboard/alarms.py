@@ -1,0 +1,66 @@
+"""What needs a person now, in their words: each alarm says what is wrong and what to do about it.
+
+Made from control's `status` alone. Whoever has something to raise an alarm about writes a function from that status
+to alarms, and adds it to SOURCES.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from daemon.control import ControlError
+
+Status = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """`trouble` is one of the line: images wait, or are not judged. `notice` is one beside it."""
+
+    level: Literal["trouble", "notice"]
+    title: str
+    remedy: str
+
+
+def alarms(status: Status | ControlError) -> list[Alarm]:
+    """Troubles first, in the order of SOURCES."""
+    if isinstance(status, ControlError):
+        return [Alarm("trouble", f"The daemon does not answer: {status.reason}", "systemctl status coserve")]
+    found = [alarm for source in SOURCES for alarm in source(status)]
+    return sorted(found, key=lambda alarm: alarm.level != "trouble")
+
+
+def _line(status: Status) -> Iterable[Alarm]:
+    state, last_error = status.get("state"), status.get("last_error")
+    if state == "degraded":
+        yield Alarm("trouble", str(last_error or "The line is degraded."), "coserve status says more")
+    elif state == "draining":
+        yield Alarm("notice", "The line is draining: it takes no new images.", "coserve drain --off takes them again")
+    elif state == "starting":
+        yield Alarm("notice", "The line is starting: its experts are being loaded.", "Images are judged meanwhile.")
+
+
+def _children(status: Status) -> Iterable[Alarm]:
+    """Processes beside the line that do not stay up: it goes on without them."""
+    for child in status.get("children", ()):
+        if child.get("state") == "waiting":
+            end = f" ({child['last_end']})" if child.get("last_end") else ""
+            yield Alarm("notice", f"{child.get('name')} is not running{end}; it is started again.", "The log says why.")
+
+
+def _consumers(status: Status) -> Iterable[Alarm]:
+    """Who gets results sent and does not keep up, or is refused. Never trouble of the line."""
+    for consumer in status.get("consumers", ()):
+        name, state, behind = consumer.get("name"), consumer.get("state"), consumer.get("behind") or 0
+        error = consumer.get("last_error")
+        if error or state in ("refused", "waiting", "disconnected"):
+            why = f": {error}" if error else ""
+            waits = f", {behind:,} results behind" if behind else ""
+            yield Alarm("notice", f"Consumer {name} is {state}{waits}{why}", "Nothing is lost: it catches up.")
+        elif behind > _BEHIND:
+            yield Alarm("notice", f"Consumer {name} is {behind:,} results behind.", "Nothing is lost: it catches up.")
+
+
+#: A consumer that is further behind than this is worth a look.
+_BEHIND = 1000
+SOURCES: Sequence[Callable[[Status], Iterable[Alarm]]] = (_line, _children, _consumers)

@@ -1,0 +1,123 @@
+"""Pictures of images that were kept. Asked for by inspection, never by a file's name.
+
+The path comes from the database and is still not trusted: every part of it is opened below the images folder, without
+following a link, so that neither a row that somebody changed nor a link in the folder leads anywhere else.
+"""
+
+import io
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from PIL import Image
+
+_MEDIA_TYPES = {".jpg": "image/jpeg", ".png": "image/png", ".bmp": "image/bmp"}
+#: What browsers do not show: they get it as PNG, where it is small enough to be unpacked for them.
+_CONVERTED = (".tif", ".pgm", ".ppm")
+_CONVERTED_PIXELS = 25_000_000
+_CHUNK_BYTES = 256 * 1024
+
+
+class NoPicture(Exception):  # noqa: N818
+    """There is nothing to show; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """In stored pixels, before any EXIF turn: what boxes are measured in."""
+
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An open picture; `chunks` gives its bytes once, and closes it."""
+
+    file: BinaryIO
+    length_bytes: int
+    media_type: str
+    etag: str
+
+    def chunks(self) -> Iterator[bytes]:
+        with self.file as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+
+
+class Pictures:
+    """The images folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._size = lru_cache(maxsize=4096)(self._measured)
+
+    def open(self, image_path: str) -> Picture:
+        """The picture at `inspections.image_path`; NoPicture where it may not be shown, or is not there any more."""
+        file, facts = self._open(image_path)
+        suffix = PurePosixPath(image_path).suffix
+        etag = f'"{facts.st_mtime_ns:x}-{facts.st_size:x}"'
+        if suffix in _MEDIA_TYPES:
+            return Picture(file, facts.st_size, _MEDIA_TYPES[suffix], etag)
+        with file:
+            if suffix not in _CONVERTED:
+                raise NoPicture("this image's format is one that browsers do not show")
+            png = _as_png(file)
+        return Picture(io.BytesIO(png), len(png), "image/png", etag)
+
+    def size(self, image_path: str | None) -> Size | None:
+        """The size that the picture's own header says; None where there is none to show."""
+        return self._size(image_path) if image_path else None
+
+    def _measured(self, image_path: str) -> Size | None:
+        try:
+            file, _ = self._open(image_path)
+            with file, Image.open(file) as image:
+                return Size(*image.size)
+        except (NoPicture, OSError, ValueError, Image.DecompressionBombError):
+            return None
+
+    def _open(self, image_path: str) -> tuple[BinaryIO, os.stat_result]:
+        """The path is `images/DAY/THOUSANDS/ID.jpg`: its first part is the images folder's own name."""
+        parts = PurePosixPath(image_path).parts
+        if len(parts) < 2 or parts[0] != self._folder.name or any(part in ("", "..", "/") for part in parts):
+            raise NoPicture("its path leads out of the images folder")
+        folders = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            at = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                for part in parts[1:-1]:
+                    below = os.open(part, folders, dir_fd=at)
+                    os.close(at)
+                    at = below
+                # Without O_NONBLOCK a pipe that lies there would hold us up.
+                fd = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+            finally:
+                os.close(at)
+        except FileNotFoundError:
+            raise NoPicture("the picture was pruned") from None
+        except OSError as error:
+            raise NoPicture(f"the picture cannot be read: {error.strerror}") from None
+        except ValueError:
+            raise NoPicture("its path leads out of the images folder") from None
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            os.close(fd)
+            raise NoPicture("there is no ordinary file in its place")
+        return os.fdopen(fd, "rb"), facts
+
+
+def _as_png(file: BinaryIO) -> bytes:
+    try:
+        with Image.open(file) as image:
+            if image.width * image.height > _CONVERTED_PIXELS:
+                raise NoPicture(f"{image.width} × {image.height} pixels are too many to unpack for a browser")
+            png = io.BytesIO()
+            image.save(png, "PNG", compress_level=1)
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise NoPicture(f"it cannot be unpacked: {error}") from None
+    return png.getvalue()

@@ -1,0 +1,140 @@
+"""What the page Review asks of the database. What waits for a decision is asked by daemon/store/reviews.py."""
+
+from typing import Any
+
+from sqlalchemy import Select, and_, case, exists, func, literal, select
+
+from daemon.store.reviews import Waiting, waiting
+from daemon.store.schema import boards, detections, inspections, pending, reviews, rules_versions, stages
+
+#: How many of the images that wait the filters are made of, and of the newest fails the codes of defects.
+FACETS_OF = 1000
+CODES_OF = 5000
+#: How many good parts of one component are looked at for the one that is most alike.
+REFERENCES = 60
+
+Question = Select[*tuple[Any, ...]]
+
+
+def image(inspection_id: int) -> Question:
+    """One image with its board; `is_copied` is false while its picture is on its way to `images/`."""
+    table, board = inspections.c, boards.c
+    is_waiting = exists().where(pending.c.inspection_id == table.inspection_id, pending.c.task == "keep")
+    return (
+        select(
+            *(table.inspection_id, table.board_id, table.component, table.designator, table.status, table.verdict),
+            *(table.defect, table.reason, table.completed_at, table.image_path, is_waiting.label("is_copied_later")),
+            *(board.board_type, board.serial, board.attempt, board.lot, board.station),
+        )
+        .join_from(inspections, boards, table.board_id == board.board_id)
+        .where(table.inspection_id == inspection_id)
+    )
+
+
+def past(inspection_id: int) -> Question:
+    """All rows of `reviews` about an image, oldest first."""
+    return select(reviews).where(reviews.c.inspection_id == inspection_id).order_by(reviews.c.review_id)
+
+
+def answers(inspection_id: int) -> Question:
+    """What each expert of the chain said."""
+    table = stages.c
+    query = select(table.step, table.expert, table.expert_version, table.label, table.confidence)
+    return query.where(table.inspection_id == inspection_id).order_by(table.step)
+
+
+def boxes(inspection_id: int) -> Question:
+    """What the detectors marked, surest first."""
+    query = select(detections).where(detections.c.inspection_id == inspection_id)
+    return query.order_by(detections.c.confidence.desc(), detections.c.detection_id)
+
+
+def good_parts(component: str) -> tuple[Question, Question]:
+    """Pictures of this component that are good: by a person's word, and by the line's. Newest first."""
+    table, board = inspections.c, boards.c
+    columns = (table.inspection_id, table.designator, table.image_path, board.board_type)
+    later = reviews.alias("later")
+    is_newest = ~exists().where(later.c.inspection_id == reviews.c.inspection_id, later.c.review_id > reviews.c.review_id)
+    is_shown = and_(table.component == component, table.image_path.is_not(None))
+    by_person = (
+        select(*columns, literal(1).label("is_reviewed"))
+        .select_from(reviews)
+        .join(inspections, table.inspection_id == reviews.c.inspection_id)
+        .join(boards, board.board_id == table.board_id)
+        .where(reviews.c.verdict == "pass", is_newest, is_shown)
+        .order_by(reviews.c.review_id.desc())
+    )
+    is_reviewed = exists().where(reviews.c.inspection_id == table.inspection_id)
+    by_line = (
+        select(*columns, literal(0).label("is_reviewed"))
+        .select_from(inspections)
+        .join(boards, board.board_id == table.board_id)
+        .where(table.verdict == "pass", is_shown, ~is_reviewed)
+        .order_by(table.completed_at.desc())
+    )
+    return by_person, by_line
+
+
+def codes_of_people() -> Question:
+    """Codes that people gave, in the order in which each was first given: a number that a hand has learnt stays."""
+    table = reviews.c
+    first = func.min(table.review_id)
+    return select(table.defect, func.count()).where(table.defect.is_not(None)).group_by(table.defect).order_by(first)
+
+
+def codes_of_line() -> Question:
+    """Codes of the newest fails whose pictures are kept."""
+    table = inspections.c
+    newest = (
+        select(table.inspection_id, table.defect)
+        .where(table.verdict == "fail", table.image_path.is_not(None))
+        .order_by(table.completed_at.desc())
+        .limit(CODES_OF)
+        .subquery()
+    )
+    code = newest.c.defect
+    return select(code, func.count()).where(code.is_not(None)).group_by(code).order_by(code)
+
+
+def rules() -> Question:
+    """The text of the rules that came into force last."""
+    return select(rules_versions.c.text).order_by(rules_versions.c.loaded_at.desc())
+
+
+def done_since(since: str, reviewer: str) -> Question:
+    """Decisions that stand, less those taken back, of all and of one reviewer."""
+    table = reviews.c
+    counts = case((table.note.like("undo of review %") | table.note.like("undecided again: %"), -1), else_=1)
+    is_own = table.reviewer == reviewer
+    return select(
+        func.coalesce(func.sum(counts), 0).label("by_all"),
+        func.coalesce(func.sum(case((is_own, counts), else_=0)), 0).label("by_one"),
+    ).where(table.at >= since)
+
+
+def newest_of(reviewer: str, since: str) -> Question:
+    """The newest row that a reviewer wrote."""
+    table = reviews.c
+    query = select(table.inspection_id, table.review_id, table.note).where(table.reviewer == reviewer, table.at >= since)
+    return query.order_by(table.review_id.desc())
+
+
+def facets() -> dict[str, Question]:
+    """By filter: its values among the images that wait, most frequent first. Of the oldest thousand, so it is quick."""
+    some = waiting(Waiting()).limit(FACETS_OF).subquery()
+    columns = {
+        "type": some.c.board_type,
+        "lot": some.c.lot,
+        "component": some.c.component,
+        "verdict": some.c.verdict,
+    }
+    by_filter: dict[str, Question] = {name: _frequent(column) for name, column in columns.items()}
+    expert = stages.c.expert
+    asked = select(expert, func.count()).join(some, some.c.inspection_id == stages.c.inspection_id)
+    by_filter["expert"] = asked.group_by(expert).order_by(func.count().desc(), expert)
+    return by_filter
+
+
+def _frequent(column: Any) -> Question:
+    query = select(column, func.count()).where(column.is_not(None)).group_by(column)
+    return query.order_by(func.count().desc(), column)

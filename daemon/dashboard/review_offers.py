@@ -1,0 +1,70 @@
+"""Who looks at which image just now, so that two people at once seldom meet at one. In memory of the web process only.
+
+Nothing depends on it: whoever decides second about an image hears so from the database's own check.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+
+#: Somebody who said nothing for so long has gone, and so has what they skipped after a while.
+_SHOWN_S = 60.0
+_SKIPPED_S = 1800.0
+_MOST = 20_000
+
+
+class Offers:
+    """A seat is one open page."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shown: OrderedDict[int, tuple[str, float]] = OrderedDict()
+        self._skipped: OrderedDict[tuple[str, int], float] = OrderedDict()
+
+    def choose(self, seat: str, waiting: Sequence[int], held: Collection[int], count: int) -> list[int]:
+        """`count` of `waiting` for `seat`, beside those it holds: first what nobody else sees and it did not skip."""
+        now_s = time.monotonic()
+        with self._lock:
+            for one in held:
+                self._show(one, seat, now_s)
+            free = [one for one in waiting if one not in held]
+            free.sort(key=lambda one: self._rank(seat, one, now_s))  # stable: the order of `waiting` within each rank
+            chosen = free[:count]
+            for one in chosen:
+                if self._rank(seat, one, now_s) != 1:
+                    self._show(one, seat, now_s)
+            return chosen
+
+    def skip(self, seat: str, inspection_id: int) -> None:
+        """`seat` sees this one again last; others see it as if nobody had."""
+        with self._lock:
+            self._skipped[seat, inspection_id] = time.monotonic()
+            _bound(self._skipped)
+            self._shown.pop(inspection_id, None)
+
+    def forget(self, inspection_id: int) -> None:
+        """It is decided."""
+        with self._lock:
+            self._shown.pop(inspection_id, None)
+
+    @property
+    def excluded(self) -> int:
+        """How many of the waiting may be ranked behind: so many more must be asked for."""
+        return len(self._shown) + len(self._skipped)
+
+    def _show(self, inspection_id: int, seat: str, now_s: float) -> None:
+        self._shown[inspection_id] = (seat, now_s)
+        self._shown.move_to_end(inspection_id)
+        _bound(self._shown)
+
+    def _rank(self, seat: str, inspection_id: int, now_s: float) -> int:
+        if now_s - self._skipped.get((seat, inspection_id), -_SKIPPED_S) < _SKIPPED_S:
+            return 2
+        shown_to, at_s = self._shown.get(inspection_id, (seat, now_s))
+        return 1 if shown_to != seat and now_s - at_s < _SHOWN_S else 0
+
+
+def _bound(places: OrderedDict[object, object] | OrderedDict[int, tuple[str, float]] | OrderedDict[tuple[str, int], float]) -> None:
+    while len(places) > _MOST:
+        places.popitem(last=False)

@@ -1,0 +1,152 @@
+"""What every page is given: the configuration, the daemon to ask, the database, live events, pictures, templates.
+
+A page is a module with `router(site) -> APIRouter`; app.py names them all. Its routes are plain functions (`def`, not
+`async def`): they run in a few threads, so that a question to the database holds up nobody's events. To show a page:
+`site.page(request, "line.html", boards=…)`.
+"""
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from markupsafe import Markup
+
+from daemon.config import Config
+from daemon.control import ControlError, ask
+from daemon.dashboard.database import Database
+from daemon.dashboard.live import Live
+from daemon.dashboard.pictures import Pictures
+
+_ANSWER_WITHIN_S = 1.0
+_STATUS_KEEPS_S = 0.5
+#: The pages in the order of the navigation: path, title, and the key that follows `g`.
+NAVIGATION = (
+    ("/", "Line", "l"),
+    ("/boards", "Boards", "b"),
+    ("/review", "Review", "r"),
+    ("/defects", "Defects", "d"),
+    ("/experts", "Experts", "e"),
+    ("/machine", "Machine", "m"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One line's web pages. Everything may be used from any thread."""
+
+    config: Config
+    database: Database
+    live: Live
+    pictures: Pictures
+    templates: jinja2.Environment
+    _known: "_Known"
+
+    def ask_daemon(self, kind: str, /, *, timeout_s: float = _ANSWER_WITHIN_S, **fields: Any) -> dict[str, Any]:
+        """Control's answer to `kind` (daemon/control.py). ControlError with `code` and `reason` where there is none."""
+        return ask(self.config.endpoints.control, kind, timeout_s=timeout_s, **fields)
+
+    def status(self) -> Mapping[str, Any]:
+        """Control's `status`, at most half a second old, asked once for all who want it. ControlError as above."""
+        return self._known.status(lambda: self.ask_daemon("status"))
+
+    def render(self, template: str, **context: Any) -> str:
+        """A fragment's text, for events and htmx."""
+        return self.templates.get_template(template).render(**context)
+
+    def page(self, request: Request, template: str, *, status_code: int = 200, **context: Any) -> HTMLResponse:
+        """A whole page. `template` extends base.html; everything in `context` is escaped where it is shown."""
+        shell = {
+            "path": request.url.path,
+            "navigation": NAVIGATION,
+            "has_token": self.config.security.http_token is not None,
+        }
+        return HTMLResponse(self.render(template, **shell, **context), status_code)
+
+
+def make_site(config: Config) -> Site:
+    """NoDatabase where there is no database."""
+    return Site(
+        config=config,
+        database=Database(config.database),
+        live=Live(),
+        pictures=Pictures(config.images),
+        templates=_templates(),
+        _known=_Known(),
+    )
+
+
+class _Known:
+    """The newest `status`. A daemon that does not answer is asked once for all who wait, not once for each."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._at_s = float("-inf")
+        self._answer: Mapping[str, Any] | ControlError = {}
+
+    def status(self, ask_now: Any) -> Mapping[str, Any]:
+        with self._lock:
+            if time.monotonic() - self._at_s > _STATUS_KEEPS_S:
+                try:
+                    self._answer = ask_now()
+                except ControlError as error:
+                    self._answer = error
+                self._at_s = time.monotonic()
+            known = self._answer
+        if isinstance(known, ControlError):
+            raise ControlError(known.code, known.reason)
+        return known
+
+
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"moment": _moment, "percent": _percent, "number": _number, "ms": _ms, "size": _size}
+    return environment
+
+
+def _moment(value: str | None, style: str = "full") -> Markup:
+    """A stored time as `<time>`: app.js shows it in the reader's zone. `style` is `full`, `time` or `date`."""
+    if not value:
+        return Markup("–")
+    try:
+        said = f"{datetime.fromisoformat(value):%Y-%m-%d %H:%M:%S} UTC"
+    except ValueError:
+        return Markup("{}").format(value)
+    return Markup('<time datetime="{}" data-style="{}" title="{}">{}</time>').format(value, style, said, said)
+
+
+def _percent(share: float | None, digits: int = 1) -> str:
+    return "–" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def _number(value: float | None) -> str:
+    """Thousands apart by a thin space."""
+    return "–" if value is None else f"{value:,}".replace(",", "\u202f")
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value / 1000:.1f} s" if value >= 10_000 else f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
+
+
+def _size(value: float | None) -> str:
+    if value is None:
+        return "–"
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit in ("B", "kB") else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"

@@ -1,0 +1,153 @@
+/* What every page does: times in the reader's zone, live parts, keys, light and dark. No page needs more than links
+   and forms to work; this makes it live and quick. */
+"use strict";
+
+/* Times: `<time datetime="…Z" data-style="full|time|date">`; the UTC text stays in the title. */
+const ZONED = {
+  full: { year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit" },
+  time: { hour: "2-digit", minute: "2-digit", second: "2-digit" },
+  date: { year: "numeric", month: "2-digit", day: "2-digit" },
+};
+const FORMATS = Object.fromEntries(
+  Object.entries(ZONED).map(([name, options]) => [name, new Intl.DateTimeFormat("sv-SE", options)]),
+);
+function localTimes(root) {
+  for (const time of root.querySelectorAll("time[datetime]:not([data-local])")) {
+    const moment = new Date(time.dateTime);
+    if (Number.isNaN(moment.getTime())) continue;
+    time.textContent = FORMATS[time.dataset.style || "full"].format(moment);
+    time.dataset.local = "";
+  }
+}
+
+/* Live parts: `<body data-events="line boards">` listens; the event `line` fills `[data-live="line"]`, and is told to
+   whoever listens for `live:line` at the document (its detail is the event's text). */
+let stream = null;
+let retry = null;
+const topics = (document.body.dataset.events || "").split(" ").filter(Boolean);
+function say(state, text) {
+  const place = document.getElementById("live-state");
+  place.hidden = false;
+  place.dataset.state = state;
+  if (place.textContent !== text) place.textContent = text;
+}
+function listen() {
+  clearTimeout(retry);
+  if (!topics.length || stream) return;
+  stream = new EventSource("/events?" + topics.map((topic) => "topic=" + encodeURIComponent(topic)).join("&"));
+  stream.onopen = () => say("on", "live");
+  stream.onerror = () => {
+    if (stream && stream.readyState === EventSource.CLOSED) {
+      stream = null;
+      say("off", "not live: reload the page");
+      retry = setTimeout(listen, 10000);
+    } else say("off", "reconnecting");
+  };
+  for (const topic of topics) stream.addEventListener(topic, (event) => show(topic, event.data));
+}
+function hush() {
+  clearTimeout(retry);
+  if (stream) stream.close();
+  stream = null;
+}
+function show(topic, text) {
+  for (const part of document.querySelectorAll(`[data-live="${topic}"]`)) {
+    const known = new Set([...part.querySelectorAll("[data-new]")].map((row) => row.dataset.new));
+    const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
+    const scrolled = [...part.querySelectorAll(".scroll")].map((box) => [box.scrollLeft, box.scrollTop]);
+    part.innerHTML = text;
+    [...part.querySelectorAll(".scroll")].forEach((box, at) => scrolled[at] && box.scrollTo(...scrolled[at]));
+    for (const row of part.querySelectorAll("[data-new]"))
+      if (known.size && !known.has(row.dataset.new)) row.classList.add("new");
+    if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+    settle(part);
+  }
+  document.dispatchEvent(new CustomEvent("live:" + topic, { detail: text }));
+}
+
+/* What a screen reader hears of live parts: `[data-announce]`, when its text is another one, at most every 5 s. */
+let announced = "";
+let announceAt = 0;
+function announce(root) {
+  const text = root.querySelector("[data-announce]")?.dataset.announce;
+  if (!text || text === announced || Date.now() < announceAt) return;
+  if (announced) document.getElementById("announce").textContent = text;
+  announced = text;
+  announceAt = Date.now() + 5000;
+}
+function settle(root) {
+  localTimes(root);
+  announce(root);
+  if (window.htmx) htmx.process(root);
+}
+
+/* Light and dark. */
+function otherTheme() {
+  const root = document.documentElement;
+  const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = isDark ? "light" : "dark";
+  localStorage.setItem("theme", root.dataset.theme);
+  document.dispatchEvent(new Event("theme"));
+}
+
+/* Keys. A page adds its own with `addKey("d", decide)`; nothing is taken while somebody types. */
+const keys = new Map();
+function addKey(key, act) {
+  keys.set(key, act);
+}
+function openHelp() {
+  const help = document.getElementById("help");
+  if (!help.open) help.showModal();
+}
+function step(by) {
+  const rows = [...document.querySelectorAll("[data-rows] a[data-row], [data-rows] button[data-row]")];
+  if (!rows.length) return;
+  const at = rows.indexOf(document.activeElement);
+  rows[Math.min(rows.length - 1, Math.max(0, at < 0 ? 0 : at + by))].focus();
+}
+let going = 0;
+function onKey(event) {
+  const typing = event.target.closest("input, select, textarea, [contenteditable]");
+  if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+  if (typing) {
+    if (event.key === "Escape") typing.blur();
+    return;
+  }
+  if (document.querySelector("dialog[open]")) return;
+  if (Date.now() < going) {
+    going = 0;
+    const target = [...document.querySelectorAll("[data-go]")].find((link) => link.dataset.go === event.key);
+    if (target) {
+      event.preventDefault();
+      target.click();
+      return;
+    }
+  }
+  if (event.key === "g") {
+    going = Date.now() + 1500;
+    return;
+  }
+  const act = keys.get(event.key);
+  if (act) {
+    event.preventDefault();
+    act(event);
+  }
+}
+addKey("?", openHelp);
+addKey("t", otherTheme);
+addKey("b", () => document.documentElement.classList.toggle("no-boxes"));
+addKey("j", () => step(1));
+addKey("k", () => step(-1));
+addKey("/", () => document.querySelector("[data-search], main input, main select")?.focus());
+
+document.addEventListener("keydown", onKey);
+document.addEventListener("htmx:afterSwap", (event) => settle(event.detail.target));
+document.getElementById("theme").addEventListener("click", otherTheme);
+document.getElementById("help-open").addEventListener("click", openHelp);
+for (const button of document.querySelectorAll("[data-print]")) button.addEventListener("click", () => window.print());
+/* A browser has six connections to one place: a tab that nobody sees gives its own back. */
+document.addEventListener("visibilitychange", () => (document.hidden ? hush() : listen()));
+window.addEventListener("pagehide", hush);
+window.addEventListener("pageshow", (event) => event.persisted && listen());
+settle(document);
+if (!document.hidden) listen();

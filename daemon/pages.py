@@ -1,0 +1,81 @@
+"""`endpoints.http` where the extra `dashboard` is installed: bound here, served by a process beside the line.
+
+The daemon keeps the listening socket: a port in use ends its start as ever, and whoever connects while the web process
+is started again waits a moment instead of being refused.
+"""
+
+import importlib.util
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from daemon.children import ChildSpec
+from daemon.http_server import bind_http
+from daemon.http_token import TokenError, read_token
+
+NAME = "dashboard"
+#: What the web process imports beyond what the line itself needs, by the names of the packages.
+_NEEDED = {
+    "fastapi": "fastapi",
+    "jinja2": "jinja2",
+    "PIL": "pillow",
+    "python_multipart": "python-multipart",
+    "uvicorn": "uvicorn",
+}
+INSTALL = "pip install 'coserve[dashboard]'"
+
+
+def missing_packages() -> list[str]:
+    """What the extra `dashboard` would bring and is not installed."""
+    return [package for module, package in _NEEDED.items() if not _is_there(module)]
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
+
+
+class Pages:
+    """The socket of the web process, and what is told to it. As daemon/http_server.py for whoever starts and stops."""
+
+    def __init__(self, config: Path, endpoint: str, token_file: Path | None, hang_up: Callable[[str], None]) -> None:
+        """`hang_up` sends SIGHUP to a child. TokenError where the token cannot be used."""
+        self._config = config
+        self._endpoint = endpoint
+        self._token_file = token_file
+        self._hang_up = hang_up
+        self._listener: socket.socket | None = None
+        if token_file is not None:
+            read_token(token_file)
+
+    def start(self) -> str:
+        """Bind. The address as bound; StartError where that fails, or where it would be open without a token."""
+        self._listener = bind_http(self._endpoint, has_token=self._token_file is not None)
+        host, port = self._listener.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def child(self) -> ChildSpec:
+        """The process that serves the socket, once that is bound."""
+        assert self._listener is not None
+        fd = self._listener.fileno()
+        argv = (sys.executable, "-m", "daemon.dashboard", str(self._config.resolve()), "--fd", str(fd))
+        return ChildSpec(NAME, argv, pass_fds=(fd,))
+
+    def reload(self) -> list[str]:
+        """Have the token read again; what is wrong with it, and then the old one stays."""
+        if self._token_file is None:
+            return []
+        try:
+            read_token(self._token_file)
+        except TokenError as error:
+            return [f"security.http_token: {error}"]
+        self._hang_up(NAME)
+        return []
+
+    def stop(self) -> None:
+        """Close the socket; the process is stopped with the other children."""
+        if self._listener is not None:
+            self._listener.close()
