@@ -1,75 +1,13 @@
 """The Python publisher against a scripted daemon: exact accounts through busy, silence, loss and late starts."""
 
-import json
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import zmq
 
+from tests.tools.scripted_daemon import BOARD, Answer, Daemon, a_daemon, accept
 from tools.camera.publisher import Account, Image, Publisher, PublishError, publish_images
-
-BOARD = {"type": "b", "serial": "S1"}
-Answer = dict[str, Any]
-
-
-class Daemon:
-    """The daemon's side of the wire, scripted: `answers(header, times_seen)` says what to answer, None for silence."""
-
-    def __init__(self, answers: Callable[[Answer, int], Answer | None], endpoint: str = "tcp://127.0.0.1:*") -> None:
-        self.seen: dict[str, int] = {}
-        self.most_outstanding = 0
-        self._answers = answers
-        self._context: zmq.Context[Any] = zmq.Context()
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.linger = 0
-        self._router.bind(endpoint)
-        self.endpoint = self._router.last_endpoint.decode()
-        self._stop: queue.Queue[None] = queue.Queue()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.put(None)
-        self._thread.join()
-        self._context.destroy(linger=0)
-
-    def _run(self) -> None:
-        while self._stop.empty():
-            if not self._router.poll(10):
-                continue
-            batch = []
-            while self._router.poll(0):
-                batch.append(self._router.recv_multipart())
-            self.most_outstanding = max(self.most_outstanding, len(batch))
-            for identity, magic, raw, *_ in batch:
-                header = json.loads(raw)
-                if header["type"] == "hello":
-                    answer: Answer | None = {"type": "welcome", "max_payload_bytes": 1000}
-                else:
-                    self.seen[header["id"]] = self.seen.get(header["id"], 0) + 1
-                    answer = self._answers(header, self.seen[header["id"]])
-                if answer is not None:
-                    body = {"id": header.get("id"), "credit": 8, **answer}
-                    self._router.send_multipart([identity, magic, json.dumps(body).encode()])
-
-
-@contextmanager
-def a_daemon(answers: Callable[[Answer, int], Answer | None]) -> Iterator[Daemon]:
-    daemon = Daemon(answers)
-    try:
-        yield daemon
-    finally:
-        daemon.stop()
-
-
-def accept(_header: Answer, _times: int) -> Answer:
-    return {"type": "accepted"}
 
 
 def some_images(count: int) -> list[Image]:

@@ -1,0 +1,181 @@
+"""The folder in which a camera's images wait while the daemon is away: one file an image, each proved by a checksum.
+
+Names are numbers that count up, so that the order of the images needs no clock. What cannot be read is set aside under
+its name, never dropped. One process at a time; one source for ever, since an id is an image's only together with it.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+from tools.camera.publisher import PublishError
+
+_MAGIC = b"COSERVE-SPOOL-1\n"
+_LENGTH = struct.Struct(">I")
+_OVERHEAD_BYTES = len(_MAGIC) + 32 + _LENGTH.size
+_ENTRY = re.compile(r"([0-9]{12,})\.image")
+
+
+class SpoolError(PublishError):
+    """A spool that cannot be used: another process has it, or it is another source's."""
+
+
+class EntryError(Exception):
+    """An entry that is not what was written."""
+
+
+class Spool:
+    """Owned by one thread at a time. `waiting` are the entries found at the start, number and bytes, oldest first."""
+
+    def __init__(self, folder: Path, source: str) -> None:
+        """Make or open the spool; SpoolError where that may not be, OSError where the disk does not let us."""
+        self.folder = folder
+        self._aside = folder / "set_aside"
+        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self._lock = _Lock(folder / "lock")
+        try:
+            self._belongs_to(source)
+            found = sorted(self._numbers(folder))
+            self.waiting = [(number, self._path(number).stat().st_size) for number in found]
+            self.next_number = max([*found, *self._numbers(self._aside)], default=0) + 1
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def close(self) -> None:
+        """Let another process have the spool."""
+        self._lock.close()
+
+    @staticmethod
+    def size_of(header: bytes, payload: bytes) -> int:
+        """Bytes that an entry takes in the spool."""
+        return _OVERHEAD_BYTES + len(header) + len(payload)
+
+    def write(self, entries: Iterable[tuple[int, bytes, bytes]]) -> None:
+        """Make (number, header, payload) durable, all or none of them; OSError where the disk refuses."""
+        written: list[Path] = []
+        try:
+            for number, header, payload in entries:
+                path = self._path(number)
+                written.append(path)
+                with path.open("wb", buffering=0) as file:
+                    _write_all(file.fileno(), (_head(header, payload), header, payload))
+                    os.fsync(file.fileno())
+            _sync_folder(self.folder)
+        except OSError:
+            for path in written:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            raise
+
+    def read(self, number: int) -> tuple[str, bytes, bytes]:
+        """An entry's image id, header and payload; EntryError where it is not what was written."""
+        try:
+            content = self._path(number).read_bytes()
+        except OSError as error:
+            raise EntryError(f"it cannot be read: {error.strerror or error}") from None
+        if not content.startswith(_MAGIC) or len(content) < _OVERHEAD_BYTES:
+            raise EntryError("it is cut off, or no entry of a spool")
+        (length,) = _LENGTH.unpack_from(content, _OVERHEAD_BYTES - _LENGTH.size)
+        header, payload = content[_OVERHEAD_BYTES:][:length], content[_OVERHEAD_BYTES + length :]
+        if content[:_OVERHEAD_BYTES] != _head(header, payload):
+            raise EntryError("its bytes are not those that were written: the checksum differs")
+        return json.loads(header)["id"], header, payload
+
+    def remove(self, number: int) -> None:
+        """Forget an entry whose image has its answer; one that comes back after a power cut is a duplicate."""
+        with contextlib.suppress(FileNotFoundError):
+            self._path(number).unlink()
+
+    def set_aside(self, number: int) -> Path:
+        """Move an entry that cannot be read into `set_aside/`, for a person to look at; OSError where that fails."""
+        self._aside.mkdir(mode=0o750, exist_ok=True)
+        return self._path(number).rename(self._aside / self._path(number).name)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:012d}.image"
+
+    @staticmethod
+    def _numbers(folder: Path) -> list[int]:
+        names = [entry.name for entry in os.scandir(folder)] if folder.is_dir() else []
+        return [int(match[1]) for name in names if (match := _ENTRY.fullmatch(name))]
+
+    def _belongs_to(self, source: str) -> None:
+        path = self.folder / "spool.json"
+        try:
+            owner = json.loads(path.read_bytes())["source"]
+        except FileNotFoundError:
+            owner = None
+        except (ValueError, KeyError, TypeError):
+            owner = None  # torn by a power cut; the entries' own headers name their source
+        if owner is None:
+            numbers = sorted(self._numbers(self.folder))
+            owner = next((named for number in numbers if (named := self._source_of(number))), source)
+            with path.open("wb", buffering=0) as file:
+                _write_all(file.fileno(), (json.dumps({"version": 1, "source": owner}).encode(),))
+                os.fsync(file.fileno())
+            _sync_folder(self.folder)
+        if owner != source:
+            raise SpoolError(
+                f"the spool {self.folder} is that of source {owner!r}, not of {source!r}: its images can only be sent "
+                f"under that name; give each source a folder of its own"
+            )
+
+    def _source_of(self, number: int) -> str | None:
+        with contextlib.suppress(EntryError):
+            return json.loads(self.read(number)[1])["source"]
+        return None
+
+
+class _Lock:
+    """An exclusive lock that dies with its process; the file holds the owner's number."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a+b", buffering=0)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.seek(0)
+            owner = self._file.read().decode("ascii", "replace").strip() or "unknown"
+            self._file.close()
+            raise SpoolError(
+                f"the spool {path.parent} is in use by process {owner}: stop it first, or name another folder"
+            ) from None
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without its owner's number
+            self._file.truncate(0)
+            self._file.write(str(os.getpid()).encode())
+
+    def close(self) -> None:
+        if not self._file.closed:
+            with contextlib.suppress(OSError):
+                self._file.truncate(0)
+            self._file.close()
+
+
+def _head(header: bytes, payload: bytes) -> bytes:
+    length = _LENGTH.pack(len(header))
+    digest = hashlib.sha256(length)
+    digest.update(header)
+    digest.update(payload)
+    return _MAGIC + digest.digest() + length
+
+
+def _write_all(descriptor: int, parts: Iterable[bytes]) -> None:
+    for part in parts:
+        left = memoryview(part)
+        while left:
+            left = left[os.write(descriptor, left) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
