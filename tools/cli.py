@@ -12,6 +12,8 @@ from tools.asking import command as asking
 from tools.backup import command as backup
 from tools.bench import command as bench
 from tools.console import fail
+from tools.doctor import command as doctor
+from tools.experts import command as experts
 from tools.fuzz import command as fuzz
 from tools.init import command as init
 from tools.moe import command as moe
@@ -29,7 +31,9 @@ app = typer.Typer(
     add_completion=False,
 )
 init.register(app)
+doctor.register(app)
 operate.register(app)
+experts.register(app)
 watch.register(app)
 asking.register(app)
 db.register(app)

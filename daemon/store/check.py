@@ -7,6 +7,7 @@ from sqlalchemy import Engine, exists, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.store.database import open_for_reading
+from daemon.store.patience import TooLongError, at_most
 from daemon.store.schema import inspections, pending, stream_position
 
 _EXAMPLES = 10
@@ -33,6 +34,23 @@ def check_database(url: str, images: Path, journal: Path, on_step: Callable[[str
     finally:
         engine.dispose()
     return problems
+
+
+def quick_look(url: str, within_s: float) -> tuple[list[str], bool]:
+    """Damage that a look of `within_s` finds in the file's pages, and whether it saw all of them."""
+    engine = open_for_reading(url)
+    try:
+        if engine.dialect.name != "sqlite":
+            return [], True
+        with engine.connect() as connection, at_most(connection, within_s):
+            found = connection.execute(text("PRAGMA quick_check(1)")).scalars().all()
+        return [str(problem) for problem in found if problem != "ok"], True
+    except TooLongError:
+        return [], False
+    except SQLAlchemyError as error:
+        return [str(getattr(error, "orig", error))], True
+    finally:
+        engine.dispose()
 
 
 def _pages(engine: Engine, _images: Path, _journal: Path) -> Iterator[str]:

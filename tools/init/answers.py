@@ -8,7 +8,7 @@ from typing import Literal
 
 import psutil
 
-from daemon.config import parse_bytes, parse_seconds
+from daemon.quantities import parse_bytes, parse_seconds
 from tools.doctor.gpu import Gpu
 
 #: One board type: component types with a quantity, or with their designators.

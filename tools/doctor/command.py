@@ -1,0 +1,102 @@
+"""`coserve doctor`: looks at everything that a line needs of its PC, in seconds, and changes nothing."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tools.console import DEFAULT_CONFIG, AsJson, console, fail, print_json
+
+if TYPE_CHECKING:
+    from tools.doctor.findings import Finding
+    from tools.doctor.patient import Patient
+
+_SIGNS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "wrong": ("✗", "red")}
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command to `app`."""
+    app.command()(doctor)
+
+
+def doctor(
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[CONFIG]",
+            help="The line's coserve.yaml; the one here or the service's without it.",
+            show_default=False,
+        ),
+    ] = None,
+    user: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Who will run the line; the service's user where it is installed."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What is wrong on this PC (driver, memory, disks, clock, permissions, ports, …), and what to do about it.
+
+    Takes seconds, and disturbs no line that runs. Exit status 1 if something is wrong.
+
+    Example: coserve doctor demo/coserve.yaml
+    """
+    if config is not None and not config.is_file():
+        fail(f"no file {config}: name the line's coserve.yaml, or make one with coserve init", status=2)
+    from tools.doctor.patient import meet
+
+    path = config or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None)
+    try:
+        patient = meet(path, user)
+    except KeyError:
+        fail(f"there is no user {user}", status=2)
+    found: list[Finding] = []
+    for finding in examine(patient):
+        found.append(finding)
+        if not as_json:
+            _show(finding)
+    bad = [finding for finding in found if finding.grade == "wrong"]
+    if as_json:
+        print_json({"ok": not bad, "findings": [asdict(finding) for finding in found]})
+    else:
+        warned = sum(finding.grade == "warn" for finding in found)
+        console.print(f"\n{len(found)} findings: {len(bad)} wrong, {warned} to look at")
+    raise SystemExit(1 if bad else 0)
+
+
+def examine(patient: "Patient") -> "Iterator[Finding]":
+    """Every check in turn. One that fails itself is a finding, and the others go on."""
+    from tools.doctor import disks, doors, line, machine
+    from tools.doctor.findings import warn
+
+    checks: Iterable[Callable[[Patient], Iterator[Finding]]] = (
+        line.configuration,
+        line.daemon,
+        machine.libraries,
+        line.packages,
+        machine.memory,
+        machine.processors,
+        machine.user_limits,
+        disks.disks,
+        line.database,
+        doors.permissions,
+        doors.secrets,
+        doors.ports,
+        line.service,
+        machine.clock,
+    )
+    for check in checks:
+        try:
+            yield from check(patient)
+        except Exception as error:  # noqa: BLE001 - a doctor who faints helps nobody
+            so = f"could not be looked at: {type(error).__name__}: {error}"
+            yield warn(check.__name__.replace("_", " "), so, "look at it by hand, and report this")
+
+
+def _show(finding: "Finding") -> None:
+    sign, colour = _SIGNS[finding.grade]
+    console.print(f"[{colour}]{sign}[/] [bold]{finding.check:<13}[/] ", end="")
+    console.print(finding.so, markup=False)
+    if finding.do:
+        console.print(f"  {'':<13} → {finding.do}", markup=False, style=colour)

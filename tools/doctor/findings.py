@@ -1,0 +1,36 @@
+"""What the doctor says: one sentence what is so, one what to do."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Grade = Literal["ok", "warn", "wrong"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `do` is None where nothing is to be done."""
+
+    check: str
+    grade: Grade
+    so: str
+    do: str | None = None
+
+
+def ok(check: str, so: str) -> Finding:
+    """All is as it should be."""
+    return Finding(check, "ok", so)
+
+
+def warn(check: str, so: str, do: str) -> Finding:
+    """The line runs, worse or less safely than it could."""
+    return Finding(check, "warn", so, do)
+
+
+def wrong(check: str, so: str, do: str) -> Finding:
+    """The line does not run, or loses what it should keep."""
+    return Finding(check, "wrong", so, do)
+
+
+def megabytes(count: float) -> str:
+    """Bytes for a person."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"
