@@ -1,0 +1,105 @@
+"""What `coserve explain` does: read, judge once more, tell."""
+
+from pathlib import Path
+from typing import Any
+
+from PIL import Image as Pillow
+from sqlalchemy import Engine
+
+from daemon.config import Config
+from experts.errors import ImageError
+from experts.vision.decode import decode
+from tools.asking.explain.experts_now import ExpertsNow
+from tools.asking.explain.record import Record, UnknownInspectionError, Wanted, read_record, similar_pictures
+from tools.asking.explain.retrace import Size, places_boxes, retrace
+from tools.asking.explain.words import final, in_words, readable
+from tools.asking.opened import opened
+from tools.console import console, fail, print_json
+
+
+def explain(config: Path, wanted: Wanted, *, as_json: bool) -> int:
+    """Print why an inspection has its verdict; 1 where the rules give another one than is stored."""
+    with opened(config) as (settings, engine):
+        try:
+            record = read_record(engine, wanted)
+        except UnknownInspectionError as error:
+            fail(str(error), status=1)
+        size, size_note = _size(settings, engine, record)
+    retraced = retrace(record, size, is_size_known=size_note is None)
+    now = ExpertsNow.of(settings.catalog)
+    lines = [readable(line) for line in in_words(record, retraced, now, size_note)]
+    if as_json:
+        said = [
+            {
+                **row,
+                "boxes": [dict(box) for box in record.boxes[row["step"]]],
+                "version_today": now.standing(row["expert"], row["expert_version"]),
+                "rule": None if traced is None else traced.rule,
+                "rule_line": None if traced is None else traced.line,
+                "findings": []
+                if traced is None
+                else [{"text": f.text, "line": f.line, "verdict": f.verdict} for f in traced.findings],
+                "verdict": None if traced is None else traced.alone.verdict,
+                "defect": None if traced is None else traced.alone.defect,
+                "chain_verdict": None if traced is None else traced.so_far.verdict,
+                "goes_on_to": None if traced is None or traced.so_far.next is None else traced.so_far.next.name,
+            }
+            for row, traced in (
+                (row, retraced.steps[at] if at < len(retraced.steps) else None) for at, row in enumerate(record.stages)
+            )
+        ]
+        print_json(_document(record, said, lines) | {
+            "recomputed": {"verdict": retraced.verdict, "defect": retraced.defect, "agrees": retraced.agrees,
+                           "gap": retraced.gap, "contradiction": retraced.contradiction},
+        })  # fmt: skip
+    else:
+        console.print("\n".join(lines), markup=False)
+    return 1 if retraced.contradiction else 0
+
+
+def _document(record: Record, said: list[dict[str, Any]], lines: list[str]) -> dict[str, Any]:
+    rules = record.rules
+    return {
+        "inspection": dict(record.inspection),
+        "board": dict(record.board),
+        "rules": {
+            "version": record.inspection["rules_version"],
+            "loaded_at": None if rules is None else rules["loaded_at"],
+            "is_kept": rules is not None,
+        },
+        "stages": said,
+        "reviews": [dict(review) for review in record.reviews],
+        "final": final(record),
+        "other_images": list(record.others),
+        "words": lines,
+    }
+
+
+def _size(settings: Config, engine: Engine, record: Record) -> tuple[Size | None, str | None]:
+    """The picture's width and height where a rule asks for them, and what to say where they are not its own."""
+    if not places_boxes(record):
+        return None, None
+    own = record.inspection["image_path"]
+    size = _size_of(settings, own) if own else None
+    if size is not None:
+        return size, None
+    for path in similar_pictures(engine, record.inspection):
+        size = _size_of(settings, path)
+        if size is not None:
+            return (
+                size,
+                f"its picture is not kept: its size is taken from another of this camera, {size[0]} × {size[1]}",
+            )
+    return None, "its picture is not kept, nor one like it: where boxes lie cannot be judged"
+
+
+def _size_of(settings: Config, image_path: str) -> Size | None:
+    path = settings.images.parent / image_path
+    try:
+        if path.suffix in {".pgm", ".ppm"}:  # raw pixels, with a header put before them
+            with Pillow.open(path) as picture:
+                return picture.size
+        height, width = decode(path.read_bytes(), "image").shape[:2]
+    except (OSError, ImageError):
+        return None
+    return width, height

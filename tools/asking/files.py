@@ -1,0 +1,49 @@
+"""Files that appear under their name when they are complete, or not at all."""
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tools.console import fail
+
+#: As the database: others read through the group.
+MODE = 0o640
+
+
+@contextmanager
+def complete_or_not(path: Path) -> Iterator[Path]:
+    """A `.part` beside `path`, new and empty; it becomes `path` at the end, and goes where that fails."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.unlink(missing_ok=True)
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE))
+        yield part
+        sync(part)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """What was written to a file, or which names a folder has, is on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def why(error: OSError, path: Path) -> str:
+    """What the system said of a file, and what to do where the disk is full."""
+    text = f"{error.filename or path}: {error.strerror or error}"
+    return f"{text}; make room, or name another disk" if error.errno in {errno.ENOSPC, errno.EDQUOT} else text
+
+
+def leave_cleanly() -> None:
+    """SIGTERM ends a command like Ctrl-C: what is half written goes."""
+    signal.signal(signal.SIGTERM, lambda *_: fail("stopped by SIGTERM", status=1))

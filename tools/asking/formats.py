@@ -1,0 +1,114 @@
+"""Rows as files: CSV for people, JSON and JSON lines for programs, Parquet for notebooks. Each takes batch by batch."""
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from tools.asking.batches import Batch
+from tools.asking.rows import Kind
+
+#: What a spreadsheet takes for the beginning of a formula, which would then run on the reader's PC.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+class MissingExtraError(Exception):
+    """A library that an extra brings is not installed; the text says which."""
+
+
+class Writer(Protocol):
+    """Takes rows until `end`."""
+
+    def add(self, batch: Batch) -> None: ...
+    def end(self) -> None: ...
+
+
+def cell(value: Any) -> Any:
+    """A value as CSV shows it: text that a spreadsheet would run gets an apostrophe in front, numbers stay numbers."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+class Csv:
+    """A header and rows; an empty cell is a null."""
+
+    def __init__(self, file: TextIO, names: Sequence[str]) -> None:
+        self._writer = csv.writer(file, lineterminator="\n")
+        self._writer.writerow(names)
+
+    def add(self, batch: Batch) -> None:
+        self._writer.writerows([cell(value) for value in row] for row in batch)
+
+    def end(self) -> None:
+        pass
+
+
+class JsonLines:
+    """One object a line, as the database has it."""
+
+    def __init__(self, file: TextIO, names: Sequence[str]) -> None:
+        self._file, self._names = file, names
+
+    def add(self, batch: Batch) -> None:
+        self._file.writelines(
+            json.dumps(dict(zip(self._names, row, strict=True)), ensure_ascii=False) + "\n" for row in batch
+        )
+
+    def end(self) -> None:
+        pass
+
+
+class Json:
+    """One list of objects."""
+
+    def __init__(self, file: TextIO, names: Sequence[str]) -> None:
+        self._file, self._names = file, names
+        self._is_empty = True
+
+    def add(self, batch: Batch) -> None:
+        for row in batch:
+            text = json.dumps(dict(zip(self._names, row, strict=True)), indent=2, ensure_ascii=False)
+            self._file.write(("[\n  " if self._is_empty else ",\n  ") + text.replace("\n", "\n  "))
+            self._is_empty = False
+
+    def end(self) -> None:
+        self._file.write("[]\n" if self._is_empty else "\n]\n")
+
+
+class Parquet:
+    """Typed columns: times are UTC timestamps to the millisecond."""
+
+    def __init__(self, path: Path, names: Sequence[str], kinds: Sequence[Kind]) -> None:
+        """Raises MissingExtraError without pyarrow."""
+        try:
+            import pyarrow as pa
+            from pyarrow.parquet import ParquetWriter
+        except ImportError:
+            raise MissingExtraError(
+                "Parquet needs pyarrow, the extra `export`: pip install 'coserve[export]'"
+            ) from None
+        self._arrow, self._kinds = pa, kinds
+        types = {
+            "text": pa.string(),
+            "int": pa.int64(),
+            "real": pa.float64(),
+            "time": pa.timestamp("ms", tz="UTC"),
+        }
+        self._schema = pa.schema([(name, types[kind]) for name, kind in zip(names, kinds, strict=True)])
+        self._writer: Any = ParquetWriter(path, self._schema)
+
+    def add(self, batch: Batch) -> None:
+        columns: Iterable[Sequence[Any]] = zip(*batch, strict=True) if batch else [[] for _ in self._kinds]
+        arrays = [
+            self._arrow.array([_moment(value) for value in values] if kind == "time" else values, field.type)
+            for values, kind, field in zip(columns, self._kinds, self._schema, strict=True)
+        ]
+        self._writer.write_batch(self._arrow.record_batch(arrays, schema=self._schema))
+
+    def end(self) -> None:
+        self._writer.close()
+
+
+def _moment(value: str | None) -> datetime | None:
+    return None if value is None else datetime.fromisoformat(value)
