@@ -176,8 +176,8 @@ def test_a_clock_that_was_set_back_shows_in_what_is_written(config: Path) -> Non
 def test_a_clock_that_was_set_back_shows_in_the_database(config: Path) -> None:
     with a_database(config) as connection:
         connection.exec_driver_sql(
-            "INSERT INTO boards (board_id, board_type, serial, attempt, first_seen_at, expected, inspected, rules_version)"
-            " VALUES (1, 'a', 'b', 1, '2026-01-01T00:00:00.000Z', 1, 0, 'r')"
+            "INSERT INTO boards (board_id, board_type, serial, attempt, first_seen_at, expected, inspected,"
+            " rules_version) VALUES (1, 'a', 'b', 1, '2026-01-01T00:00:00.000Z', 1, 0, 'r')"
         )
         connection.exec_driver_sql(
             "INSERT INTO inspections (inspection_id, source, image_id, board_id, component, designator, accepted_at,"

@@ -2,7 +2,20 @@
 
 import typer
 
-from tools.bench import backup, compute, decoding, fairness, intake, line, live, load, online, scheduler, upkeep
+from tools.bench import (
+    backup,
+    compute,
+    dashboard,
+    decoding,
+    fairness,
+    intake,
+    line,
+    live,
+    load,
+    online,
+    scheduler,
+    upkeep,
+)
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine against itself.")
 
@@ -10,5 +23,5 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine against
 def register(app: typer.Typer) -> None:
     """Add `bench` to `app`; each benchmark has a module of its own."""
     app.add_typer(bench_app, name="bench")
-    for module in (line, live, online, load, compute, scheduler, intake, decoding, fairness, backup, upkeep):
+    for module in (line, live, online, load, compute, scheduler, intake, decoding, fairness, backup, upkeep, dashboard):
         module.register(bench_app)

@@ -4,6 +4,8 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -65,7 +67,7 @@ def bench_policies(folder: Path, *, boards: int, rounds: int, policies: list[str
         for _ in range(rounds):
             for policy in policies:
                 bar.update(task, description=policy)
-                figures[policy].append(_run(folder / "coserve.yaml", policy, images))
+                figures[policy].append(run_line(folder / "coserve.yaml", images, policy, {"COSERVE_POLICY": policy}))
                 bar.advance(task)
     base = median(run.images_per_s for run in figures[policies[0]])
     rows = [
@@ -87,26 +89,32 @@ def bench_policies(folder: Path, *, boards: int, rounds: int, policies: list[str
     console.print(f"on {os.cpu_count()} cores, trained experts of {folder}")
 
 
-def _run(config: Path, policy: str, images: "list[Image]") -> RunFigures:
-    """One fresh database, one daemon, all images as fast as they are taken."""
+def run_line(
+    config: Path,
+    images: "Sequence[Image]",
+    name: str,
+    environ: Mapping[str, str],
+    beside: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> RunFigures:
+    """One fresh database, one daemon, all images as fast as they are taken; `beside` goes on meanwhile."""
     from daemon.config import load_config
     from daemon.control import ask
     from tools.camera.publisher import Publisher, publish_images
     from tools.service import Service, ServiceError
 
     with tempfile.TemporaryDirectory(prefix="coserve-bench-") as scratch:
-        environ = {
-            "COSERVE_POLICY": policy,
+        settings = {
             "COSERVE_DATABASE": f"sqlite:///{scratch}/inspection.db",
             "COSERVE_JOURNAL": f"{scratch}/journal",
             "COSERVE_IMAGES": f"{scratch}/images",
             "COSERVE_ENDPOINTS_INTAKE": f"[ipc://{scratch}/intake.sock]",
             "COSERVE_ENDPOINTS_RESULTS": f"ipc://{scratch}/results.sock",
             "COSERVE_ENDPOINTS_CONTROL": f"ipc://{scratch}/control.sock",
+            **environ,
         }
-        endpoints = load_config(config, environ).endpoints
+        endpoints = load_config(config, settings).endpoints
         try:
-            with Service(config, Path(scratch) / "daemon.log", environ) as service:
+            with Service(config, Path(scratch) / "daemon.log", settings) as service, beside():
                 began_s = time.monotonic()
                 with Publisher(endpoints.intake[0], "bench") as publisher:
                     account = publish_images(publisher, images)
@@ -114,10 +122,10 @@ def _run(config: Path, policy: str, images: "list[Image]") -> RunFigures:
                     time.sleep(0.05)
                 took_s = time.monotonic() - began_s
                 if not account.complete:
-                    fail(f"{policy}: {account.as_dict()}; see the log:\n{service.tail()}", status=1)
+                    fail(f"{name}: {account.as_dict()}; see the log:\n{service.tail()}", status=1)
         except ServiceError as error:
-            fail(f"{policy}: {error}", status=1)
-        return RunFigures(policy, len(images), len(images) / took_s, status["expert_switches"], _unknown(scratch))
+            fail(f"{name}: {error}", status=1)
+        return RunFigures(name, len(images), len(images) / took_s, status["expert_switches"], _unknown(scratch))
 
 
 def _unknown(scratch: str) -> int:
