@@ -5,6 +5,7 @@ label stay few however long the line runs. Names follow Prometheus' conventions 
 """
 
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,12 +16,17 @@ from prometheus_client import (
     generate_latest,
 )
 
+from daemon.frames import Code
 from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, Published, TextOutcome
+from routing_rules.routes import Verdict
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 _IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
 #: Steps of a chain beyond this one count as it.
 _LAST_STEP = 9
+_ANSWERS = ("accepted", "duplicate", "rejected", "busy")
+#: The usual reasons of `unknown`; others appear when they do.
+_REASONS = ("deadline", "expert_failed", "bad_image")
 
 
 class Metrics:
@@ -35,6 +41,7 @@ class Metrics:
         self.completed_count = 0
         ProcessCollector(registry=self.registry)
         self._intake()
+        self._begin_at_zero()
         self._stages()
         self._upkeep()
         self._texts()
@@ -56,6 +63,21 @@ class Metrics:
         self._latency = self._histogram("verdict_latency_seconds", "From acceptance to the durable verdict")
         self._boards = self._counter("boards", "Board attempts that closed", "verdict", "reason")
         self._reviews = self._counter("reviews", "Decisions of people, by what they decided", "verdict")
+
+    def _begin_at_zero(self) -> None:
+        """A series that appears with its first event has no rate before: the first refusal would raise no alert."""
+        for kind in _ANSWERS:
+            self._answers.labels(kind)
+        for code in get_args(Code):
+            self._rejects.labels(code)
+        for verdict in ("pass", "fail", "review"):
+            self._verdicts.labels(verdict, "")
+        for reason in _REASONS:
+            self._verdicts.labels("unknown", reason)
+        for verdict in get_args(Verdict):
+            self._boards.labels(verdict, "complete")
+            self._boards.labels(verdict, "time_limit")
+            self._reviews.labels(verdict)
 
     def _stages(self) -> None:
         where = ("step", "architecture", "device")

@@ -1,0 +1,125 @@
+"""What /healthz and /readyz say of a real line: one that is well, drains, lacks an expert, starts, or hangs."""
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import daemon.health_answer
+from daemon.app import App
+from daemon.http_answers import NoAnswer, answer
+from daemon.line import load_line
+from tests.contract.client import Line
+
+PATHS = ("/healthz", "/readyz")
+
+
+@contextmanager
+def an_app(line: Line) -> Iterator[App]:
+    """The line in this process, so that one of its threads can be made to hang."""
+    app = App(load_line(line.config), line.config)
+    app.start()
+    try:
+        yield app
+    finally:
+        app.stop()
+
+
+def said(app: App) -> dict[str, tuple[int, str]]:
+    found = {path: answer(path, lambda _kind: app.operations.health()) for path in PATHS}
+    return {path: (one.status, one.text.strip()) for path, one in found.items()}
+
+
+def wait_for(happened: Any, timeout_s: float = 20.0) -> None:
+    until_s = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < until_s, "it did not happen"
+        time.sleep(0.02)
+
+
+def test_starting_ready_draining_and_a_hung_thread_are_told_apart(
+    tmp_path: Path, experts_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon.health_answer, "STUCK_AFTER_S", 0.3)
+    line = Line(tmp_path / "line", experts_folder)
+    with an_app(line) as app:
+        assert said(app)["/healthz"] == (200, "alive")
+        assert said(app)["/readyz"][0] == 503  # the first experts are being loaded, which takes longer than this
+        assert said(app)["/readyz"][1].startswith("starting")
+        wait_for(lambda: said(app)["/readyz"] == (200, "ready"))
+
+        line.control("drain")
+        assert said(app)["/readyz"][0] == 503
+        assert said(app)["/readyz"][1].startswith("draining: takes no images: the line is draining")
+        assert said(app)["/healthz"] == (200, "alive")
+        line.control("drain", off=True)
+        assert said(app)["/readyz"] == (200, "ready")
+
+        release = threading.Event()
+        app._writer.run(lambda _store: release.wait(30))
+        app.pulse.send()
+        wait_for(lambda: said(app)["/healthz"][0] == 503)
+        for path in PATHS:
+            assert said(app)[path][0] == 503
+            assert re.match(r"stuck: the writer thread has not answered for \d+ s", said(app)[path][1])
+        control = line.control("health")
+        assert control["alive"]["ok"] is False
+        assert float(scraped(line, "coserve_probe_held_seconds")) >= 0.3
+        assert scraped(line, "coserve_ready") == "0.0"
+        release.set()
+        wait_for(lambda: said(app)["/healthz"] == (200, "alive"))
+        assert said(app)["/readyz"] == (200, "ready")
+
+
+def scraped(line: Line, series: str) -> str:
+    found = re.search(rf"^{re.escape(series)} (\S+)$", line.control("metrics")["text"], re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def test_a_scheduler_that_hangs_keeps_neither_counters_nor_health_from_being_told(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    line = Line(tmp_path / "line", experts_folder)
+    with an_app(line) as app:
+        wait_for(lambda: app.operations.state == "ready")
+        line.send()
+        wait_for(lambda: scraped(line, "coserve_verdict_latency_seconds_count") == "1.0")
+        release = threading.Event()
+        app._drive.ask_later("status", {}).add_done_callback(lambda _: release.wait(30))
+        begun_s = time.monotonic()
+        text = line.control("metrics")["text"]
+        assert time.monotonic() - begun_s < 5.0
+        assert "coserve_images_accepted_total 1.0" in text
+        assert 'coserve_resident_experts{device="cpu"}' in text  # as it was when the scheduler last spoke
+        assert line.control("health")["alive"]["ok"] is True  # no probe is under way
+        release.set()
+
+
+def test_a_line_that_lacks_an_expert_is_degraded_and_ready(tmp_path: Path, experts_folder: Path) -> None:
+    line = Line(tmp_path / "line", experts_folder)
+    (line.folder / "experts" / "R0402.safetensors").unlink()
+    (line.folder / "experts" / "R0402.safetensors").write_bytes(b"not weights")
+    with line.service():
+        line.send()
+        line.idle()
+        health = line.control("health")
+        assert health["alive"] == {"ok": True, "text": "alive"}
+        assert health["ready"]["ok"] is True
+        assert health["ready"]["text"].startswith("degraded: expert R0402 cannot be loaded: ")
+        assert scraped(line, "coserve_failed_experts") == "1.0"
+        assert scraped(line, 'coserve_verdicts_total{reason="expert_failed",verdict="unknown"}') == "1.0"
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/metrics"])
+def test_a_daemon_that_does_not_answer_is_503_with_the_reason(path: str) -> None:
+    def ask(_kind: str) -> dict[str, Any]:
+        raise NoAnswer("it is stuck or very busy")
+
+    assert answer(path, ask).status == 503
+    assert "it is stuck or very busy" in answer(path, ask).text

@@ -1,0 +1,216 @@
+"""The files for Prometheus and Grafana, by Prometheus' own checker, against what a running line really tells."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.contract.client import RULES, Line, running
+
+ROOT = Path(__file__).parent.parent.parent
+FILES = ROOT / "systemd" / "monitoring"
+PAGE = ROOT / "docs" / "monitoring.md"
+#: What a line has that has neither sensors, nor children, nor consumers: the family is told, without a series.
+NAME = re.compile(r"\b(coserve_[a-z0-9_]+|process_[a-z0-9_]+)\b")
+SUFFIXES = ("_bucket", "_count", "_sum")
+
+pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool: make system-tools")
+
+
+def promtool(*arguments: str, stdin: str | None = None) -> tuple[int, str]:
+    done = subprocess.run(
+        ["promtool", *arguments], input=stdin, capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Iterator[Line]:
+    folder = tmp_path_factory.mktemp("monitored")
+    with running(
+        folder / "line", experts_folder, rules=RULES.replace("quick: {time_limit: 1500ms", "quick: {time_limit: 400ms")
+    ) as line:
+        work(line)
+        yield line
+
+
+def work(line: Line) -> None:
+    """Verdicts of every kind, a board that closes, a duplicate, refusals, chains of two steps."""
+    for number in range(12):
+        line.send(board={"type": "free", "serial": f"S{number}"}, source=f"cam-{number}")
+    line.send(component="V")
+    line.send(component="F", board={"type": "named", "serial": "N1"}, designator="F1")
+    line.send(deadline_ms=1)
+    line.send(board={"type": "quick", "serial": "Q1"}, designator="P1")
+    with line.peer() as peer:
+        peer.ask(line.inspect(), b"no image")
+        peer.ask(line.inspect(component="nothing", board={"type": "named", "serial": "N1"}), b"")
+    line.boards("Q1")
+    line.idle()
+
+
+@pytest.fixture(scope="module")
+def scrape(line: Line) -> str:
+    return line.control("metrics")["text"]
+
+
+@pytest.fixture(scope="module")
+def families(scrape: str) -> dict[str, str]:
+    """What is scraped, by name, with its type; a histogram's series under their own names too."""
+    found = dict(re.findall(r"^# TYPE (\S+) (\S+)$", scrape, re.MULTILINE))
+    return found | {name + suffix: kind for name, kind in found.items() if kind == "histogram" for suffix in SUFFIXES}
+
+
+def test_promtool_finds_nothing_to_say_about_a_real_scrape(scrape: str) -> None:
+    assert promtool("check", "metrics", stdin=scrape) == (0, "")
+
+
+def test_every_metric_is_ours_by_name_and_has_a_help_a_type_and_a_base_unit(scrape: str) -> None:
+    helps = dict(re.findall(r"^# HELP (\S+) (.+)$", scrape, re.MULTILINE))
+    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", scrape, re.MULTILINE):
+        assert name.startswith(("coserve_", "process_")), name
+        assert helps[name].strip(), name
+        assert (kind == "counter") == name.endswith("_total"), name
+        assert not re.search(r"(_ms|_milliseconds|_mb|_kb|_percent|_created)(_|$)", name), name
+        if kind == "histogram":
+            assert name.endswith(("_seconds", "_images")), name
+
+
+def test_labels_are_few_and_never_name_an_expert_a_serial_a_source_or_a_board(line: Line, scrape: str) -> None:
+    labels = set(re.findall(r'[{,]([a-z_]+)="', scrape))
+    known = {"le", "type", "code", "verdict", "reason", "step", "architecture", "device", "tier", "cause"}
+    known |= {"version", "policy", "rules_version", "state", "executor", "place", "child", "consumer", "sensor"}
+    assert labels <= known
+    values = set(re.findall(r'="((?:[^"\\]|\\.)*)"', scrape))
+    assert not values & {"R0402", "C0603", "QFP64", "yolo-solder", "P", "V", "F", "free", "named", "quick", "cam-1"}
+    assert not any(re.fullmatch(r"S\d+|cam-\d+", value) for value in values)
+    before = scrape.count("\n")
+    for number in range(30):
+        line.send(board={"type": "free", "serial": f"more-{number}"}, source=f"another-{number}")
+    line.idle()
+    assert line.control("metrics")["text"].count("\n") <= before + 3 * 18  # nothing new but perhaps a load's histogram
+
+
+def test_the_numbers_are_those_of_what_was_sent(scrape: str) -> None:
+    def value(series: str) -> float:
+        found = re.search(rf"^{re.escape(series)} (\S+)$", scrape, re.MULTILINE)
+        assert found is not None, series
+        return float(found[1])
+
+    assert value("coserve_images_accepted_total") == 16
+    assert value('coserve_intake_answers_total{type="accepted"}') == 16
+    assert value('coserve_intake_rejects_total{code="bad_image"}') == 1
+    assert value('coserve_intake_rejects_total{code="unknown_component"}') == 1
+    assert value('coserve_verdicts_total{reason="",verdict="review"}') == 1
+    assert value('coserve_verdicts_total{reason="",verdict="fail"}') == 1
+    assert value('coserve_verdicts_total{reason="deadline",verdict="unknown"}') == 1
+    assert value('coserve_boards_total{reason="time_limit",verdict="unknown"}') == 1
+    assert value("coserve_acceptance_seconds_count") == 16
+    assert value("coserve_verdict_latency_seconds_count") == 16
+    assert value('coserve_stage_queued_seconds_count{architecture="yolo11n",device="cpu",step="1"}') == 1
+    assert value('coserve_batch_images_sum{architecture="resnet18",device="cpu",step="0"}') == 15
+    assert value('coserve_state{state="ready"}') == 1
+    assert value("coserve_ready") == 1
+    assert value("coserve_backlog_images") == 0
+    assert value('coserve_expert_memory_budget_bytes{device="cpu"}') == 150e6
+    assert 0 < value('coserve_expert_memory_used_bytes{device="cpu"}') <= 150e6
+    assert value("coserve_last_seq") == 17
+    assert value('coserve_disk_free_bytes{place="journal"}') > 0
+
+
+def test_the_example_configuration_and_the_rules_are_as_promtool_wants_them() -> None:
+    assert promtool("check", "config", str(FILES / "prometheus.yaml"))[0] == 0
+    status, said = promtool("check", "rules", str(FILES / "coserve.rules.yaml"))
+    assert status == 0, said
+    assert "FAILED" not in said
+
+
+def test_each_alert_is_raised_by_what_it_is_for_and_by_nothing_else() -> None:
+    status, said = promtool("test", "rules", str(FILES / "coserve.rules.test.yaml"))
+    assert status == 0, said
+    tests = yaml.safe_load((FILES / "coserve.rules.test.yaml").read_text(encoding="utf-8"))["tests"]
+    raised = {(case["alertname"], bool(case["exp_alerts"])) for one in tests for case in one["alert_rule_test"]}
+    assert raised == {(alert["alert"], is_raised) for alert in alerts() for is_raised in (True, False)}
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((FILES / "coserve.rules.yaml").read_text(encoding="utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def test_each_alert_says_what_to_do_and_the_page_does(families: dict[str, str]) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for alert in alerts():
+        assert set(NAME.findall(alert["expr"])) <= set(families), alert["alert"]
+        assert alert["labels"]["severity"] in ("page", "ticket")
+        assert alert["annotations"]["do"].startswith(f"docs/monitoring.md, {alert['alert']}")
+        assert f"\n### {alert['alert']}\n" in page
+
+
+def dashboard() -> dict[str, Any]:
+    return json.loads((FILES / "grafana.json").read_text(encoding="utf-8"))
+
+
+def expressions() -> list[tuple[str, str]]:
+    panels = [
+        (panel["title"], target["expr"]) for panel in dashboard()["panels"] for target in panel.get("targets", ())
+    ]
+    return panels + [(one["name"], one["expr"]) for one in dashboard()["annotations"]["list"]]
+
+
+def test_every_expression_of_the_grafana_dashboard_is_one_and_asks_for_what_there_is(
+    tmp_path: Path, families: dict[str, str]
+) -> None:
+    rules = [
+        {"record": f"panel:{number}", "expr": text.replace("$__rate_interval", "1m").replace("$line", ".*")}
+        for number, (_, text) in enumerate(expressions())
+    ]
+    file = tmp_path / "panels.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}), encoding="utf-8")
+    status, said = promtool("check", "rules", str(file))
+    assert status == 0, said
+    for title, text in expressions():
+        assert "$" not in text.replace("$__rate_interval", "").replace("$line", ""), title
+        names = set(NAME.findall(text))
+        assert names, title
+        assert names <= set(families), title
+
+
+def test_the_grafana_dashboard_shows_every_metric_and_every_panel_has_a_place_of_its_own(
+    families: dict[str, str],
+) -> None:
+    shown = {name for _, text in expressions() for name in NAME.findall(text)}
+    shown |= {name.removesuffix(suffix) for name in shown for suffix in SUFFIXES}
+    missing = {name for name, kind in families.items() if name.startswith("coserve_") and not name.endswith(SUFFIXES)}
+    assert missing - shown == set()
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard()["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert at["x"] + at["w"] <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    ids = [panel["id"] for panel in dashboard()["panels"]]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_page_lists_every_metric_and_no_other(families: dict[str, str]) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `(coserve_[a-z0-9_]+)", page, re.MULTILINE))
+    assert listed == {name for name in families if name.startswith("coserve_") and not name.endswith(SUFFIXES)}
+
+
+def test_an_installed_coserve_has_the_files_where_the_page_says() -> None:
+    data = re.search(r'"share/coserve/systemd/monitoring" = \[(.+)\]', (ROOT / "pyproject.toml").read_text())
+    assert data is not None
+    assert data[1] == '"systemd/monitoring/*"'
+    page = PAGE.read_text(encoding="utf-8")
+    assert "share/coserve/systemd/monitoring" in page
+    for file in FILES.iterdir():
+        assert f"`{file.name}`" in page
