@@ -18,6 +18,7 @@ from daemon.backlog import Backlog, BacklogLimits
 from daemon.channel import Channels
 from daemon.children import Children, ChildSpec
 from daemon.config import Config
+from daemon.consumers.deliveries import Deliveries
 from daemon.control import ControlServer
 from daemon.devices import Measurements, memory_problems, pools_and_executors
 from daemon.drive import Drive
@@ -90,6 +91,8 @@ class App:
         self._path = path
         self._config = config = line.config
         self._catalog = line.catalog
+        #: Weights of catalogs before it: images that they have judged may still wait to be written.
+        self._earlier: dict[tuple[str, str], ExpertVersion] = {}
         self._log: Any = structlog.get_logger("app")
         problems = settings_problems(config)
         problems += [problem for name in config.devices for problem in _device_problems(name)]
@@ -129,6 +132,7 @@ class App:
         self._ground = GroundWatch(self._home, self._admission) if self._home else None
         self._retention = self._make_retention(config)
         self._children = Children([])
+        self._deliveries = Deliveries(config, self._path)
         self.operations = Operations(
             config,
             drive=self._drive,
@@ -144,6 +148,7 @@ class App:
             timeline=self._timeline,
             held_by=lambda: self.pulse.held_by(),  # noqa: PLW0108 - of the pulse that is made below
             children=lambda: self._children.status(),  # noqa: PLW0108 - of those that the start makes
+            deliveries=self._deliveries,
             on_catalog=self._use_catalog,
         )
         self._make_sockets(config)
@@ -314,7 +319,8 @@ class App:
 
     def _child_specs(self) -> list[ChildSpec]:
         """The processes beside the line."""
-        return [self._http.child()] if isinstance(self._http, Pages) else []
+        pages = [self._http.child()] if isinstance(self._http, Pages) else []
+        return pages + self._deliveries.children(self._recovery.last_seq)
 
     def _stations(self) -> list[tuple[str, Station]]:
         """The threads on the way of an image, for a probe to go through (pulse.py)."""
@@ -374,6 +380,7 @@ class App:
         self._control.stop()
         if self._http:
             self._http.stop()
+        self._deliveries.close()
         if self._gate:
             self._gate.stop()
         self._reader.close()
@@ -459,11 +466,16 @@ class App:
         return Claims(self._backlog.images, may_stay_bytes, self._writer.to_copy_bytes, arriving_bytes)
 
     def _use_catalog(self, catalog: Catalog) -> None:
+        """Before the drive uses it: its weights may give a verdict at once, and those before it still do."""
+        for expert, spec in self._catalog.items():
+            known = version_of(self._catalog, expert, spec.version)
+            if known is not None:
+                self._earlier[expert, spec.version] = known
         self._catalog = catalog
 
     def _expert_version(self, expert: str, expert_version: str) -> ExpertVersion | None:
-        """Describe weights at their first verdict; by today's catalog, which a reload may have changed since."""
-        return version_of(self._catalog, expert, expert_version)
+        """Describe weights at their first verdict, by any catalog since the start."""
+        return version_of(self._catalog, expert, expert_version) or self._earlier.get((expert, expert_version))
 
 
 def _places(config: Config) -> dict[str, Path]:

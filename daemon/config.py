@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
 
+from daemon.consumers.settings import NAME as _CONSUMER_NAME
+from daemon.consumers.settings import MqttSettings, consumer_mistakes
 from daemon.errors import ConfigError
 from daemon.quantities import Bytes, Count, Seconds
 from daemon.renamed import RENAMED, new_name_of, understand_old_names
@@ -186,7 +188,7 @@ class Security(_Section):
 
 
 #: Sections that there are several of, each by a name of its own.
-_NAMED: dict[str, type[_Section]] = {"devices": Device, "models": Model}
+_NAMED: dict[str, type[BaseModel]] = {"devices": Device, "models": Model, "consumers": MqttSettings}
 
 
 class Config(_Section):
@@ -204,6 +206,7 @@ class Config(_Section):
     retention: Retention = Retention()
     stop: Stop = Stop()
     models: dict[Annotated[str, Field(pattern=_MODEL_NAME)], Model] = {}
+    consumers: dict[Annotated[str, Field(pattern=_CONSUMER_NAME)], MqttSettings] = {}
     security: Security = Security()
     record: Path | None = None
     _warnings: tuple[str, ...] = PrivateAttr(default=())
@@ -217,6 +220,11 @@ class Config(_Section):
     def quarantine(self) -> Path:
         """Bytes of refused images, beside the journal."""
         return self.journal.parent / "quarantine"
+
+    @property
+    def positions(self) -> Path:
+        """How far each consumer has been delivered, beside the journal."""
+        return self.journal.parent / "consumers"
 
 
 def load_config(
@@ -343,6 +351,11 @@ def _resolve(
         database = _absolute_database(database, folder)
     except ValueError as error:
         problems.append(Problem(*at("database"), str(error)))
+    problems += [Problem(*at("consumers", *path), message) for path, message in consumer_mistakes(config.consumers)]
+    consumers = {
+        name: consumer.resolved(lambda file: _absolute_secret(file, folder, environ))
+        for name, consumer in config.consumers.items()
+    }
     secrets, mistakes = _absolute_secrets(config.security, folder, environ)
     problems += [Problem(*at("security", *path), message) for path, message in mistakes]
     update: dict[str, Any] = {
@@ -354,6 +367,7 @@ def _resolve(
         "images": folder / config.images,
         "devices": devices,
         "models": models,
+        "consumers": consumers,
         "record": folder / config.record if config.record else None,
         "security": secrets,
     }
@@ -385,16 +399,17 @@ def _model_mistakes(model: Model, devices: Mapping[str, Device]) -> list[tuple[s
     return found
 
 
+def _absolute_secret(given: Path, folder: Path, environ: Mapping[str, str]) -> Path:
+    """Commands that only read the configuration run where systemd has not set it: the start says what is missing."""
+    return folder / str(given).replace(CREDENTIALS, environ.get(CREDENTIALS[1:]) or CREDENTIALS)
+
+
 def _absolute_secrets(
     security: Security, folder: Path, environ: Mapping[str, str]
 ) -> tuple[Security, list[tuple[tuple[str, ...], str]]]:
     found: list[tuple[tuple[str, ...], str]] = []
-    credentials = environ.get(CREDENTIALS[1:])
-    files: dict[str, Path | None] = {}
-    for name in ("server_key", "allowed_clients", "http_token"):
-        given = getattr(security, name)
-        # Commands that only read the configuration run where systemd has not set it: the start says what is missing.
-        files[name] = folder / str(given).replace(CREDENTIALS, credentials or CREDENTIALS) if given else None
+    given = {name: getattr(security, name) for name in ("server_key", "allowed_clients", "http_token")}
+    files = {name: _absolute_secret(file, folder, environ) if file else None for name, file in given.items()}
     if (security.server_key is None) != (security.allowed_clients is None):
         found.append(((), "CURVE needs both server_key and allowed_clients"))
     return Security(**files, weights=[folder / place for place in security.weights]), found

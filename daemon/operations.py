@@ -20,6 +20,7 @@ from daemon.access import Access
 from daemon.admission import Admission
 from daemon.backlog import Backlog
 from daemon.config import Config
+from daemon.consumers.deliveries import Deliveries
 from daemon.control import ControlError, Handler
 from daemon.drive import Drive
 from daemon.errors import ConfigError
@@ -72,6 +73,7 @@ class Operations:
         timeline: Timeline,
         held_by: Callable[[], tuple[str, float] | None],
         children: Callable[[], list[dict[str, Any]]],
+        deliveries: Deliveries,
         on_catalog: Callable[[Catalog], None],
     ) -> None:
         """`children` answers `Children.status`, `held_by` which thread keeps the probe (pulse.py).
@@ -93,6 +95,7 @@ class Operations:
         self._held_by = held_by
         self._thermometer = Thermometer()
         self._children = children
+        self._deliveries = deliveries
         self._on_catalog = on_catalog
         self._reloading = threading.Lock()
         self._draining = False
@@ -157,7 +160,7 @@ class Operations:
         fresh = self._drive.ask_later("status", {})
         if wait([fresh], _FRESH_WITHIN_S).done and fresh.exception() is None:
             self._known = fresh.result()
-        vitals = self.vitals()
+        vitals, children, last_seq = self.vitals(), self._children(), self._last_seq_or_none()
         return Facts(
             version=version("coserve"),
             policy=self._config.policy,
@@ -167,11 +170,12 @@ class Operations:
             held_s=vitals.held_by[1] if vitals.held_by else 0.0,
             backlog_images=self._backlog.images,
             backlog_bytes=self._backlog.bytes,
-            last_seq=self._last_seq_or_none(),
+            last_seq=last_seq,
             wal_bytes=self._retention.wal_bytes,
             disks=self._retention.disks,
             scheduler=self._known,
-            children=self._children(),
+            children=children,
+            consumers=() if last_seq is None else self._deliveries.status(last_seq, children),
             temperatures=self._thermometer.read(),
         )
 
@@ -204,6 +208,7 @@ class Operations:
         known = self._drive.ask("status", {})
         for inner in ("failed", "under_way", "pools", "queued", "retries"):
             del known[inner]
+        children, last_seq = self._children(), self._reader.last_seq()
         completed = self._metrics.completed_count  # durable verdicts; the drive's count runs ahead of the disk
         return {
             **known,
@@ -215,13 +220,14 @@ class Operations:
             "backlog": self._backlog.images,
             "images_per_s": self._rate(completed),
             "rules_version": self._rulebook.current.version,
-            "last_seq": self._reader.last_seq(),
+            "last_seq": last_seq,
             "last_error": next(iter(self._admission.held), None)
             or self._retention.problem
             or self._writer.last_error
             or known["last_error"]
             or self._language.trouble(),
-            "children": self._children(),
+            "children": children,
+            "consumers": self._deliveries.status(last_seq, children),
             **({"models": self._language.status()} if self._config.models else {}),
         }
 
@@ -274,8 +280,8 @@ class Operations:
             except ConfigError as error:
                 raise ControlError("bad_rules", str(error)) from None
             # The catalog first: an image under new rules must not meet a catalog without their experts.
-            self._drive.reload(catalog, routes)
             self._on_catalog(catalog)
+            self._drive.reload(catalog, routes)
             self._rulebook.replace(routes)
             self._writer.rules_in_force(routes)
             self._access.reload()

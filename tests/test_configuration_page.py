@@ -30,7 +30,7 @@ def keys_of(model: type[BaseModel], above: str = "") -> dict[str, FieldInfo]:
         if section is None:
             found[above + name] = field
         else:
-            each = {"devices": "DEVICE.", "models": "MODEL."}.get(name, "")
+            each = {"devices": "DEVICE.", "models": "MODEL.", "consumers": "CONSUMER."}.get(name, "")
             found |= keys_of(section, f"{above}{name}.{each}")
     return found
 

@@ -1,0 +1,133 @@
+"""A connection to an MQTT broker: aiomqtt's client, and what a delivery needs to know beyond it.
+
+aiomqtt takes any answer to a message for a success, and knows nothing of a broker's limits; a connection that came to
+nothing keeps its socket. This class says what the broker said, by overriding its callbacks; `tests/consumers` holds
+that against a real broker for the version in constraints.txt.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from typing import Any
+
+from aiomqtt import Client, MqttCodeError, MqttError
+from aiomqtt.exceptions import MqttConnectError
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from daemon.consumers.seam import DeliveryError
+
+#: Refusals that time may mend (MQTT 5, 2.4): unspecified or specific errors of the broker, unavailable, busy, shutting
+#: down, a quota, a rate. Every other one is for a person.
+_MAY_PASS = frozenset({0x80, 0x83, 0x88, 0x89, 0x8B, 0x97, 0x9F})
+_FIRST_FAILURE = 0x80
+
+
+class BrokerClient(Client):
+    """`publish_and_hear` answers the broker's reason code, `receive_maximum` is how many it takes at once."""
+
+    receive_maximum = 65_535
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._answers: dict[int, asyncio.Future[int]] = {}
+
+    async def publish_and_hear(
+        self, topic: str, body: bytes, *, retain: bool, properties: Properties | None = None
+    ) -> int:
+        """Publish with QoS 1; a reason code below 0x80. MqttError where none comes, RefusedError where it is a no."""
+        info = self._client.publish(topic, body, 1, retain, properties)
+        if info.rc:
+            raise MqttCodeError(info.rc, "Could not publish message")
+        answer: asyncio.Future[int] = self._loop.create_future()
+        self._answers[info.mid] = answer
+        try:
+            code = await self._wait_for(answer, timeout=None)
+        finally:
+            self._answers.pop(info.mid, None)
+        if code >= _FIRST_FAILURE:
+            raise RefusedError(topic, code)
+        return code
+
+    def abandon(self) -> None:
+        """Let go of a socket on which no connection came to stand."""
+        with contextlib.suppress(OSError, ValueError):
+            self._client._sock_close()  # paho does so at the end of its client, which aiomqtt still holds
+
+    def _on_publish(
+        self, client: Any, userdata: Any, mid: int, reason_code: ReasonCode, properties: Properties
+    ) -> None:
+        answer = self._answers.get(mid)
+        if answer is not None and not answer.done():
+            answer.set_result(reason_code.value)
+        super()._on_publish(client, userdata, mid, reason_code, properties)
+
+    def _on_connect(
+        self, client: Any, userdata: Any, flags: Any, reason_code: ReasonCode, properties: Properties | None = None
+    ) -> None:
+        self.receive_maximum = getattr(properties, "ReceiveMaximum", self.receive_maximum)
+        super()._on_connect(client, userdata, flags, reason_code, properties)
+
+    def _on_disconnect(
+        self, client: Any, userdata: Any, flags: Any, reason_code: ReasonCode, properties: Properties | None = None
+    ) -> None:
+        if not self._connected.done():
+            self._connected.set_exception(ClosedEarlyError)
+        super()._on_disconnect(client, userdata, flags, reason_code, properties)
+
+
+class ClosedEarlyError(MqttError):
+    """The broker closed a connection before it had answered."""
+
+
+class RefusedError(MqttError):
+    """The broker answered a message with a reason why it does not take it."""
+
+    def __init__(self, topic: str, code: int) -> None:
+        super().__init__(f"{_name_of(code)} (reason code 0x{code:02X})")
+        self.topic = topic
+        self.code = code
+
+
+def trouble(error: BaseException, where: str, *, has_tls: bool) -> DeliveryError:
+    """What a person reads of an error of aiomqtt, and whether it is for a person to mend."""
+    match error:
+        case RefusedError():
+            reason = f"{where} does not take messages to {error.topic}: {error}"
+            return DeliveryError(reason, "waiting" if error.code in _MAY_PASS else "refused")
+        case MqttConnectError():
+            code = error.rc.value if isinstance(error.rc, ReasonCode) else error.rc
+            reason = f"{where} refuses the connection: {error.rc}"
+            return DeliveryError(reason, "waiting" if code in _MAY_PASS else "refused")
+        case ClosedEarlyError():
+            wants = "does it want a certificate of ours?" if has_tls else "does it want TLS?"
+            return DeliveryError(f"{where} closes the connection before it has answered: {wants}")
+        case _:
+            return _trouble_on_the_way(error, error if isinstance(error, OSError) else error.__context__, where)
+
+
+def _trouble_on_the_way(error: BaseException, cause: BaseException | None, where: str) -> DeliveryError:
+    """Of its cause aiomqtt says no more than the text."""
+    match cause:
+        case ssl.SSLError():
+            said = getattr(cause, "verify_message", None) or cause.reason or str(cause)
+            return DeliveryError(f"TLS with {where} fails: {said}", "refused")
+        case ConnectionRefusedError():
+            return DeliveryError(f"nobody listens at {where} (connection refused)")
+        case socket.gaierror():
+            return DeliveryError(f"{where}: the name is not known here ({cause.strerror})")
+        case TimeoutError():
+            return DeliveryError(f"{where} gives no answer in time")
+        case OSError():
+            return DeliveryError(f"{where} cannot be reached: {cause.strerror or cause}")
+        case _:
+            return DeliveryError(f"{where}: {error}")
+
+
+def _name_of(code: int) -> str:
+    try:
+        return str(ReasonCode(PacketTypes.PUBACK, identifier=code))
+    except (KeyError, AssertionError):
+        return "an unknown reason"

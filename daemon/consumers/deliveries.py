@@ -1,0 +1,68 @@
+"""The consumers of a line as its daemon sees them: a process to keep running for each, and how each is."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from daemon.children import ChildSpec
+from daemon.config import Config
+from daemon.consumers.slate import Slate
+
+
+class Deliveries:
+    """Made with the daemon, closed with it. What it says of a consumer outlives that consumer's process."""
+
+    def __init__(self, config: Config, path: Path) -> None:
+        """`path` is the file that `config` was read from."""
+        self._config = config
+        self._path = path.absolute()
+        self._slates = {name: Slate.make(name) for name in config.consumers}
+
+    def children(self, last_seq: int) -> list[ChildSpec]:
+        """A process for each; what `start: newest` begins behind is `last_seq`, that of the daemon's start."""
+        return [
+            ChildSpec(
+                _child(name),
+                (
+                    *(sys.executable, "-m", "daemon.consumers", str(self._path), name),
+                    *("--slate", str(slate.fd), "--newest", str(last_seq)),
+                ),
+                pass_fds=(slate.fd,),
+            )
+            for name, slate in self._slates.items()
+        ]
+
+    def status(self, last_seq: int, children: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Of each `name, kind, position, behind, missed, state, last_error`, for control's `status`.
+
+        `position` and `behind` are null until its process has found out where it begins.
+        """
+        by_name = {child["name"]: child for child in children}
+        return [self._row(name, last_seq, by_name.get(_child(name), {})) for name in self._slates]
+
+    def close(self) -> None:
+        for slate in self._slates.values():
+            slate.close()
+
+    def _row(self, name: str, last_seq: int, child: Mapping[str, Any]) -> dict[str, Any]:
+        said = self._slates[name].read()
+        position = said.get("position")
+        state, last_error = said.get("state", "waiting"), said.get("last_error")
+        if state == "connected" and child.get("state") != "running":
+            state, last_error = "waiting", f"its process ended: {child.get('last_end')}"
+        elif last_error is None and position is None and child.get("last_end"):
+            last_error = f"its process ended: {child['last_end']}"
+        return {
+            "name": name,
+            "kind": self._config.consumers[name].kind,
+            "position": position,
+            "behind": None if position is None else max(0, last_seq - position),
+            "missed": said.get("missed", 0),
+            "state": state,
+            "last_error": last_error,
+        }
+
+
+def _child(name: str) -> str:
+    return f"consumer {name}"

@@ -1,0 +1,189 @@
+"""Results over MQTT 5: each message to a topic of its own, the state of each board retained, a last will.
+
+`PREFIX/inspection/TYPE/SERIAL`, `PREFIX/board/TYPE/SERIAL`, `PREFIX/generation/SOURCE` and `PREFIX/status`. A message
+is delivered when the broker has said so (QoS 1), and no sooner.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+
+from aiomqtt import MqttError, ProtocolVersion, Will
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from daemon.consumers.broker import BrokerClient, trouble
+from daemon.consumers.credentials import CredentialError, read_password, tls_context
+from daemon.consumers.seam import DeliveryError, Message
+from daemon.consumers.settings import MqttSettings
+from daemon.frames import encode
+
+#: Messages that may wait for the broker's word at once, where it does not allow fewer.
+_WINDOW = 100
+_ANSWER_S = 10.0
+#: The retained status says the position so often, while that moves.
+_STATUS_EVERY_S = 10.0
+#: After a connection was lost, those who listened have to come back too: so long a kind of message to which somebody
+#: had listened, and nobody does now, waits for them.
+_LISTENERS_COME_BACK_S = 60.0
+_LOOK_AGAIN_S = 0.25
+_NOBODY_LISTENS = 0x10  # MQTT 5, 3.4.2.1
+
+
+class Mqtt:
+    """A consumer (seam.py) at the broker in `settings`. Password and certificates are read for each connection."""
+
+    def __init__(self, settings: MqttSettings, client: str) -> None:
+        """`client` is our identifier, always the same: the broker then ends an old connection that it still keeps."""
+        self._settings = settings
+        self._identifier = settings.client or client
+        self._where = f"{settings.host}:{settings.port}"
+        self._status_topic = f"{settings.prefix}/status"
+        self._retained = Properties(PacketTypes.PUBLISH)
+        if settings.retain_boards is not None:
+            self._retained.MessageExpiryInterval = int(settings.retain_boards)
+        self._client: BrokerClient | None = None
+        self._lost: asyncio.Task[None] | None = None
+        self._window = asyncio.Semaphore(_WINDOW)
+        self._listened: set[str] = set()
+        self._has_connected = False
+        self._listeners_by_s = 0.0
+        self._position = self._told = 0
+        self._tell_at_s = 0.0
+
+    async def open(self, position: int) -> None:
+        client = self._make_client()
+        try:
+            await client.__aenter__()
+        except (MqttError, ValueError) as error:
+            client.abandon()
+            raise self._trouble(error) from None
+        except BaseException:
+            client.abandon()
+            raise
+        self._client = client
+        self._lost = asyncio.create_task(_until_lost(client))
+        self._window = asyncio.Semaphore(min(_WINDOW, client.receive_maximum))
+        self._listeners_by_s = time.monotonic() + _LISTENERS_COME_BACK_S if self._has_connected else 0.0
+        self._has_connected = True
+        self._position = position
+        await self._tell_status()
+
+    async def deliver(self, messages: Sequence[Message]) -> int:
+        """As the seam says; all of `messages` are under way at once, as far as the broker allows."""
+        if not messages:
+            self._must_stand()
+            if self._position != self._told and time.monotonic() >= self._tell_at_s:
+                await self._tell_status()
+            return 0
+        answers = await self._publish_all(messages)
+        reached, waits = 0, False
+        for message, answer in zip(messages, answers, strict=True):
+            if isinstance(answer, BaseException):
+                if not reached:
+                    self._must_stand()
+                    raise self._trouble(answer)
+                break
+            waits = not self._counts(message, answer)
+            if waits:
+                break
+            reached = message["seq"]
+        if waits:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        self._position = max(self._position, reached)
+        return reached
+
+    async def close(self) -> None:
+        client, lost = self._client, self._lost
+        self._client = self._lost = None
+        if client is None or lost is None:
+            return
+        stands = not lost.done()
+        lost.cancel()
+        with contextlib.suppress(MqttError, asyncio.CancelledError):
+            await lost
+        with contextlib.suppress(MqttError):
+            if stands:
+                body = encode({"state": "offline", "position": self._position})
+                await client.publish_and_hear(self._status_topic, body, retain=True)
+            await client.__aexit__(None, None, None)
+
+    async def _publish_all(self, messages: Sequence[Message]) -> list[int | BaseException]:
+        """The broker's answer to each, or why none came; all at once where the connection is gone."""
+        assert self._lost is not None
+        under_way = [asyncio.create_task(self._publish(message)) for message in messages]
+        everything = asyncio.gather(*under_way, return_exceptions=True)
+        try:
+            await asyncio.wait((everything, self._lost), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in under_way:
+                one.cancel()
+        return await everything
+
+    async def _publish(self, message: Message) -> int:
+        client = self._client
+        assert client is not None
+        topic = f"{self._settings.prefix}/{message['topic'].rstrip('/')}"
+        body = encode({key: value for key, value in message.items() if key != "topic"})
+        is_board = message["topic"].startswith("board/")
+        async with self._window:
+            properties = self._retained if is_board else None
+            return await client.publish_and_hear(topic, body, retain=is_board, properties=properties)
+
+    def _counts(self, message: Message, reason_code: int) -> bool:
+        """Whether a message that the broker took is delivered: not while its listeners are not back yet."""
+        kind = message["topic"].partition("/")[0]
+        if reason_code != _NOBODY_LISTENS:
+            self._listened.add(kind)
+            return True
+        return kind not in self._listened or time.monotonic() > self._listeners_by_s
+
+    def _must_stand(self) -> None:
+        lost = self._lost
+        if lost is not None and lost.done():
+            error = None if lost.cancelled() else lost.exception()
+            why = (error.__cause__ or error) if error else "no reason given"
+            raise DeliveryError(f"{self._where} ended the connection: {why}")
+
+    async def _tell_status(self) -> None:
+        client = self._client
+        assert client is not None
+        self._tell_at_s = time.monotonic() + _STATUS_EVERY_S
+        body = encode({"state": "online", "position": self._position})
+        try:
+            await client.publish_and_hear(self._status_topic, body, retain=True)
+        except MqttError as error:
+            raise self._trouble(error) from None
+        self._told = self._position
+
+    def _trouble(self, error: BaseException) -> DeliveryError:
+        return trouble(error, self._where, has_tls=self._settings.tls is not None)
+
+    def _make_client(self) -> BrokerClient:
+        settings = self._settings
+        try:
+            password = read_password(settings.password) if settings.password else None
+            context = tls_context(settings.tls) if settings.tls else None
+        except CredentialError as error:
+            raise DeliveryError(str(error), "refused") from None
+        return BrokerClient(
+            settings.host,
+            settings.port,
+            username=settings.user,
+            password=password,
+            identifier=self._identifier,
+            protocol=ProtocolVersion.V5,
+            clean_start=True,
+            keepalive=int(settings.keepalive),
+            timeout=_ANSWER_S,
+            max_inflight_messages=_WINDOW,
+            tls_context=context,
+            will=Will(self._status_topic, encode({"state": "offline"}), qos=1, retain=True),
+        )
+
+
+async def _until_lost(client: BrokerClient) -> None:
+    """Ends, with the reason, when the connection does; we have subscribed to nothing."""
+    async for _ in client.messages:
+        pass

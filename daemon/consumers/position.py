@@ -1,0 +1,123 @@
+"""How far a consumer has been delivered, in a file of its own that outlives a kill and a power cut.
+
+The file also remembers when some earlier messages were made. A database that comes out of a backup counts on from an
+older `seq`, and gives numbers again that had been delivered for other messages: by these marks it is noticed, and the
+last message is found that both know.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from daemon.folders import make_folder
+
+_MODE = 0o640
+
+
+class PositionError(Exception):
+    """The file is there and does not say where the consumer was; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A message that was delivered: its `seq` and its `at`, which no other message of that `seq` has."""
+
+    seq: int
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Everything up to `seq` is delivered. `missed` counts what was pruned before that could be, since the first."""
+
+    seq: int
+    marks: tuple[Mark, ...] = ()
+    missed: int = 0
+
+    def moved(self, seq: int, last: Mark | None = None) -> "Position":
+        """Delivered up to `seq`; `last` is the last message of that."""
+        return replace(self, seq=seq, marks=_thinned((*self.marks, last)) if last else self.marks)
+
+    def missing(self, count: int) -> "Position":
+        """So many more messages were pruned before they could be delivered."""
+        return replace(self, missed=self.missed + count)
+
+    def back_to(self, seq: int) -> "Position":
+        """What comes after `seq` is to be delivered again."""
+        return replace(self, seq=seq, marks=tuple(mark for mark in self.marks if mark.seq <= seq))
+
+
+def _thinned(marks: Sequence[Mark]) -> tuple[Mark, ...]:
+    """Ever fewer the older they are: of each power of two of the distance from the newest, the oldest one."""
+    newest = marks[-1].seq
+    oldest: dict[int, Mark] = {}
+    for mark in reversed(marks):
+        oldest[(newest - mark.seq).bit_length()] = mark
+    return tuple(sorted(oldest.values(), key=lambda mark: mark.seq))
+
+
+class PositionFile:
+    """`NAME.position` of one consumer: two lines, what it says and the sha256 of that."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.path = folder / f"{name}.position"
+
+    def load(self) -> Position | None:
+        """What was saved last; None where nothing was, PositionError where it cannot be told."""
+        try:
+            text = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise PositionError(f"{self.path} cannot be read: {error.strerror}") from None
+        said, _, checksum = text.rstrip(b"\n").partition(b"\n")
+        if checksum.decode("ascii", "replace") != _checksum(said):
+            raise PositionError(f"{self.path} is damaged: its second line is not the sha256 of its first")
+        try:
+            return _understood(json.loads(said))
+        except (ValueError, TypeError, KeyError):
+            raise PositionError(f"{self.path} is damaged: its first line is no position") from None
+
+    def save(self, position: Position) -> None:
+        """Write it so that a power cut leaves the old one or the new one. OSError where the disk refuses."""
+        make_folder(self.path.parent)
+        marks = [[mark.seq, mark.at] for mark in position.marks]
+        said = json.dumps({"position": position.seq, "missed": position.missed, "marks": marks}).encode()
+        part = self.path.with_name(f"{self.path.name}.part")
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _MODE)
+        try:
+            _write_all(fd, said + b"\n" + _checksum(said).encode() + b"\n")
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        part.replace(self.path)
+        _sync_folder(self.path.parent)
+
+
+def _understood(said: Any) -> Position:
+    marks = tuple(Mark(int(seq), str(at)) for seq, at in said["marks"])
+    position = Position(int(said["position"]), marks, int(said["missed"]))
+    if position.seq < 0:
+        raise ValueError(position.seq)
+    return position
+
+
+def _checksum(said: bytes) -> str:
+    return hashlib.sha256(said).hexdigest()
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,271 @@
+"""Brings the results to one consumer: reads on from its position, moves that once they are delivered, tries again.
+
+Nothing here waits for the line, nor the line for it: results are read from the database, a batch at a time, so that a
+consumer that is a million messages behind needs no more memory than one that keeps up.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from daemon.consumers.position import Mark, Position, PositionError, PositionFile
+from daemon.consumers.seam import Consumer, DeliveryError, Message, State
+from daemon.consumers.slate import Slate
+from daemon.store.database import StoreError
+from daemon.store.reader import Reader
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Messages that are read and handed over at once.
+BATCH = 200
+#: So often the database is asked for something new while there is nothing: one row of one table.
+_POLL_S = 0.1
+#: A position is durable so long after it moved: a sync for each message would be the line's disk's, not the plant's.
+_SAVE_EVERY_S = 1.0
+_FIRST_BACK_OFF_S = 1.0
+_LONGEST_BACK_OFF_S = 30.0
+#: After a connection is lost, what was acknowledged this shortly before is delivered once more: whoever acknowledged
+#: it may have died with it in memory.
+_DELIVER_AGAIN_S = 5.0
+#: After it was asked to stop: so long it goes on delivering what the line has just finished.
+_LAST_MESSAGES_S = 1.5
+_GOODBYE_S = 1.0
+
+
+class Runner:
+    """One consumer of one database. `run` until `stop`; all in one event loop."""
+
+    def __init__(
+        self,
+        name: str,
+        consumer: Consumer,
+        reader: Reader,
+        positions: PositionFile,
+        *,
+        send: Sequence[str] = ("boards", "inspections", "generations"),
+        newest: int | None = None,
+        slate: Slate | None = None,
+    ) -> None:
+        """A consumer without a position begins behind `newest`, or with the oldest message that is kept."""
+        self._consumer = consumer
+        self._reader = reader
+        self._file = positions
+        self._wanted = tuple(f"{kind.removesuffix('s')}/" for kind in send)
+        self._newest = newest
+        self._slate = slate
+        self._log: Any = structlog.get_logger("consumer").bind(consumer=name)
+        self._position = Position(0)
+        self._saved: Position | None = None
+        self._save_at_s = 0.0
+        self._disk_problem: str | None = None
+        self._state: State = "waiting"
+        self._reason: str | None = None
+        self._trail: deque[tuple[float, int]] = deque()
+        self._delivered_once = 0
+        self._back_off_s = _FIRST_BACK_OFF_S
+        self.stopping = asyncio.Event()
+        self._stop_by_s = 0.0
+
+    @property
+    def position(self) -> int:
+        return self._position.seq
+
+    def stop(self) -> None:
+        """Deliver what there is, as long as that takes no time, then end `run`."""
+        self._stop_by_s = time.monotonic() + _LAST_MESSAGES_S
+        self.stopping.set()
+
+    async def run(self) -> None:
+        """Deliver until `stop`. Whatever goes wrong is told, and tried again."""
+        has_begun = False
+        while not self.stopping.is_set():
+            try:
+                if not has_begun:
+                    self._position = await self._ask(self._begin)
+                    await self._save(even_if_not_due=True)
+                    has_begun = True
+                await self._connection()
+                break  # it was asked to stop
+            except DeliveryError as error:
+                self._tell(error.state, error.reason)
+            except (SQLAlchemyError, StoreError) as error:
+                self._tell("waiting", f"the results cannot be read: {str(error).splitlines()[0]}")
+            except Exception as error:  # noqa: BLE001 - a defect of one consumer: it is told, and the rest goes on
+                self._log.exception("consumer_failed")
+                self._tell("waiting", f"{type(error).__name__}: {error}")
+            if has_begun:
+                self._go_back()
+            await self._pause()
+        await self._save(even_if_not_due=True)
+
+    async def _connection(self) -> None:
+        """One connection, from its making to its end."""
+        try:
+            await self._consumer.open(self._position.seq)
+            self._tell("connected")
+            while True:
+                is_up_to_date = not await self._deliver_page()
+                await self._save()
+                if self.stopping.is_set() and (is_up_to_date or time.monotonic() > self._stop_by_s):
+                    return
+                if is_up_to_date:
+                    await self._wait(_POLL_S)
+        finally:
+            await self._close()
+
+    async def _deliver_page(self) -> bool:
+        """Deliver what comes next; whether there was anything."""
+        last_seq = await self._ask(self._reader.last_seq)
+        if last_seq < self._position.seq:
+            self._position = await self._ask(self._checked, self._position)
+            self._delivered_once = 0
+            return True
+        if last_seq == self._position.seq:
+            await self._consumer.deliver(())
+            return False
+        page = await self._ask(self._reader.results_since, self._position.seq, BATCH)
+        items: list[Message] = page["items"]
+        # What is not there any more, up to the end where nothing is left at all.
+        self._count_missed(items, items[-1]["seq"] if items else last_seq)
+        if not items:
+            self._position = self._position.moved(last_seq)
+            return True
+        wanted = [message for message in items if message["topic"].startswith(self._wanted)]
+        before = self._position.seq
+        reached = await self._consumer.deliver(wanted) if wanted else 0
+        if not wanted or reached >= wanted[-1]["seq"]:
+            self._moved(before, items[-1])
+        else:
+            done = [message for message in items if message["seq"] <= reached]
+            if done:
+                self._moved(before, done[-1])
+        return True
+
+    def _moved(self, before: int, last: Message) -> None:
+        self._position = self._position.moved(last["seq"], Mark(last["seq"], last["at"]))
+        now_s = time.monotonic()
+        self._trail.append((now_s, before))
+        while self._trail[0][0] < now_s - _DELIVER_AGAIN_S:
+            self._trail.popleft()
+        self._back_off_s = _FIRST_BACK_OFF_S
+
+    def _go_back(self) -> None:
+        """Deliver the last of it again; each message once at most, so that no bad line holds it up for ever."""
+        if not self._trail:
+            return
+        reached = self._position.seq
+        again = max(self._trail[0][1], min(self._delivered_once, reached))
+        self._delivered_once = max(reached, self._delivered_once)
+        self._trail.clear()
+        if again < reached:
+            self._position = self._position.back_to(again)
+
+    def _count_missed(self, items: Sequence[Message], upto: int) -> None:
+        missed = upto - self._position.seq - len(items)
+        if missed > 0:
+            self._position = self._position.missing(missed)
+            self._log.error(
+                "results_missed",
+                count=missed,
+                after_seq=self._position.seq,
+                up_to_seq=upto,
+                why="they were pruned (retention.results_for) before they could be delivered",
+            )
+
+    # Where it begins
+
+    def _begin(self) -> Position:
+        try:
+            found = self._file.load()
+        except PositionError as error:
+            self._log.error("position_damaged", problem=str(error), advice="all that is kept is delivered again")
+            return Position(self._before_oldest())
+        if found is None:
+            return Position(self._before_oldest() if self._newest is None else self._newest)
+        return self._checked(found)
+
+    def _checked(self, position: Position) -> Position:
+        """The position in this database: of another one, or an older state of it, the last message that both know."""
+        last_seq = self._reader.last_seq()
+        marks = position.marks[::-1]
+        if position.seq <= last_seq and (not marks or self._at(marks[0].seq) in (marks[0].at, None)):
+            return position
+        known = next((mark.seq for mark in marks if self._at(mark.seq) == mark.at), None)
+        new = position.back_to(self._before_oldest() if known is None else known)
+        self._log.error(
+            "position_not_of_this_database",
+            position=position.seq,
+            last_seq=last_seq,
+            goes_on_after=new.seq,
+            why="the database is an older one, or another: what it holds after that is delivered (again)",
+        )
+        return new
+
+    def _at(self, seq: int) -> str | None:
+        """When the message of that number was made; None where there is none (any more)."""
+        items = self._reader.results_since(seq - 1, 1)["items"]
+        return items[0]["at"] if items and items[0]["seq"] == seq else None
+
+    def _before_oldest(self) -> int:
+        oldest = self._reader.results_since(0, 1)["oldest_seq"]
+        return self._reader.last_seq() if oldest is None else oldest - 1
+
+    # What is told
+
+    async def _save(self, *, even_if_not_due: bool = False) -> None:
+        self._write_slate()
+        if self._position == self._saved or (time.monotonic() < self._save_at_s and not even_if_not_due):
+            return
+        position = self._position
+        try:
+            await self._ask(self._file.save, position)
+        except OSError as error:
+            problem = f"{self._file.path} cannot be written: {error.strerror}: a restart would deliver again"
+            if self._disk_problem is None:
+                self._log.error("position_not_saved", problem=problem)
+            self._disk_problem = problem
+        else:
+            self._saved, self._disk_problem = position, None
+        self._save_at_s = time.monotonic() + _SAVE_EVERY_S
+
+    def _tell(self, state: State, reason: str | None = None) -> None:
+        if (state, reason) != (self._state, self._reason):
+            if state == "connected":
+                self._log.info("consumer_connected", position=self._position.seq)
+            else:
+                self._log.warning(f"consumer_{state}", why=reason, position=self._position.seq)
+        self._state, self._reason = state, reason
+        self._write_slate()
+
+    def _write_slate(self) -> None:
+        if self._slate is not None:
+            facts = {"position": self._position.seq, "state": self._state, "missed": self._position.missed}
+            self._slate.write(facts | {"last_error": self._reason or self._disk_problem})
+
+    # Waiting
+
+    async def _pause(self) -> None:
+        back_off_s, self._back_off_s = self._back_off_s, min(2 * self._back_off_s, _LONGEST_BACK_OFF_S)
+        await self._wait(back_off_s)
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self.stopping.wait(), seconds)
+        except TimeoutError:
+            return
+
+    async def _close(self) -> None:
+        try:
+            await asyncio.wait_for(self._consumer.close(), _GOODBYE_S)
+        except Exception as error:  # noqa: BLE001 - it is gone either way
+            self._log.debug("consumer_not_closed", error=str(error))
+
+    async def _ask(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Disks and databases may take their time: the connection is kept alive meanwhile."""
+        return await asyncio.to_thread(call, *arguments, **named)
