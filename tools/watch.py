@@ -1,6 +1,5 @@
-"""Commands that send images and look at verdicts: demo, camera, results."""
+"""Commands that send images: demo, camera."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -8,23 +7,10 @@ import typer
 
 from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, ConfigPath, fail, print_json, print_table
 
-#: What fits a terminal of 80 columns; `--json` has everything.
-_IMAGE_COLUMNS = ("board_type", "serial", "designator", "component", "verdict", "defect", "reason")
-_BOARD_COLUMNS = ("board_type", "serial", "attempt", "verdict", "reason", "inspected", "expected")
-
-
-class VerdictName(StrEnum):
-    """The four verdicts, as the command line takes them."""
-
-    PASS = "pass"  # noqa: S105 - a verdict
-    FAIL = "fail"
-    REVIEW = "review"
-    UNKNOWN = "unknown"
-
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands to `app`."""
-    for command in (demo, camera, results):
+    for command in (demo, camera):
         app.command()(command)
 
 
@@ -82,32 +68,3 @@ def camera(
     else:
         print_table(f"Account of {source}", ("answer", "images"), list(account.as_dict().items()))
     raise SystemExit(0 if account.complete else 1)
-
-
-def results(
-    config: ConfigOption = DEFAULT_CONFIG,
-    board: Annotated[str | None, typer.Option(metavar="SERIAL", help="One board's serial.")] = None,
-    verdict: Annotated[VerdictName | None, typer.Option(help="Only this verdict.")] = None,
-    component: Annotated[str | None, typer.Option(help="Only this component type.")] = None,
-    boards: Annotated[bool, typer.Option("--boards", help="Boards instead of images.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 50,
-    as_json: AsJson = False,
-) -> None:
-    """The newest verdicts in the database, newest first.
-
-    Example: coserve results --verdict fail --limit 20 --config demo/coserve.yaml
-    """
-    from tools.results import newest_boards, newest_inspections
-
-    wanted = verdict.value if verdict else None
-    if boards:
-        rows = newest_boards(config, serial=board, verdict=wanted, limit=limit)
-    else:
-        rows = newest_inspections(config, serial=board, verdict=wanted, component=component, limit=limit)
-    if as_json:
-        print_json(rows)
-    elif not rows:
-        print_table("Results: none", (), ())
-    else:
-        columns = _BOARD_COLUMNS if boards else _IMAGE_COLUMNS
-        print_table("Boards" if boards else "Results", columns, [[row[name] for name in columns] for row in rows])
