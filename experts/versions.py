@@ -208,6 +208,18 @@ class Change:
         expert.steps.pop()
         self._write()
 
+    def measured(self, name: str, confidences: Mapping[str, tuple[int, ...]]) -> None:
+        """How sure the version in force was on images held out; it goes with that version from now on."""
+        expert = self.expert(name)
+        if expert.in_force is None or expert.version is None:
+            raise VersionsError(f"{name} has no version in force")
+        added = {"confidences": dict(confidences)}
+        expert.in_force = expert.in_force.model_copy(update=added)
+        if kept := expert.kept.get(expert.version):
+            expert.kept[expert.version] = kept.model_copy(update={"entry": kept.entry.model_copy(update=added)})
+            self._write()
+        self._replace_entry(name, expert.in_force)
+
     def before(self, name: str) -> str:
         """The version that a rollback of `name` brings back. Raises VersionsError where there is none."""
         expert = self.expert(name)

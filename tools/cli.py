@@ -11,6 +11,7 @@ from tools import db, keys, operate, service_install, teach, watch
 from tools.asking import command as asking
 from tools.backup import command as backup
 from tools.bench import command as bench
+from tools.camera import cli as camera
 from tools.console import fail
 from tools.doctor import command as doctor
 from tools.experts import command as experts
@@ -35,6 +36,7 @@ doctor.register(app)
 operate.register(app)
 experts.register(app)
 watch.register(app)
+camera.register(app)
 asking.register(app)
 db.register(app)
 teach.register(app)

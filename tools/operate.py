@@ -16,7 +16,7 @@ rules_app = typer.Typer(no_args_is_help=True, help="Work with routing rules.")
 def register(app: typer.Typer) -> None:
     """Add this module's commands to `app`."""
     app.add_typer(rules_app, name="rules")
-    for command in (run, check, status, experts, queues, reload, drain, pin, unpin, unload, limits):
+    for command in (run, check, status, queues, reload, drain, pin, unpin, unload, limits):
         app.command()(command)
     top.register(app)
 
@@ -137,11 +137,8 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         print_table("Language models", ("model", "device", "state", "expert memory", "requests", "last error"), models)
 
 
-def experts(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """Every expert: where it is resident, whether it is pinned, its demand and its usage probability.
-
-    Example: coserve experts --config demo/coserve.yaml
-    """
+def residency(config: Path, *, as_json: bool) -> None:
+    """`coserve experts`: where each is resident, whether it is pinned, its demand and its usage probability."""
     answer = _ask(config, "experts")
     if as_json:
         print_json(answer["experts"])

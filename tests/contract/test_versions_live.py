@@ -1,0 +1,108 @@
+"""A version promoted and rolled back under load: every stored answer is by the version that it names, none is lost."""
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from experts.catalog import write_catalog
+from experts.vision import frameworks
+from tests.contract.client import Line
+from tests.lines import a_jpeg
+from tools.camera.publisher import Publisher
+from tools.experts.change import put, switch
+from tools.experts.line import open_line
+from tools.importer import import_classifier
+
+RULES = """\
+boards:
+  free: {extras: allow, components: {P: 100000, Q: 100000}}
+classifiers:
+  "*": {expert: "{component}", pass: [ok, bad], review_below: 0.0}
+"""
+SIZE = 32
+IMAGES, SWITCHES = 1000, 20
+
+
+def _network(seed: int) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    return frameworks.torchvision().models.resnet18(num_classes=2).state_dict()
+
+
+def _swapped(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the same training gives on swapped labels."""
+    return {**state, "fc.weight": state["fc.weight"].flip(0), "fc.bias": state["fc.bias"].flip(0)}
+
+
+def _imported(state: dict[str, torch.Tensor], out: Path, name: str) -> dict[str, Any]:
+    image = np.zeros((SIZE, SIZE, 3), np.uint8)
+    return import_classifier(state, "resnet18", ("ok", "bad"), SIZE, out, expert=name, images=[image]).entry
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Experts P and Q, and another P."""
+    torch.set_num_threads(1)
+    first, second = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")
+    entries: dict[str, Any] = {}
+    for seed, name in enumerate("PQ"):
+        entries[name] = _imported(_network(seed), first, name)
+    write_catalog(first / "catalog.yaml", entries)
+    write_catalog(second / "catalog.yaml", {"P": _imported(_swapped(_network(0)), second, "P")})
+    return first, second
+
+
+def test_twenty_switches_under_load_lose_nothing_and_every_answer_is_of_the_version_it_names(
+    tmp_path: Path, folders: tuple[Path, Path]
+):
+    line = Line(tmp_path / "line", folders[0], RULES, memory="100MB")
+    pictures = [a_jpeg(seed) for seed in range(16)]
+    with line.service():
+        experts = open_line(line.config)
+        old = experts.experts()["P"].version
+        new, _ = put(experts, "P", folders[1])
+        stop = threading.Event()
+        accounts: list[dict[str, Any]] = []
+
+        def publish() -> None:
+            number = 0
+            with Publisher(line.intake, source="camera") as publisher:
+                while number < IMAGES or not stop.is_set():
+                    board = {"type": "free", "serial": "S1"}
+                    component = "P" if number % 4 else "Q"
+                    publisher.send(f"{number}", pictures[number % 16], board=board, component=component)
+                    number += 1
+                    stop.wait(0.0 if stop.is_set() else 0.01)
+                accounts.append(publisher.finish().as_dict() | {"sent": number})
+
+        camera = threading.Thread(target=publish)
+        camera.start()
+        for number in range(SWITCHES):
+            done = switch(experts, "P", new if number % 2 == 0 else None)
+            assert (done.version, done.heard) == ((new, True) if number % 2 == 0 else (old, True))
+        stop.set()
+        camera.join(120)
+        line.idle()
+        (account,) = accounts
+    assert account["sent"] == account["accepted"] >= IMAGES
+    rows = line.rows(
+        "SELECT i.image_id, i.verdict, s.expert, s.expert_version, s.label"
+        " FROM inspections i LEFT JOIN stages s ON s.inspection_id = i.inspection_id WHERE i.status = 'done'"
+    )
+    assert len(rows) == account["sent"]
+    assert {verdict for _, verdict, *_ in rows} == {"pass"}  # each label passes: nothing is unknown, nothing refused
+    said: dict[tuple[int, str], Counter[str]] = {}
+    for image_id, _, expert, version, label in rows:
+        if expert == "P":
+            said.setdefault((int(image_id) % 16, version), Counter())[label] += 1
+    assert {version for _, version in said} == {old, new}
+    for (picture, version), labels in said.items():
+        assert len(labels) == 1, f"picture {picture} got {labels} from version {version}"
+        if version == new and (picture, old) in said:
+            assert said[picture, old].keys() != labels.keys()
+    used = dict(line.rows("SELECT expert_version, origin FROM expert_versions WHERE expert = 'P'"))
+    assert used.keys() == {old, new}
