@@ -7,6 +7,7 @@ from fastapi.responses import HTMLResponse
 
 from daemon.control import ControlError
 from daemon.dashboard.alarms import Status, alarms
+from daemon.dashboard.board import failures
 from daemon.dashboard.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.questions_line import Day, Today, images_done, newest_boards
 from daemon.dashboard.site import Site
@@ -63,4 +64,4 @@ def _boards(site: Site) -> str:
         done = {board_id: images_done(site.database, board_id) for board_id in is_open[:_OPEN_COUNTED]}
     except (NoDatabase, TooMuchToCount) as error:
         return site.render("_problem.html", title="The boards cannot be read now", remedy=str(error))
-    return site.render("_boards.html", boards=boards, done=done)
+    return site.render("_boards.html", rows=[(board, failures(board)) for board in boards], done=done)

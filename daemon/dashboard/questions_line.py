@@ -26,7 +26,7 @@ GROUP BY verdict
 """
 _BOARDS = """
 SELECT board_id, board_type, serial, attempt, lot, station, first_seen_at, completed_at, expected, inspected, verdict,
-       reason
+       reason, failed
 FROM boards ORDER BY board_id DESC
 """
 _DONE = """

@@ -65,19 +65,21 @@ function show(topic, text) {
   document.dispatchEvent(new CustomEvent("live:" + topic, { detail: text }));
 }
 
-/* What a screen reader hears of live parts: `[data-announce]`, when its text is another one, at most every 5 s. */
-let announced = "";
+/* What a screen reader hears of a live part: its `[data-announce]`, when that has become another, at most every 5 s. */
+const announced = new Map();
 let announceAt = 0;
-function announce(root) {
-  const text = root.querySelector("[data-announce]")?.dataset.announce;
-  if (!text || text === announced || Date.now() < announceAt) return;
-  if (announced) document.getElementById("announce").textContent = text;
-  announced = text;
+function announce(part) {
+  const text = part.querySelector("[data-announce]")?.dataset.announce || "";
+  const before = announced.get(part);
+  if (text === before || (before !== undefined && Date.now() < announceAt)) return;
+  announced.set(part, text);
+  if (before === undefined || !text) return;
+  document.getElementById("announce").textContent = text;
   announceAt = Date.now() + 5000;
 }
 function settle(root) {
   localTimes(root);
-  announce(root);
+  for (const part of root === document ? root.querySelectorAll("[data-live]") : [root]) announce(part);
   if (window.htmx) htmx.process(root);
 }
 
@@ -138,6 +140,7 @@ addKey("t", otherTheme);
 addKey("b", () => document.documentElement.classList.toggle("no-boxes"));
 addKey("j", () => step(1));
 addKey("k", () => step(-1));
+addKey("p", () => document.querySelector("[data-print]") && window.print());
 addKey("/", () => document.querySelector("[data-search], main input, main select")?.focus());
 
 document.addEventListener("keydown", onKey);
