@@ -1,4 +1,4 @@
-"""`coserve camera`: a folder of images, or rendered boards, published to a line with a progress bar."""
+"""A folder of images, or rendered boards, published to a line with a progress bar."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -10,13 +10,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from daemon.config import Config, load_config
 from daemon.errors import ConfigError
+from tools.camera.layout import Layout, WrongSizeError, cut
 from tools.camera.publisher import Account, CurveClient, Image, Publisher, PublishError, publish_images
 from tools.camera.render import Board, board_types, render_board
+from tools.camera.watch_folder import SUFFIXES
 from tools.console import errors, fail
 
 #: A person at a terminal wants to hear sooner than a camera does that nobody answers.
 _PATIENCE_S = 15.0
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"}
 #: Share of parts with a defect on rendered boards; real lines have fewer, a demo has something to show.
 DEFECT_RATE = 0.08
 #: Seeds of published boards lie above those that training and its held-out boards draw from.
@@ -24,11 +25,27 @@ FIRST_SEED = 1_000_000
 
 
 def publish_folder(
-    config: Path, folder: Path, *, rate: float | None, source: str, lot: str | None, curve: CurveClient | None = None
+    config: Path | str,
+    folder: Path,
+    *,
+    rate: float | None,
+    source: str,
+    lot: str | None,
+    curve: CurveClient | None = None,
+    layout: Layout | None = None,
 ) -> Account:
-    """Publish `folder/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png`; leaves with status 2 where nothing fits that."""
+    """Publish `folder/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png`; leaves with status 2 where nothing fits that.
+
+    With a layout, whole boards: `SERIAL.png` anywhere below `folder`. `config` is the line's, or its endpoint.
+    """
     if not folder.is_dir():
         fail(f"no folder {folder}", status=2)
+    if layout is not None:
+        pictures = sorted(path for path in folder.rglob("*.*") if path.suffix.lower() in SUFFIXES)
+        if not pictures:
+            fail(f"{folder} holds no picture named SERIAL.png (or .jpg, .bmp, .tif)", status=2)
+        images = _from_pictures(pictures, layout, lot)
+        return _publish(config, images, len(pictures) * len(layout.parts), rate=rate, source=source, curve=curve)
     files = sorted(path for path in folder.glob("*/*/*.*") if path.suffix.lower() in SUFFIXES and "." in path.stem)
     if not files:
         fail(
@@ -41,12 +58,30 @@ def publish_folder(
 
 
 def publish_rendered(
-    config: Path, boards: int, *, rate: float | None, source: str, seed: int, lot: str | None, prefix: str | None = None
+    config: Path | str,
+    boards: int,
+    *,
+    rate: float | None,
+    source: str,
+    seed: int,
+    lot: str | None,
+    prefix: str | None = None,
 ) -> Account:
     """Render boards of the demo's types and publish their parts in placement order, board by board."""
     prefix = prefix or f"R{int(time.time()):x}"
     total = sum(len(board_types()[kind].places) for _, kind, _ in board_plan(boards, seed, prefix))
     return _publish(config, rendered_images(boards, seed, prefix, lot), total, rate=rate, source=source)
+
+
+def write_video(video: Path, boards: int, seed: int, prefix: str | None) -> tuple[Path, Path]:
+    """Rendered boards of one type that pass in a video; its layout and its serials (tools/camera/belt.py)."""
+    from tools.camera.belt import write_belt
+
+    kind = "sensor-node"
+    prefix = prefix or f"R{int(time.time()):x}"
+    serials = [f"{prefix}-{number + 1:03d}" for number in range(boards)]
+    seeds = [FIRST_SEED + seed * 10_000 + number for number in range(boards)]
+    return write_belt(video, serials, seeds, DEFECT_RATE, kind)
 
 
 def board_plan(boards: int, seed: int, prefix: str) -> list[tuple[str, str, int]]:
@@ -85,12 +120,27 @@ def _from_files(files: list[Path], lot: str | None) -> Iterator[Image]:
         yield Image(f"{serial}/{designator}", path.read_bytes(), board, component, {"designator": designator})
 
 
+def _from_pictures(files: list[Path], layout: Layout, lot: str | None) -> Iterator[Image]:
+    for path in files:
+        picture = cv2.imread(str(path), cv2.IMREAD_COLOR)
+        if picture is None:
+            fail(f"{path} cannot be decoded", status=1)
+        try:
+            found = cut(picture, layout)
+        except WrongSizeError as error:
+            fail(f"{path}: {error}", status=1)
+        board = _board(layout.board, path.stem, lot)
+        for part in found:
+            more = {"designator": part.designator}
+            yield Image(f"{path.stem}/{part.designator}", part.png, board, part.component, more)
+
+
 def _board(kind: str, serial: str, lot: str | None) -> dict[str, Any]:
     return {"type": kind, "serial": serial} | ({"lot": lot} if lot else {})
 
 
 def _publish(
-    config: Path,
+    config: Path | str,
     images: Iterable[Image],
     total: int,
     *,
@@ -98,7 +148,7 @@ def _publish(
     source: str,
     curve: CurveClient | None = None,
 ) -> Account:
-    endpoint = _endpoint(config)
+    endpoint = config if isinstance(config, str) else endpoint_of(config)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
         Progress(*columns, console=errors) as bar,
@@ -117,7 +167,8 @@ def _publish(
     return account
 
 
-def _endpoint(config: Path) -> str:
+def endpoint_of(config: Path) -> str:
+    """Where the line of `config` takes images; leaves with status 2 where there is no such file, or mistakes in it."""
     if not config.is_file():
         fail(f"no file {config}: name the line's coserve.yaml", status=2)
     try:

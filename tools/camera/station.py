@@ -1,0 +1,103 @@
+"""A station: one camera, boards that come to it, the parts cut out of each picture and handed to the publisher."""
+
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from tools.camera.frame_source import FrameSource, SourceError
+from tools.camera.layout import Layout, WrongSizeError, cut
+from tools.camera.serials import Serials, Trigger, Typed, is_serial
+from tools.camera.spooling import NoRoomError, SpoolingPublisher
+
+_NOT_OF_A_KEY = re.compile(r"[^A-Za-z0-9._:-]+")
+#: At a recording, where no picture is missed, a person's next line is waited for so long at once.
+_LINE_WAIT_S = 0.2
+
+
+@dataclass(slots=True)
+class Seen:
+    """What passed: pictures of the source, boards that were cut and handed on, boards that were not, and why."""
+
+    pictures: int = 0
+    boards: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """`run` until the source ends, the serials do, or standard input does; SourceError where the source breaks."""
+
+    source: FrameSource
+    layout: Layout
+    trigger: Trigger
+    serials: Serials
+    publisher: SpoolingPublisher
+    say: Callable[[str], None]
+    lot: str | None = None
+
+    def run(self, seen: Seen, progress: Callable[[Seen], None] = lambda _: None) -> None:
+        """Fill in `seen` on the way; `progress` hears of each board."""
+        while self._advance(seen):
+            if not self._is_wanted(seen):
+                continue
+            serial = self.serials.take()
+            if serial is None:
+                return
+            if is_serial(serial, self.say):
+                self._show(serial, seen)
+                progress(seen)
+
+    def _advance(self, seen: Seen) -> bool:
+        """The next picture. At a recording a line is waited for first, so that each line takes one picture."""
+        typed = self.trigger if isinstance(self.trigger, Typed) else None
+        if typed is not None and not self.source.is_live:
+            while not typed.wait(_LINE_WAIT_S):
+                if typed.is_over:
+                    return False
+        lost = getattr(self.source, "times_lost", 0)
+        if not self.source.advance():
+            return False
+        seen.pictures += 1
+        if typed is not None and lost != getattr(self.source, "times_lost", 0) and (dropped := typed.forget()):
+            self.say(f"{dropped} lines were read while the camera was away: scan those boards again")
+        return not (typed is not None and typed.is_over)
+
+    def _is_wanted(self, seen: Seen) -> bool:
+        if isinstance(self.trigger, Typed) and not self.source.is_live:
+            return True
+        return self.trigger.fires(seen.pictures - 1, self.source.now_s)
+
+    def _show(self, serial: str, seen: Seen) -> None:
+        try:
+            parts = cut(self.source.picture(), self.layout)
+        except SourceError as error:
+            seen.failed += 1
+            self.say(f"board {serial}: {error}")
+            return
+        except WrongSizeError as error:
+            raise SourceError(str(error)) from None
+        board = {"type": self.layout.board, "serial": serial} | ({"lot": self.lot} if self.lot else {})
+        more = {"captured_at": datetime.now(UTC).isoformat(timespec="milliseconds")} if self.source.is_live else {}
+        shot = f"{key(serial)[:60]}/{uuid.uuid4().hex[:12]}"  # no clock, no counter: another picture, another id
+        try:
+            for number, part in enumerate(parts):
+                self.publisher.publish(
+                    f"{shot}/{number}",
+                    part.png,
+                    board=board,
+                    component=part.component,
+                    designator=part.designator,
+                    **more,
+                )
+        except NoRoomError as error:
+            seen.failed += 1
+            self.say(f"board {serial} is incomplete: {error}")
+            return
+        seen.boards += 1
+
+
+def key(text: str) -> str:
+    """`text` with the signs that an id may have; a dash for each run of others."""
+    return _NOT_OF_A_KEY.sub("-", text) or "-"
