@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from daemon.control import ControlError
-from daemon.dashboard import board, line, shell
+from daemon.dashboard import board, line, review, shell
 from daemon.dashboard.access import Guard, Keyring
 from daemon.dashboard.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.site import Site
@@ -23,6 +23,7 @@ from daemon.dashboard.site import Site
 PAGES: Sequence[Callable[[Site], APIRouter]] = (
     line.router,
     board.router,
+    review.router,
 )
 #: Questions to the database and the daemon that run at once. More would only wait for each other.
 _THREADS = 8

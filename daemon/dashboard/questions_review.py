@@ -54,7 +54,9 @@ def good_parts(component: str) -> tuple[Question, Question]:
     table, board = inspections.c, boards.c
     columns = (table.inspection_id, table.designator, table.image_path, board.board_type)
     later = reviews.alias("later")
-    is_newest = ~exists().where(later.c.inspection_id == reviews.c.inspection_id, later.c.review_id > reviews.c.review_id)
+    is_newest = ~exists().where(
+        later.c.inspection_id == reviews.c.inspection_id, later.c.review_id > reviews.c.review_id
+    )
     is_shown = and_(table.component == component, table.image_path.is_not(None))
     by_person = (
         select(*columns, literal(1).label("is_reviewed"))
@@ -115,7 +117,9 @@ def done_since(since: str, reviewer: str) -> Question:
 def newest_of(reviewer: str, since: str) -> Question:
     """The newest row that a reviewer wrote."""
     table = reviews.c
-    query = select(table.inspection_id, table.review_id, table.note).where(table.reviewer == reviewer, table.at >= since)
+    query = select(table.inspection_id, table.review_id, table.note).where(
+        table.reviewer == reviewer, table.at >= since
+    )
     return query.order_by(table.review_id.desc())
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from typing import Any
 
 #: Somebody who said nothing for so long has gone, and so has what they skipped after a while.
 _SHOWN_S = 60.0
@@ -65,6 +66,6 @@ class Offers:
         return 1 if shown_to != seat and now_s - at_s < _SHOWN_S else 0
 
 
-def _bound(places: OrderedDict[object, object] | OrderedDict[int, tuple[str, float]] | OrderedDict[tuple[str, int], float]) -> None:
+def _bound(places: OrderedDict[Any, Any]) -> None:
     while len(places) > _MOST:
         places.popitem(last=False)

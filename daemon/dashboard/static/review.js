@@ -1,0 +1,318 @@
+/* The page Review. It holds the next images ready, pictures loaded, so that the next one is there at once; a decision is
+   kept here until the daemon says that it is stored. */
+"use strict";
+
+(() => {
+  const place = document.getElementById("review");
+  if (!place) return;
+  const HELD = 5;
+  const EMPTY_AGAIN_MS = 3000;
+  const DOUBLE_TAP_MS = 250;
+  const find = (id) => document.getElementById(id);
+  const stage = find("review-stage");
+  const note = find("review-note");
+  const { seat, query } = place.dataset;
+
+  const queue = []; // images that come next: {id, node}
+  const undoable = []; // decisions of this page: {id, newest, name}
+  let current = null;
+  let unsent = null; // a request that was not stored, to be tried again: {path, fields, then}
+  let isSending = false;
+  let isFilling = false;
+  let isChoosing = false; // fail was said of an image for which the line names no defect
+  let shownAt = 0;
+  let emptyTimer = null;
+
+  const midnight = () => new Date(new Date().setHours(0, 0, 0, 0)).toISOString();
+  const inZone = (text) => text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (at) => FORMATS.full.format(new Date(at)));
+
+  async function ask(path, options = {}) {
+    const answer = await fetch(path, { ...options, headers: { Accept: "application/json" } });
+    const text = await answer.text();
+    let body;
+    try {
+      body = JSON.parse(text);
+    } catch {
+      body = { code: "refused", reason: text.trim() || `status ${answer.status}` };
+    }
+    return { ok: answer.ok, status: answer.status, body };
+  }
+
+  /* What comes next */
+  function build({ id, html }) {
+    const box = document.createElement("div");
+    box.innerHTML = html; // rendered and escaped by the server; its pictures begin to load here
+    return { id, node: box.querySelector("article") };
+  }
+  async function refill() {
+    clearTimeout(emptyTimer);
+    if (isFilling) return;
+    isFilling = true;
+    const held = [current, ...queue].filter(Boolean).map((one) => one.id);
+    const count = Math.max(0, HELD - queue.length);
+    try {
+      const more = new URLSearchParams({ seat, held: held.join(","), count, since: midnight() });
+      const { ok, body } = await ask(`/review/next?${query ? query + "&" : ""}${more}`);
+      if (!ok) throw new Error(body.reason);
+      const known = new Set([current, ...queue].filter(Boolean).map((one) => one.id));
+      for (const item of body.items) if (!known.has(item.id)) queue.push(build(item));
+      progress(body);
+      if (!unsent) complain("");
+      if (!current) next();
+    } catch (error) {
+      if (!unsent) complain("The next images cannot be read", `${error.message}. It is tried again by itself.`);
+    } finally {
+      isFilling = false;
+      if (!queue.length) emptyTimer = setTimeout(refill, EMPTY_AGAIN_MS);
+    }
+  }
+  function next() {
+    show(queue.shift() || null);
+    if (queue.length < HELD - 1) refill();
+  }
+  function show(item) {
+    current = item;
+    isChoosing = false;
+    note.value = "";
+    stage.classList.remove("compare");
+    stage.replaceChildren(...(item ? [item.node] : []));
+    find("review-empty").hidden = Boolean(item);
+    for (const button of place.querySelectorAll("[data-decide], .code, #review-skip, #review-other button"))
+      button.disabled = !item || item.node.dataset.finished !== "yes";
+    if (item) {
+      fit(item.node);
+      zoomTo(1);
+      settle(item.node);
+      if (item.node.dataset.copiedLater === "yes") setTimeout(() => current === item && renew(item.id), 1000);
+    }
+    nameFail();
+    shownAt = Date.now();
+  }
+  async function renew(id) {
+    const { ok, body } = await ask(`/review/items/${id}`);
+    if (ok) show(build(body));
+    return ok;
+  }
+  function fit(node) {
+    const picture = node.querySelector(".review-picture img");
+    if (picture) node.style.setProperty("--ratio", picture.getAttribute("width") / picture.getAttribute("height"));
+    for (const img of node.querySelectorAll("img"))
+      img.addEventListener("error", () => {
+        const gone = document.createElement("p");
+        gone.className = "no-picture";
+        gone.textContent = "No picture: it was pruned meanwhile, or cannot be shown.";
+        img.closest(".picture")?.replaceWith(gone);
+      });
+    node.querySelector(".review-reference")?.addEventListener("click", compare);
+  }
+  function progress({ left, left_is_least: isLeast, done, done_by_you: own }) {
+    find("review-left").textContent = isLeast ? `${left} or more` : left;
+    find("review-done").textContent = done;
+    find("review-you").textContent = done ? ` (${own} by you)` : "";
+  }
+  function say(text) {
+    find("review-said").textContent = text;
+  }
+  function complain(title, text = "", canRetry = false) {
+    find("review-problem").hidden = !title;
+    find("review-problem-title").textContent = title;
+    find("review-problem-text").textContent = inZone(text);
+    find("review-retry").hidden = !canRetry;
+  }
+  function nameFail() {
+    const own = current && current.node.dataset.verdict === "fail" && current.node.dataset.defect;
+    find("review-fail").textContent = isChoosing ? "Fail without a code" : own ? `Fail ${own}` : "Fail";
+    find("review-codes").classList.toggle("choosing", isChoosing);
+  }
+
+  /* Deciding */
+  async function send(request) {
+    if (isSending) return;
+    isSending = true;
+    place.classList.add("sending");
+    let answer;
+    try {
+      answer = await ask(request.path, { method: "POST", body: new URLSearchParams(request.fields) });
+    } catch (error) {
+      answer = { ok: false, status: 0, body: { code: "unreachable", reason: "the dashboard does not answer" } };
+    }
+    isSending = false;
+    place.classList.remove("sending");
+    if (answer.ok) {
+      unsent = null;
+      complain("");
+      await request.then(answer.body);
+    } else await refused(request, answer);
+  }
+  async function refused(request, { status, body }) {
+    const reason = `${body.reason || "no reason was given"}.`;
+    unsent = null;
+    if (status === 409) {
+      const here = await renew(request.id).catch(() => false);
+      complain(body.code === "conflict" ? "Somebody else was there" : "Not stored", reason + (here ? " This is how it stands now." : ""));
+    } else if (status === 404) {
+      complain("This image is gone", reason);
+      if (current && current.id === request.id) next();
+    } else if (status === 422) complain("Not stored", reason);
+    else {
+      unsent = request;
+      complain(`Not stored: ${request.label}`, `${reason} Your decision is kept here.`, true);
+    }
+  }
+  function decide(verdict, defect = "") {
+    if (!current || isSending || current.node.dataset.finished !== "yes") return;
+    const { id, node } = current;
+    const name = node.dataset.name;
+    const label = defect ? `${verdict} ${defect}` : verdict;
+    send({
+      id,
+      label: `${name} ${label}`,
+      path: `/review/items/${id}`,
+      fields: { verdict, defect, note: note.value, newest: node.dataset.newest },
+      then: (stored) => {
+        undoable.push({ id, newest: stored.review_id, name });
+        say(`${name}: ${label}, stored. u takes it back.`);
+        count(-1, 1);
+        if (current && current.id === id) next();
+      },
+    });
+  }
+  function count(left, done) {
+    for (const [id, by] of [["review-left", left], ["review-done", done]]) {
+      const text = find(id).textContent;
+      if (/^\d+$/.test(text)) find(id).textContent = Math.max(0, Number(text) + by);
+    }
+  }
+  function fail() {
+    if (!current) return;
+    const { verdict, defect } = current.node.dataset;
+    if (verdict === "fail" && defect && !isChoosing) decide("fail", defect);
+    else if (isChoosing || !place.querySelector(".code")) decide("fail");
+    else {
+      isChoosing = true;
+      nameFail();
+      say("Which defect? A number, a code below, or f again for none.");
+    }
+  }
+  async function skip() {
+    if (!current || isSending) return;
+    const { id, node } = current;
+    unsent = null;
+    complain("");
+    ask(`/review/items/${id}/skip`, { method: "POST", body: new URLSearchParams({ seat }) }).catch(() => {});
+    say(`${node.dataset.name}: skipped, it comes last.`);
+    next();
+  }
+  async function undo() {
+    if (isSending) return;
+    let last = undoable[undoable.length - 1];
+    if (!last) {
+      const { ok, body } = await ask(`/review/last?since=${midnight()}`).catch(() => ({ ok: false }));
+      if (!ok || !body.id) {
+        say("There is nothing of today to undo.");
+        return;
+      }
+      last = { id: body.id, newest: body.newest, name: `image ${body.id}` };
+    }
+    send({
+      id: last.id,
+      label: `undo of ${last.name}`,
+      path: `/review/items/${last.id}/undo`,
+      fields: { newest: last.newest },
+      then: async () => {
+        if (undoable[undoable.length - 1] === last) undoable.pop();
+        count(1, -1);
+        if (current && current.id !== last.id) queue.unshift(current);
+        const at = queue.findIndex((one) => one.id === last.id);
+        if (at >= 0) queue.splice(at, 1);
+        await renew(last.id);
+        say(`${last.name}: undone. It stands as before.`);
+      },
+    });
+  }
+  function retry() {
+    if (unsent) send(unsent);
+  }
+
+  /* Looking */
+  function zoomTo(factor) {
+    const picture = stage.querySelector(".review-picture");
+    if (!picture) return;
+    stage.dataset.zoom = factor;
+    if (factor === 1) return;
+    const rect = picture.querySelector("svg rect");
+    const drawn = picture.querySelector(".picture");
+    if (!drawn) return;
+    const size = drawn.querySelector("svg").viewBox.baseVal;
+    const at = rect ? rect.getBBox() : { x: 0, y: 0, width: size.width, height: size.height };
+    const x = ((at.x + at.width / 2) / size.width) * drawn.offsetWidth;
+    const y = ((at.y + at.height / 2) / size.height) * drawn.offsetHeight;
+    picture.scrollTo(x - picture.clientWidth / 2, y - picture.clientHeight / 2);
+    picture.focus({ preventScroll: true });
+  }
+  function zoom() {
+    const now = Number(stage.dataset.zoom || 1);
+    zoomTo(now === 4 ? 1 : now * 2);
+  }
+  function compare() {
+    const picture = stage.querySelector(".review-picture");
+    const good = stage.querySelector(".review-reference .picture");
+    if (!picture || !good) {
+      say("There is no picture of a good part to compare with.");
+      return;
+    }
+    zoomTo(1);
+    const isOn = stage.classList.toggle("compare");
+    picture.querySelector(".good")?.remove();
+    if (!isOn) return;
+    const beside = document.createElement("div");
+    beside.className = "good";
+    beside.append(good.cloneNode(true));
+    picture.append(beside);
+  }
+
+  /* Keys and taps */
+  const once = (act) => (event) => event.repeat || act(event);
+  const both = (key, act) => [key, key.toUpperCase()].forEach((one) => addKey(one, once(act)));
+  both("p", () => decide("pass"));
+  both("f", fail);
+  both("x", () => decide("unknown"));
+  both("s", skip);
+  both("u", undo);
+  both("r", retry);
+  both("z", zoom);
+  both("c", compare);
+  both("n", () => note.focus());
+  const codes = [...place.querySelectorAll(".code")];
+  codes.slice(0, 9).forEach((button, at) => addKey(String(at + 1), once(() => button.click())));
+  const tapped = (act) => () => Date.now() - shownAt > DOUBLE_TAP_MS && act();
+  for (const button of place.querySelectorAll("[data-decide]"))
+    button.addEventListener("click", tapped(() => (button.dataset.decide === "fail" ? fail() : decide(button.dataset.decide))));
+  for (const button of codes) button.addEventListener("click", () => decide("fail", button.dataset.code));
+  find("review-skip").addEventListener("click", tapped(skip));
+  find("review-undo").addEventListener("click", undo);
+  find("review-retry").addEventListener("click", retry);
+  find("review-zoom").addEventListener("click", zoom);
+  find("review-other").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const code = find("review-code").value.trim();
+    if (!code) return;
+    find("review-code").value = "";
+    find("review-code").blur();
+    decide("fail", code);
+  });
+  note.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    note.blur();
+  });
+  stage.addEventListener("dblclick", (event) => event.target.closest(".review-picture") && zoom());
+  window.addEventListener("beforeunload", (event) => unsent && event.preventDefault());
+  document.addEventListener("visibilitychange", () => !document.hidden && refill());
+
+  if (place.dataset.image)
+    renew(place.dataset.image)
+      .then((ok) => ok || complain("There is no such image", `Image ${place.dataset.image}: its results may have been pruned.`))
+      .finally(refill);
+  else refill();
+})();
