@@ -19,6 +19,8 @@ _ROOT = Path(__file__).resolve().parent.parent
 #: What our wheel is built from. A copy of it, for setuptools leaves folders behind and packs what lies in them again.
 _SOURCES = ("daemon", "experts", "routing_rules", "tools", "systemd", "docs", "pyproject.toml", "README.md", "LICENSE")
 _SCRIPT_MODE = 0o755
+#: What a PC under the line gets beside the core: it has no network to fetch it by later.
+EXTRAS = ("dashboard", "export", "mqtt")
 
 
 def own_wheel(folder: Path) -> Path:
@@ -36,9 +38,9 @@ def own_wheel(folder: Path) -> Path:
 
 
 def dependencies(own: Path, folder: Path) -> None:
-    """Put the wheels of everything that ours needs, and of pip, into `folder`; the network is used for it."""
+    """Put the wheels of everything that ours needs with its extras, and of pip, into `folder`, over the network."""
     constraints = str(_ROOT / "constraints.txt")
-    _pip("wheel", "--wheel-dir", str(folder), "--constraint", constraints, str(own), "pip")
+    _pip("wheel", "--wheel-dir", str(folder), "--constraint", constraints, f"{own}[{','.join(EXTRAS)}]", "pip")
 
 
 def write_bundle(wheels: Iterable[Path], folder: Path) -> Path:

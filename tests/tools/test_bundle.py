@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.lines import a_line
-from tools.bundle import own_wheel, write_bundle
+from tools.bundle import EXTRAS, own_wheel, write_bundle
 
 SITE = sysconfig.get_path("purelib")
 
@@ -48,7 +48,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (metadata,) = (opened.read(name) for name in opened.namelist() if name.endswith(".dist-info/METADATA"))
     for line in message_from_bytes(metadata).get_all("Requires-Dist", []):
         requirement = Requirement(line)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+        if requirement.marker is None or any(requirement.marker.evaluate({"extra": one}) for one in ("", *EXTRAS)):
             a_stand_in(requirement.name, wheels)
     with tarfile.open(write_bundle(wheels.glob("*.whl"), folder)) as tar:
         tar.extractall(folder, filter="data")

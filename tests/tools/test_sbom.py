@@ -29,6 +29,7 @@ def sbom(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_sbom_names_every_distribution_of_the_daemon_with_version_and_licence(sbom: Path) -> None:
     run_time = run_time_names()
     assert {"coserve", "torch", "pyzmq", "ultralytics", "sqlalchemy", "pydantic-core"} <= run_time
+    assert {"fastapi", "uvicorn", "jinja2", "pyarrow", "aiomqtt"} <= run_time
     assert "pytest" not in run_time
     document = json.loads(sbom.read_text())
     assert (document["bomFormat"], document["metadata"]["component"]["name"]) == ("CycloneDX", "coserve")
@@ -48,6 +49,11 @@ def test_the_list_of_licences_is_written_and_what_lacks_one_is_named(
     assert main(sbom, tmp_path / "licences.txt") == 0
     text = (tmp_path / "licences.txt").read_text()
     assert "torch " in text.split("Only to build and test:")[0]
+    for name, licence in (("htmx.org", "Zero-Clause BSD"), ("uplot", "The MIT License"), ("fastapi", "MIT")):
+        (line,) = [line for line in text.splitlines() if line.startswith(f"{name} ")]
+        assert licence in line
+    components = {one["name"]: one for one in json.loads(sbom.read_text())["components"]}
+    assert components["uplot"]["purl"].startswith("pkg:npm/uplot@")
     assert "pytest " in text.split("Only to build and test:")[1]
     document = json.loads(sbom.read_text())
     for component in document["components"]:
