@@ -9,8 +9,10 @@ INSTALLED := $(VENV)/.installed
 demo: $(INSTALLED)
 	$(BIN)/coserve demo --dir demo
 
+# A file's tests stay together; the demo, which trains, begins. WORKERS=0 runs one after the other in one process.
+WORKERS ?= 2
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

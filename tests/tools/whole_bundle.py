@@ -22,6 +22,15 @@ BUILD = Path(__file__).resolve().parents[2] / "build"
 OFFLINE = ["unshare", "--net"] if os.geteuid() == 0 and shutil.which("unshare") else []
 BARE = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "COLUMNS": "200"}
 
+#: The pages' program with its templates, Parquet and MQTT, out of what was installed.
+EXTRAS_WORK = """
+import aiomqtt, pyarrow.parquet
+import daemon.dashboard.app
+from importlib.resources import files
+assert files("daemon.dashboard").joinpath("templates", "base.html").is_file()
+print("ok")
+"""
+
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
@@ -51,6 +60,8 @@ def test_a_pc_without_a_network_installs_the_bundle_and_serves(folder: Path, exp
     coserve = prefix / "usr/local/bin/coserve"
     assert "install-service" in run(coserve, "--help", cwd=folder)
     assert "all well" in run(coserve, "check", line.config, cwd=folder)
+    (environment,) = (prefix / "opt/coserve").iterdir()
+    assert run(environment / "bin/python", "-c", EXTRAS_WORK, cwd=folder) == "ok\n"
     unit = settings((prefix / "etc/systemd/system/coserve.service").read_text())
     with Manager(folder) as manager, (folder / "log").open("wb") as log:
         environ = BARE | {"NOTIFY_SOCKET": manager.address}
