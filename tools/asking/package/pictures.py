@@ -82,7 +82,7 @@ def _why_not_kept(settings: Config, taken: Taken, row: dict[str, Any]) -> str:
     if task is not None:
         return "not judged yet" if task == "judge" else "its copy was not made yet: export again"
     if row["verdict"] not in settings.retention.keep:
-        return f"pictures that are {row['verdict']} are not kept (retention.keep)"
+        return f"verdict {row['verdict']}: not kept (retention.keep)"
     return "pruned by retention (images_for, images_bytes, free), or lost"
 
 
