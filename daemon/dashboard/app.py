@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from daemon.control import ControlError
-from daemon.dashboard import board, line, review, shell
+from daemon.dashboard import board, defects, experts, line, review, shell
 from daemon.dashboard.access import Guard, Keyring
 from daemon.dashboard.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.site import Site
@@ -24,6 +24,8 @@ PAGES: Sequence[Callable[[Site], APIRouter]] = (
     line.router,
     board.router,
     review.router,
+    defects.router,
+    experts.router,
 )
 #: Questions to the database and the daemon that run at once. More would only wait for each other.
 _THREADS = 8

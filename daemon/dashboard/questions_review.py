@@ -4,7 +4,7 @@ from typing import Any
 
 from sqlalchemy import Select, and_, case, exists, func, literal, select
 
-from daemon.store.reviews import Waiting, waiting
+from daemon.store.reviews import waiting
 from daemon.store.schema import boards, detections, inspections, pending, reviews, rules_versions, stages
 
 #: How many of the images that wait the filters are made of, and of the newest fails the codes of defects.
@@ -123,22 +123,14 @@ def newest_of(reviewer: str, since: str) -> Question:
     return query.order_by(table.review_id.desc())
 
 
-def facets() -> dict[str, Question]:
-    """By filter: its values among the images that wait, most frequent first. Of the oldest thousand, so it is quick."""
-    some = waiting(Waiting()).limit(FACETS_OF).subquery()
-    columns = {
-        "type": some.c.board_type,
-        "lot": some.c.lot,
-        "component": some.c.component,
-        "verdict": some.c.verdict,
-    }
-    by_filter: dict[str, Question] = {name: _frequent(column) for name, column in columns.items()}
+def some_waiting() -> Question:
+    """The oldest that wait: what the filters are made of. Not all, so that it is quick."""
+    return waiting().limit(FACETS_OF)
+
+
+def experts_of_waiting() -> Question:
+    """Which experts saw those, most frequent first."""
+    some = some_waiting().subquery()
     expert = stages.c.expert
-    asked = select(expert, func.count()).join(some, some.c.inspection_id == stages.c.inspection_id)
-    by_filter["expert"] = asked.group_by(expert).order_by(func.count().desc(), expert)
-    return by_filter
-
-
-def _frequent(column: Any) -> Question:
-    query = select(column, func.count()).where(column.is_not(None)).group_by(column)
-    return query.order_by(func.count().desc(), column)
+    query = select(expert, func.count()).join(some, some.c.inspection_id == stages.c.inspection_id)
+    return query.group_by(expert).order_by(func.count().desc(), expert)

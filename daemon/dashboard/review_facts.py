@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -117,10 +118,11 @@ class Facts:
         return codes[:_MOST_CODES]
 
     def _facets(self) -> dict[str, list[tuple[str, int]]]:
-        return {
-            name: [(str(row[0]), int(tuple(row)[1])) for row in self._database.rows(question, limit=_ROWS)]
-            for name, question in questions.facets().items()
-        }
+        rows = self._database.rows(questions.some_waiting(), limit=questions.FACETS_OF)
+        columns = {"type": "board_type", "lot": "lot", "component": "component", "verdict": "verdict"}
+        found = {name: _frequent(getattr(row, column) for row in rows) for name, column in columns.items()}
+        experts = self._database.rows(questions.experts_of_waiting(), limit=_ROWS)
+        return found | {"expert": [(str(row[0]), int(tuple(row)[1])) for row in experts]}
 
     def _reference(self, image: Row[Any]) -> Reference | None:
         """The good part that is most alike: the same place of the same board type, by a person's word, the newest."""
@@ -157,3 +159,9 @@ class Facts:
                 self._known.clear()
             self._known[name] = (now_s, value)
         return value
+
+
+def _frequent(values: Iterable[str | None]) -> list[tuple[str, int]]:
+    """Most frequent first."""
+    counts = Counter(value for value in values if value is not None)
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:_ROWS]
