@@ -32,6 +32,7 @@ class Daemon:
         self.seen: dict[str, int] = {}
         self.order: list[str] = []
         self.payloads: dict[str, bytes] = {}
+        self.headers: dict[str, Answer] = {}
         self.most_outstanding = 0
         self._answers = answers
         self._context: zmq.Context[Any] = zmq.Context()
@@ -66,6 +67,7 @@ class Daemon:
                 else:
                     self.order.append(header["id"])
                     self.payloads[header["id"]] = payload[0]
+                    self.headers[header["id"]] = header
                     self.seen[header["id"]] = self.seen.get(header["id"], 0) + 1
                     answer = self._answers(header, self.seen[header["id"]])
                 if answer is not None:

@@ -70,8 +70,8 @@ class Listed:
     """The lines of a text file, one for each picture that is wanted; empty ones are passed over."""
 
     def __init__(self, file: Path, say: Callable[[str], None]) -> None:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        self._lines: Iterator[str] = iter([line for line in lines if is_serial(line, say)])
+        lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+        self._lines: Iterator[str] = iter([line for line in map(_without_end, lines) if is_serial(line, say)])
 
     def take(self) -> str | None:
         return next(self._lines, None)
@@ -117,7 +117,7 @@ class Typed:
     def _read(self) -> None:
         try:
             for line in self._stream:
-                self._lines.put(line.rstrip("\r\n"))
+                self._lines.put(_without_end(line))
         except (OSError, ValueError) as error:
             self._say(f"standard input cannot be read any more: {error}")
         self._lines.put(None)
@@ -145,8 +145,13 @@ class Interval:
         del number
         if now_s < self._next_s - 1e-6:
             return False
-        self._next_s = max(self._next_s, now_s - self._seconds) + self._seconds
+        is_late = now_s - self._next_s >= self._seconds
+        self._next_s = (now_s if is_late else self._next_s) + self._seconds
         return True
+
+
+def _without_end(line: str) -> str:
+    return line.rstrip("\r\n")
 
 
 def is_serial(text: str, say: Callable[[str], None]) -> bool:

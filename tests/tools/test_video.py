@@ -1,0 +1,309 @@
+"""Whole boards from a video and from a camera: layouts, triggers, serials, damage, and a camera that is unplugged."""
+
+import io
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from daemon.errors import ConfigError
+from tests.tools.scripted_daemon import Daemon, a_daemon, accept
+from tools.camera.belt import PICTURES, write_belt
+from tools.camera.frame_source import Device, SourceError, VideoFile, v4l2
+from tools.camera.layout import Layout, Part, WrongSizeError, cut, load_layout
+from tools.camera.render import render_board
+from tools.camera.serials import Counted, EveryPicture, Interval, Listed, Same, Typed
+from tools.camera.spooling import SpoolingPublisher
+from tools.camera.station import Seen, Station
+
+LAYOUT = Layout(board="b", size=(64, 48), parts={"R1": Part(component="R0402", box=(8, 8, 40, 40))})
+
+
+def a_video(path: Path, shades: list[int], size: tuple[int, int] = (64, 48)) -> Path:
+    """A picture of one shade of grey each, 10 a second."""
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, size)
+    for shade in shades:
+        writer.write(np.full((size[1], size[0], 3), shade, np.uint8))
+    writer.release()
+    return path
+
+
+def shade_of(png: bytes) -> int:
+    picture = cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_GRAYSCALE)
+    assert picture is not None
+    return round(float(picture.mean()) / 10) * 10
+
+
+@contextmanager
+def a_publisher(tmp_path: Path) -> Iterator[tuple[Daemon, SpoolingPublisher]]:
+    with (
+        a_daemon(accept, most_bytes=10**6) as daemon,
+        SpoolingPublisher(daemon.endpoint, "cam", tmp_path / "spool") as publisher,
+    ):
+        yield daemon, publisher
+
+
+def shown(daemon: Daemon) -> list[tuple[str, int]]:
+    """Serial and shade of what arrived."""
+    return [(daemon.headers[image]["board"]["serial"], shade_of(daemon.payloads[image])) for image in daemon.order]
+
+
+def run(
+    tmp_path: Path, source: Any, trigger: Any, serials: Any, **more: Any
+) -> tuple[list[tuple[str, int]], Seen, list[str]]:
+    said: list[str] = []
+    seen = Seen()
+    with a_publisher(tmp_path) as (daemon, publisher):
+        Station(source, LAYOUT, trigger, serials, publisher, said.append, **more).run(seen)
+        assert publisher.wait(20.0)
+        source.close()
+        return shown(daemon), seen, said
+
+
+def test_every_nth_picture_is_a_board_whose_serial_counts_up_and_goes_on_after_a_restart(tmp_path: Path) -> None:
+    video = a_video(tmp_path / "v.avi", [10, 20, 30, 40, 50, 60])
+    counter = tmp_path / "serials.json"
+    first, seen, _ = run(tmp_path, VideoFile(video), EveryPicture(2), Counted("A", counter))
+    assert first == [("A-000001", 10), ("A-000002", 30), ("A-000003", 50)]
+    assert (seen.pictures, seen.boards) == (6, 3)
+    second, _, _ = run(tmp_path, VideoFile(video), EveryPicture(5), Counted("A", counter))
+    assert second == [("A-000004", 10), ("A-000005", 60)]
+    counter.write_text("{")
+    with pytest.raises(OSError, match=r"serials\.json cannot be read"):
+        Counted("A", counter)
+
+
+def test_an_interval_is_on_the_recordings_own_clock(tmp_path: Path) -> None:
+    video = a_video(tmp_path / "v.avi", [10, 20, 30, 40, 50, 60, 70, 80])
+    got, _, _ = run(tmp_path, VideoFile(video), Interval(0.3), Same("S1"), lot="L1")
+    assert got == [("S1", 10), ("S1", 40), ("S1", 70)]
+
+
+def test_serials_from_a_file_end_with_it_and_a_line_that_is_none_is_said(tmp_path: Path) -> None:
+    video = a_video(tmp_path / "v.avi", [10, 20, 30, 40])
+    listed = tmp_path / "serials.txt"
+    listed.write_text(f"A1\n\n{'x' * 200}\nB\x1d2\nA3\n", encoding="utf-8")
+    said: list[str] = []
+    got, seen, _ = run(tmp_path, VideoFile(video), EveryPicture(1), Listed(listed, said.append))
+    assert got == [("A1", 10), ("A3", 20)]
+    assert seen.pictures == 3
+    assert len(said) == 2
+    assert "control characters" in said[1]
+
+
+def test_each_line_of_a_barcode_reader_takes_the_next_picture_of_a_recording(tmp_path: Path) -> None:
+    video = a_video(tmp_path / "v.avi", [10, 20, 30, 40])
+    said: list[str] = []
+    typed = Typed(io.StringIO("A1\r\nB\x1d2\nA3\n"), said.append)
+    got, _, station_said = run(tmp_path, VideoFile(video), typed, typed)
+    assert got == [("A1", 10), ("A3", 30)]
+    assert "control characters" in station_said[0]
+    typed = Typed(io.StringIO("\n\n"), said.append)
+    entered, _, _ = run(tmp_path, VideoFile(video), typed, Same("S1"))
+    assert entered == [("S1", 10), ("S1", 20)]
+
+
+def test_a_video_that_is_cut_off_says_where_after_what_it_had(tmp_path: Path) -> None:
+    video = a_video(tmp_path / "v.avi", [10, 20, 30, 40] * 5, size=(640, 480))
+    video.write_bytes(video.read_bytes()[: video.stat().st_size // 2])
+    layout = LAYOUT.model_copy(update={"size": (640, 480)})
+    with a_publisher(tmp_path) as (daemon, publisher):
+        source = VideoFile(video)
+        with pytest.raises(SourceError, match=r"ends after \d+ of 20 pictures: it is cut off or damaged"):
+            Station(source, layout, EveryPicture(1), Same("S1"), publisher, print).run(Seen())
+        source.close()
+        assert publisher.wait(20.0)
+        assert 1 < len(daemon.order) < 20
+    for content in (b"", b"no video", np.random.default_rng(1).bytes(5000)):
+        video.write_bytes(content)
+        with pytest.raises(SourceError, match="is no video that can be read"):
+            VideoFile(video)
+    with pytest.raises(SourceError, match="no video"):
+        VideoFile(tmp_path / "none.avi")
+
+
+def test_a_picture_of_another_size_ends_the_station_by_name(tmp_path: Path) -> None:
+    video = a_video(tmp_path / "v.avi", [10], size=(128, 96))
+    with pytest.raises(SourceError, match="has 128 × 96 pixels, the layout of b is for 64 × 48"):
+        run(tmp_path, VideoFile(video), EveryPicture(1), Same("S1"))
+
+
+def test_a_full_spool_leaves_boards_out_by_name_and_the_station_goes_on(tmp_path: Path) -> None:
+    video = a_video(tmp_path / "v.avi", [10] * 6)
+    said: list[str] = []
+    with a_daemon(accept) as probe:
+        nowhere = probe.endpoint
+    seen = Seen()
+    with SpoolingPublisher(nowhere, "cam", tmp_path / "spool", spool_bytes=1000) as publisher:
+        Station(
+            VideoFile(video), LAYOUT, EveryPicture(1), Counted("A", tmp_path / "n.json"), publisher, said.append
+        ).run(seen)
+        account = publisher.close(0.0)
+    assert seen.boards == account.published == account.spooled
+    assert seen.boards + seen.failed == 6
+    assert seen.failed == account.refused == len(said) > 0
+    assert said[0].startswith("board A-00000")
+    assert "is incomplete: image" in said[0]
+
+
+class Cameras:
+    """What `open` gives, one after the other: videos, which end as a camera does that is unplugged, or nothing."""
+
+    def __init__(self, *videos: Path | None) -> None:
+        self._videos = list(videos)
+        self.opened = 0
+        self.on_open: Callable[[int], None] = lambda _: None
+
+    def open(self) -> cv2.VideoCapture:
+        video = self._videos[min(self.opened, len(self._videos) - 1)]
+        self.opened += 1
+        self.on_open(self.opened)
+        return cv2.VideoCapture(str(video), cv2.CAP_FFMPEG) if video else cv2.VideoCapture()
+
+
+def test_a_camera_that_is_unplugged_is_opened_again_until_it_is_back(tmp_path: Path) -> None:
+    videos = [a_video(tmp_path / f"{shade}.avi", [shade] * 3) for shade in (10, 50)]
+    cameras = Cameras(videos[0], None, videos[1], None)
+    stop = threading.Event()
+    cameras.on_open = lambda count: stop.set() if count >= 4 else None
+    said: list[str] = []
+    source = Device(cameras.open, "/dev/video0", said.append, stop)
+    got, _, _ = run(tmp_path, source, EveryPicture(1), Same("S1"))
+    assert got[:3] == [("S1", 10)] * 3
+    assert ("S1", 50) in got
+    assert said[:2] == [
+        "/dev/video0 delivers no pictures: it was unplugged or has failed; trying again until it is back",
+        "/dev/video0 is back",
+    ]
+    assert source.times_lost == 2
+
+
+def test_scans_made_while_the_camera_was_away_are_dropped_aloud(tmp_path: Path) -> None:
+    """The board that was scanned may have gone: its serial must not go to the board that is there now."""
+    videos = [a_video(tmp_path / f"{shade}.avi", [shade] * 4) for shade in (10, 50)]
+    cameras = Cameras(videos[0], videos[1], None)
+    stop = threading.Event()
+    lines: list[str] = []
+
+    class Reader(io.StringIO):
+        def __iter__(self) -> Iterator[str]:
+            while True:
+                if lines:
+                    yield lines.pop(0)
+                elif stop.is_set():
+                    return
+                time.sleep(0.005)
+
+    typed = Typed(Reader(), print)
+
+    def plug(count: int) -> None:
+        if count == 2:
+            lines.extend(["OLD-1\n", "OLD-2\n"])
+            time.sleep(0.1)
+        if count == 3:
+            stop.set()
+
+    cameras.on_open = plug
+    got, _, said = run(tmp_path, Device(cameras.open, "cam", print, stop), typed, typed)
+    assert got == []
+    assert said == ["2 lines were read while the camera was away: scan those boards again"]
+
+
+def test_a_camera_that_does_not_open_is_said_with_what_to_do() -> None:
+    with pytest.raises(SourceError, match="is it plugged in, used by nothing else, and are you in the group `video`"):
+        Device(cv2.VideoCapture, "/dev/video0", print, threading.Event())
+    assert not v4l2("/dev/video987", (640, 480), 30.0)().isOpened()
+
+
+def test_a_real_camera_delivers_pictures() -> None:
+    devices = sorted(Path("/dev").glob("video*"))
+    if not devices:
+        pytest.skip("no camera here: there is no /dev/video*")
+    source = Device(v4l2(str(devices[0]), (640, 480), None), str(devices[0]), print, threading.Event())
+    assert source.advance()
+    assert source.picture().shape[2] == 3
+    source.close()
+
+
+SIZE = "board: b\nsize: [64, 48]\nparts:\n"
+MISTAKES = {
+    SIZE + "  R1: {component: R, box: [0, 0, 65, 10]}\n": "l.yaml:4:27: the box [0, 0, 65, 10] is not within",
+    SIZE + "  R1: {component: R, box: [10, 0, 10, 10]}\n": "l.yaml:4:27: the box [10, 0, 10, 10] is not within",
+    SIZE + "  R1: {component: R, box: [-1, 0, 10, 10]}\n": "l.yaml:4:27: the box [-1, 0, 10, 10] is not within",
+    "board: b\nsize: [0, 48]\nparts:\n  R1: {component: R, box: [0, 0, 1, 1]}\n": "l.yaml:2:7: expected [width, h",
+    "board: b\nsize: [64, 48]\nparts: {}\n": "l.yaml:3:8:",
+    SIZE + "  R1: {component: R, box: [0, 0, 1]}\n": "l.yaml:4:",
+    SIZE + "  R1: {component: R, box: [0, 0, 1, 1], turn: 45}\n": "l.yaml:4:",
+    SIZE + "  R1: {component: R, box: [0, 0, 1, 1]}\n  R1: {component: R, box: [0, 0, 1, 1]}\n": "l.yaml:5:",
+    SIZE.replace("size", "sise") + "  R1: {component: R, box: [0, 0, 1, 1]}\n": "l.yaml:2:1:",
+    "": "l.yaml:1:1",
+    "a: [": "l.yaml:",
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES, ids=range(len(MISTAKES)))
+def test_mistakes_in_a_layout_come_with_their_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "l.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        load_layout(tmp_path / "l.yaml")
+    assert MISTAKES[text] in str(error.value)
+
+
+def test_parts_are_cut_and_turned_as_the_layout_says() -> None:
+    picture: NDArray[np.uint8] = np.arange(64 * 48 * 3, dtype=np.uint32).astype(np.uint8).reshape(48, 64, 3)
+    parts = {f"R{turn}": {"component": "R", "box": [4, 8, 20, 18], "turn": turn} for turn in (0, 90, 180, 270)}
+    found = cut(picture, Layout.model_validate({"board": "b", "size": (64, 48), "parts": parts}))
+    for part in found:
+        pixels = cv2.imdecode(np.frombuffer(part.png, np.uint8), cv2.IMREAD_COLOR)
+        wanted = picture[8:18, 4:20]
+        for _ in range(int(part.designator[1:]) // 90):
+            wanted = cv2.rotate(wanted, cv2.ROTATE_90_CLOCKWISE)
+        assert pixels is not None
+        assert np.array_equal(pixels, wanted)
+    with pytest.raises(WrongSizeError):
+        cut(picture[:40], LAYOUT)
+
+
+@pytest.mark.parametrize("suffix", ["avi", "mp4"])
+def test_boards_pass_in_a_rendered_video_and_every_part_is_where_its_layout_says(tmp_path: Path, suffix: str) -> None:
+    layout_file, serials = write_belt(tmp_path / f"belt.{suffix}", ["B-1", "B-2"], [11, 12], 0.1, "sensor-node")
+    layout = load_layout(layout_file)
+    source = VideoFile(tmp_path / f"belt.{suffix}")
+    with a_publisher(tmp_path) as (daemon, publisher):
+        Station(source, layout, EveryPicture(PICTURES), Listed(serials, print), publisher, print).run(Seen())
+        source.close()
+        assert publisher.wait(20.0)
+        arrived = [(daemon.headers[image], daemon.payloads[image]) for image in daemon.order]
+    assert len(arrived) == 2 * len(layout.parts)
+    truth = {placement.designator: placement for placement in render_board("sensor-node", 11, 0.1).placements}
+    for header, png in arrived[: len(layout.parts)]:
+        placement = truth[header["designator"]]
+        assert (header["board"]["serial"], header["component"]) == ("B-1", placement.component)
+        pixels = cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_COLOR_RGB)
+        assert pixels is not None
+        shift = [
+            np.abs(np.roll(pixels, (y, x), (0, 1)).astype(int) - placement.crop()).mean()
+            for y in range(-2, 3)
+            for x in range(-2, 3)
+        ]
+        assert min(shift) < 12, header["designator"]  # the crops drift by two pixels, and the video is compressed
+    with pytest.raises(ValueError, match=r"ends with \.avi or \.mp4"):
+        write_belt(tmp_path / "belt.gif", [], [], 0.1, "sensor-node")
+
+
+def test_ids_differ_although_a_board_is_seen_again(tmp_path: Path) -> None:
+    video = a_video(tmp_path / "v.avi", [10, 10])
+    with a_publisher(tmp_path) as (daemon, publisher):
+        Station(VideoFile(video), LAYOUT, EveryPicture(1), Same("S 1/ü"), publisher, print).run(Seen())
+        assert publisher.wait(20.0)
+        assert len(set(daemon.order)) == 2
+        assert all(image.startswith("S-1-/") for image in daemon.order)
+    assert json.loads((tmp_path / "spool/spool.json").read_text())["source"] == "cam"
