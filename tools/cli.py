@@ -19,6 +19,7 @@ from tools.fuzz import command as fuzz
 from tools.init import command as init
 from tools.moe import command as moe
 from tools.profile import command as profile
+from tools.rejudge import command as rejudge
 from tools.report import command as report
 from tools.review import command as review
 from tools.simulate import command as simulate
@@ -42,6 +43,7 @@ db.register(app)
 teach.register(app)
 profile.register(app)
 report.register(app)
+rejudge.register(app)
 review.register(app)
 simulate.register(app)
 bench.register(app)

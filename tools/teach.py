@@ -5,12 +5,15 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tools.console import AsJson, console, errors, fail, print_json, print_table
 from tools.deeppcb.command import register as register_deeppcb
+
+if TYPE_CHECKING:
+    from tools.importer import ImportReport
 
 train_app = typer.Typer(no_args_is_help=True, help="Train an expert on your own images.")
 
@@ -44,6 +47,10 @@ def import_expert(
     catalog: Annotated[Path | None, typer.Option(help="Another catalog than OUT/catalog.yaml.")] = None,
     expert: ExpertName = None,
     images: Annotated[Path | None, typer.Option(help="Prove the agreement on these images, not on patterns.")] = None,
+    samples: Annotated[
+        Path | None,
+        typer.Option(help="Ordinary images of the line: how sure the expert is of them goes into the catalog (drift)."),
+    ] = None,
     dtype: Annotated[Dtype, typer.Option(help="How weights are stored and computed.")] = Dtype.AUTO,
     trust: Annotated[bool, typer.Option("--trust", help="Open a pickled program, in a process of its own.")] = False,
     as_json: AsJson = False,
@@ -65,6 +72,8 @@ def import_expert(
         report = import_file(file, target, images=images, trust=trust)
     except ImportRefusedError as error:
         fail(str(error), status=1)
+    if samples is not None:
+        _measure(report, catalog or out / "catalog.yaml", samples)
     agreement = report.agreement
     if as_json:
         made = {"expert": report.expert, "file": str(report.file), "entry": report.entry}
@@ -87,6 +96,18 @@ def import_expert(
         f" most {agreement.confidence:.1e} in confidence and {agreement.box_pixels:.1e} pixels",
         markup=False,
     )
+
+
+def _measure(report: "ImportReport", catalog: Path, samples: Path) -> None:
+    """Write how sure the new expert is of `samples` into its entry; leaves with status 1 where it has no image."""
+    from experts.catalog import add_to_catalog
+    from tools.experts.measure import MeasureError, confidences_of
+
+    try:
+        found = confidences_of(report.spec, samples)
+    except MeasureError as error:
+        fail(f"{report.expert} is imported, but not measured: {error}", status=1)
+    add_to_catalog(catalog, report.expert, {**report.entry, "confidences": found})
 
 
 @train_app.command("classifier")

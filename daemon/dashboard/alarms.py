@@ -61,6 +61,17 @@ def _consumers(status: Status) -> Iterable[Alarm]:
             yield Alarm("notice", f"Consumer {name} is {behind:,} results behind.", "Nothing is lost: it catches up.")
 
 
+def _drifted(status: Status) -> Iterable[Alarm]:
+    """Experts that see other images than they learnt from (drifted.py). Images are judged as before."""
+    names = [one.expert for one in status.get("drifted", ())]
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        title = f"Drift: {', '.join(names[:_NAMED])}{more} answer with other confidence than in training."
+        yield Alarm("notice", title, "Look at light, lens and parts; coserve experts show NAME; train again.")
+
+
+#: Names that an alarm has room for.
+_NAMED = 3
 #: A consumer that is further behind than this is worth a look.
 _BEHIND = 1000
-SOURCES: Sequence[Callable[[Status], Iterable[Alarm]]] = (_line, _children, _consumers)
+SOURCES: Sequence[Callable[[Status], Iterable[Alarm]]] = (_line, _children, _consumers, _drifted)

@@ -9,6 +9,7 @@ from daemon.control import ControlError
 from daemon.dashboard.alarms import Status, alarms
 from daemon.dashboard.board import failures
 from daemon.dashboard.database import NoDatabase, TooMuchToCount
+from daemon.dashboard.drifted import DriftWatch
 from daemon.dashboard.questions_line import Day, Today, images_done, newest_boards
 from daemon.dashboard.site import Site
 
@@ -18,10 +19,10 @@ _OPEN_COUNTED = 8
 
 def router(site: Site) -> APIRouter:
     routes = APIRouter()
-    today = Today(site.database)
+    today, drift = Today(site.database), DriftWatch(site)
 
     def now() -> str:
-        return _now(site, today)
+        return _now(site, today, drift)
 
     def boards() -> str:
         return _boards(site)
@@ -36,11 +37,11 @@ def router(site: Site) -> APIRouter:
     return routes
 
 
-def _now(site: Site, today: Today) -> str:
+def _now(site: Site, today: Today, drift: DriftWatch) -> str:
     """State, alarms and today's numbers, as a fragment."""
     status: Status | ControlError
     try:
-        status = site.status()
+        status = {**site.status(), "drifted": drift.names()}
     except ControlError as error:
         status = error
     day, problem = Day(""), None

@@ -5,7 +5,7 @@ figures), what the chain of classifier and detector finds, and how often each cl
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from tools.train.detector import find_boxes
 
 #: What the data set's authors report on their test split (README of DeepPCB).
 AUTHORS_MAP, AUTHORS_F_SCORE = 0.986, 0.982
+
+OnAnswer = Callable[[str, Answer], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,13 @@ class _Server:
         return self._known[key]
 
 
-def measure_line(config_path: Path, pairs: Sequence[Pair], threshold: float) -> LineReport:
-    """Everything about the line of `config_path` on these pairs, from the files as the daemon gets them."""
+def measure_line(
+    config_path: Path, pairs: Sequence[Pair], threshold: float, on_answer: OnAnswer = lambda _expert, _answer: None
+) -> LineReport:
+    """Everything about the line of `config_path` on these pairs, from the files as the daemon gets them.
+
+    `on_answer` hears what each expert of the chains answers, and which.
+    """
     routes, catalog = load_rules_and_catalog(load_config(config_path))
     server = _Server(catalog)
     tested = [pair.test_file.read_bytes() for pair in pairs]
@@ -101,7 +108,7 @@ def measure_line(config_path: Path, pairs: Sequence[Pair], threshold: float) -> 
     reached: dict[str, list[bool]] = {"tested": [], "templates": []}
     for kind, payloads in (("tested", tested), ("templates", templates)):
         for pair, payload in zip(pairs, payloads, strict=True):
-            judgement, experts = run_chain(routes, server, pair.pattern, payload)
+            judgement, experts = run_chain(routes, server, pair.pattern, payload, on_answer)
             verdicts[kind][judgement.verdict] += 1
             reached[kind].append(DETECTOR in experts)
     truths = [pair.boxes for pair in pairs]
@@ -123,7 +130,9 @@ def measure_line(config_path: Path, pairs: Sequence[Pair], threshold: float) -> 
     )
 
 
-def run_chain(routes: Routes, server: _Server, pattern: str, payload: bytes) -> tuple[Judgement, list[str]]:
+def run_chain(
+    routes: Routes, server: _Server, pattern: str, payload: bytes, on_answer: OnAnswer = lambda _expert, _answer: None
+) -> tuple[Judgement, list[str]]:
     """One tile from its first expert to its verdict, and the experts that it went through."""
     board = pattern if pattern in routes.recipes else BOARD
     step = routes.first_step(board, pattern)
@@ -132,6 +141,7 @@ def run_chain(routes: Routes, server: _Server, pattern: str, payload: bytes) -> 
     while step is not None:
         answer = server.answer(step.expert, payload)
         experts.append(step.expert)
+        on_answer(step.expert, answer)
         judgement = judge(step, answer.label, answer.confidence, answer.detections, judgement)
         step = judgement.next
     if judgement is None:

@@ -15,6 +15,8 @@ from tools.camera.render import Placement, board_types, render_board
 
 _BATCH = 16
 
+OnAnswer = Callable[[str, Answer], None]
+
 
 @dataclass(frozen=True, slots=True)
 class Quality:
@@ -36,8 +38,17 @@ class Quality:
         return self.false_calls / max(self.good, 1)
 
 
-def judge_line(config: Path, seeds: Sequence[int], defect_rate: float, on_share: Callable[[float], None]) -> Quality:
-    """Render a board of every type for each seed and judge its parts with the line of `config`."""
+def judge_line(
+    config: Path,
+    seeds: Sequence[int],
+    defect_rate: float,
+    on_share: Callable[[float], None],
+    on_answer: OnAnswer = lambda _expert, _answer: None,
+) -> Quality:
+    """Render a board of every type for each seed and judge its parts with the line of `config`.
+
+    `on_answer` hears what each expert of the chains answers, and which.
+    """
     line = load_line(config)
     pool = SlotPool("cpu", sum(spec.weights_bytes for spec in line.catalog.values()))
     for spec in line.catalog.values():
@@ -47,7 +58,7 @@ def judge_line(config: Path, seeds: Sequence[int], defect_rate: float, on_share:
     for number, (kind, seed) in enumerate(boards):
         parts += [(kind, placement) for placement in render_board(kind, seed, defect_rate).placements]
         on_share(0.5 * (number + 1) / len(boards))
-    verdicts = judge_parts(line.routes, pool.slot, parts, lambda share: on_share(0.5 + 0.5 * share))
+    verdicts = judge_parts(line.routes, pool.slot, parts, lambda share: on_share(0.5 + 0.5 * share), on_answer)
     truths = [placement.truth for _, placement in parts]
     missed = Counter(t for t, v in zip(truths, verdicts, strict=True) if t != "ok" and v == "pass")
     defects = sum(truth != "ok" for truth in truths)
@@ -66,6 +77,7 @@ def judge_parts(
     slot: Callable[[ExpertId], Slot],
     parts: Sequence[tuple[str, Placement]],
     on_share: Callable[[float], None],
+    on_answer: OnAnswer = lambda _expert, _answer: None,
 ) -> list[str]:
     """The verdict of each (board type, part), in order; parts of one expert share batches."""
     verdicts = [""] * len(parts)
@@ -78,6 +90,7 @@ def judge_parts(
         for number, answer in zip(chosen, answers, strict=True):
             step = waiting.pop(number)
             assert step is not None
+            on_answer(step.expert, answer)
             side = parts[number][1].pixels.shape[0]
             judgement = judge(step, answer.label, answer.confidence, answer.detections, so_far[number], (side, side))
             so_far[number] = judgement

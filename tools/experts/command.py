@@ -298,7 +298,7 @@ def _print_shown(found: dict[str, Any]) -> None:
     _print_drift(found["drift"])
 
 
-def _told(found: dict[str, Any]) -> list[tuple[str | None, ...]]:
+def _told(found: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Who put what in and in force, and when each version gave its first verdict, oldest first."""
     steps = found["steps"] if len(found["steps"]) > 1 else []  # else somebody only looked
     rows = [(step["at"], step["did"], step["version"], step["before"], step["by"]) for step in steps]

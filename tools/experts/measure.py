@@ -1,11 +1,12 @@
 """How sure an expert is of images that it was not trained on: what its recent answers are compared with later."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from experts.catalog import Confidences
+from experts.catalog import CatalogFile, Confidences, rendered, write_catalog
+from experts.catalog_edit import read
 from experts.drift import histograms
 from experts.errors import ExpertError, ImageError
 from experts.slot import SlotPool
@@ -40,13 +41,8 @@ def measure_in_force(line: ExpertsLine, name: str, images: Path) -> dict[str, An
 
 def confidences_of(spec: ExpertSpec, folder: Path) -> Confidences:
     """Counts by answered label of the images in `folder` and below it. Raises MeasureError."""
-    pool = SlotPool("cpu", spec.weights_bytes)
-    answers: list[Answer] = []
     try:
-        pool.load(spec)
-        images = islice(_images(folder, spec), _MOST_IMAGES)
-        while some := list(islice(images, _BATCH)):
-            answers += infer(pool.slot(spec.expert), some)
+        answers = answers_of(spec, islice(_images(folder, spec), _MOST_IMAGES))
     except ExpertError as error:
         raise MeasureError(str(error)) from error
     if not answers:
@@ -54,9 +50,37 @@ def confidences_of(spec: ExpertSpec, folder: Path) -> Confidences:
     return by_label(answers)
 
 
-def by_label(answers: Sequence[Answer]) -> Confidences:
+def answers_of(spec: ExpertSpec, images: Iterable[Prepared]) -> list[Answer]:
+    """As the daemon gives them, in a slot. Raises ExpertError."""
+    pool = SlotPool("cpu", spec.weights_bytes)
+    pool.load(spec)
+    answers: list[Answer] = []
+    waiting = iter(images)
+    while some := list(islice(waiting, _BATCH)):
+        answers += infer(pool.slot(spec.expert), some)
+    return answers
+
+
+def by_label(answers: Iterable[Answer]) -> Confidences:
     """What the catalog keeps of an expert's answers to images held out."""
     return histograms((answer.label, answer.confidence) for answer in answers)
+
+
+class Answers:
+    """What a line's experts answer while it is measured on images that none of them was trained on."""
+
+    def __init__(self) -> None:
+        self._by_expert: dict[str, list[Answer]] = {}
+
+    def note(self, expert: str, answer: Answer) -> None:
+        self._by_expert.setdefault(expert, []).append(answer)
+
+    def keep(self, catalog: Path) -> None:
+        """Write their confidences into a catalog that was made just now; comments in it are not kept."""
+        entries = dict(CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"))).experts)
+        for expert, answers in self._by_expert.items():
+            entries[expert] = entries[expert].model_copy(update={"confidences": by_label(answers)})
+        write_catalog(catalog, {name: rendered(entry) for name, entry in entries.items()})
 
 
 def _images(folder: Path, spec: ExpertSpec) -> Iterator[Prepared]:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,9 @@ from experts.catalog import add_to_catalog
 from experts.errors import ImageError
 from experts.vision.architectures import ARCHITECTURES
 from experts.vision.decode import decode
+from experts.vision.preprocess import fit as fit_image
 from experts.vision.preprocess import to_square
+from tools.experts.measure import answers_of, by_label
 from tools.importer import Form, ImportRefusedError, import_classifier
 from tools.train import fit
 from tools.train.fit import Pictures, Targets
@@ -93,7 +95,11 @@ def train_classifier(
     except ImportRefusedError as error:
         raise TrainingError(str(error)) from error
     temperature = fit.calibrate(logits, held_out.targets)
-    add_to_catalog(out / "catalog.yaml", expert, report.entry | {"temperature": temperature})
+    # As it will be served, so that its answers in service can be compared with these.
+    served = replace(report.spec, temperature=temperature)
+    answers = answers_of(served, [fit_image(picture, "classify", input_size) for picture in held_out.pictures])
+    entry = report.entry | {"temperature": temperature, "confidences": by_label(answers)}
+    add_to_catalog(out / "catalog.yaml", expert, entry)
     found = logits.argmax(1).numpy()
     return ClassifierReport(expert, report.file, len(train.targets), temperature, _by_label(labels, found, held_out))
 

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from experts.catalog import CatalogFile, add_to_catalog, resolve
+from experts.catalog_edit import read
+from experts.drift import histograms
 from experts.errors import ImageError
 from experts.slot import SlotPool
 from experts.spec import ExpertId, ExpertSpec
@@ -544,6 +546,7 @@ def _report(spec: ExpertSpec, held_out: Sequence[Photograph], last: Progress, ca
         height, width = decode(payload, "image").shape[:2]
         truths.append(photograph.boxes * np.array([width, height, width, height, 1], np.float32))
     found = find_boxes(spec, payloads)
+    add_to_catalog(catalog, spec.expert, _entry(catalog, spec.expert) | {"confidences": _confidences(spec, found)})
     threshold = choose_threshold(found, truths, 0.5)
     counts = count(found, truths, threshold, 0.5)
     return TrainReport(
@@ -559,3 +562,14 @@ def _report(spec: ExpertSpec, held_out: Sequence[Photograph], last: Progress, ca
         f_score=counts.f_score,
         map50=mean_average_precision(average_precisions(found, truths, len(spec.classes), 0.5)),
     )
+
+
+def _confidences(spec: ExpertSpec, found: Sequence[Found]) -> dict[str, tuple[int, ...]]:
+    """Of each image's surest box, as far as it will be answered: that is what a detector's answer is counted by."""
+    surest = [(one.classes[place], one.confidences[place]) for one in found for place in one.confidences.argsort()[-1:]]
+    kept = [(kind, confidence) for kind, confidence in surest if confidence >= spec.confidence_floor]
+    return histograms((spec.classes[kind], float(confidence)) for kind, confidence in kept)
+
+
+def _entry(catalog: Path, expert: str) -> dict[str, Any]:
+    return CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"))).experts[expert].model_dump(mode="json")
