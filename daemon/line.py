@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.config import CREDENTIALS, Config, Security, load_config
+from daemon.consumers.check import consumer_problems, consumer_warnings
 from daemon.devices import Measurements, complete, memory_problems, profile_warnings
 from daemon.endpoints import CurveKeys, check_allowed_clients, check_endpoints, check_http
 from daemon.errors import ConfigError
@@ -184,6 +185,7 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
         return problems, {}
     problems += _weights_problems(config.catalog, catalog)
     problems += model_problems(path, config)
+    problems += consumer_problems(path, config)
     if are_settings_sound:
         taken = sharing_problems(config) or memory_problems(images_config(config), routes.experts(), catalog)
         problems += [f"{path}: {problem}" for problem in taken]
@@ -193,7 +195,11 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
         "weights_bytes": sum(spec.weights_bytes for spec in catalog.values()),
         "models": len(config.models),
         "rules_version": routes.version,
-        "warnings": [*config.warnings, *profile_warnings(path, config, measured, catalog)],
+        "warnings": [
+            *config.warnings,
+            *consumer_warnings(path, config),
+            *profile_warnings(path, config, measured, catalog),
+        ],
     }
     return problems, facts
 

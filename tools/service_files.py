@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.config import CREDENTIALS, Config
-from daemon.sockets import is_open
+from daemon.sockets import is_open, is_open_host
 from daemon.store.database import sqlite_path
 
 NAME = "coserve"
@@ -135,15 +135,20 @@ def drop_ins(config: Config) -> dict[str, bool]:
     is_http_open = endpoints.http is not None and is_open(endpoints.http.replace("http://", "tcp://", 1))
     return {
         "nvidia.conf": any(name.startswith("cuda") for name in config.devices),
-        "network.conf": is_http_open or any(map(is_open, reachable)),
+        "network.conf": is_http_open or any(map(is_open, reachable)) or _has_consumer_elsewhere(config),
     }
+
+
+def _has_consumer_elsewhere(config: Config) -> bool:
+    return any(is_open_host(consumer.host) for consumer in config.consumers.values())
 
 
 def credentials(config: Config) -> list[str]:
     """Names of the secrets that the configuration expects of `LoadCredential=`."""
     security = config.security
-    named = (security.server_key, security.http_token)
-    return [path.name for path in named if path is not None and CREDENTIALS in str(path)]
+    named = [security.server_key, security.http_token]
+    named += [file for consumer in config.consumers.values() for file in consumer.files().values()]
+    return list(dict.fromkeys(path.name for path in named if path is not None and CREDENTIALS in str(path)))
 
 
 def _read_folders(config: Config) -> list[Path]:
@@ -158,6 +163,7 @@ def written_folders(config: Config) -> list[Path]:
     sockets = [Path(one[6:]) for one in (*endpoints.intake, endpoints.control) if one.startswith("ipc://")]
     folders = {config.journal, config.quarantine, config.images, *(socket.parent for socket in sockets)}
     folders |= {file.parent for file in (database, config.record) if file is not None}
+    folders |= {config.positions} if config.consumers else set()
     return sorted(folder for folder in folders if not folders & set(folder.parents))
 
 

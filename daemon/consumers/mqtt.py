@@ -13,7 +13,7 @@ from aiomqtt import MqttError, ProtocolVersion, Will
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from daemon.consumers.broker import BrokerClient, trouble
+from daemon.consumers.broker import BrokerClient, RefusedError, trouble
 from daemon.consumers.credentials import CredentialError, read_password, tls_context
 from daemon.consumers.seam import DeliveryError, Message
 from daemon.consumers.settings import MqttSettings
@@ -45,6 +45,7 @@ class Mqtt:
             self._retained.MessageExpiryInterval = int(settings.retain_boards)
         self._client: BrokerClient | None = None
         self._lost: asyncio.Task[None] | None = None
+        self._refusal: RefusedError | None = None
         self._window = asyncio.Semaphore(_WINDOW)
         self._listened: set[str] = set()
         self._has_connected = False
@@ -63,6 +64,7 @@ class Mqtt:
             client.abandon()
             raise
         self._client = client
+        self._refusal = None
         self._lost = asyncio.create_task(_until_lost(client))
         self._window = asyncio.Semaphore(min(_WINDOW, client.receive_maximum))
         self._listeners_by_s = time.monotonic() + _LISTENERS_COME_BACK_S if self._has_connected else 0.0
@@ -81,6 +83,7 @@ class Mqtt:
         reached, waits = 0, False
         for message, answer in zip(messages, answers, strict=True):
             if isinstance(answer, BaseException):
+                self._refusal = answer if isinstance(answer, RefusedError) else None
                 if not reached:
                     self._must_stand()
                     raise self._trouble(answer)
@@ -142,6 +145,8 @@ class Mqtt:
     def _must_stand(self) -> None:
         lost = self._lost
         if lost is not None and lost.done():
+            if self._refusal is not None:  # some brokers say why and hang up
+                raise self._trouble(self._refusal)
             error = None if lost.cancelled() else lost.exception()
             why = (error.__cause__ or error) if error else "no reason given"
             raise DeliveryError(f"{self._where} ended the connection: {why}")

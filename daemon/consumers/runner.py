@@ -108,9 +108,9 @@ class Runner:
         """One connection, from its making to its end."""
         try:
             await self._consumer.open(self._position.seq)
-            self._tell("connected")
             while True:
                 is_up_to_date = not await self._deliver_page()
+                self._tell("connected")  # not before: it may be let in and refused what it brings
                 await self._save()
                 if self.stopping.is_set() and (is_up_to_date or time.monotonic() > self._stop_by_s):
                     return

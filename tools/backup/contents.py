@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel
 
 from daemon.config import Config, is_setting, load_config, read_settings
+from daemon.consumers.position import PositionFile
 from daemon.errors import ConfigError
 from daemon.store.database import sqlite_path
 from experts.catalog import CatalogFile
@@ -79,6 +80,7 @@ class _Line:
                 self._add_experts(source, name)
             elif key[0] not in _FILLED:
                 self._add_files(key, source, name)
+        self._add_positions()
         self._add_configuration(path, any(map(is_setting, environ)))
 
     def _place(self, key: KeyPath, source: Path, scheme: str = "") -> str:
@@ -95,13 +97,13 @@ class _Line:
         return name
 
     def _add_files(self, key: KeyPath, source: Path, name: str) -> None:
-        """A file, or the public keys in a folder. What is named under `security` as a file is a secret."""
+        """A file, or the public keys in a folder. Files of `security` and a consumer's password and key are secrets."""
         if source.is_dir():
             for file in sorted(source.iterdir()):
                 if file.is_file() and not file.name.endswith("_secret"):
                     self.contents.parts.append(Part(f"{name}/{file.name}", file))
             return
-        is_secret = key[0] == "security"
+        is_secret = key[0] == "security" or key[-1] in ("password", "key")
         if "$CREDENTIALS_DIRECTORY" in name:
             self.contents.warnings.append(f"{'.'.join(map(str, key))} is systemd's to give: it is in no backup")
         elif is_secret and not self._with_secrets:
@@ -112,6 +114,15 @@ class _Line:
             self.contents.parts.append(Part(name, source, is_secret))
         else:
             self.contents.warnings.append(f"{source}: there is no such file, and none in the backup")
+
+    def _add_positions(self) -> None:
+        """How far each consumer was: what comes after that it gets from the restored line."""
+        config = self.contents.config
+        folder = PurePosixPath(os.path.normpath(PurePosixPath(self.contents.journal).parent / config.positions.name))
+        for name in config.consumers:
+            file = PositionFile(config.positions, name).path
+            if file.is_file():
+                self.contents.parts.append(Part((folder / file.name).as_posix(), file))
 
     def _add_experts(self, source: Path, name: str) -> None:
         document = read_yaml(source)

@@ -35,13 +35,16 @@ def free_port() -> int:
 class Broker:
     """mosquitto in `folder`, on a port that stays its own from start to start."""
 
-    def __init__(self, folder: Path, *settings: str, persistence: bool = False, anonymous: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *settings: str, persistence: bool = False, anonymous: bool = True, port: int | None = None
+    ) -> None:
         """`settings` are further lines of mosquitto.conf."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
+        self.port = port or free_port()
         self._log = folder / "mosquitto.log"
         self._config = folder / "mosquitto.conf"
-        lines = [f"listener {self.port} 127.0.0.1", f"allow_anonymous {str(anonymous).lower()}", *settings]
+        lines = [f"listener {self.port} 127.0.0.1", f"allow_anonymous {str(anonymous).lower()}"]
+        lines += ["user root", "max_queued_messages 0", *settings]  # a queue without an end, as nothing is to be lost
         if persistence:
             # Each change at once, and its data where it runs as whoever started it.
             lines += ["persistence true", f"persistence_location {folder}/", "autosave_on_changes true"]

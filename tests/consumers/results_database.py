@@ -1,0 +1,60 @@
+"""A results database with any number of messages, without a line that makes them: boards of two images each."""
+
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from daemon.store.store import open_store
+
+BEGIN = datetime(2026, 11, 20, tzinfo=UTC)
+
+
+class ResultsDatabase:
+    """`grow` writes as the daemon's writer does: rows and the stream's position in one transaction."""
+
+    def __init__(self, file: Path, begin: datetime = BEGIN) -> None:
+        self.file = file
+        self.url = f"sqlite:///{file}"
+        self.begin = begin
+        open_store(self.url).close()
+
+    @property
+    def last_seq(self) -> int:
+        with closing(sqlite3.connect(self.file)) as database:
+            return database.execute("SELECT last_seq FROM stream_position").fetchone()[0]
+
+    def grow(self, boards: int, serial: str = "S{}") -> int:
+        """`boards` more, three messages each; the last `seq`."""
+        seq = self.last_seq
+        images, rows = [], []
+        for number in range(seq // 3 + 1, seq // 3 + 1 + boards):
+            at = self._at(number)
+            rows.append((number, "pair", serial.format(number), at, at, 3 * number))
+            images += [(f"i{number}-{place}", number, f"P{place}", at, at, 3 * number - 2 + place) for place in (0, 1)]
+        with closing(sqlite3.connect(self.file)) as database, database:
+            database.executemany(
+                "INSERT INTO boards (board_id, board_type, serial, attempt, first_seen_at, completed_at, expected,"
+                " inspected, verdict, reason, rules_version, seq) VALUES (?, ?, ?, 1, ?, ?, 2, 2, 'pass', 'complete',"
+                " '0123456789ab', ?)",
+                rows,
+            )
+            database.executemany(
+                "INSERT INTO inspections (source, image_id, board_id, component, designator, accepted_at, completed_at,"
+                " image_bytes, status, verdict, rules_version, image_sha256, latency_ms, seq)"
+                " VALUES ('cam', ?, ?, 'P', ?, ?, ?, 10, 'done', 'pass', '0123456789ab', '', 5.0, ?)",
+                images,
+            )
+            database.execute("UPDATE stream_position SET last_seq = ?", (seq + 3 * boards,))
+        return seq + 3 * boards
+
+    def prune(self, boards: int) -> None:
+        """The oldest `boards` go with their rows, as retention has them go."""
+        with closing(sqlite3.connect(self.file)) as database, database:
+            (first,) = database.execute("SELECT min(board_id) FROM boards").fetchone()
+            database.execute("DELETE FROM inspections WHERE board_id < ?", (first + boards,))
+            database.execute("DELETE FROM boards WHERE board_id < ?", (first + boards,))
+
+    def _at(self, number: int) -> str:
+        at = self.begin + timedelta(seconds=number)
+        return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"

@@ -1,0 +1,359 @@
+"""Results to a real mosquitto, and to brokers that misbehave: what arrives where, what is retained, what is said."""
+
+import asyncio
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiomqtt")
+
+from daemon.consumers import mqtt as mqtt_module
+from daemon.consumers import runner as runner_module
+from daemon.consumers.mqtt import Mqtt
+from daemon.consumers.position import PositionFile
+from daemon.consumers.runner import Runner
+from daemon.consumers.settings import MqttSettings
+from daemon.consumers.slate import Slate
+from daemon.store.reader import Reader
+from tests.consumers.results_database import ResultsDatabase
+from tests.consumers.scripted_broker import ScriptedBroker
+from tools.bench.broker import Broker, Subscriber, free_port, mosquitto
+
+pytestmark = pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools")
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "_POLL_S", 0.01)
+    monkeypatch.setattr(runner_module, "_FIRST_BACK_OFF_S", 0.1)
+    monkeypatch.setattr(runner_module, "_LONGEST_BACK_OFF_S", 0.2)
+    monkeypatch.setattr(mqtt_module, "_ANSWER_S", 1.0)
+
+
+class Bringing:
+    """A database, a consumer of it, and what the daemon would see of that."""
+
+    def __init__(self, folder: Path, port: int, **settings: Any) -> None:
+        self.database = ResultsDatabase(folder / "inspection.db")
+        self.slate = Slate.make("test")
+        self.file = PositionFile(folder / "consumers", "plant")
+        settings = {"kind": "mqtt", "host": "127.0.0.1", "port": port} | settings
+        self.settings = MqttSettings.model_validate(settings)
+
+    @asynccontextmanager
+    async def running(self):
+        reader = Reader(self.database.url)
+        consumer = Mqtt(self.settings, "coserve-test")
+        runner = Runner("plant", consumer, reader, self.file, send=self.settings.send, slate=self.slate)
+        task = asyncio.create_task(runner.run())
+        try:
+            yield self
+        finally:
+            runner.stop()
+            await asyncio.wait_for(task, 15)
+            reader.close()
+
+    async def reached(self, seq: int) -> None:
+        await self.until(lambda: self.slate.read().get("position") == seq)
+
+    async def said(self, state: str, *words: str) -> None:
+        def told() -> bool:
+            now = self.slate.read()
+            return now.get("state") == state and all(word in (now["last_error"] or "") for word in words)
+
+        await self.until(told)
+
+    async def until(self, happened: Callable[[], Any]) -> None:
+        until_s = time.monotonic() + 20
+        while not happened():
+            assert time.monotonic() < until_s, self.slate.read()
+            await asyncio.sleep(0.01)
+
+
+def run(test: Any) -> None:
+    asyncio.run(test())
+
+
+def fds() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_each_message_has_its_topic_and_a_late_subscriber_hears_the_boards_state(tmp_path: Path) -> None:
+    serial = 'A+B/#\x7f"é{}'
+    with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "plant/line-2/#") as mes:
+        bringing = Bringing(tmp_path, broker.port, prefix="plant/line-2")
+        bringing.database.grow(1, serial)
+
+        async def test() -> None:
+            async with bringing.running():
+                await bringing.reached(3)
+                await bringing.until(lambda: len(mes.messages) == 4)
+
+        run(test)
+        encoded = "A%2BB%2F%23%7F%22%C3%A91"
+        topics = [message.topic for message in mes.messages[:4]]
+        assert topics == [
+            "plant/line-2/status",
+            f"plant/line-2/inspection/pair/{encoded}",
+            f"plant/line-2/inspection/pair/{encoded}",
+            f"plant/line-2/board/pair/{encoded}",
+        ]
+        published = Reader(bringing.database.url)
+        expected = published.results_since(0)["items"]
+        published.close()
+        for message in expected:
+            message.pop("topic")
+        assert [json.loads(message.payload) for message in mes.messages[1:4]] == expected
+        with Subscriber(broker.port, "plant/line-2/#", name="late", keeps_session=False) as late:
+            asyncio.run(bringing.until(lambda: len(late.messages) == 2))
+            kept = {message.topic: message for message in late.messages}
+            assert set(kept) == {"plant/line-2/status", f"plant/line-2/board/pair/{encoded}"}
+            assert all(message.retain for message in kept.values())
+            board = kept[f"plant/line-2/board/pair/{encoded}"]
+            assert json.loads(board.payload)["verdict"] == "pass"
+            assert 30 * 86400 - 60 < board.properties.MessageExpiryInterval <= 30 * 86400
+            assert json.loads(kept["plant/line-2/status"].payload) == {"state": "offline", "position": 3}
+
+
+def test_only_what_is_asked_for_goes_out(tmp_path: Path) -> None:
+    with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "#") as mes:
+        bringing = Bringing(tmp_path, broker.port, send=["boards"], retain_boards=None)
+        bringing.database.grow(5)
+
+        async def test() -> None:
+            async with bringing.running():
+                await bringing.reached(15)
+                await bringing.until(lambda: len(mes.messages) == 6)
+
+        run(test)
+        assert [body["seq"] for body in mes.bodies("board/")] == [3, 6, 9, 12, 15]
+        assert not any("MessageExpiryInterval" in message.properties.json() for message in mes.messages)
+
+
+def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tmp_path: Path, a_configuration) -> None:
+    with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "coserve/#") as mes:
+        database = ResultsDatabase(tmp_path / "inspection.db")
+        config = a_configuration(tmp_path, broker.port)
+        total = 0
+        for last in range(2):
+            total = database.grow(2000)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "daemon.consumers", str(config), "plant"], stdin=subprocess.DEVNULL
+            )
+            wait(lambda last=last: _seqs(mes) > {*range(1, last * 6000 + 500)})
+            process.kill()
+            process.wait()
+            wait(lambda: mes.bodies("status")[-1] == {"state": "offline"})
+        process = subprocess.Popen(
+            [sys.executable, "-m", "daemon.consumers", str(config), "plant"], stdin=subprocess.DEVNULL
+        )
+        wait(lambda: len(_seqs(mes)) == total)
+        wait(lambda: mes.bodies("status")[-1]["state"] == "online")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        wait(lambda: mes.bodies("status")[-1] == {"state": "offline", "position": total})
+
+
+def test_three_restarts_of_the_broker_lose_nothing(tmp_path: Path) -> None:
+    """Of 10, with and without persistence, while a line runs: `coserve bench plant`."""
+    with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "coserve/#") as mes:
+        bringing = Bringing(tmp_path, broker.port)
+
+        async def test() -> None:
+            async with bringing.running():
+                for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+                    last = bringing.database.grow(300)
+                    await bringing.until(lambda last=last: len(_seqs(mes)) > last - 600)
+                    broker.end(number)
+                    bringing.database.grow(20)
+                    await bringing.said("waiting", "127.0.0.1")
+                    broker.start()
+                last = bringing.database.grow(20)
+                await bringing.reached(last)
+                await bringing.until(lambda: len(_seqs(mes)) == last)
+
+        run(test)
+        in_order = [body["seq"] for body in mes.bodies() if "seq" in body]
+        assert len(in_order) < 3 * bringing.database.last_seq
+
+
+def test_a_broker_without_listeners_is_no_trouble_at_the_first_connection(tmp_path: Path) -> None:
+    with Broker(tmp_path / "broker") as broker:
+        bringing = Bringing(tmp_path, broker.port)
+        bringing.database.grow(1000)
+
+        async def test() -> None:
+            async with bringing.running():
+                await bringing.reached(3000)
+
+        run(test)
+
+
+def test_a_wrong_password_is_refused_by_name_and_mended_without_a_restart(tmp_path: Path) -> None:
+    if shutil.which("mosquitto_passwd") is None:
+        pytest.skip("needs mosquitto_passwd: make system-tools")
+    passwords, secret = tmp_path / "passwords", tmp_path / "secret"
+    passwords.touch(mode=0o600)
+    subprocess.run(["mosquitto_passwd", "-b", str(passwords), "line", "right"], check=True, capture_output=True)
+    passwords.chmod(0o644)
+    tmp_path.chmod(0o755)
+    settings = [f"password_file {passwords}"]
+    with Broker(tmp_path / "broker", *settings, anonymous=False) as broker:
+        bringing = Bringing(tmp_path, broker.port, user="line", password=secret)
+        bringing.database.grow(1)
+
+        async def test() -> None:
+            async with bringing.running():
+                await bringing.said("refused", "secret", "No such file")
+                secret.write_text("right\n")
+                await bringing.said("refused", "can be read by everybody")
+                secret.chmod(0o600)
+                await bringing.reached(3)
+                assert bringing.slate.read()["last_error"] is None
+            secret.write_text("wrong\n")
+            async with bringing.running():
+                await bringing.said("refused", f"127.0.0.1:{broker.port}", "Not authorized")
+            assert "wrong" not in str(bringing.slate.read())
+
+        run(test)
+
+
+def test_a_topic_that_we_may_not_write_to_holds_everything_back_and_is_named(tmp_path: Path) -> None:
+    """MQTT 3.1.1 knows no way to say so: there such a broker throws the message away and confirms it."""
+    acl = tmp_path / "acl"
+    acl.write_text("topic readwrite coserve/status\ntopic readwrite coserve/inspection/#\n")
+    acl.chmod(0o644)
+    tmp_path.chmod(0o755)
+    with Broker(tmp_path / "broker", f"acl_file {acl}") as broker, Subscriber(broker.port, "coserve/#") as mes:
+        bringing = Bringing(tmp_path, broker.port)
+        bringing.database.grow(2)
+
+        async def test() -> None:
+            async with bringing.running():
+                await bringing.said("refused", "coserve/board/pair/S1", "Not authorized")
+                assert bringing.slate.read()["position"] <= 2
+                acl.write_text("topic readwrite coserve/#\n")
+                assert broker.process is not None
+                broker.process.send_signal(signal.SIGHUP)
+                await bringing.reached(6)
+                await bringing.until(lambda: len(_seqs(mes)) == 6)
+
+        run(test)
+
+
+def test_a_connection_that_is_refused_is_tried_again_until_somebody_listens(tmp_path: Path) -> None:
+    port = free_port()
+    bringing = Bringing(tmp_path, port)
+    bringing.database.grow(1)
+
+    async def test() -> None:
+        async with bringing.running():
+            await bringing.said("waiting", f"nobody listens at 127.0.0.1:{port}")
+            before = fds()
+            await asyncio.sleep(0.5)
+            assert fds() <= before + 2
+            broker = Broker(tmp_path / "broker", port=port)
+            with broker:
+                await bringing.reached(3)
+
+    run(test)
+
+
+def test_a_name_that_nobody_knows_is_said(tmp_path: Path) -> None:
+    bringing = Bringing(tmp_path, 1883, host="broker.invalid")
+
+    async def test() -> None:
+        async with bringing.running():
+            await bringing.said("waiting", "broker.invalid:1883", "name")
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("script", "state", "words"),
+    [
+        ({"connack": None}, "waiting", "gives no answer in time"),
+        ({"connack": "close"}, "waiting", "closes the connection before it has answered: does it want TLS?"),
+        ({"connack": 0x86}, "refused", "refuses the connection: Bad user name or password"),
+        ({"connack": 0x84}, "refused", "Unsupported protocol version"),
+        ({"connack": 0x89}, "waiting", "Server busy"),
+        ({"answer": lambda _: None}, "waiting", "gives no answer in time"),
+        ({"answer": lambda number: 0 if number < 3 else 0x97}, "waiting", "Quota exceeded"),
+        ({"answer": lambda number: 0 if number < 3 else 0x99}, "refused", "Payload format invalid"),
+        ({"close_after": 3}, "waiting", "ended the connection"),
+    ],
+    ids=["mute", "hangs up", "password", "version", "busy", "confirms nothing", "full", "invalid", "in the middle"],
+)
+def test_a_broker_that_misbehaves_is_named_and_costs_no_file_and_no_message(
+    tmp_path: Path, script: dict[str, Any], state: str, words: str
+) -> None:
+    with ScriptedBroker(**script) as broker:
+        bringing = Bringing(tmp_path, broker.port)
+        bringing.database.grow(20)
+
+        async def test() -> None:
+            async with bringing.running():
+                await bringing.said(state, words)
+                await bringing.until(lambda: broker.connections > 2)
+                before = fds()
+                await bringing.until(lambda: broker.connections > 4)
+                assert fds() <= before + 4
+                broker.connack, broker.answer, broker.close_after = 0, lambda _: 0, None
+                await bringing.reached(60)
+
+        run(test)
+        assert {f"coserve/board/pair/S{number}" for number in range(1, 21)} <= set(broker.topics)
+
+
+@pytest.mark.parametrize(("maximum", "most"), [(1, 1), (7, 7), (None, 100)])
+def test_no_more_is_under_way_than_the_broker_takes_at_once(tmp_path: Path, maximum: int | None, most: int) -> None:
+    with ScriptedBroker(receive_maximum=maximum) as broker:
+        bringing = Bringing(tmp_path, broker.port)
+        bringing.database.grow(100)
+
+        async def test() -> None:
+            async with bringing.running():
+                await bringing.reached(300)
+
+        run(test)
+        assert broker.most_unanswered <= most
+
+
+def wait(happened: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    until_s = time.monotonic() + timeout_s
+    while not (found := happened()):
+        assert time.monotonic() < until_s, "it did not happen"
+        time.sleep(0.05)
+    return found
+
+
+def _seqs(subscriber: Subscriber) -> set[int]:
+    return {body["seq"] for body in subscriber.bodies() if "seq" in body}
+
+
+@pytest.fixture
+def a_configuration() -> Callable[..., Path]:
+    """A coserve.yaml with a consumer; what else it names is not there."""
+
+    def make(folder: Path, port: int) -> Path:
+        path = folder / "coserve.yaml"
+        consumer = {"kind": "mqtt", "host": "127.0.0.1", "port": port}
+        text = {
+            "rules": "r",
+            "catalog": "c",
+            "devices": {"cpu": {"expert_memory": "1GB"}},
+            "consumers": {"plant": consumer},
+        }
+        path.write_text(json.dumps(text), encoding="utf-8")
+        return path
+
+    return make

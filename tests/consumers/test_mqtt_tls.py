@@ -1,0 +1,147 @@
+"""TLS with a real mosquitto: what is checked, what is shown, and what a mistake is called."""
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiomqtt")
+
+from daemon.consumers.credentials import credential_problems
+from daemon.consumers.mqtt import Mqtt
+from daemon.consumers.seam import DeliveryError
+from daemon.consumers.settings import MqttSettings
+from tools.bench.broker import Broker, mosquitto
+
+pytestmark = [
+    pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools"),
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl"),
+]
+
+
+def openssl(*words: str, folder: Path) -> None:
+    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+
+def an_authority(folder: Path, name: str) -> None:
+    openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", f"{name}.key", folder=folder)
+    days = ["-days", "2", "-subj", f"/CN={name}"]
+    openssl("req", "-x509", "-new", "-key", f"{name}.key", "-out", f"{name}.pem", *days, folder=folder)
+
+
+def a_certificate(folder: Path, name: str, authority: str, names: str) -> None:
+    openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", f"{name}.key", folder=folder)
+    openssl("req", "-new", "-key", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}", folder=folder)
+    (folder / f"{name}.ext").write_text(f"subjectAltName={names}\n")
+    signed = ["-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", "-CAcreateserial", "-days", "2"]
+    ours = ["-in", f"{name}.csr", "-out", f"{name}.pem", "-extfile", f"{name}.ext"]
+    openssl("x509", "-req", *ours, *signed, folder=folder)
+    (folder / f"{name}.key").chmod(0o600)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    an_authority(folder, "plant")
+    an_authority(folder, "other")
+    a_certificate(folder, "broker", "plant", "IP:127.0.0.1")
+    a_certificate(folder, "elsewhere", "plant", "DNS:broker.elsewhere")
+    a_certificate(folder, "line", "plant", "DNS:line")
+    a_certificate(folder, "stranger", "other", "DNS:line")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def broker(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """It asks for a certificate of the plant's authority."""
+    with Broker(tmp_path_factory.mktemp("broker"), *_tls(keys, "broker"), "require_certificate true") as one:
+        yield one
+
+
+def _tls(keys: Path, name: str) -> list[str]:
+    return [f"cafile {keys}/plant.pem", f"certfile {keys}/{name}.pem", f"keyfile {keys}/{name}.key"]
+
+
+def settings(port: int, keys: Path, tls: dict[str, str] | None, **more: Any) -> MqttSettings:
+    files = None if tls is None else {name: keys / file for name, file in tls.items()}
+    return MqttSettings.model_validate({"kind": "mqtt", "host": "127.0.0.1", "port": port, "tls": files, **more})
+
+
+def trouble(settings: MqttSettings) -> DeliveryError | None:
+    """What opening says, None where the connection stands."""
+
+    async def open_and_close() -> None:
+        consumer = Mqtt(settings, "coserve-test")
+        await consumer.open(0)
+        await consumer.deliver(())
+        await consumer.close()
+
+    try:
+        asyncio.run(open_and_close())
+    except DeliveryError as error:
+        return error
+    return None
+
+
+LINE = {"ca": "plant.pem", "cert": "line.pem", "key": "line.key"}
+
+
+def test_both_show_their_certificates(keys: Path, broker: Broker) -> None:
+    assert trouble(settings(broker.port, keys, LINE)) is None
+
+
+@pytest.mark.parametrize(
+    ("tls", "state", "words"),
+    [
+        (LINE | {"ca": "other.pem"}, "refused", "unable to get local issuer certificate"),
+        ({}, "refused", "unable to get local issuer certificate"),
+        ({"ca": "plant.pem"}, "waiting", "does it want a certificate of ours?"),
+        (LINE | {"cert": "stranger.pem", "key": "stranger.key"}, "waiting", "does it want a certificate of ours?"),
+        (None, "waiting", "does it want TLS?"),
+        (LINE | {"ca": "nothing.pem"}, "refused", "nothing.pem cannot be used: No such file"),
+        (LINE | {"ca": "line.ext"}, "refused", "line.ext cannot be used"),
+        (LINE | {"cert": "broker.pem"}, "refused", "broker.pem and"),
+    ],
+    ids=["other authority", "system", "no certificate", "stranger", "no tls", "no file", "no pem", "not its key"],
+)
+def test_a_mistake_is_refused_by_name(
+    keys: Path, broker: Broker, tls: dict[str, str] | None, state: str, words: str
+) -> None:
+    said = trouble(settings(broker.port, keys, tls))
+    assert said is not None
+    assert words in said.reason
+    assert said.state == state
+
+
+def test_a_broker_of_another_name_is_refused(keys: Path, tmp_path: Path) -> None:
+    with Broker(tmp_path, *_tls(keys, "elsewhere")) as other:
+        said = trouble(settings(other.port, keys, {"ca": "plant.pem"}))
+    assert said is not None
+    assert "IP address mismatch" in said.reason
+    assert said.state == "refused"
+
+
+def test_a_broker_without_tls_is_named(keys: Path, tmp_path: Path) -> None:
+    with Broker(tmp_path) as plain:
+        said = trouble(settings(plain.port, keys, {"ca": "plant.pem"}))
+    assert said is not None
+    assert said.reason.startswith(f"TLS with 127.0.0.1:{plain.port} fails") or "closes the connection" in said.reason
+
+
+def test_a_key_that_others_can_read_and_one_with_a_passphrase_are_refused(keys: Path, tmp_path: Path) -> None:
+    for file in ("plant.pem", "line.pem", "line.key"):
+        shutil.copy(keys / file, tmp_path / file)
+    (tmp_path / "line.key").chmod(0o640)
+    found = credential_problems(settings(1, tmp_path, LINE))
+    assert [key for key, _ in found] == [("tls", "key")]
+    assert "line.key can be read by its group: chmod 600 it" in found[0][1]
+    plain, locked = ["-in", str(keys / "line.key")], ["-out", "line.key", "-aes128", "-passout", "pass:secret"]
+    openssl("ec", *plain, *locked, folder=tmp_path)
+    (tmp_path / "line.key").chmod(0o600)
+    found = credential_problems(settings(1, tmp_path, LINE))
+    assert "without a passphrase" in found[0][1]
+    assert "secret" not in found[0][1]

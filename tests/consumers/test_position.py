@@ -1,0 +1,101 @@
+"""The file that says how far a consumer was delivered: whole or the one before, and never believed when damaged."""
+
+import hashlib
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.consumers.position import Mark, Position, PositionError, PositionFile
+
+AT = "2026-11-22T07:00:00.000Z"
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    file = PositionFile(tmp_path / "consumers", "plant")
+    assert file.load() is None
+    position = Position(5).moved(9, Mark(9, AT)).missing(3)
+    file.save(position)
+    assert file.load() == position
+    assert [path.name for path in (tmp_path / "consumers").iterdir()] == ["plant.position"]
+
+
+def signed(said: bytes) -> bytes:
+    return said + b"\n" + hashlib.sha256(said).hexdigest().encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: b"",
+        lambda whole: whole[:20],
+        lambda whole: whole.replace(b"9", b"8", 1),
+        lambda whole: whole.split(b"\n")[0],
+        lambda whole: b"\xff\xfe" + whole,
+        lambda whole: bytes(len(whole)),
+        lambda whole: signed(b"{}"),
+        lambda whole: signed(b"9"),
+        lambda whole: signed(b'{"position": -1, "missed": 0, "marks": []}'),
+    ],
+)
+def test_a_damaged_file_is_named_and_not_believed(tmp_path: Path, damage) -> None:
+    file = PositionFile(tmp_path, "plant")
+    file.save(Position(9))
+    file.path.write_bytes(damage(file.path.read_bytes()))
+    with pytest.raises(PositionError, match=r"plant\.position is damaged"):
+        file.load()
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "plant.position").mkdir()
+    with pytest.raises(PositionError, match=r"plant\.position cannot be read: Is a directory"):
+        PositionFile(tmp_path, "plant").load()
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=200))
+def test_marks_are_few_and_reach_back_ever_further(steps: list[int]) -> None:
+    position, seq = Position(0), 0
+    for step in steps:
+        seq += step
+        position = position.moved(seq, Mark(seq, AT))
+    seqs = [mark.seq for mark in position.marks]
+    assert seqs == sorted(set(seqs))
+    assert seqs[-1] == seq
+    assert len(seqs) <= seq.bit_length() + 1
+    assert seqs[0] <= max(steps[0], seq // 2)
+
+
+def test_going_back_forgets_what_came_after() -> None:
+    position = Position(0)
+    for seq in range(1, 20):
+        position = position.moved(seq, Mark(seq, AT))
+    back = position.back_to(7)
+    assert back.seq == 7
+    assert all(mark.seq <= 7 for mark in back.marks)
+
+
+def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+    code = (
+        "import itertools, pathlib, sys\n"
+        "from daemon.consumers.position import *\n"
+        "file = PositionFile(pathlib.Path(sys.argv[1]), 'plant')\n"
+        "for seq in itertools.count(1): file.save(Position(seq))"
+    )
+    last = 0
+    for _ in range(4):
+        writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+        until_s = time.monotonic() + 20
+        file = PositionFile(tmp_path, "plant")
+        while (found := file.load()) is None or found.seq < last % 7 + 5:
+            assert time.monotonic() < until_s
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        left = file.load()
+        assert left is not None
+        last = left.seq
+        file.path.unlink()

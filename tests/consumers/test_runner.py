@@ -1,0 +1,440 @@
+"""The runner over a real database: what a consumer is given, when its position moves, what becomes of trouble."""
+
+import asyncio
+import resource
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from daemon.consumers import runner as runner_module
+from daemon.consumers.position import PositionFile
+from daemon.consumers.runner import BATCH, Runner
+from daemon.consumers.seam import DeliveryError, Message
+from daemon.consumers.slate import Slate
+from daemon.store.reader import Reader
+from tests.consumers.results_database import BEGIN, ResultsDatabase
+from tests.small_disk import small_disk
+
+
+class Diary:
+    """A consumer that writes down what it is given, and has the trouble that it is told to have."""
+
+    def __init__(self) -> None:
+        self.seqs: list[int] = []
+        self.opened: list[int] = []
+        self.batches: list[int] = []
+        self.messages: list[Message] = []
+        self.trouble: list[Exception] = []
+        self.takes: int | None = None
+        self.closed = 0
+
+    async def open(self, position: int) -> None:
+        self.opened.append(position)
+        if self.trouble:
+            raise self.trouble.pop()
+
+    async def deliver(self, messages: Sequence[Message]) -> int:
+        if not messages:
+            return 0
+        if self.trouble:
+            raise self.trouble.pop()
+        taken = messages[: self.takes]
+        self.messages += taken
+        self.seqs += [message["seq"] for message in taken]
+        self.batches.append(len(messages))
+        return taken[-1]["seq"]
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "_POLL_S", 0.005)
+    monkeypatch.setattr(runner_module, "_FIRST_BACK_OFF_S", 0.01)
+    monkeypatch.setattr(runner_module, "_LONGEST_BACK_OFF_S", 0.04)
+    monkeypatch.setattr(runner_module, "_SAVE_EVERY_S", 0.01)
+
+
+@asynccontextmanager
+async def running(database: ResultsDatabase, consumer: Any, folder: Path | None = None, **named: Any):
+    reader = Reader(database.url)
+    file = PositionFile(folder or database.file.parent / "consumers", "plant")
+    runner = Runner("plant", consumer, reader, file, **named)
+    task = asyncio.create_task(runner.run())
+    try:
+        yield runner
+    finally:
+        runner.stop()
+        await asyncio.wait_for(task, 10)
+        reader.close()
+
+
+async def until(happened: Callable[[], Any]) -> None:
+    async def look() -> None:
+        while not happened():
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(look(), 20)
+
+
+def run(test: Awaitable[None]) -> None:
+    async def main() -> None:
+        await test
+
+    asyncio.run(main())
+
+
+def saved(database: ResultsDatabase) -> int:
+    position = PositionFile(database.file.parent / "consumers", "plant").load()
+    assert position is not None
+    return position.seq
+
+
+def test_messages_come_in_order_as_published_and_the_position_outlives_the_process(tmp_path: Path) -> None:
+    database = ResultsDatabase(tmp_path / "inspection.db")
+    database.grow(2)
+
+    async def first() -> None:
+        diary = Diary()
+        async with running(database, diary):
+            await until(lambda: len(diary.seqs) == 6)
+            database.grow(1)
+            await until(lambda: len(diary.seqs) == 9)
+        reader = Reader(database.url)
+        assert diary.messages == reader.results_since(0)["items"]
+        assert diary.messages[2]["topic"] == "board/pair/S1/"
+        reader.close()
+        assert diary.opened == [0]
+
+    async def second() -> None:
+        diary = Diary()
+        async with running(database, diary):
+            database.grow(1)
+            await until(lambda: len(diary.seqs) == 3)
+        assert (diary.opened, diary.seqs) == ([9], [10, 11, 12])
+
+    run(first())
+    assert saved(database) == 9
+    run(second())
+    assert saved(database) == 12
+
+
+def test_only_what_is_wanted_is_given_and_the_rest_is_passed_over(tmp_path: Path) -> None:
+    database = ResultsDatabase(tmp_path / "inspection.db")
+    database.grow(300)
+
+    async def test() -> None:
+        diary = Diary()
+        async with running(database, diary, send=("boards",)) as runner:
+            await until(lambda: runner.position == 900)
+        assert diary.seqs == list(range(3, 901, 3))
+
+    run(test())
+
+
+def test_a_new_consumer_begins_with_the_oldest_kept_or_behind_the_newest(tmp_path: Path) -> None:
+    database = ResultsDatabase(tmp_path / "inspection.db")
+    database.grow(4)
+    database.prune(2)
+
+    async def test() -> None:
+        oldest, newest = Diary(), Diary()
+        async with running(database, oldest, tmp_path / "a"), running(database, newest, tmp_path / "b", newest=12):
+            await until(lambda: len(oldest.seqs) == 6)
+            database.grow(1)
+            await until(lambda: len(oldest.seqs) == 9 and len(newest.seqs) == 3)
+        assert oldest.seqs == list(range(7, 16))
+        assert newest.seqs == [13, 14, 15]
+        assert oldest.messages[0]["seq"] == 7
+
+    run(test())
+
+
+def test_what_was_pruned_before_it_could_be_delivered_is_counted_and_said(tmp_path: Path) -> None:
+    database = ResultsDatabase(tmp_path / "inspection.db")
+    database.grow(2)
+    slate = Slate.make("test")
+
+    async def test() -> None:
+        diary = Diary()
+        async with running(database, diary, slate=slate):
+            await until(lambda: len(diary.seqs) == 6)
+        database.grow(5)
+        database.prune(4)
+        with capture_logs() as logs:
+            async with running(database, diary, slate=slate) as runner:
+                await until(lambda: runner.position == 21)
+                database.grow(2)
+                database.prune(100)  # all that is left, and what was never seen
+                await until(lambda: runner.position == 27)
+        missed = [log for log in logs if log["event"] == "results_missed"]
+        assert (missed[0]["count"], missed[0]["after_seq"], missed[0]["up_to_seq"]) == (6, 6, 21)
+        assert sum(log["count"] for log in missed) == slate.read()["missed"]
+        assert len(diary.seqs) + slate.read()["missed"] == 27
+
+    run(test())
+    slate.close()
+
+
+def test_a_damaged_position_is_named_and_everything_kept_is_delivered_again(tmp_path: Path) -> None:
+    database = ResultsDatabase(tmp_path / "inspection.db")
+    database.grow(2)
+
+    async def once(diary: Diary) -> None:
+        async with running(database, diary, newest=0):
+            await until(lambda: len(diary.seqs) == 6)
+
+    run(once(Diary()))
+    (tmp_path / "consumers" / "plant.position").write_text("not a position")
+    diary = Diary()
+    with capture_logs() as logs:
+        run(once(diary))
+    assert diary.seqs == [1, 2, 3, 4, 5, 6]
+    assert "plant.position is damaged" in next(log["problem"] for log in logs if log["event"] == "position_damaged")
+
+
+@pytest.mark.parametrize("judged_since", [0, 1, 30])
+def test_a_database_from_a_backup_is_noticed_and_what_it_holds_since_is_delivered(
+    tmp_path: Path, judged_since: int
+) -> None:
+    """Numbers that it gives a second time are other messages: none of them may be taken for delivered."""
+    database = ResultsDatabase(tmp_path / "inspection.db")
+    database.grow(40)
+    backup = database.file.read_bytes()
+    database.grow(10)
+
+    async def deliver_all(database: ResultsDatabase, diary: Diary) -> None:
+        async with running(database, diary, tmp_path / "consumers") as runner:
+            await until(lambda: diary.seqs and runner.position == database.last_seq)
+
+    run(deliver_all(database, Diary()))
+    database.file.write_bytes(backup)
+    restored = ResultsDatabase(database.file, BEGIN + timedelta(days=1))
+    restored.grow(judged_since)
+    diary = Diary()
+    with capture_logs() as logs:
+
+        async def test() -> None:
+            async with running(restored, diary) as runner:
+                await until(lambda: runner.position == restored.last_seq)
+                restored.grow(3)
+                await until(lambda: runner.position == restored.last_seq)
+
+        run(test())
+    assert set(range(121, restored.last_seq + 1)) <= set(diary.seqs)
+    assert diary.seqs[0] <= 121
+    said = next(log for log in logs if log["event"] == "position_not_of_this_database")
+    assert said["position"] == 150
+
+
+def test_another_database_altogether_is_delivered_from_its_beginning(tmp_path: Path) -> None:
+    one = ResultsDatabase(tmp_path / "one.db")
+    one.grow(3)
+    other = ResultsDatabase(tmp_path / "other.db", BEGIN + timedelta(days=7))
+    other.grow(50)
+
+    async def deliver_all(database: ResultsDatabase, diary: Diary) -> None:
+        async with running(database, diary) as runner:
+            await until(lambda: diary.seqs and runner.position == database.last_seq)
+
+    run(deliver_all(one, Diary()))
+    diary = Diary()
+    run(deliver_all(other, diary))
+    assert diary.seqs == list(range(1, 151))
+
+
+def test_trouble_is_told_by_name_and_tried_again_and_nothing_is_lost(tmp_path: Path) -> None:
+    database = ResultsDatabase(tmp_path / "inspection.db")
+    database.grow(1)
+    slate = Slate.make("test")
+
+    async def test() -> None:
+        diary = Diary()
+        diary.trouble = [OSError("a defect"), DeliveryError("it says no", "refused"), DeliveryError("not there")]
+        told: list[tuple[str, str | None]] = []
+        with capture_logs() as logs:
+            async with running(database, diary, slate=slate) as runner:
+                await until(lambda: runner.position == 3)
+                await until(lambda: slate.read()["position"] == 3)
+                assert slate.read()["state"] == "connected"
+        told = [(log["event"], log.get("why")) for log in logs if log["event"].startswith("consumer_")]
+        assert told[:3] == [
+            ("consumer_waiting", "not there"),
+            ("consumer_refused", "it says no"),
+            ("consumer_failed", None),
+        ]
+        assert diary.seqs == [1, 2, 3]
+        assert diary.closed == 4
+
+    run(test())
+    slate.close()
+
+
+def test_what_was_delivered_in_part_goes_on_behind_that(tmp_path: Path) -> None:
+    database = ResultsDatabase(tmp_path / "inspection.db")
+    database.grow(4)
+
+    async def test() -> None:
+        diary = Diary()
+        diary.takes = 5
+        async with running(database, diary) as runner:
+            await until(lambda: runner.position == 12)
+        assert diary.seqs == list(range(1, 13))
+        assert diary.batches == [12, 7, 2]
+
+    run(test())
+
+
+def test_after_a_lost_connection_the_last_of_it_is_delivered_once_more_but_only_once(tmp_path: Path) -> None:
+    database = ResultsDatabase(tmp_path / "inspection.db")
+    database.grow(2)
+
+    async def test() -> None:
+        diary = Diary()
+        async with running(database, diary) as runner:
+            await until(lambda: runner.position == 6)
+            diary.trouble = [DeliveryError("gone")]
+            database.grow(1)
+            await until(lambda: runner.position == 9 and len(diary.seqs) == 15)
+            assert diary.seqs == [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+            diary.seqs.clear()
+            diary.trouble = [DeliveryError("gone again")]
+            database.grow(1)
+            await until(lambda: runner.position == 12)
+        assert diary.seqs == [7, 8, 9, 10, 11, 12]
+
+    run(test())
+
+
+def test_a_line_that_breaks_all_the_time_still_gets_everything_there(tmp_path: Path) -> None:
+    """Delivering again must not hold it up for ever where each connection carries only a little."""
+    database = ResultsDatabase(tmp_path / "inspection.db")
+    database.grow(20)
+
+    class Flaky(Diary):
+        async def deliver(self, messages: Sequence[Message]) -> int:
+            if self.seqs and len(self.batches) % 2:
+                self.batches.append(0)
+                raise DeliveryError("broken")
+            return await super().deliver(messages)
+
+    async def test() -> None:
+        diary = Flaky()
+        diary.takes = 7
+        async with running(database, diary) as runner:
+            await until(lambda: runner.position == 60)
+        assert set(diary.seqs) == set(range(1, 61))
+        assert len(diary.seqs) <= 2 * 60 + 7
+
+    run(test())
+
+
+def test_a_full_disk_keeps_the_position_in_memory_and_says_so(tmp_path: Path) -> None:
+    database = ResultsDatabase(tmp_path / "inspection.db")
+    database.grow(1)
+    slate = Slate.make("test")
+    with small_disk(tmp_path / "small", "64k") as disk:
+
+        async def test() -> None:
+            diary = Diary()
+            async with running(database, diary, disk, slate=slate):
+                await until(lambda: len(diary.seqs) == 3)
+                filler = disk / "filler"
+                with filler.open("wb", buffering=0) as file:
+                    try:
+                        while True:
+                            file.write(bytes(4096))
+                    except OSError:
+                        pass
+                database.grow(2)
+                await until(lambda: "No space left" in (slate.read()["last_error"] or ""))
+                assert slate.read()["state"] == "connected"
+                assert len(diary.seqs) == 9
+                filler.unlink()
+                await until(lambda: slate.read()["last_error"] is None)
+
+        run(test())
+        position = PositionFile(disk, "plant").load()
+        assert position is not None
+        assert position.seq == 9
+    slate.close()
+
+
+def test_a_hundred_thousand_messages_behind_need_no_more_memory_than_a_few(tmp_path: Path) -> None:
+    database = ResultsDatabase(tmp_path / "inspection.db")
+    database.grow(34_000)
+
+    class Counter(Diary):
+        count = 0
+
+        async def deliver(self, messages: Sequence[Message]) -> int:
+            assert len(messages) <= BATCH
+            self.count += len(messages)
+            return messages[-1]["seq"] if messages else 0
+
+    async def test() -> None:
+        counter = Counter()
+        async with running(database, counter) as runner:
+            await until(lambda: runner.position > 6_000)
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            await asyncio.wait_for(_caught_up(runner), 120)
+            after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        assert counter.count == 102_000
+        assert after - before < 32 * 1024
+
+    async def _caught_up(runner: Runner) -> None:
+        while runner.position < 102_000:
+            await asyncio.sleep(0.05)
+
+    run(test())
+
+
+def test_the_database_may_be_away_for_a_while(tmp_path: Path) -> None:
+    database = ResultsDatabase(tmp_path / "inspection.db")
+    database.grow(1)
+    slate = Slate.make("test")
+
+    async def test() -> None:
+        diary = Diary()
+        aside = tmp_path / "aside.db"
+        database.file.rename(aside)
+        database.file.mkdir()
+        async with running(database, diary, tmp_path / "positions", slate=slate):
+            await until(lambda: "the results cannot be read" in (slate.read().get("last_error") or ""))
+            database.file.rmdir()
+            aside.rename(database.file)
+            await until(lambda: len(diary.seqs) == 3)
+
+    run(test())
+    slate.close()
+
+
+def test_stopping_delivers_what_the_line_has_just_finished(tmp_path: Path) -> None:
+    database = ResultsDatabase(tmp_path / "inspection.db")
+    database.grow(1)
+
+    async def test() -> None:
+        diary = Diary()
+        async with running(database, diary) as runner:
+            await until(lambda: runner.position == 3)
+            database.grow(200)
+        assert diary.seqs == list(range(1, 604))
+
+    run(test())
+    assert saved(database) == 603
+
+
+def test_the_slate_is_read_whole_or_not_at_all_and_long_texts_are_cut() -> None:
+    slate = Slate.make("test")
+    assert slate.read() == {}
+    slate.write({"last_error": "é" * 5000, "position": 2**62})
+    assert slate.read() == {"last_error": "é" * 600, "position": 2**62}
+    slate.write({"position": 1})
+    assert slate.read() == {"position": 1}
+    slate.close()
