@@ -201,7 +201,8 @@ class Operations:
             "review": Reviews(self._writer).carry_out,
             "metrics": lambda _: {"text": self._metrics.exposition()},
             "health": lambda _: self.health(),
-            "timeline": self._since,
+            "timeline": lambda fields: self._timeline.work(_seconds(fields)),
+            "waits": lambda fields: self._timeline.waits(_seconds(fields)),
         }
 
     def _status(self) -> dict[str, Any]:
@@ -230,12 +231,6 @@ class Operations:
             "consumers": self._deliveries.status(last_seq, children),
             **({"models": self._language.status()} if self._config.models else {}),
         }
-
-    def _since(self, fields: dict[str, Any]) -> dict[str, Any]:
-        seconds = fields.get("seconds", 120)
-        if type(seconds) not in (int, float) or not 0 < seconds <= LONGEST_S:
-            raise ControlError("bad_field", f"seconds: expected a number above 0, at most {LONGEST_S:.0f}")
-        return self._timeline.since(seconds)
 
     def _rate(self, completed: int) -> float:
         """Verdicts per second between this question and the one about ten seconds before it."""
@@ -319,3 +314,10 @@ class Operations:
         else:
             self._admission.resume("drain")
         return {"state": self.state, "backlog": self._backlog.images}
+
+
+def _seconds(fields: dict[str, Any]) -> float:
+    seconds = fields.get("seconds", 120)
+    if type(seconds) not in (int, float) or not 0 < seconds <= LONGEST_S:
+        raise ControlError("bad_field", f"seconds: expected a number above 0, at most {LONGEST_S:.0f}")
+    return seconds

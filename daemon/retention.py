@@ -21,6 +21,7 @@ from daemon.room import RESUME_MORE, Room, Space
 from daemon.store import upkeep
 from daemon.store.database import StoreError
 from daemon.store.store import Store
+from daemon.store.times import to_text
 from daemon.store.upkeep import Checkpoints, Log
 from daemon.store.values import Clock
 from daemon.writer import Writer
@@ -77,6 +78,7 @@ class RetentionThread:
             clock=Clock(ages.now_s, self._clock.monotonic_s),
         )
         self._told = Pruned()
+        self._pruned_at_s: float | None = None
         self._last_log = Log(0, 0, 0)
         self._disks: Mapping[str, Space] = {}
         self._is_log_held = False
@@ -121,7 +123,9 @@ class RetentionThread:
         """Begin a round (unless one runs), and say what all rounds since the start have pruned."""
         if begin:
             self._asked.set()
-        return {"pruning": self._is_pruning or self._asked.is_set(), **asdict(self._pruner.pruned)}
+        is_pruning = self._is_pruning or self._asked.is_set()
+        last_at = None if self._pruned_at_s is None else to_text(self._pruned_at_s)
+        return {"pruning": is_pruning, "last_at": last_at, **asdict(self._pruner.pruned)}
 
     def _run(self) -> None:
         self._try(self._take_over_checkpoints)
@@ -222,6 +226,7 @@ class RetentionThread:
         self._metrics.pruned("images", now.images - told.images)
         self._metrics.pruned("boards", now.boards - told.boards)
         self._told = Pruned(**asdict(now))
+        self._pruned_at_s = self._clock.wall_s()
 
     # -- the database
 

@@ -20,7 +20,7 @@ _BATCHES = 20_000
 _LOADS = 5_000
 _SAMPLES = 3_600
 #: What one answer holds at the most; the newest, where there are more.
-_MOST = 2_000
+_MOST = 1_000
 LONGEST_S = 3600.0
 
 
@@ -46,24 +46,32 @@ class Timeline:
         with self._lock:
             self._samples.append(sample)
 
-    def since(self, seconds: float) -> dict[str, Any]:
+    def work(self, seconds: float) -> dict[str, Any]:
         """The answer of control's `timeline`: what ended in the last `seconds`, oldest first, `more` where not all.
 
-        Times are seconds before `at`. A sample holds until the next: while nothing changes, none is taken.
+        Times are seconds before `at`.
         """
         now_s = self._wall()
         with self._lock:
             batches = _newest(self._batches, lambda one: one.ended_wall_s >= now_s - seconds)
             loads = _newest(self._loads, lambda one: one.at_wall_s >= now_s - seconds)
-            samples = _newest(self._samples, lambda one: one.at_wall_s >= now_s - seconds, and_one_before=True)
         return {
             "at": to_text(now_s),
             "seconds": seconds,
             "batches": [_batch(one, now_s) for one in batches[-_MOST:]],
             "loads": [_load(one, now_s) for one in loads[-_MOST:]],
-            "samples": [_sample(one, now_s) for one in samples[-_MOST:]],
-            "more": max(len(batches), len(loads), len(samples)) > _MOST,
+            "more": max(len(batches), len(loads)) > _MOST,
         }
+
+    def waits(self, seconds: float) -> dict[str, Any]:
+        """The answer of control's `waits`: what waited, each second at most; the first sample may be older.
+
+        A sample holds until the next: while nothing changes, none is taken.
+        """
+        now_s = self._wall()
+        with self._lock:
+            samples = _newest(self._samples, lambda one: one.at_wall_s >= now_s - seconds, and_one_before=True)
+        return {"at": to_text(now_s), "seconds": seconds, "samples": [_sample(one, now_s) for one in samples]}
 
 
 def _newest(kept: "deque[T]", is_in: Callable[[T], bool], *, and_one_before: bool = False) -> list[T]:
@@ -74,8 +82,6 @@ def _newest(kept: "deque[T]", is_in: Callable[[T], bool], *, and_one_before: boo
                 found.append(one)
             break
         found.append(one)
-        if len(found) > _MOST:
-            break
     return found[::-1]
 
 

@@ -11,10 +11,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
 
 from daemon.control import ControlError
-from daemon.dashboard import board, defects, experts, line, review, shell
+from daemon.dashboard import board, defects, experts, line, machine, review, shell
 from daemon.dashboard.access import Guard, Keyring
 from daemon.dashboard.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.site import Site
@@ -26,13 +25,14 @@ PAGES: Sequence[Callable[[Site], APIRouter]] = (
     review.router,
     defects.router,
     experts.router,
+    machine.router,
 )
 #: Questions to the database and the daemon that run at once. More would only wait for each other.
 _THREADS = 8
 _STATIC = Path(__file__).parent / "static"
 
 
-def make_app(site: Site, keyring: Keyring) -> ASGIApp:
+def make_app(site: Site, keyring: Keyring) -> Guard:
     """The ASGI application. Whoever may not in is answered by the guard around it."""
 
     @contextlib.asynccontextmanager
@@ -84,3 +84,7 @@ def _answer_errors(app: FastAPI, site: Site) -> None:
     @app.exception_handler(ControlError)
     def no_daemon(request: Request, error: ControlError) -> Response:  # pyright: ignore[reportUnusedFunction]
         return say(request, 503, "The daemon does not answer", error.reason)
+
+    @app.exception_handler(Exception)
+    def broken(request: Request, _: Exception) -> Response:  # pyright: ignore[reportUnusedFunction]
+        return say(request, 500, "This page is broken", "The log of the daemon says why; the line itself goes on.")

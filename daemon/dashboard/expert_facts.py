@@ -1,0 +1,281 @@
+"""What the Experts pages show, put together from the daemon, the catalog and the results: values, no HTML."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from daemon.config import Config
+from daemon.control import ControlError
+from daemon.dashboard import questions_experts as questions
+from daemon.dashboard.database import Database, NoDatabase, TooMuchToCount
+from daemon.dashboard.kept import Kept
+from daemon.dashboard.site import Site
+from daemon.line import compile_kept_rules, load_catalog
+from daemon.store.judged import Calls
+from experts.catalog import Catalog
+from experts.drift import BINS, Drift, compare
+from experts.spec import ExpertId
+from routing_rules.routes import ClassifierStep, Routes, Step, chain
+
+#: Worst first: what a technician looks for.
+HEALTH = ("cannot be loaded", "drifted", "shifting", "never used", "well")
+_CATALOG_KEEPS_S = 10.0
+_RECENT_KEEPS_S = 5.0
+_DRIFT_KEEPS_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One expert in the list. Rates are shares of the images that it answered lately; None where there were none."""
+
+    name: str
+    architecture: str
+    version: str
+    size_bytes: int
+    health: str
+    why: str | None
+    resident: Sequence[str]
+    loading: Sequence[str]
+    pinned: Sequence[str]
+    queued: int
+    usage: float
+    answers: int
+    confidence: float | None
+    fail_rate: float | None
+    review_rate: float | None
+    unknown_rate: float | None
+    batches: int
+    hit_rate: float | None
+    loads: int
+    mean_load_ms: float | None
+    drift: Drift | None
+    has_training: bool
+    false_calls: int
+    escapes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All experts, and what could not be found out, in words."""
+
+    lines: Sequence[Line]
+    hit_rate: float | None
+    problems: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One place of an expert in the rules: `step` counts from 1; `before` names the steps that lead there."""
+
+    board_type: str
+    components: Sequence[str]
+    step: int
+    name: str
+    before: Sequence[str]
+    judges: str
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """What is asked one by one, so that what fails takes only itself away."""
+
+    problems: list[str] = field(default_factory=list[str])
+
+    def __call__(self, what: str, ask: Any, instead: Any) -> Any:
+        try:
+            return ask()
+        except TooMuchToCount:
+            self.problems.append(f"{what}: not counted, it took longer than 5 s")
+        except (NoDatabase, ControlError) as error:
+            self.problems.append(f"{what}: {getattr(error, 'reason', error)}")
+        return instead
+
+
+class ExpertFacts:
+    """Everything that is counted is kept for some seconds, for all who look."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        database = site.database
+        self.catalog = Kept(_CATALOG_KEEPS_S, lambda: _catalog(site.config))
+        self._experts = Kept(1.0, lambda: site.ask_daemon("experts")["experts"])
+        self._recent = Kept(_RECENT_KEEPS_S, lambda: questions.recent(database))
+        self._confidences = Kept(_DRIFT_KEEPS_S, lambda: questions.confidences(database))
+        self._calls = Kept(_DRIFT_KEEPS_S, lambda: questions.calls(database))
+
+    def listing(self) -> Listing:
+        gathered = _Gathered()
+        catalog, broken = self.catalog.get()
+        gathered.problems += broken
+        rows = gathered("Where experts are", self._experts.get, None)
+        if rows is None:
+            rows = [_not_asked(catalog, name) for name in catalog]
+        recent = gathered("Rates and loads", self._recent.get, questions.Recent({}, {}, {}))
+        histograms = gathered("Drift", self._confidences.get, {})
+        calls: Sequence[Calls] = gathered("False calls and escapes", self._calls.get, ())
+        by_version = {(one.expert, one.expert_version): one for one in calls}
+        lines = [_line(row, catalog, recent, histograms, by_version) for row in rows]
+        return Listing(lines, recent.hit_rate, gathered.problems)
+
+    def trained(self, name: str) -> Mapping[str, Sequence[int]] | None:
+        """How sure it was on images held out in training; None where nobody has measured that."""
+        return self.catalog.get()[0].confidences.get(ExpertId(name))
+
+
+def _catalog(config: Config) -> tuple[Catalog, list[str]]:
+    """The catalog's file as it is now, and what is wrong with it: a broken weights file is named."""
+    try:
+        catalog, problems, unusable = load_catalog(config.catalog)
+    except (OSError, ValueError) as error:
+        return Catalog({}, {}), [f"The catalog cannot be read: {error}"]
+    return catalog or Catalog({}, {}), [str(problem) for problem in (*problems, *unusable)]
+
+
+def _not_asked(catalog: Catalog, name: ExpertId) -> dict[str, Any]:
+    """A row of control's `experts` as far as the catalog alone knows it."""
+    spec = catalog[name]
+    known = {"expert": name, "version": spec.version, "architecture": spec.architecture, "bytes": spec.weights_bytes}
+    return {**known, "usage": 0.0, "resident": [], "loading": [], "pinned": [], "queued": 0, "failed": None}
+
+
+def _line(
+    row: Mapping[str, Any],
+    catalog: Catalog,
+    recent: questions.Recent,
+    histograms: questions.Histograms,
+    calls: Mapping[tuple[str, str], Calls],
+) -> Line:
+    name, version = row["expert"], row["version"]
+    rates, batches, loads = recent.rates.get(name), recent.batches.get(name), recent.loads.get(name)
+    training = catalog.confidences.get(name)
+    drift = compare(training, histograms.get((name, version), {})) if training else None
+    judged = calls.get((name, version))
+    return Line(
+        name=name,
+        architecture=row["architecture"],
+        version=version,
+        size_bytes=row["bytes"],
+        health=_health(row, rates, drift),
+        why=row["failed"],
+        resident=row["resident"],
+        loading=row["loading"],
+        pinned=row["pinned"],
+        queued=row["queued"],
+        usage=row["usage"],
+        answers=rates.answers if rates else 0,
+        confidence=rates.confidence if rates else None,
+        fail_rate=rates.fail_rate if rates else None,
+        review_rate=rates.review_rate if rates else None,
+        unknown_rate=rates.unknown_rate if rates else None,
+        batches=batches.batches if batches else 0,
+        hit_rate=1 - batches.after_load / batches.batches if batches else None,
+        loads=loads.loads if loads else 0,
+        mean_load_ms=loads.mean_load_ms if loads else None,
+        drift=drift,
+        has_training=training is not None,
+        false_calls=judged.false_calls if judged else 0,
+        escapes=judged.escapes if judged else 0,
+    )
+
+
+def _health(row: Mapping[str, Any], rates: Any, drift: Drift | None) -> str:
+    if row["failed"]:
+        return "cannot be loaded"
+    if drift is not None and drift.grade in ("drifted", "shifting"):
+        return drift.grade
+    return "well" if rates else "never used"
+
+
+# The list's order
+
+
+def _worst_first(line: Line) -> tuple[Any, ...]:
+    return HEALTH.index(line.health), -line.answers, line.name
+
+
+#: What the list can be sorted by; the largest comes first but for names and the worst.
+SORTS: Mapping[str, Any] = {
+    "health": _worst_first,
+    "name": lambda line: line.name,
+    "size": lambda line: -line.size_bytes,
+    "usage": lambda line: -line.usage,
+    "answers": lambda line: -line.answers,
+    "confidence": lambda line: line.confidence if line.confidence is not None else 2.0,
+    "fail": lambda line: -(line.fail_rate or 0.0),
+    "hit": lambda line: line.hit_rate if line.hit_rate is not None else 2.0,
+    "loads": lambda line: -line.loads,
+    "drift": lambda line: -(line.drift.value if line.drift else -1.0),
+    "calls": lambda line: (-line.escapes, -line.false_calls),
+}
+SHOWN: Mapping[str, Any] = {
+    "all": lambda _line: True,
+    "resident": lambda line: bool(line.resident or line.loading),
+    "trouble": lambda line: line.health in HEALTH[:3],
+    "pinned": lambda line: bool(line.pinned),
+    "unused": lambda line: line.health == "never used",
+}
+
+
+def chosen(lines: Sequence[Line], text: str, show: str, sort: str) -> list[Line]:
+    """Those whose name or architecture has `text` in it, in the order asked for."""
+    wanted = text.casefold()
+    found = [line for line in lines if wanted in f"{line.name} {line.architecture}".casefold() and SHOWN[show](line)]
+    return sorted(found, key=SORTS[sort])
+
+
+# One expert
+
+
+def uses(routes: Routes | None, name: str) -> list[Use]:
+    """Where the rules ask this expert, by board type and step."""
+    found: dict[tuple[str, int, str, tuple[str, ...], str], list[str]] = {}
+    for board_type, steps in (routes.first_steps if routes else {}).items():
+        for component, first in steps.items():
+            for depth, step, before in _ways(first):
+                if step.expert == name:
+                    key = (board_type, depth, step.name, before, _judges(step))
+                    found.setdefault(key, []).append(component)
+    return [
+        Use(board_type, components, depth, step, before, judges)
+        for (board_type, depth, step, before, judges), components in found.items()
+    ]
+
+
+def rules_in_force(database: Database, version: str, catalog: Catalog) -> Routes | None:
+    """As the daemon reads them; None where they are not in the database, or no longer fit the catalog."""
+    text = questions.rules_text(database, version)
+    return compile_kept_rules(text, catalog) if text else None
+
+
+def shares(counts: Sequence[int]) -> list[float]:
+    """Counts as percent, so that few answers and many can be compared."""
+    whole = sum(counts)
+    return [round(100 * count / whole, 2) if whole else 0.0 for count in counts]
+
+
+def added(histograms: Mapping[str, Sequence[int]]) -> list[int]:
+    """Counts of all labels together."""
+    return [sum(column) for column in zip([0] * BINS, *histograms.values(), strict=True)]
+
+
+def _ways(first: Step) -> list[tuple[int, Step, tuple[str, ...]]]:
+    """Every step of a chain once: how deep it is at the least, and the experts before it."""
+    depths: dict[int, tuple[int, tuple[str, ...]]] = {id(first): (1, ())}
+    found: list[tuple[int, Step, tuple[str, ...]]] = []
+    for step in chain(first):
+        depth, before = depths[id(step)]
+        found.append((depth, step, before))
+        for after in step.next_steps():
+            depths.setdefault(id(after), (depth + 1, (*before, step.expert)))
+    return found
+
+
+def _judges(step: Step) -> str:
+    if isinstance(step, ClassifierStep):
+        said = f"passes {', '.join(step.pass_labels) or 'nothing'}"
+    else:
+        limits = ", ".join(f"{label} from {limit:g}" for label, limit in step.fail_on)
+        needs = ", ".join(f"{one.label} at least {one.minimum}" for one in step.require)
+        said = "; ".join(part for part in (limits and f"fails {limits}", needs and f"requires {needs}") if part)
+        said = said or "judges what it detects"
+    return f"{said}; review below {step.review_below:g}" if step.review_below else said

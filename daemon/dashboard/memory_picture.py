@@ -1,0 +1,118 @@
+"""A device's memory as a picture: each expert a block as wide as its bytes, in the order of loading, over several rows.
+
+Numbers only; the template draws them. Two widths are made, for text in a picture does not wrap.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WIDE, NARROW = 1120, 336
+_ROW_HEIGHT, _GAP = 34, 5
+_MOST_ROWS = 14
+#: A block that is narrower tells its name only when pointed at.
+_LEAST_TEXT = 30
+_PER_LETTER = 7.0
+#: What a typical block should be wide, so that a name can be read.
+_WISHED = 92
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of one block in one row; `text` where it fits. `kind` is its class, `title` all there is to say."""
+
+    x: float
+    y: int
+    width: float
+    height: int
+    kind: str
+    text: str
+    title: str
+    expert: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    width: int
+    height: int
+    pieces: tuple[Piece, ...]
+
+
+def draw(pool: Mapping[str, Any], width: int) -> Drawing:
+    """`pool` as control's `memory` has it."""
+    spans = _spans(pool)
+    whole = max(1, sum(size for _, size, *_ in spans))
+    experts: Sequence[Mapping[str, Any]] = pool["experts"]
+    typical = sum(one["bytes"] for one in experts) / len(experts) if experts else whole
+    rows = min(_MOST_ROWS, max(1, math.ceil(_WISHED * whole / max(1.0, typical) / width)))
+    per_row = whole / rows
+    pieces: list[Piece] = []
+    at = 0.0
+    for kind, size, name, title, expert in spans:
+        parts = _cut(at, at + size, per_row)
+        widest = max(range(len(parts)), key=lambda number: parts[number][2] - parts[number][1], default=0)
+        for number, (row, left, right) in enumerate(parts):
+            across = (right - left) / per_row * width
+            pieces.append(
+                Piece(
+                    x=round(left / per_row * width, 2),
+                    y=row * (_ROW_HEIGHT + _GAP),
+                    width=round(max(0.5, across - 1.5), 2),
+                    height=_ROW_HEIGHT,
+                    kind=kind,
+                    text=_fit(name, across) if number == widest else "",
+                    title=title,
+                    expert=expert,
+                )
+            )
+        at += size
+    return Drawing(width, rows * (_ROW_HEIGHT + _GAP) - _GAP, tuple(pieces))
+
+
+def state_of(expert: Mapping[str, Any]) -> str:
+    """In words, for the table and for who cannot see colours."""
+    words = ["loading" if expert["is_loading"] else "in use" if expert["is_in_use"] else "resident"]
+    return ", ".join([*words, "pinned"] if expert["is_pinned"] else words)
+
+
+def megabytes(size_bytes: float) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB".replace(",", "\u202f")
+
+
+def _spans(pool: Mapping[str, Any]) -> list[tuple[str, int, str, str, str | None]]:
+    """(class, bytes, name, title, expert) in order: experts, what a load that hangs holds, what is free."""
+    spans: list[tuple[str, int, str, str, str | None]] = []
+    for one in pool["experts"]:
+        kind = "loading" if one["is_loading"] else "in-use" if one["is_in_use"] else "resident"
+        kind += " pinned" if one["is_pinned"] else ""
+        sign = "↓ " if one["is_loading"] else "▶ " if one["is_in_use"] else ""
+        name = f"{sign}{'◆ ' if one['is_pinned'] else ''}{one['expert']}"
+        title = f"{one['expert']}: {megabytes(one['bytes'])}, {state_of(one)}"
+        spans.append((kind, one["bytes"], name, title, one["expert"]))
+    held = pool["used_bytes"] - sum(one["bytes"] for one in pool["experts"])
+    if held > 0:
+        spans.append(("held", held, "held", f"{megabytes(held)} held by a load that hangs", None))
+    free = pool["budget_bytes"] - pool["used_bytes"]
+    if free > 0:
+        spans.append(("free", free, f"free {megabytes(free)}", f"{megabytes(free)} free", None))
+    return spans
+
+
+def _cut(begin: float, end: float, per_row: float) -> list[tuple[int, float, float]]:
+    """(row, left, right) of each part, in bytes from the row's beginning."""
+    parts: list[tuple[int, float, float]] = []
+    row = int(begin // per_row)
+    while row * per_row < end - 1e-6 * per_row:
+        left, right = max(begin, row * per_row), min(end, (row + 1) * per_row)
+        if right - left > 1e-6 * per_row:
+            parts.append((row, left - row * per_row, right - row * per_row))
+        row += 1
+    return parts or [(min(row, _MOST_ROWS - 1), 0.0, 0.0)]
+
+
+def _fit(name: str, across: float) -> str:
+    if across < _LEAST_TEXT:
+        return ""
+    letters = int((across - 10) / _PER_LETTER)
+    return name if len(name) <= letters else name[: max(1, letters - 1)] + "…"
