@@ -12,7 +12,17 @@ from experts.spec import Detection
 from routing_rules.compile import RulesError, compile_rules
 from routing_rules.document import Document, KeyPath, read_yaml_text
 from routing_rules.judge import Seen
-from routing_rules.routes import ANY_LABEL, ClassifierStep, DetectorStep, Judgement, Requirement, Step, Verdict, judge
+from routing_rules.routes import (
+    ANY_LABEL,
+    ClassifierStep,
+    DetectorStep,
+    Judgement,
+    Requirement,
+    Step,
+    Verdict,
+    chain,
+    judge,
+)
 from tools.asking.explain.record import Record, Row
 
 Size = tuple[int, int]
@@ -41,6 +51,15 @@ class Traced:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """The step that came next and gave no answer."""
+
+    rule: str
+    line: int
+    expert: str
+
+
+@dataclass(frozen=True, slots=True)
 class Retraced:
     """`gap` says why the verdict cannot be judged once more, `contradiction` where it is not what the rules give."""
 
@@ -49,42 +68,53 @@ class Retraced:
     defect: str | None = None
     gap: str | None = None
     contradiction: str | None = None
+    ended_at: Ended | None = None
 
     @property
     def agrees(self) -> bool:
         return self.verdict is not None and self.contradiction is None and self.gap is None
 
 
-def places_boxes(record: Record) -> bool:
-    """Whether a rule on the way asks where boxes lie, so that the picture's size is needed."""
-    document, _ = _document(record)
-    if document is None:
-        return False
-    try:
-        routes = compile_rules(document)
-    except RulesError:
-        return False
-    return any(
-        requirement.is_placed
-        for pattern in routes.patterns
-        for step in _steps_of(pattern.step)
-        if isinstance(step, DetectorStep)
-        for requirement in step.require
-    )
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The rules of an image as they are kept, and where its chain begins; `gap` where they cannot be had."""
+
+    document: Document | None
+    first: Step | None
+    gap: str | None = None
+
+    @property
+    def places_boxes(self) -> bool:
+        """Whether a rule on it asks where boxes lie, so that the picture's size is needed."""
+        return self.first is not None and any(
+            requirement.is_placed
+            for step in chain(self.first)
+            if isinstance(step, DetectorStep)
+            for requirement in step.require
+        )
 
 
-def retrace(record: Record, size: Size | None, *, is_size_known: bool = True) -> Retraced:
-    """`size` is (width, height) of the picture; with `is_size_known` false it is a guess, or missing."""
-    document, gap = _document(record)
-    if document is None:
-        return Retraced(gap=gap)
+def way_of(record: Record) -> Way:
+    """Read the kept text of the rules that the image was judged by."""
+    version = record.inspection["rules_version"]
+    if record.rules is None:
+        return Way(None, None, f"the text of rules version {version} is no longer in the database")
+    text = record.rules["text"]
+    if not hashlib.sha256(text.encode()).hexdigest().startswith(version):
+        return Way(None, None, f"the text kept for rules version {version} is another one: its sha256 is not that")
+    document = read_yaml_text(text, f"rules {version}")
     try:
         routes = compile_rules(document)
     except RulesError as error:
-        return Retraced(gap=f"this version of CoServe cannot read those rules any more: {error.problems[0]}")
-    inspection = record.inspection
-    step = routes.first_step(record.board["board_type"], inspection["component"])
-    judgement: Judgement | None = None
+        return Way(None, None, f"this version of CoServe cannot read those rules any more: {error.problems[0]}")
+    return Way(document, routes.first_step(record.board["board_type"], record.inspection["component"]))
+
+
+def retrace(record: Record, way: Way, size: Size | None, *, is_size_known: bool = True) -> Retraced:
+    """`size` is (width, height) of the picture; with `is_size_known` false it is a guess, or missing."""
+    if way.document is None:
+        return Retraced(gap=way.gap)
+    step, judgement = way.first, None
     traced: list[Traced] = []
     for number, row in enumerate(record.stages):
         if step is None or step.expert != row["expert"]:
@@ -95,8 +125,7 @@ def retrace(record: Record, size: Size | None, *, is_size_known: bool = True) ->
         boxes = [_seen(box) for box in record.boxes[row["step"]]]
         alone = judge(step, row["label"], row["confidence"], boxes, None, size)
         judgement = judge(step, row["label"], row["confidence"], boxes, judgement, size)
-        section = "classifiers" if number == 0 else "detectors" if isinstance(step, DetectorStep) else "steps"
-        rule = _Rule(document, (section, step.name))
+        rule = _rule_of(way.document, step, number)
         if isinstance(step, ClassifierStep):
             findings = tuple(_label_findings(rule, step, row))
         else:
@@ -105,24 +134,16 @@ def retrace(record: Record, size: Size | None, *, is_size_known: bool = True) ->
             Traced(rule.name, rule.line(), findings, alone, judgement, _onward(alone, judgement, is_first=number == 0))
         )
         step = judgement.next
-    return _compared(record, tuple(traced), judgement, is_size_known=is_size_known)
+    found = _compared(record, tuple(traced), judgement, is_size_known=is_size_known)
+    if step is None or (record.inspection["status"] == "done" and record.inspection["reason"] is None):
+        return found
+    rule = _rule_of(way.document, step, len(traced))
+    return replace(found, ended_at=Ended(rule.name, rule.line(), step.expert))
 
 
-def _document(record: Record) -> tuple[Document | None, str | None]:
-    """The kept text of the rules, or why there is none."""
-    version = record.inspection["rules_version"]
-    if record.rules is None:
-        return None, f"the text of rules version {version} is no longer in the database"
-    text = record.rules["text"]
-    if not hashlib.sha256(text.encode()).hexdigest().startswith(version):
-        return None, f"the text kept for rules version {version} is another one: its sha256 does not begin so"
-    return read_yaml_text(text, f"rules {version}"), None
-
-
-def _steps_of(first: Step) -> Iterator[Step]:
-    yield first
-    for following in first.next_steps():
-        yield from _steps_of(following)
+def _rule_of(document: Document, step: Step, number: int) -> "_Rule":
+    section = "classifiers" if number == 0 else "detectors" if isinstance(step, DetectorStep) else "steps"
+    return _Rule(document, (section, step.name))
 
 
 def _compared(

@@ -1,5 +1,6 @@
 """What `coserve explain` does: read, judge once more, tell."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from daemon.config import Config
 from experts.errors import ImageError
 from experts.vision.decode import decode
 from tools.asking.explain.experts_now import ExpertsNow
-from tools.asking.explain.record import Record, UnknownInspectionError, Wanted, read_record, similar_pictures
-from tools.asking.explain.retrace import Size, places_boxes, retrace
+from tools.asking.explain.record import Record, Row, UnknownInspectionError, Wanted, read_record, similar_pictures
+from tools.asking.explain.retrace import Retraced, Size, Way, retrace, way_of
 from tools.asking.explain.words import final, in_words, readable
 from tools.asking.opened import opened
 from tools.console import console, fail, print_json
@@ -24,40 +25,19 @@ def explain(config: Path, wanted: Wanted, *, as_json: bool) -> int:
             record = read_record(engine, wanted)
         except UnknownInspectionError as error:
             fail(str(error), status=1)
-        size, size_note = _size(settings, engine, record)
-    retraced = retrace(record, size, is_size_known=size_note is None)
+        way = way_of(record)
+        size, size_note = _size(settings, engine, record, way)
+    retraced = retrace(record, way, size, is_size_known=size_note is None)
     now = ExpertsNow.of(settings.catalog)
     lines = [readable(line) for line in in_words(record, retraced, now, size_note)]
     if as_json:
-        said = [
-            {
-                **row,
-                "boxes": [dict(box) for box in record.boxes[row["step"]]],
-                "version_today": now.standing(row["expert"], row["expert_version"]),
-                "rule": None if traced is None else traced.rule,
-                "rule_line": None if traced is None else traced.line,
-                "findings": []
-                if traced is None
-                else [{"text": f.text, "line": f.line, "verdict": f.verdict} for f in traced.findings],
-                "verdict": None if traced is None else traced.alone.verdict,
-                "defect": None if traced is None else traced.alone.defect,
-                "chain_verdict": None if traced is None else traced.so_far.verdict,
-                "goes_on_to": None if traced is None or traced.so_far.next is None else traced.so_far.next.name,
-            }
-            for row, traced in (
-                (row, retraced.steps[at] if at < len(retraced.steps) else None) for at, row in enumerate(record.stages)
-            )
-        ]
-        print_json(_document(record, said, lines) | {
-            "recomputed": {"verdict": retraced.verdict, "defect": retraced.defect, "agrees": retraced.agrees,
-                           "gap": retraced.gap, "contradiction": retraced.contradiction},
-        })  # fmt: skip
+        print_json(_document(record, retraced, now) | {"words": lines})
     else:
         console.print("\n".join(lines), markup=False)
     return 1 if retraced.contradiction else 0
 
 
-def _document(record: Record, said: list[dict[str, Any]], lines: list[str]) -> dict[str, Any]:
+def _document(record: Record, retraced: Retraced, now: ExpertsNow) -> dict[str, Any]:
     rules = record.rules
     return {
         "inspection": dict(record.inspection),
@@ -67,17 +47,45 @@ def _document(record: Record, said: list[dict[str, Any]], lines: list[str]) -> d
             "loaded_at": None if rules is None else rules["loaded_at"],
             "is_kept": rules is not None,
         },
-        "stages": said,
+        "stages": [_stage(record, retraced, now, at, row) for at, row in enumerate(record.stages)],
+        "ended_at": asdict(retraced.ended_at) if retraced.ended_at else None,
+        "recomputed": {
+            "verdict": retraced.verdict,
+            "defect": retraced.defect,
+            "agrees": retraced.agrees,
+            "gap": retraced.gap,
+            "contradiction": retraced.contradiction,
+        },
         "reviews": [dict(review) for review in record.reviews],
         "final": final(record),
         "other_images": list(record.others),
-        "words": lines,
     }
 
 
-def _size(settings: Config, engine: Engine, record: Record) -> tuple[Size | None, str | None]:
+def _stage(record: Record, retraced: Retraced, now: ExpertsNow, at: int, row: Row) -> dict[str, Any]:
+    """One expert's row with its boxes, and beside it what the rule made of it where that can be told."""
+    said = {
+        **row,
+        "boxes": [dict(box) for box in record.boxes[row["step"]]],
+        "version_today": now.standing(row["expert"], row["expert_version"]),
+    }
+    if at >= len(retraced.steps):
+        return said | {"rule": None}
+    traced = retraced.steps[at]
+    return said | {
+        "rule": traced.rule,
+        "rule_line": traced.line,
+        "findings": [asdict(finding) for finding in traced.findings],
+        "verdict": traced.alone.verdict,
+        "defect": traced.alone.defect,
+        "chain_verdict": traced.so_far.verdict,
+        "goes_on_to": traced.so_far.next.name if traced.so_far.next else None,
+    }
+
+
+def _size(settings: Config, engine: Engine, record: Record, way: Way) -> tuple[Size | None, str | None]:
     """The picture's width and height where a rule asks for them, and what to say where they are not its own."""
-    if not places_boxes(record):
+    if not way.places_boxes:
         return None, None
     own = record.inspection["image_path"]
     size = _size_of(settings, own) if own else None

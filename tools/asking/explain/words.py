@@ -9,7 +9,7 @@ from tools.asking.explain.retrace import Finding, Retraced, Traced
 
 _REASONS = {
     "deadline": (
-        "its time was over before its verdict was stored, and nothing late is ever a pass. Look at what made it wait"
+        "its time was over, or could not suffice, before its verdict was stored. Look at what made it wait"
         " (the times of each step, `coserve queues`, sql-cookbook: the slowest hour), or have the camera give more time"
     ),
     "expert_failed": (
@@ -37,6 +37,7 @@ def in_words(record: Record, retraced: Retraced, now: ExpertsNow, size_note: str
             [*_step(number, row, traced), *_expert(record, row, now), *_times(row)]
             for number, (row, traced) in enumerate(_paired(record, retraced))
         ),
+        list(_unanswered(len(record.stages), retraced)),
         list(_outcome(record, retraced, size_note)),
         list(_afterwards(record)),
     ]
@@ -90,6 +91,13 @@ def _step(number: int, row: Row, traced: Traced | None) -> Iterator[str]:
     yield f"  = {traced.onward}"
 
 
+def _unanswered(number: int, retraced: Retraced) -> Iterator[str]:
+    ended = retraced.ended_at
+    if ended is not None:
+        yield f"Step {number}: by {ended.rule} (line {ended.line})"
+        yield f"  {ended.expert} gave no answer"
+
+
 def _answer(row: Row) -> str:
     if row["label"] is None:
         return "nothing"
@@ -141,7 +149,7 @@ def _outcome(record: Record, retraced: Retraced, size_note: str | None) -> Itera
         yield f"  CONTRADICTION: {retraced.contradiction}. A row or a text was changed, or this is our defect"
     elif retraced.gap:
         yield f"  not judged once more: {retraced.gap}"
-    else:
+    elif image["reason"] is None:
         yield "  judged once more from the stored answers by those rules: the same"
     if size_note:
         yield f"  {size_note}"
