@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-console = Console(highlight=False, soft_wrap=True)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
+console = Console(highlight=False, soft_wrap=True, emoji=False)
+errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The line's coserve.yaml.", show_default=False)]

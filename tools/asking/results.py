@@ -17,7 +17,7 @@ from tools.asking.formats import Csv, Json, JsonLines, MissingExtraError, Parque
 from tools.asking.opened import opened
 from tools.asking.rows import NotAskedOfError
 from tools.asking.table import print_rows
-from tools.console import console, fail, print_json, print_table
+from tools.console import console, fail, print_json
 
 #: What a person looks at; files have everything.
 NEWEST = 50
@@ -84,7 +84,7 @@ def _table(engine: Engine, question: Question, way: Way) -> None:
         fail(f"a table has at most {MOST_IN_A_TABLE} rows: lower --limit, or write --csv", status=2)
     found = [row for batch in batches.answer(engine, question) for row in batch]
     if not found:
-        print_table("Results: none", (), ())
+        console.print(f"{question.rows.name.capitalize()}: none")
         return
     print_rows(_title(question, len(found)), question.columns, found, all_columns=way.columns_named)
 
