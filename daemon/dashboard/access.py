@@ -107,15 +107,15 @@ class Guard:
     """ASGI: lets a request through to `app`, or answers it."""
 
     def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
-        self._app = app
+        self.app = app
         self._keyring = keyring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         refusal = await self._refusal(scope)
-        app = refusal or self._app
+        app = refusal or self.app
         await app(scope, _measured(receive), _with_headers(send))
 
     async def _refusal(self, scope: Scope) -> Response | None:
@@ -123,7 +123,7 @@ class Guard:
         headers = Headers(scope=scope)
         return (
             self._misshapen(headers)
-            or await self._not_let_in(scope["path"], headers)
+            or await self._not_let_in(scope, headers)
             or self._not_taken(scope["method"], headers)
         )
 
@@ -137,8 +137,8 @@ class Guard:
             return _plain(421, "this line's pages answer to loopback names only, such as http://127.0.0.1")
         return None
 
-    async def _not_let_in(self, path: str, headers: Headers) -> Response | None:
-        keyring, authorization = self._keyring, headers.get("authorization")
+    async def _not_let_in(self, scope: Scope, headers: Headers) -> Response | None:
+        keyring, authorization, path = self._keyring, headers.get("authorization"), scope["path"]
         if keyring.is_open or path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER):
             return None
         if authorization is None and keyring.has_cookie(headers.get("cookie", "")):
@@ -148,7 +148,7 @@ class Guard:
                 return None
             if not await keyring.slow_down():
                 return _plain(429, "too many wrong tokens at once", **{"Retry-After": "2"})
-        return _ask_for_token(path, headers)
+        return _ask_for_token(scope, headers)
 
     def _not_taken(self, method: str, headers: Headers) -> Response | None:
         if method not in ("GET", "HEAD", "POST"):
@@ -169,12 +169,14 @@ class Guard:
         return origin is not None or site is not None
 
 
-def _ask_for_token(path: str, headers: Headers) -> Response:
+def _ask_for_token(scope: Scope, headers: Headers) -> Response:
     """A browser that opens a page is sent to the login; a program, and a fragment of a page, hear what is missing."""
     if "HX-Request" in headers:
         return _plain(401, "log in again", **{"HX-Redirect": "/login"})
     if "authorization" not in headers and "text/html" in headers.get("accept", ""):
-        return RedirectResponse(f"/login?next={quote(path, safe='/')}", 303)
+        query = scope["query_string"].decode("latin-1")
+        wanted = f"{scope['path']}?{query}" if query else scope["path"]
+        return RedirectResponse(f"/login?next={quote(wanted, safe='/')}", 303)
     return _plain(401, "a bearer token is needed", **{"WWW-Authenticate": 'Bearer realm="coserve"'})
 
 

@@ -13,10 +13,11 @@ from daemon.dashboard.live import LISTENERS, Live
 
 #: Every listener, and as many connections beside them.
 CONNECTIONS = 2 * LISTENERS
-_REQUEST_S = 10.0
+_REQUEST_S = 5.0
 #: How long a reader may leave what was sent unread, before it is cut.
-_UNREAD_S = 20.0
-_CLOSING_S = 5.0
+_UNREAD_S = 5.0
+_CLOSING_S = 3.0
+_SEND_BUFFER_BYTES = 256 * 1024
 _GRACE_S = 1
 _MAX_HEADER_BYTES = 16 * 1024
 _SWEEP_TICKS = 10  # of 0.1 s
@@ -29,6 +30,8 @@ class _Connection(H11Protocol):
         self._begun_s = self._quiet_s = time.monotonic()
         self._unread_s: float | None = None
         self._closing_s: float | None = None
+        # What the kernel holds for a reader that does not read is bounded too: left alone it grows to megabytes.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         super().connection_made(transport)
         if len(self.connections) > CONNECTIONS:
             idle = [one for one in self.connections if isinstance(one, _Connection) and one.is_idle]

@@ -65,13 +65,16 @@ function show(topic, text) {
   document.dispatchEvent(new CustomEvent("live:" + topic, { detail: text }));
 }
 
-/* What a screen reader hears of a live part: its `[data-announce]`, when that has become another, at most every 5 s. */
+/* What a screen reader hears of a live part: its `[data-announce]`, when that has become another; at most every 5 s,
+   but for what is `data-urgent`. */
 const announced = new Map();
 let announceAt = 0;
 function announce(part) {
-  const text = part.querySelector("[data-announce]")?.dataset.announce || "";
+  const found = part.querySelector("[data-announce]");
+  const text = found?.dataset.announce || "";
   const before = announced.get(part);
-  if (text === before || (before !== undefined && Date.now() < announceAt)) return;
+  const isEarly = Date.now() < announceAt && !(found && "urgent" in found.dataset);
+  if (text === before || (before !== undefined && isEarly)) return;
   announced.set(part, text);
   if (before === undefined || !text) return;
   document.getElementById("announce").textContent = text;

@@ -1,0 +1,237 @@
+"""Line and Board as a person meets them: in Chromium, at a desk's width and a telephone's, with the keyboard alone."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.dashboard.browser import Pages, ShownLine, showing
+from tests.lines import a_jpeg
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytest.importorskip("fastapi", reason="needs the extra dashboard")
+
+WIDTHS = (1280, 390)
+#: Text against what lies behind it, as WCAG counts contrast; 4.5 is asked of ordinary text.
+CONTRAST = """() => {
+  const parse = (c) => c.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
+  const behind = (e) => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
+    if (c.length < 4 || c[3] > 0) return c; } return [255, 255, 255]; };
+  return [...document.querySelectorAll("body *")].filter((e) => e.checkVisibility() && !e.closest(".visually-hidden, .skip, .picture")
+      && [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()))
+    .map((e) => { const [a, b] = [light(parse(getComputedStyle(e).color)), light(behind(e))];
+      return [(Math.max(a, b) + .05) / (Math.min(a, b) + .05), e.outerHTML.slice(0, 120)]; })
+    .filter(([ratio]) => ratio < 4.5);
+}"""
+
+
+TOKEN = "s" * 40
+
+
+@pytest.fixture(scope="module")
+def guarded_line(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Iterator[ShownLine]:
+    """An empty line behind a token."""
+    folder = tmp_path_factory.mktemp("guarded")
+    token = folder / "token"
+    token.write_text(TOKEN, encoding="utf-8")
+    token.chmod(0o600)
+    with showing(folder / "line", experts_folder, security={"http_token": str(token)}) as line:
+        yield line
+
+
+def log_in(open_page: Pages, line: ShownLine, path: str) -> "Page":
+    page = open_page(line.url(path))
+    page.locator("#token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    page.wait_for_url(line.url(path))
+    return page
+
+
+def board_of(line: ShownLine, serial: str) -> int:
+    ((board_id,),) = line.rows("SELECT board_id FROM boards WHERE serial = ?", serial)
+    return int(board_id)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_line_and_board_fit_their_screen_are_named_and_can_be_read(
+    shown_line: ShownLine, open_page: Pages, width: int, dark: bool
+) -> None:
+    for path in ("/", "/boards", f"/boards/{board_of(shown_line, 'B0001')}"):
+        page = open_page(shown_line.url(path), width=width, dark=dark)
+        page.wait_for_selector("time[data-local]", state="attached")
+        assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), path
+        assert page.evaluate(CONTRAST) == [], path
+        assert page.locator("h1").count() == 1
+        assert page.title().endswith("· CoServe")
+        for table in page.locator(".scroll").all():
+            assert table.get_attribute("aria-label")
+            assert table.get_attribute("tabindex") == "0"
+        for verdict in page.locator(".verdict").all():
+            assert re.search(r"pass|fail|review|unknown|open", verdict.inner_text())
+
+
+def test_boards_come_by_themselves_and_a_failed_image_changes_the_days_numbers(
+    guarded_line: ShownLine, open_page: Pages
+) -> None:
+    line = guarded_line
+    page = log_in(open_page, line, "/")
+    page.get_by_text("No boards yet").wait_for()
+    page.locator('#live-state[data-state="on"]').wait_for()
+    assert "–" in page.locator(".tile", has_text="First-pass yield").inner_text()
+    for designator in ("R1", "R2"):
+        line.send(
+            a_jpeg(line.count, 160, 120),
+            board={"type": "sensor-node", "serial": "<i>N1</i>", "lot": "L9"},
+            component="R0402",
+            designator=designator,
+        )
+    row = page.locator("tr", has_text="<i>N1</i>")
+    row.get_by_text("pass").wait_for()
+    assert "2 / 2" in row.inner_text()
+    page.locator(".tile", has_text="First-pass yield").get_by_text("100.0 %").wait_for()
+    board = {"type": "mainboard-a", "serial": "N2"}
+    line.send(a_jpeg(line.count, 160, 120), board=board, component="QFP64", designator="U1")
+    open_board = page.locator("tr", has_text="N2")
+    open_board.get_by_text("1 / 4").wait_for()
+    assert "open" in open_board.inner_text()
+    page.locator(".tile", has_text="Images judged").get_by_text("1 fail").wait_for()
+    line.control("drain")
+    page.locator(".alarm", has_text="The line is draining").wait_for()
+    page.locator("#announce", has_text="Alarm: The line is draining").wait_for(state="attached")
+    line.control("drain", off=True)
+    page.locator(".alarm").wait_for(state="detached")
+
+
+def test_a_page_says_that_it_is_not_live_any_more_and_comes_back_by_itself(
+    guarded_line: ShownLine, open_page: Pages
+) -> None:
+    open_page.forgive("ERR_|Failed to load resource")
+    page = log_in(open_page, guarded_line, "/")
+    page.locator('#live-state[data-state="on"]').wait_for()
+    (web,) = guarded_line.status()["children"]
+    os.kill(web["pid"], signal.SIGKILL)
+    page.locator('#live-state[data-state="off"]').wait_for()
+    page.locator('#live-state[data-state="on"]').wait_for()
+    guarded_line.send(a_jpeg(5, 160, 120), board={"type": "sensor-node", "serial": "BACK"}, component="R0402")
+    page.locator("tr", has_text="BACK").wait_for()
+
+
+def test_a_person_finds_a_board_and_its_findings_with_the_keyboard_alone(
+    shown_line: ShownLine, open_page: Pages
+) -> None:
+    page = open_page(shown_line.url("/"))
+    page.locator('#live-state[data-state="on"]').wait_for()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    page.keyboard.press("?")
+    assert page.locator("dialog#help").is_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.hasAttribute('data-row')")
+    time.sleep(1.2)  # two looks of the poller: a live part that is filled again leaves the focus where it is
+    focused = page.evaluate("document.activeElement.id")
+    assert focused.startswith("board-")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/boards/\d+$"))
+    page.keyboard.press("g")
+    page.keyboard.press("b")
+    page.wait_for_url("**/boards")
+    page.keyboard.press("/")
+    page.keyboard.type("B0001")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/boards/{board_of(shown_line, 'B0001')}")
+    assert page.locator("h1").inner_text().startswith("B0001")
+    page.keyboard.press("t")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_a_board_shows_pictures_with_boxes_over_the_pixels_they_belong_to(
+    shown_line: ShownLine, open_page: Pages
+) -> None:
+    board = board_of(shown_line, "B0001")
+    page = open_page(shown_line.url(f"/boards/{board}"))
+    picture = page.locator(".cards .picture").first
+    picture.scroll_into_view_if_needed()
+    image = picture.locator("img")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.picture img')].slice(0, 1).every((i) => i.naturalWidth)"
+    )
+    assert image.evaluate("(i) => [i.naturalWidth, i.naturalHeight]") == [160, 120]
+    assert picture.locator("svg").get_attribute("viewBox") == "0 0 160 120"
+    over, under = picture.locator("svg").bounding_box(), image.bounding_box()
+    assert over
+    assert under
+    assert abs(over["width"] - under["width"]) < 1
+    assert abs(over["height"] - under["height"]) < 1
+    page.keyboard.press("b")
+    assert not picture.locator("svg").is_visible()
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.locator("#chosen .card").wait_for()
+
+
+def test_a_serial_full_of_html_is_shown_as_it_is(shown_line: ShownLine, open_page: Pages) -> None:
+    evil = "<b onload=alert(1)>&amp; 'é'"
+    page = open_page(shown_line.url("/"))
+    page.locator("tr", has_text=evil).locator("a[data-row]").click()
+    page.wait_for_url(re.compile(r"/boards/\d+$"))
+    assert page.locator("h1").inner_text().startswith(evil)
+    assert page.title() == f"{evil} · CoServe"
+    page.goto(shown_line.url("/boards"))
+    page.locator("[data-search]").fill(evil)
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/boards/\d+$"))
+
+
+def test_a_board_prints_on_paper_with_its_findings_and_without_buttons(shown_line: ShownLine, open_page: Pages) -> None:
+    page = open_page(shown_line.url(f"/boards/{board_of(shown_line, 'B0001')}"), dark=True)
+    page.emulate_media(media="print")
+    assert not page.locator(".bar").is_visible()
+    assert not page.locator("[data-print]").is_visible()
+    assert page.locator(".card").first.is_visible()
+    assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.pdf(format="A4").startswith(b"%PDF")
+
+
+def test_times_are_shown_in_the_readers_zone_with_utc_in_the_title(shown_line: ShownLine, open_page: Pages) -> None:
+    page = open_page(
+        shown_line.url(f"/boards/{board_of(shown_line, 'A0001')}"), timezone_id="Asia/Tokyo", locale="de-DE"
+    )
+    moment = page.locator("dd time").first
+    page.wait_for_selector("time[data-local]", state="attached")
+    utc = moment.get_attribute("datetime")
+    assert utc
+    assert moment.get_attribute("title") == f"{utc[:10]} {utc[11:19]} UTC"
+    hours = int(moment.inner_text()[11:13]) - int(utc[11:13])
+    assert hours % 24 == 9
+
+
+def test_a_person_logs_in_and_out(guarded_line: ShownLine, open_page: Pages) -> None:
+    open_page.forgive("401")
+    page = open_page(guarded_line.url("/boards?lot=L1"), width=390)
+    page.locator("#token").fill("wrong")
+    page.keyboard.press("Enter")
+    page.get_by_text("This is not the token").wait_for()
+    page.locator("#token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    page.locator('input[name="lot"]').wait_for()
+    assert page.url == guarded_line.url("/boards?lot=L1")
+    assert page.evaluate("document.cookie") == ""
+    page.get_by_role("button", name="Log out").click()
+    page.locator("#token").wait_for()
+    page.goto(guarded_line.url("/"))
+    page.locator("#token").wait_for()

@@ -1,0 +1,295 @@
+"""Who gets in, and what a page may do: over real sockets, with the headers that browsers and others send."""
+
+import http.client
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.dashboard.web import Answer, Stream, Web
+
+pytest.importorskip("fastapi", reason="needs the extra dashboard")
+
+TOKEN = "0123456789abcdef" * 2
+PATHS = (
+    *("/", "/boards", "/boards/1", "/pictures/1", "/events?topic=line", "/metrics", "/healthz", "/readyz"),
+    *("/nothing", "/../etc/passwd", "/review", "/defects", "/experts", "/machine"),
+)
+
+
+def a_token(folder: Path, text: str = TOKEN) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "token"
+    file.unlink(missing_ok=True)
+    file.write_text(text + "\n", encoding="utf-8")
+    file.chmod(0o600)
+    return file
+
+
+@pytest.fixture(scope="module")
+def open_web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+    """On loopback, without a token."""
+    with Web(tmp_path_factory.mktemp("open") / "line").running() as web:
+        yield web
+
+
+@pytest.fixture(scope="module")
+def shut_web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+    """Behind a token."""
+    folder = tmp_path_factory.mktemp("shut")
+    with Web(folder / "line", a_token(folder)).running() as web:
+        yield web
+
+
+def log_in(web: Web, token: str = TOKEN, **headers: str) -> Answer:
+    return web.post("/login", f"token={token}&next=/boards", **{"Origin": f"http://{web.host}"} | headers)
+
+
+def cookie(answer: Answer) -> str:
+    return answer.headers["set-cookie"].split(";")[0]
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "LOCALHOST", "[::1]", "127.8.8.8", "localhost."])
+def test_on_loopback_every_loopback_name_is_answered(open_web: Web, name: str) -> None:
+    assert open_web.get("/boards", Host=f"{name}:{open_web.port}").status == 200
+    assert open_web.get("/boards", Host=name).status == 200
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "evil.example:9470", "192.168.1.5", ""),
+        *("0.0.0.0", "127.1", "2130706433", "localhost@evil.example", "[", "127.0.0.1, evil.example"),  # noqa: S104
+    ],
+)
+def test_a_site_that_points_its_own_name_here_is_refused(open_web: Web, name: str) -> None:
+    for path in PATHS:
+        assert open_web.get(path, Host=name).status in (400, 421), path
+
+
+def test_without_the_token_a_browser_sees_the_login_and_a_program_hears_what_is_missing(shut_web: Web) -> None:
+    for path in PATHS:
+        browser = shut_web.get(path)
+        assert (browser.status, browser.headers["location"].startswith("/login?next=/")) == (303, True), path
+        for wrong in ("application/json", "*/*"):
+            program = shut_web.get(path, Accept=wrong)
+            assert (program.status, program.text) == (401, "a bearer token is needed\n"), path
+        assert shut_web.get(path, HX_Request="true").headers["hx-redirect"] == "/login"
+        assert shut_web.get(path, "POST", "", Origin=f"http://{shut_web.host}").status in (303, 401), path
+    assert shut_web.get("/static/app.css").status == 200
+    assert "CoServe" in shut_web.get("/login").text
+
+
+def test_a_program_comes_in_with_the_bearer_token(shut_web: Web) -> None:
+    assert shut_web.get("/boards", Authorization=f"Bearer {TOKEN}").status == 200
+    assert shut_web.get("/healthz", Authorization=f"bearer {TOKEN}", Accept="*/*").status == 503  # there is no daemon
+
+
+def test_the_login_gives_a_cookie_that_is_not_the_token_and_that_scripts_and_other_sites_do_not_get(
+    shut_web: Web,
+) -> None:
+    answer = log_in(shut_web)
+    assert (answer.status, answer.headers["location"]) == (303, "/boards")
+    said = answer.headers["set-cookie"]
+    assert "HttpOnly" in said
+    assert "SameSite=strict" in said
+    assert TOKEN not in said
+    assert "Secure" not in said
+    assert "Secure" in log_in(shut_web, X_Forwarded_Proto="https").headers["set-cookie"]
+    assert shut_web.get("/boards", Cookie=cookie(answer)).status == 200
+    gone = shut_web.post("/logout", Cookie=cookie(answer), Origin=f"http://{shut_web.host}")
+    assert re.search(r'=""?; .*Max-Age=0', gone.headers["set-cookie"])
+
+
+def test_a_cookie_that_somebody_made_or_changed_or_kept_too_long_is_worth_nothing(shut_web: Web) -> None:
+    good = cookie(log_in(shut_web))
+    name, value = good.split("=")
+    until, mark = value.split(".")
+    for bad in (
+        f"{name}={int(until) + 1}.{mark}",
+        f"{name}={until}.{mark[:-1]}",
+        f"{name}={until}.{'0' * 64}",
+        f"{name}=.{mark}",
+        f"{name}={until}",
+        f"{name}={TOKEN}",
+        f"{name}=1.{mark}",
+        f"{name}=ü.ü",
+        "coserve=1",
+    ):
+        assert shut_web.get("/boards", Cookie=bad.encode().decode("latin-1")).status == 303, bad
+
+
+def test_wrong_tokens_wait_and_the_right_one_does_not_wait_for_them(shut_web: Web) -> None:
+    found: list[int] = []
+    guess = [
+        threading.Thread(target=lambda: found.append(shut_web.get("/boards", Authorization="Bearer wrong").status))
+        for _ in range(20)
+    ]
+    began_s = time.monotonic()
+    for one in guess:
+        one.start()
+    assert shut_web.get("/boards", Authorization=f"Bearer {TOKEN}").status == 200
+    assert log_in(shut_web).status == 303
+    for one in guess:
+        one.join()
+    assert time.monotonic() - began_s >= 1.0
+    assert set(found) == {401, 429}
+    wrong = log_in(shut_web, "wrong")
+    assert (wrong.status, "set-cookie" in wrong.headers) == (401, False)
+    assert "This is not the token" in wrong.text
+
+
+@pytest.mark.parametrize("target", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)"])
+def test_the_login_leads_to_this_site_only(shut_web: Web, target: str) -> None:
+    answer = shut_web.post("/login", f"token={TOKEN}&next={target}", Origin=f"http://{shut_web.host}")
+    assert (answer.status, answer.headers["location"]) == (303, "/")
+    assert 'name="next" value="/"' in shut_web.get(f"/login?next={target}".replace("\\", "%5C")).text
+
+
+def test_nothing_is_taken_from_another_sites_page(open_web: Web, shut_web: Web) -> None:
+    own = cookie(log_in(shut_web))
+    for web, extra in ((open_web, {}), (shut_web, {"Cookie": own})):
+        refused: tuple[dict[str, str], ...] = (
+            {},
+            {"Origin": "http://evil.example"},
+            {"Origin": "null"},
+            {"Origin": ""},
+            {"Origin": "http://evil.example", "Sec_Fetch_Site": "same-origin"},
+            {"Origin": f"http://{web.host}", "Sec_Fetch_Site": "cross-site"},
+            {"Sec_Fetch_Site": "same-site"},
+            {"Sec_Fetch_Site": "none"},
+            {"Origin": "http://127.0.0.1:1"},
+            {"Referer": f"http://{web.host}/"},
+        )
+        for headers in refused:
+            assert web.post("/logout", **headers, **extra).status == 403, headers
+        assert web.post("/logout", Origin=f"http://{web.host}", **extra).status == 303
+        assert web.post("/logout", Sec_Fetch_Site="same-origin", **extra).status == 303
+        for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
+            assert web.get("/boards", method, **extra).status == 405
+    assert shut_web.post("/logout", Authorization=f"Bearer {TOKEN}").status == 303
+    assert open_web.post("/logout", Authorization="Bearer anything").status == 403
+
+
+def test_every_answer_forbids_scripts_of_others_frames_and_guessed_types(open_web: Web, shut_web: Web) -> None:
+    answers = [
+        *(open_web.get(path) for path in ("/", "/boards", "/boards/99", "/nothing", "/static/app.js", "/pictures/9")),
+        open_web.get("/boards", Host="evil.example"),
+        open_web.get("/boards", "PUT"),
+        open_web.post("/boards"),
+        shut_web.get("/boards"),
+        shut_web.get("/boards", Accept="*/*"),
+    ]
+    for answer in answers:
+        assert "default-src 'self'" in answer.headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+        assert "unsafe" not in answer.headers["content-security-policy"]
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "server" not in answer.headers
+    assert open_web.get("/boards").headers["cache-control"] == "no-store"
+
+
+def test_a_new_token_voids_every_cookie_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
+    token = a_token(tmp_path)
+    with Web(tmp_path / "line", token).running() as web:
+        assert web.process
+        before = cookie(log_in(web))
+        token.write_text("short", encoding="utf-8")
+        web.process.send_signal(signal.SIGHUP)
+        _until(lambda: "reload_refused" in web.log())
+        assert web.get("/boards", Cookie=before).status == 200
+        token.write_text(TOKEN[::-1], encoding="utf-8")
+        web.process.send_signal(signal.SIGHUP)
+        _until(lambda: web.get("/boards", Cookie=before).status == 303)
+        assert web.get("/boards", Authorization=f"Bearer {TOKEN[::-1]}").status == 200
+        assert TOKEN not in web.log()
+
+
+def test_too_long_requests_are_refused(open_web: Web) -> None:
+    assert open_web.post("/logout", "x" * 70_000, Origin=f"http://{open_web.host}").status == 413
+    connection = http.client.HTTPConnection("127.0.0.1", open_web.port, timeout=20)
+    with pytest.raises((http.client.HTTPException, OSError)):
+        connection.request(
+            "POST",
+            "/login",
+            body=(b"x" * 10_000 for _ in range(50)),
+            headers={"Origin": f"http://{open_web.host}", "Content-Type": "application/x-www-form-urlencoded"},
+            encode_chunked=True,
+        )
+        status = connection.getresponse().status
+        assert status >= 400
+        raise http.client.HTTPException(status)
+    connection.close()
+    with socket.create_connection(("127.0.0.1", open_web.port), timeout=20) as peer:
+        peer.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 40_000)
+        assert b" 400 " in peer.recv(4096)
+    assert open_web.get("/boards?serial=" + "x" * 129).status == 422
+    assert open_web.get("/boards").status == 200
+
+
+def test_clients_that_hold_connections_keep_nobody_out(open_web: Web) -> None:
+    """Silent ones, ones that never end their request, and noise."""
+    peers: list[socket.socket] = []
+    try:
+        for number in range(200):
+            peer = socket.create_connection(("127.0.0.1", open_web.port), timeout=20)
+            peers.append(peer)
+            with pytest.MonkeyPatch.context():
+                try:
+                    peer.sendall((b"", b"GET / HTTP/1.1\r\nHost: x\r\n", b"\x00\xff\r\n\r\n")[number % 3])
+                except OSError:
+                    continue
+        for _ in range(5):
+            assert open_web.get("/boards").status == 200
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+def test_a_request_that_trickles_is_cut(open_web: Web) -> None:
+    with socket.create_connection(("127.0.0.1", open_web.port), timeout=0.5) as peer:
+        until_s = time.monotonic() + 25
+        while time.monotonic() < until_s:
+            try:
+                peer.sendall(b"G")
+                if peer.recv(1000) == b"":
+                    return
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+        pytest.fail("a byte now and then kept the connection")
+
+
+def test_the_sixty_fifth_listener_hears_by_name_that_there_are_too_many(open_web: Web) -> None:
+    streams = [Stream(open_web.host) for _ in range(64)]
+    try:
+        assert {stream.status for stream in streams} == {200}
+        answer = open_web.get("/events?topic=line")
+        assert (answer.status, "64 pages listen already" in answer.text) == (503, True)
+        assert open_web.get("/boards").status == 200
+        streams.pop().close()
+        _until(lambda: _is_taken(open_web))
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+def _is_taken(web: Web) -> bool:
+    stream = Stream(web.host)
+    stream.close()
+    return stream.status == 200
+
+
+def _until(holds: object) -> None:
+    assert callable(holds)
+    until_s = time.monotonic() + 15
+    while not holds():
+        assert time.monotonic() < until_s
+        time.sleep(0.1)

@@ -1,0 +1,344 @@
+"""What the pages show and what they refuse: over HTTP, on a database that somebody may have tampered with."""
+
+import html
+import io
+import os
+import re
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from PIL import Image
+
+from tests.dashboard.web import AT, Stream, Web
+from tests.small_disk import small_disk
+
+fastapi = pytest.importorskip("fastapi", reason="needs the extra dashboard")
+
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}%00\u202e"
+SQL = (
+    "'; DROP TABLE boards; --",
+    "' OR '1'='1",
+    "1 OR 1=1",
+    "x' UNION SELECT sql FROM sqlite_master --",
+    "%",
+    "_",
+    "-1",
+    "9" * 30,
+    "1e3",
+    "\x00",
+    "NaN",
+)
+
+
+def a_picture(kind: str = "PNG", size: tuple[int, int] = (160, 120), **more: object) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size, (20, 120, 60)).save(buffer, kind, **more)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+    line = Web(tmp_path_factory.mktemp("pages") / "line")
+    with line.running() as running:
+        yield running
+
+
+def test_a_board_shows_its_images_with_boxes_stages_and_reviews(web: Web) -> None:
+    web.add_board(1, "B-1", failed='[{"designator": "R1", "component": "R0402", "defect": "D207"}]')
+    web.add_image(1, 1, "fail", defect="D207", designator="R1", image_path="images/2026-11-21/000000/1.png")
+    web.add_image(2, 1, "pass", designator="R2")
+    web.add_stage(1)
+    web.add_stage(1, 1, expert="solder", label="bridge", confidence=0.61)
+    web.sql("INSERT INTO detections VALUES (1, 1, 1, 'bridge', 0.61, 10.5, 20, 30, 44)")
+    web.sql("INSERT INTO reviews VALUES (1, 1, :at, 'Anna', 'pass', NULL, 'only dust')", at=AT)
+    web.add_picture("images/2026-11-21/000000/1.png", a_picture())
+    page = web.get("/boards/1")
+    assert page.status == 200
+    for text in ("B-1", "D207", "solder", "abcdefabcdef", "bridge", "61 %", "Anna", "only dust", "3.0 ms"):
+        assert text in page.text, text
+    assert '<svg viewBox="0 0 160 120"' in page.text
+    assert '<rect x="10.5" y="20.0" width="19.5" height="24.0">' in page.text
+    picture = web.get("/pictures/1", Accept="image/*")
+    assert (picture.status, picture.headers["content-type"]) == (200, "image/png")
+    assert web.get("/pictures/1", If_None_Match=picture.headers["etag"]).status == 304
+
+
+def test_a_serial_is_found_by_its_beginning_and_a_whole_one_leads_to_its_board(web: Web) -> None:
+    web.add_board(10, "SN-100")
+    web.add_board(11, "SN-100", attempt=2, verdict="pass")
+    web.add_board(12, "SN-1001")
+    assert web.get("/boards?serial=SN-100").text.count('href="/boards/1') == 3
+    assert web.get("/boards?serial=sn-1001").status == 200
+    found = web.get("/boards?serial=SN-1001")
+    assert (found.status, found.headers["location"]) == (303, "/boards/12")
+    assert "attempt 2: pass" in web.get("/boards/10").text
+    assert web.get("/boards?serial=%25").text.count('href="/boards/1') == 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/pictures/../coserve.yaml", "/pictures/..%2f..%2fcoserve.yaml", "/pictures/%2e%2e/%2e%2e/etc/passwd"),
+        *("/pictures/1/../../coserve.yaml", "/pictures/1.png", "/pictures/-1", "/pictures/%00", "/pictures/"),
+        *("/pictures//etc/passwd", "/pictures/1%00.png", "/pictures/0x1", "/pictures/..\\..\\coserve.yaml"),
+        *("/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd"),
+        *("/pictures/" + "9" * 40, "/../../../../etc/passwd", "//etc/passwd"),
+    ],
+)
+def test_no_name_from_outside_leads_to_a_file(web: Web, path: str) -> None:
+    answer = web.get(path)
+    assert answer.status in (400, 404, 422), (path, answer.status)
+    assert "root:" not in answer.text
+    assert "endpoints:" not in answer.text
+    assert "import " not in answer.text
+
+
+def test_a_row_that_points_out_of_the_images_folder_shows_nothing(web: Web) -> None:
+    folder = web.folder
+    (folder / "secret.png").write_bytes(a_picture())
+    images = folder / "images"
+    (images / "link").symlink_to(folder)
+    (images / "day").mkdir()
+    (images / "day" / "5.png").symlink_to(folder / "secret.png")
+    os.mkfifo(images / "day" / "6.png")
+    os.link(folder / "secret.png", images / "day" / "7.bin")
+    (images / "day" / "8.png").mkdir()
+    web.add_board(20)
+    paths = [
+        *("../secret.png", "secret.png", str(folder / "secret.png"), "images/../secret.png", "/etc/passwd"),
+        *("images/link/secret.png", "images/day/5.png", "images/day/6.png", "images/day/7.bin", "images/day/8.png"),
+        *("images", "", "images/", ".", "images/day/\x00.png", "images/" + "x" * 5000, "other/day/1.png"),
+        *("images/./../secret.png", "images//etc/passwd", "images/day/gone.png"),
+    ]
+    for number, path in enumerate(paths, 200):
+        web.add_image(number, 20, image_path=path)
+        answer = web.get(f"/pictures/{number}")
+        assert (answer.status, "image" in answer.headers["content-type"]) == (404, False), path
+    gone = web.get(f"/pictures/{199 + len(paths)}", Accept="*/*")
+    assert "was pruned" in gone.text
+    assert web.get("/boards/20").status == 200
+
+
+@pytest.mark.parametrize(("kind", "name"), [("TIFF", "1.tif"), ("PPM", "1.ppm"), ("BMP", "1.bmp"), ("JPEG", "1.jpg")])
+def test_every_format_that_cameras_send_is_shown(web: Web, kind: str, name: str) -> None:
+    number = 300 + ord(kind[0])
+    web.add_board(number)
+    web.add_picture(f"images/f/{number}{name}", a_picture(kind))
+    web.add_image(number, number, image_path=f"images/f/{number}{name}")
+    answer = web.get(f"/pictures/{number}")
+    assert answer.status == 200
+    assert answer.headers["content-type"] in ("image/png", "image/bmp", "image/jpeg")
+    assert 'viewBox="0 0 160 120"' in web.get(f"/boards/{number}").text
+
+
+def test_a_turned_picture_is_measured_as_it_is_stored_because_boxes_are(web: Web) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees
+    web.add_board(400)
+    web.add_picture("images/f/400.jpg", a_picture("JPEG", exif=exif))
+    web.add_image(400, 400, image_path="images/f/400.jpg")
+    assert 'viewBox="0 0 160 120"' in web.get("/boards/400").text
+    assert "image-orientation: none" in web.get("/static/app.css").text
+
+
+def test_a_serial_full_of_html_is_text_wherever_it_is_shown(web: Web) -> None:
+    more = {"board_type": EVIL, "lot": EVIL, "station": EVIL, "missing": '[{"component": "<b>x", "count": 1}]'}
+    web.add_board(500, EVIL, failed=f'[{{"designator": "<b>", "component": "<b>", "defect": "<b>{EVIL[:5]}"}}]', **more)
+    web.add_board(501, EVIL, attempt=2, **more)
+    evil = {"component": EVIL, "designator": EVIL, "defect": EVIL, "reason": EVIL, "image_path": "images/f/500.png"}
+    web.add_image(500, 500, source=EVIL, image_id=EVIL, **evil)
+    web.add_picture("images/f/500.png", a_picture())
+    web.add_stage(500, expert=EVIL, expert_version=EVIL, label=EVIL)
+    web.sql("INSERT INTO detections VALUES (500, 500, 0, :evil, 0.5, 1, 1, 9, 9)", evil=EVIL)
+    web.sql("INSERT INTO reviews VALUES (500, 500, :at, :evil, 'pass', :evil, :evil)", at=AT, evil=EVIL)
+    stream = Stream(web.host, "topic=boards&topic=line")
+    texts = [
+        *(web.get(f"/boards/{board}").text for board in (500, 501)),
+        web.get("/boards/500?inspection=500").text,
+        web.get(f"/boards?lot={quote(EVIL)}&serial={quote(EVIL[:20])}&board_type={quote(EVIL)}").text,
+        web.get("/").text,
+        next(event["data"] for event in iter(stream.event, None) if event["event"] == "boards"),
+    ]
+    stream.close()
+    for text in texts:
+        assert "<script>alert" not in text
+        assert "onerror=alert(2)>" not in text
+        assert "49" not in re.findall(r"\{\{7\*7\}\}|&gt;49", text)
+        assert "<b>" not in text
+    assert html.escape(EVIL, quote=False)[:40] in texts[0].replace("&#34;", '"').replace("&#39;", "'")
+    for name in ("serial", "lot", "board_type"):
+        assert "<script>" not in web.get(f"/boards?{name}={quote(EVIL)}").text
+    for path in (f"/{quote(EVIL)}", f"/boards/{quote(EVIL)}", f"/events?topic={quote(EVIL)}"):
+        for accept in ("text/html", "*/*"):
+            answer = web.get(path, Accept=accept)
+            assert answer.status in (404, 422)
+            assert "<script>" not in answer.text or answer.headers["content-type"].startswith("text/plain")
+
+
+def test_a_line_end_in_a_serial_is_no_second_event(web: Web) -> None:
+    web.add_board(510, "A\r\nevent: evil\r\ndata: x\n\nevent: evil")
+    stream = Stream(web.host, "topic=boards")
+    event = stream.event()
+    stream.close()
+    assert event["event"] == "boards"
+    assert "event: evil" in event["data"]
+
+
+def test_sql_in_any_parameter_of_any_page_is_a_value_or_refused(web: Web) -> None:
+    from daemon.config import load_config
+    from daemon.dashboard.app import PAGES
+    from daemon.dashboard.site import make_site
+
+    site = make_site(load_config(web.config))
+    asked = [
+        (route.path, [field.alias for field in (*route.dependant.query_params, *_inner(route.dependant))])
+        for page in PAGES
+        for route in page(site).routes
+        if isinstance(route, fastapi.routing.APIRoute) and "GET" in route.methods
+    ]
+    site.database.close()
+    before = web.sql("SELECT count(*) FROM boards")
+    assert len(asked) >= 8
+    for path, names in asked:
+        holes = re.findall(r"\{[^}]+\}", path)
+        for value in SQL:
+            filled = path
+            for hole in holes:
+                filled = filled.replace(hole, quote(value, safe=""))
+            targets = [filled] if holes else []
+            targets += [f"{re.sub(r'{[^}]+}', '1', path)}?{name}={quote(value)}" for name in names]
+            for target in targets:
+                answer = web.get(target)
+                assert answer.status < 500 or "no daemon" in answer.text, (target, answer.text[:2000])
+                assert "sqlite" not in answer.text.lower().replace("sqlite_master", ""), target
+    assert web.sql("SELECT count(*) FROM boards") == before
+
+
+def _inner(dependant: "fastapi.dependencies.models.Dependant") -> list[object]:
+    return [field for one in dependant.dependencies for field in (*one.query_params, *_inner(one))]
+
+
+def test_a_board_of_a_million_images_is_shown_in_parts(tmp_path: Path) -> None:
+    line = Web(tmp_path / "line")
+    line.add_board(1, expected=1_000_000)
+    line.sql(
+        """
+        WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000)
+        INSERT INTO inspections (inspection_id, source, image_id, board_id, component, designator, accepted_at,
+            completed_at, image_bytes, status, verdict, late, rules_version, image_sha256, latency_ms, seq)
+        SELECT i, 'cam', 'i' || i, 1, 'R0402', 'R' || i, :at, :today || 'T00:00:01.000Z', 100, 'done',
+            CASE WHEN i = 999999 THEN 'fail' ELSE 'pass' END, 0, '0123456789ab', '00', 12.5, i FROM n
+        """,
+        at=AT,
+        today=time.strftime("%Y-%m-%d", time.gmtime()),
+    )
+    with line.running() as web:
+        began_s = time.monotonic()
+        first = web.get("/boards/1")
+        assert (first.status, first.text.count("data-row ")) == (200, 100)
+        assert "more than 20\u202f000" in first.text
+        assert len(first.text) < 200_000
+        follow = re.search(r'href="(/boards/1\?[^"]*after=100)"', first.text)
+        assert follow
+        assert "R101" in web.get(html.unescape(follow[1])).text
+        only = web.get("/boards/1?verdict=fail")
+        assert only.status in (200, 503)
+        assert "R999999" in only.text or "Too much to count" in only.text
+        assert time.monotonic() - began_s < 30
+        stream = Stream(web.host, "topic=line")
+        while "1\u202f000\u202f000" not in (event := stream.event())["data"]:
+            assert event["event"] == "line"
+        stream.close()
+        assert web.get("/").status == 200
+
+
+def test_a_board_that_is_pruned_meanwhile_is_said_to_be_gone(web: Web) -> None:
+    web.add_board(600, verdict=None)
+    web.add_image(600, 600, "fail", image_path="images/f/600.png")
+    assert web.get("/boards/600").status == 200
+    web.sql("DELETE FROM inspections WHERE board_id = 600")
+    assert web.get("/boards/600").status == 200
+    web.sql("DELETE FROM boards WHERE board_id = 600")
+    answer = web.get("/boards/600")
+    assert (answer.status, "was pruned" in answer.text) == (404, True)
+    assert (web.get("/pictures/600").status, web.get("/boards/1?inspection=600").status) == (404, 404)
+
+
+def test_pages_work_while_the_daemon_is_away_and_say_so(web: Web) -> None:
+    page = web.get("/")
+    assert page.status == 200
+    assert "The daemon does not answer" in page.text
+    assert web.get("/healthz").status == web.get("/readyz").status == web.get("/metrics").status == 503
+
+
+def test_a_reader_that_does_not_read_is_cut_and_one_that_comes_back_gets_what_is_new(web: Web) -> None:
+    quick = Stream(web.host, "topic=boards")
+    seen = quick.event()
+    quick.close()
+    stream = Stream(web.host, "topic=boards", Last_Event_ID=seen["id"])
+    slow = Stream(web.host, "topic=boards")
+    stuck = socket.create_connection(("127.0.0.1", web.port), timeout=20)
+    stuck.sendall(b"G")
+    ended = threading.Event()
+
+    def write() -> None:
+        number = 1000
+        while not ended.wait(0.3):
+            web.add_board(number, "S" * 100 + str(number), lot="L" * 20_000)
+            number += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        event = stream.event()
+        assert event["id"] != seen["id"]
+        assert "S" * 100 in event["data"]
+        until_s = time.monotonic() + 40
+        while time.monotonic() < until_s and "topic_failed" not in web.log():
+            try:
+                stuck.settimeout(0.05)
+                stuck.sendall(b"E")
+                if stuck.recv(100) == b"":
+                    break
+            except TimeoutError:
+                stream.event()
+            except OSError:
+                break
+        else:
+            pytest.fail("a byte now and then kept the connection")
+        ended.wait(3)
+    finally:
+        ended.set()
+        writer.join()
+        stuck.close()
+        stream.close()
+    assert slow.is_ended()
+    slow.close()
+    web.sql("DELETE FROM boards WHERE board_id >= 1000")
+
+
+def test_a_full_disk_leaves_the_pages_readable(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "24m") as disk:
+        line = Web(disk / "line")
+        line.add_board(1)
+        line.add_image(1, 1)
+        with (
+            closing(sqlite3.connect(line.database)) as daemons,  # it holds the database open, and with it its log
+            line.running(TMPDIR=str(disk)) as web,
+            (disk / "filler").open("wb", buffering=0) as filler,
+        ):
+            daemons.execute("SELECT count(*) FROM boards").fetchall()
+            with pytest.raises(OSError, match="No space"):
+                while True:
+                    filler.write(b"x" * 65536)
+            for path in ("/", "/boards", "/boards?serial=A", "/boards/1", "/static/app.css"):
+                assert web.get(path).status == 200, path
+            assert web.process
+            assert web.process.poll() is None

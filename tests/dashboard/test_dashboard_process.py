@@ -1,0 +1,160 @@
+"""The web process beside a real line: it comes and goes, and the line neither waits for it nor stops."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.dashboard.browser import ShownLine, free_port
+from tests.dashboard.web import Stream
+from tests.lines import a_jpeg, a_line
+from tools.service import Service
+
+pytest.importorskip("fastapi", reason="needs the extra dashboard")
+
+#: A Python that has the line's packages and not those of the extra.
+WITHOUT_EXTRA = """\
+import sys
+from importlib.abc import MetaPathFinder
+
+
+class Blocker(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("fastapi", "uvicorn", "starlette", "jinja2", "python_multipart"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Blocker())
+from tools.cli import main
+sys.argv[1:1] = ["run"]
+main()
+"""
+
+
+def get(url: str, **headers: str) -> tuple[int, str]:
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - our own http
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def child(line: ShownLine) -> dict[str, Any]:
+    (found,) = (one for one in line.status()["children"] if one["name"] == "dashboard")
+    return found
+
+
+def test_a_killed_web_process_comes_back_and_the_line_goes_on_meanwhile(tmp_path: Path, experts_folder: Path) -> None:
+    line = ShownLine(tmp_path / "line", experts_folder)
+    with line.service() as service:
+        line.wait_until_it_shows()
+        before = child(line)
+        assert before["state"] == "running"
+        assert os.getpriority(os.PRIO_PROCESS, before["pid"]) >= 10
+        assert os.sched_getscheduler(before["pid"]) == os.SCHED_BATCH
+        streams = [Stream(line.http.removeprefix("http://")) for _ in range(20)]
+        assert {stream.event()["event"] for stream in streams} == {"line"}
+        os.kill(before["pid"], signal.SIGKILL)
+        line.send(a_jpeg(1, 160, 120), board={"type": "sensor-node", "serial": "K1"}, component="R0402")
+        line.idle()
+        assert all(stream.is_ended() for stream in streams)
+        for stream in streams:
+            stream.close()
+        line.wait_until_it_shows()
+        after = child(line)
+        assert (after["restarts"], after["last_end"], after["state"]) == (1, "killed by SIGKILL", "running")
+        assert "K1" in get(line.url("/"))[1]
+        assert get(line.url("/readyz")) == (200, "ready\n")
+        assert get(line.url("/healthz")) == (200, "alive\n")
+        assert "coserve_images_accepted_total 1.0" in get(line.url("/metrics"))[1]
+
+        streams = [Stream(line.http.removeprefix("http://")) for _ in range(20)]
+        began_s = time.monotonic()
+        assert service.stop() == 0
+        assert time.monotonic() - began_s < 20
+        assert all(stream.is_ended() for stream in streams)
+        for stream in streams:
+            stream.close()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", int(line.http.rsplit(":", 1)[1])), timeout=5)
+    assert "Traceback" not in (line.folder / "daemon.log").read_text(encoding="utf-8")
+
+
+def test_a_port_in_use_ends_the_start_with_the_endpoint(tmp_path: Path, experts_folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        config = a_line(tmp_path / "line", experts_folder)
+        settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+        settings["endpoints"]["http"] = endpoint
+        config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+        ended = subprocess.run(
+            [sys.executable, "-m", "tools", "run", str(config)], capture_output=True, text=True, timeout=60, check=False
+        )
+    assert ended.returncode == 2
+    assert f"endpoints.http {endpoint}: Address already in use" in ended.stderr
+
+
+def test_without_the_extra_the_daemon_answers_probes_itself_and_says_once_what_is_missing(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    (tmp_path / "without_extra.py").write_text(WITHOUT_EXTRA, encoding="utf-8")
+    line = ShownLine(tmp_path / "line", experts_folder)
+    log = line.folder / "daemon.log"
+    with Service(line.config, log, {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}, command=("without_extra",)):
+        assert get(line.url("/readyz")) == (200, "ready\n")
+        assert get(line.url("/healthz")) == (200, "alive\n")
+        assert "coserve_images_accepted_total" in get(line.url("/metrics"))[1]
+        assert get(line.url("/"))[0] == 404
+        assert line.status()["children"] == []
+    said = log.read_text(encoding="utf-8")
+    assert said.count("no_web_pages") == 1
+    assert "pip install 'coserve[dashboard]'" in said
+    assert "fastapi" in said
+
+
+def test_the_web_process_never_imports_torch() -> None:
+    code = "import daemon.dashboard.app, sys; sys.exit('torch' in sys.modules or 'cv2' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_a_reload_gives_the_web_process_its_new_token(tmp_path: Path, experts_folder: Path) -> None:
+    token = tmp_path / "token"
+    old, new = "a" * 40, "b" * 40
+    token.write_text(old, encoding="utf-8")
+    token.chmod(0o600)
+    line = ShownLine(tmp_path / "line", experts_folder, security={"http_token": str(token)})
+    with line.service():
+        line.wait_until_it_shows()
+        assert get(line.url("/boards"))[0] == 401
+        assert get(line.url("/boards"), Authorization=f"Bearer {old}")[0] == 200
+        token.write_text("short", encoding="utf-8")
+        assert "holds no token" in line.control("keys")["problems"][0]
+        assert get(line.url("/boards"), Authorization=f"Bearer {old}")[0] == 200
+        token.write_text(new, encoding="utf-8")
+        assert line.control("keys")["problems"] == []
+        line.wait(lambda: get(line.url("/boards"), Authorization=f"Bearer {new}")[0] == 200)
+        assert get(line.url("/boards"), Authorization=f"Bearer {old}")[0] == 401
+        assert child(line)["restarts"] == 0
+
+
+def test_by_hand_it_says_what_is_missing(tmp_path: Path, experts_folder: Path) -> None:
+    config = a_line(tmp_path / "line", experts_folder)
+    run = [sys.executable, "-m", "daemon.dashboard", str(config)]
+    ended = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+    assert (ended.returncode, "endpoints.http is not set" in ended.stderr) == (2, True)
+    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+    settings["endpoints"]["http"] = f"http://127.0.0.1:{free_port()}"
+    config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    ended = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+    assert (ended.returncode, "there is no database" in ended.stderr) == (2, True)
