@@ -105,25 +105,29 @@ def trouble(error: BaseException, where: str, *, has_tls: bool) -> DeliveryError
             wants = "does it want a certificate of ours?" if has_tls else "does it want TLS?"
             return DeliveryError(f"{where} closes the connection before it has answered: {wants}")
         case _:
-            return _trouble_on_the_way(error, error if isinstance(error, OSError) else error.__context__, where)
+            cause = error if isinstance(error, OSError) else error.__context__
+            return _trouble_on_the_way(error, cause, where, " (does it speak TLS there?)" if has_tls else "")
 
 
-def _trouble_on_the_way(error: BaseException, cause: BaseException | None, where: str) -> DeliveryError:
+def _trouble_on_the_way(error: BaseException, cause: BaseException | None, where: str, hint: str) -> DeliveryError:
     """Of its cause aiomqtt says no more than the text."""
     match cause:
         case ssl.SSLError():
             said = getattr(cause, "verify_message", None) or cause.reason or str(cause)
             return DeliveryError(f"TLS with {where} fails: {said}", "refused")
         case ConnectionRefusedError():
-            return DeliveryError(f"nobody listens at {where} (connection refused)")
+            reason = f"nobody listens at {where} (connection refused)"
         case socket.gaierror():
-            return DeliveryError(f"{where}: the name is not known here ({cause.strerror})")
+            reason = f"{where}: the name is not known here ({cause.strerror})"
         case TimeoutError():
-            return DeliveryError(f"{where} gives no answer in time")
+            reason = f"{where} gives no answer in time{hint}"
+        case ConnectionResetError():
+            reason = f"{where} hangs up{hint}"
         case OSError():
-            return DeliveryError(f"{where} cannot be reached: {cause.strerror or cause}")
+            reason = f"{where} cannot be reached: {cause.strerror or cause}"
         case _:
-            return DeliveryError(f"{where}: {error}")
+            reason = f"{where}: {error}"
+    return DeliveryError(reason)
 
 
 def _name_of(code: int) -> str:

@@ -36,7 +36,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "_POLL_S", 0.01)
     monkeypatch.setattr(runner_module, "_FIRST_BACK_OFF_S", 0.1)
     monkeypatch.setattr(runner_module, "_LONGEST_BACK_OFF_S", 0.2)
-    monkeypatch.setattr(mqtt_module, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(mqtt_module, "_ANSWER_S", 0.4)
 
 
 class Bringing:
@@ -149,14 +149,14 @@ def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tm
             process = subprocess.Popen(
                 [sys.executable, "-m", "daemon.consumers", str(config), "plant"], stdin=subprocess.DEVNULL
             )
-            wait(lambda last=last: _seqs(mes) > {*range(1, last * 6000 + 500)})
+            wait(lambda last=last: mes.seqs > {*range(1, last * 6000 + 500)})
             process.kill()
             process.wait()
             wait(lambda: mes.bodies("status")[-1] == {"state": "offline"})
         process = subprocess.Popen(
             [sys.executable, "-m", "daemon.consumers", str(config), "plant"], stdin=subprocess.DEVNULL
         )
-        wait(lambda: len(_seqs(mes)) == total)
+        wait(lambda: len(mes.seqs) == total)
         wait(lambda: mes.bodies("status")[-1]["state"] == "online")
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
@@ -172,14 +172,14 @@ def test_three_restarts_of_the_broker_lose_nothing(tmp_path: Path) -> None:
             async with bringing.running():
                 for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
                     last = bringing.database.grow(300)
-                    await bringing.until(lambda last=last: len(_seqs(mes)) > last - 600)
+                    await bringing.until(lambda last=last: len(mes.seqs) > last - 600)
                     broker.end(number)
                     bringing.database.grow(20)
                     await bringing.said("waiting", "127.0.0.1")
                     broker.start()
                 last = bringing.database.grow(20)
                 await bringing.reached(last)
-                await bringing.until(lambda: len(_seqs(mes)) == last)
+                await bringing.until(lambda: len(mes.seqs) == last)
 
         run(test)
         in_order = [body["seq"] for body in mes.bodies() if "seq" in body]
@@ -245,7 +245,7 @@ def test_a_topic_that_we_may_not_write_to_holds_everything_back_and_is_named(tmp
                 assert broker.process is not None
                 broker.process.send_signal(signal.SIGHUP)
                 await bringing.reached(6)
-                await bringing.until(lambda: len(_seqs(mes)) == 6)
+                await bringing.until(lambda: len(mes.seqs) == 6)
 
         run(test)
 
@@ -334,10 +334,6 @@ def wait(happened: Callable[[], Any], timeout_s: float = 30.0) -> Any:
         assert time.monotonic() < until_s, "it did not happen"
         time.sleep(0.05)
     return found
-
-
-def _seqs(subscriber: Subscriber) -> set[int]:
-    return {body["seq"] for body in subscriber.bodies() if "seq" in body}
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """TLS with a real mosquitto: what is checked, what is shown, and what a mistake is called."""
 
 import asyncio
+import gc
 import shutil
 import subprocess
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,11 +82,15 @@ def trouble(settings: MqttSettings) -> DeliveryError | None:
         await consumer.deliver(())
         await consumer.close()
 
+    said = None
     try:
         asyncio.run(open_and_close())
     except DeliveryError as error:
-        return error
-    return None
+        said = DeliveryError(error.reason, error.state)
+    with warnings.catch_warnings():  # paho leaves the socket of a handshake that failed to the collector
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+    return said
 
 
 LINE = {"ca": "plant.pem", "cert": "line.pem", "key": "line.key"}
@@ -97,8 +103,8 @@ def test_both_show_their_certificates(keys: Path, broker: Broker) -> None:
 @pytest.mark.parametrize(
     ("tls", "state", "words"),
     [
-        (LINE | {"ca": "other.pem"}, "refused", "unable to get local issuer certificate"),
-        ({}, "refused", "unable to get local issuer certificate"),
+        (LINE | {"ca": "other.pem"}, "refused", "certificate in certificate chain"),
+        ({}, "refused", "certificate in certificate chain"),
         ({"ca": "plant.pem"}, "waiting", "does it want a certificate of ours?"),
         (LINE | {"cert": "stranger.pem", "key": "stranger.key"}, "waiting", "does it want a certificate of ours?"),
         (None, "waiting", "does it want TLS?"),
@@ -129,7 +135,7 @@ def test_a_broker_without_tls_is_named(keys: Path, tmp_path: Path) -> None:
     with Broker(tmp_path) as plain:
         said = trouble(settings(plain.port, keys, {"ca": "plant.pem"}))
     assert said is not None
-    assert said.reason.startswith(f"TLS with 127.0.0.1:{plain.port} fails") or "closes the connection" in said.reason
+    assert said.reason == f"127.0.0.1:{plain.port} hangs up (does it speak TLS there?)"
 
 
 def test_a_key_that_others_can_read_and_one_with_a_passphrase_are_refused(keys: Path, tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ class Subscriber:
         self._topics = topics
         self._lock = threading.Lock()
         self._heard: list[MQTTMessage] = []
+        self._seqs: set[int] = set()
         self._is_subscribed = threading.Event()
         self._client = client = Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=MQTTv5)
         client.on_connect = self._connected
@@ -122,6 +123,12 @@ class Subscriber:
         with self._lock:
             return list(self._heard)
 
+    @property
+    def seqs(self) -> set[int]:
+        """The numbers of the results that were heard so far."""
+        with self._lock:
+            return set(self._seqs)
+
     def bodies(self, topic: str = "") -> list[dict[str, Any]]:
         """The JSON of what was heard on topics with `topic` in them."""
         return [json.loads(message.payload) for message in self.messages if topic in message.topic]
@@ -130,5 +137,8 @@ class Subscriber:
         client.subscribe([(topic, 1) for topic in self._topics])
 
     def _hear(self, _client: Client, _userdata: Any, message: MQTTMessage) -> None:
+        seq = json.loads(message.payload).get("seq")
         with self._lock:
             self._heard.append(message)
+            if seq is not None:
+                self._seqs.add(seq)
