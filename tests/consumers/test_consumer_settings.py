@@ -1,0 +1,165 @@
+"""The section `consumers`: what is a mistake and on which line, what a file must be, what is said without the extra."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from daemon.config import Config, load_config
+from daemon.consumers.check import consumer_problems, consumer_warnings
+from daemon.consumers.deliveries import Deliveries
+from daemon.consumers.kinds import KINDS
+from daemon.consumers.settings import MqttSettings
+from daemon.consumers.slate import Slate
+from daemon.errors import ConfigError
+from tools.service_files import credentials, drop_ins, written_folders
+
+LINE = "rules: rules.yaml\ncatalog: catalog.yaml\ndevices: {cpu: {expert_memory: 1GB}}\n"
+
+
+def a_config(folder: Path, consumers: str, environ: dict[str, str] | None = None) -> Config:
+    path = folder / "coserve.yaml"
+    path.write_text(f"{LINE}consumers:\n{consumers}", encoding="utf-8")
+    return load_config(path, environ or {})
+
+
+def mistakes(folder: Path, consumers: str) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        a_config(folder, consumers)
+    return [problem.removeprefix(f"{folder}/coserve.yaml:") for problem in error.value.problems]
+
+
+def test_paths_are_relative_to_the_file_and_credentials_are_systemds(tmp_path: Path) -> None:
+    text = (
+        "  plant: {kind: mqtt, host: broker, user: u, password: $CREDENTIALS_DIRECTORY/plant,"
+        " tls: {ca: keys/ca.pem, cert: /a/b.pem, key: k.pem}}\n"
+    )
+    plant = a_config(tmp_path, text, {"CREDENTIALS_DIRECTORY": "/run/credentials/coserve"}).consumers["plant"]
+    assert plant.files() == {
+        ("password",): Path("/run/credentials/coserve/plant"),
+        ("tls", "ca"): tmp_path / "keys/ca.pem",
+        ("tls", "cert"): Path("/a/b.pem"),
+        ("tls", "key"): tmp_path / "k.pem",
+    }
+
+
+def test_each_mistake_is_named_with_its_line(tmp_path: Path) -> None:
+    keys = "kind: mqqt|host: a/b|prefix: /a|pasword: x|send: [board]|keepalive: 1s|port: 70000|retain_boards: 200y"
+    said = mistakes(tmp_path, "  plant:\n" + "".join(f"    {key}\n" for key in keys.split("|")))
+    assert [problem.split(":")[0] for problem in said] == [str(line) for line in range(6, 14)]
+
+
+@pytest.mark.parametrize("prefix", ["", "/", "a/", "/a", "a//b", "a/+", "#", "$SYS/x", "a\x07b", "p" * 1025])
+def test_a_prefix_that_is_no_topic_is_refused(prefix: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        MqttSettings(kind="mqtt", host="h", prefix=prefix)
+
+
+def test_what_cannot_be_together_is_named(tmp_path: Path) -> None:
+    plant = "  plant:\n    kind: mqtt\n    host: h\n    password: x\n    tls: {cert: x.pem}\n"
+    text = f"{plant}  other: {{kind: mqtt, host: h}}\n"
+    said = mistakes(tmp_path, text)
+    assert said == [
+        "8:15: needs `user`, whose password it is",
+        "9:10: needs both `cert` and `key` where the broker asks for a certificate, or neither",
+        "10:3: coserve is that of plant at the same broker: each needs its own",
+    ]
+
+
+def test_the_environment_names_a_consumer_too(tmp_path: Path) -> None:
+    environ = {"COSERVE_CONSUMERS_PLANT_HOST": "192.0.2.7", "COSERVE_CONSUMERS_PLANT_SEND": "[generations]"}
+    plant = a_config(tmp_path, "  plant: {kind: mqtt, host: broker}\n", environ).consumers["plant"]
+    assert (plant.host, plant.send) == ("192.0.2.7", ["generations"])
+
+
+def test_check_names_the_files_that_cannot_be_used(tmp_path: Path) -> None:
+    pytest.importorskip("aiomqtt")
+    text = "  plant:\n    kind: mqtt\n    host: broker\n    user: u\n    password: word\n    tls: {ca: nothing.pem}\n"
+    config = a_config(tmp_path, text)
+    said = consumer_problems(tmp_path / "coserve.yaml", config)
+    assert [line.split("coserve.yaml:")[1].split(": ", 1)[0] for line in said] == ["9:15", "10:15"]
+    assert "No such file" in said[0]
+    (tmp_path / "word").write_text("two\nlines")
+    (tmp_path / "word").chmod(0o600)
+    assert "expected one line" in consumer_problems(tmp_path / "coserve.yaml", config)[0]
+
+
+def test_check_says_that_credentials_are_not_set_here(tmp_path: Path) -> None:
+    text = "  plant: {kind: mqtt, host: broker, user: u, password: $CREDENTIALS_DIRECTORY/plant}\n"
+    said = consumer_problems(tmp_path / "coserve.yaml", a_config(tmp_path, text))
+    assert any("$CREDENTIALS_DIRECTORY is not set here" in line for line in said)
+
+
+def test_a_password_that_crosses_the_network_is_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "coserve.yaml"
+    text = "  plant: {kind: mqtt, host: 192.0.2.7, user: u, password: x}\n"
+    assert "crosses the network as it is" in consumer_warnings(path, a_config(tmp_path, text))[0]
+    for well in (text.replace("192.0.2.7", "127.0.0.1"), text.replace("user: u", "tls: {}, user: u")):
+        assert consumer_warnings(path, a_config(tmp_path, well)) == []
+
+
+def test_the_service_gets_its_secrets_its_folder_and_the_network(tmp_path: Path) -> None:
+    text = (
+        "  plant: {kind: mqtt, host: 192.0.2.7, user: u, password: $CREDENTIALS_DIRECTORY/plant,"
+        " tls: {cert: $CREDENTIALS_DIRECTORY/line.pem, key: $CREDENTIALS_DIRECTORY/line.key}}\n"
+    )
+    config = a_config(tmp_path, text)
+    assert credentials(config) == ["plant", "line.pem", "line.key"]
+    assert drop_ins(config)["network.conf"]
+    assert any(config.positions.is_relative_to(folder) for folder in written_folders(config))
+    here = a_config(tmp_path, "  plant: {kind: mqtt, host: 127.0.0.1}\n")
+    assert not drop_ins(here)["network.conf"]
+
+
+def test_without_the_extra_check_and_process_say_which_to_install(tmp_path: Path) -> None:
+    a_config(tmp_path, "  plant: {kind: mqtt, host: 127.0.0.1}\n")
+    code = (
+        "import sys; sys.modules['aiomqtt'] = None\n"
+        "from pathlib import Path\n"
+        "from daemon.config import load_config\n"
+        "from daemon.consumers.check import consumer_problems\n"
+        "path = Path(sys.argv[1]); print(consumer_problems(path, load_config(path))[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "coserve.yaml")], capture_output=True, text=True, check=True
+    )
+    assert "coserve.yaml:5:17: aiomqtt is not installed; this consumer needs the extra `mqtt`" in done.stdout
+    assert "--editable '.[mqtt]'" in done.stdout
+
+
+def test_a_consumer_that_is_not_configured_is_named(tmp_path: Path) -> None:
+    a_config(tmp_path, "  plant: {kind: mqtt, host: 127.0.0.1}\n")
+    command = [sys.executable, "-m", "daemon.consumers", str(tmp_path / "coserve.yaml"), "office"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert done.returncode == 2
+    assert "there is no consumer office among `consumers`: plant" in done.stderr
+
+
+def test_the_configuration_alone_needs_no_extra() -> None:
+    code = "import sys; sys.modules['aiomqtt'] = None; import daemon.consumers.check, daemon.consumers.deliveries"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_kind_of_the_settings_has_a_maker() -> None:
+    assert set(KINDS) == {MqttSettings.model_fields["kind"].annotation.__args__[0]}  # type: ignore[union-attr]
+
+
+def test_what_the_daemon_says_of_a_consumer(tmp_path: Path) -> None:
+    path = tmp_path / "coserve.yaml"
+    deliveries = Deliveries(a_config(tmp_path, "  plant: {kind: mqtt, host: 127.0.0.1}\n"), path)
+    (spec,) = deliveries.children(7)
+    slate = Slate(spec.pass_fds[0])
+    row = {"name": "plant", "kind": "mqtt", "position": None, "behind": None, "missed": 0}
+    running, waiting = {"name": spec.name, "state": "running"}, {"name": spec.name, "state": "waiting"}
+    assert deliveries.status(9, [running]) == [row | {"state": "waiting", "last_error": None}]
+    ended = waiting | {"last_end": "exit status 2"}
+    assert deliveries.status(9, [ended])[0]["last_error"] == "its process ended: exit status 2"
+    slate.write({"position": 4, "state": "connected", "missed": 2, "last_error": None})
+    said = deliveries.status(9, [running])[0]
+    assert said == row | {"position": 4, "behind": 5, "missed": 2, "state": "connected", "last_error": None}
+    said = deliveries.status(9, [waiting | {"last_end": "killed by SIGKILL"}])[0]
+    assert (said["state"], said["last_error"]) == ("waiting", "its process ended: killed by SIGKILL")
+    assert json.dumps(said)
+    deliveries.close()

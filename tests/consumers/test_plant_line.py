@@ -1,0 +1,85 @@
+"""A whole line with a consumer: what goes out, what `status` says, and that a broker's trouble is never the line's."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiomqtt")
+
+from tests.contract.client import Line
+from tools.bench.broker import Broker, Subscriber, free_port, mosquitto
+
+pytestmark = pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools")
+
+
+def consumer(line: Line) -> dict[str, Any]:
+    (found,) = line.status()["consumers"]
+    return found
+
+
+def child(line: Line) -> dict[str, Any]:
+    return next(one for one in line.status()["children"] if one["name"] == "consumer plant")
+
+
+def published(line: Line, mes: Subscriber) -> bool:
+    """Whether everything that the line has ever said was heard."""
+    return mes.seqs == {message["seq"] for message in line.stream()}
+
+
+def test_verdicts_reach_the_plant_whatever_happens_to_broker_consumer_and_daemon(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    port = free_port()
+    plant = {"kind": "mqtt", "host": "127.0.0.1", "port": port, "prefix": "plant"}
+    line = Line(tmp_path / "line", experts_folder, consumers={"plant": plant})
+    broker = Broker(tmp_path / "broker", port=port)
+    with line.service() as service:
+        # No broker yet: the line judges, and says whom it waits for.
+        line.wait(lambda: "nobody listens" in (consumer(line)["last_error"] or ""))
+        for number in range(6):
+            line.send(board={"type": "pair", "serial": f"A{number // 2}"})
+        line.idle()
+        assert line.status()["state"] == "ready"
+        assert line.status()["last_error"] is None
+        assert consumer(line) | {"last_error": None} == {
+            "name": "plant",
+            "kind": "mqtt",
+            "position": 0,
+            "behind": 9,
+            "missed": 0,
+            "state": "waiting",
+            "last_error": None,
+        }
+        with broker, Subscriber(port, "plant/#") as mes:
+            line.wait(lambda: published(line, mes), 60)
+            line.wait(lambda: consumer(line)["state"] == "connected" and consumer(line)["behind"] == 0)
+            boards = {body["board"]["serial"]: body["verdict"] for body in mes.bodies("/board/")}
+            assert boards == {"A0": "pass", "A1": "pass", "A2": "pass"}
+            # The consumer is killed: the broker says so, and it comes back where it was.
+            before = child(line)["pid"]
+            os.kill(before, signal.SIGKILL)
+            line.wait(lambda: mes.bodies("status")[-1] == {"state": "offline"})
+            for number in range(2):
+                line.send(board={"type": "pair", "serial": "B0"}, id=f"b{number}")
+            line.wait(lambda: published(line, mes))
+            assert child(line)["restarts"] == 1
+            assert child(line)["pid"] != before
+            # The daemon is killed: so is the consumer, and the next one goes on.
+            pid = child(line)["pid"]
+            line.send(board={"type": "pair", "serial": "C0"}, id="c0")
+            service.kill()
+            line.wait(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
+            service.start()
+            line.send(board={"type": "pair", "serial": "C0"}, id="c1")
+            line.idle()
+            line.wait(lambda: published(line, mes), 60)
+            # A stop ends it in order: what was judged last is delivered, and the goodbye says up to where.
+            last = line.status()["last_seq"]
+            assert service.stop() == 0
+            line.wait(lambda: mes.bodies("status")[-1] == {"state": "offline", "position": last})
+    position = (line.folder / "consumers" / "plant.position").read_text(encoding="utf-8")
+    assert json.loads(position.splitlines()[0])["position"] == last
