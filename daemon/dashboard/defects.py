@@ -115,13 +115,15 @@ def router(site: Site) -> APIRouter:
     @routes.get("/defects")
     def page(request: Request, which: Annotated[Chosen, Depends(chosen)], trend: Trend = "day") -> HTMLResponse:
         found = books.account(which)
+        tallies = _tallies(found, trend)
         return site.page(
             *(request, "defects.html"),
             which=which,
             found=found,
             bars=found.bars[:_MOST_CHOICES],
             trend=trend,
-            tallies=_tallies(found, trend)[:_MOST_CHOICES],
+            tallies=tallies[:_MOST_CHOICES],
+            more_tallies=max(0, len(tallies) - _MOST_CHOICES),
             choices=books.choices(),
             verdicts=VERDICTS,
             says=books.says(),

@@ -115,12 +115,9 @@ def done_since(since: str, reviewer: str) -> Question:
 
 
 def newest_of(reviewer: str, since: str) -> Question:
-    """The newest row that a reviewer wrote."""
+    """What a reviewer wrote, newest first."""
     table = reviews.c
-    query = select(table.inspection_id, table.review_id, table.note).where(
-        table.reviewer == reviewer, table.at >= since
-    )
-    return query.order_by(table.review_id.desc())
+    return select(reviews).where(table.reviewer == reviewer, table.at >= since).order_by(table.review_id.desc())
 
 
 def some_waiting() -> Question:

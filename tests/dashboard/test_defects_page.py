@@ -1,0 +1,221 @@
+"""The page Defects over HTTP: what counts, the images behind every number, files, and filters that are only values."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from html import unescape
+from urllib.parse import quote, urlencode
+
+import pytest
+
+from tests.dashboard.web import Web
+
+fastapi = pytest.importorskip("fastapi", reason="needs the extra dashboard")
+
+from daemon.dashboard.defects_account import Tally, pareto  # noqa: E402
+
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+FORMULA = "=cmd|' /C calc'!A0"
+ALL = {"range": "own", "from": "2026-11-01", "to": "2026-11-30"}
+
+
+def day(number: int) -> str:
+    return f"2026-11-{number:02d}T12:00:00.000Z"
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+    """Three days, two lots, a board without a station; false calls, an escape, a decision taken back, an open board."""
+    line = Web(tmp_path_factory.mktemp("defects") / "line")
+    line.add_board(1, "A1", completed_at=day(10))
+    line.add_board(2, "A2", completed_at=day(11), lot="L2", station=None)
+    line.add_board(3, EVIL, completed_at=day(12), board_type="sensor")
+    line.add_board(4, "open", None)
+    said = [
+        (1, 1, "fail", "D1", "R0402"),
+        (2, 1, "fail", "D1", "R0402"),
+        (3, 1, "pass", None, "R0402"),
+        (4, 1, "pass", None, "C0603"),
+        (5, 2, "fail", "D2", "R0402"),
+        (6, 2, "review", None, "C0603"),
+        (7, 2, "unknown", None, "C0603"),
+        (8, 2, "fail", FORMULA, EVIL[:100]),
+        (9, 3, "pass", None, "C0603"),
+        (10, 3, "fail", "D1", "C0603"),
+        (11, 3, None, None, "C0603"),
+        (12, 4, "fail", "D9", "R0402"),
+    ]
+    for number, board, verdict, defect, component in said:
+        line.add_image(number, board, verdict, defect=defect, component=component)
+    decided = [
+        (2, "pass", None, "a shadow"),  # a false call
+        (3, "fail", "D3", None),  # an escape
+        (5, "pass", None, None),
+        (5, "fail", "D2", "undecided again: undo of review 3"),  # taken back: the line's verdict counts
+        (6, "fail", "D1", None),
+        (9, "unknown", None, None),
+    ]
+    for image, verdict, defect, note in decided:
+        line.sql(
+            "INSERT INTO reviews (inspection_id, at, reviewer, verdict, defect, note)"
+            " VALUES (:image, :at, 'Eva', :verdict, :defect, :note)",
+            image=image,
+            at=day(13),
+            verdict=verdict,
+            defect=defect,
+            note=note,
+        )
+    with line.running() as running:
+        yield running
+
+
+def get(web: Web, path: str, **fields: object) -> str:
+    answer = web.get(f"{path}?{urlencode(ALL | fields)}")
+    assert answer.status == 200, answer.text
+    return answer.text
+
+
+def listed(web: Web, **fields: object) -> list[int]:
+    return [int(number) for number in re.findall(r"/review\?image=(\d+)", get(web, "/defects/images", **fields))]
+
+
+def table(web: Web, path: str, **fields: object) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(get(web, path, **fields))))
+
+
+def test_the_verdict_that_counts_is_a_persons_and_every_number_leads_to_its_images(web: Web) -> None:
+    page = get(web, "/defects")
+    tiles = re.findall(r'class="name">([^<]+)</div><div class="value[^"]*">(?:<a href="([^"]+)">)?(\d+)', page)
+    numbers = {name: int(count) for name, _, count in tiles}
+    assert numbers == {
+        "Images judged": 10, "Final pass": 2, "Final fail": 6, "Final review": 0, "Final unknown": 2,
+        "False calls": 1, "Escapes": 1, "Reviewed": 5,
+    }  # fmt: skip
+    for name, link, count in tiles:
+        if link:
+            shown = re.findall(r"/review\?image=(\d+)", web.get(unescape(link)).text)
+            assert len(shown) == int(count), name
+    assert "1 not judged yet" in page
+
+
+def test_the_pareto_has_shares_up_to_one_and_links_to_its_images(web: Web) -> None:
+    rows = table(web, "/defects/pareto.csv")
+    assert [(row["component"], row["defect"], row["count"]) for row in rows[:2]] == [
+        ("C0603", "D1", "2"),
+        (EVIL[:100], "'" + FORMULA, "1"),
+    ]
+    assert float(rows[-1]["cumulative"]) == 1
+    assert sum(int(row["count"]) for row in rows) == 6
+    by_defect = table(web, "/defects/pareto.csv", by="defect")
+    assert (by_defect[0]["defect"], by_defect[0]["count"]) == ("D1", "3")
+    assert listed(web, final="fail", defect="D1") == [10, 6, 1]
+    page = get(web, "/defects", by="defect")
+    links = [unescape(link) for link in re.findall(r'data-row href="([^"]+)"', page)]
+    assert [len(re.findall(r"/review\?image=", web.get(link).text)) for link in links] == [3, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("trend", "fails"),
+    [
+        ("day", {"2026-11-10": 2, "2026-11-11": 3, "2026-11-12": 1}),
+        ("lot", {"L1": 3, "L2": 3}),
+        ("station", {"AOI-1": 3, "": 3}),
+        ("component", {"R0402": 3, "C0603": 2, EVIL[:100]: 1}),
+    ],
+)
+def test_the_trend_is_told_by_day_lot_station_and_component(web: Web, trend: str, fails: dict[str, int]) -> None:
+    rows = table(web, "/defects/trend.csv", trend=trend)
+    assert {row[trend]: int(row["fail"]) for row in rows} == fails
+    chart = json.loads(get(web, "/defects/trend.json", trend=trend))
+    assert len(chart["x"]) == len(fails) == len(chart["series"][0]["values"])
+    for name, count in fails.items():
+        assert len(listed(web, **{trend: name or "-"}, final="fail")) == count
+
+
+def test_filters_choose_boards_and_time(web: Web) -> None:
+    assert listed(web, lot="L2") == [8, 7, 6, 5]
+    assert listed(web, station="-") == [8, 7, 6, 5]
+    assert listed(web, type="sensor") == [10, 9]
+    assert listed(web, kind="false_call") == [2]
+    assert listed(web, kind="escape") == [3]
+    assert listed(web, kind="reviewed", component="C0603") == [9, 6]
+    assert listed(web, **{"from": "2026-11-12", "to": "2026-11-12"}) == [10, 9]
+    assert listed(web, day="2026-11-10", before="4") == [3, 2, 1]
+    for name in ("today", "7d", "30d"):
+        assert web.get(f"/defects?range={name}").status == 200
+
+
+@pytest.mark.parametrize("value", ["'; DROP TABLE boards; --", "' OR '1'='1", "%", "_", "\x00", "9" * 30, "L1' --"])
+def test_a_filter_is_only_ever_a_value(web: Web, value: str) -> None:
+    for name in ("lot", "station", "type", "component", "defect"):
+        assert listed(web, **{name: value}) == []
+        assert web.get(f"/defects?{urlencode(ALL | {name: value})}").status == 200
+    assert web.sql("SELECT count(*) FROM boards") == [(4,)]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "range=century",
+        "range=own&from=yesterday",
+        "range=own&from=2026-02-31",
+        "range=own&from=2026-11-30&to=2026-11-01",
+        "by=serial",
+        "trend=moon",
+        f"lot={'x' * 200}",
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(web: Web, query: str) -> None:
+    answer = web.get(f"/defects?{query}")
+    assert answer.status == 422
+    assert "Traceback" not in answer.text
+
+
+def test_lists_refuse_nonsense_too_and_the_calendar_may_end(web: Web) -> None:
+    for query in ("final=good", "kind=all", "before=0", f"before={'9' * 30}", "day=today"):
+        assert web.get(f"/defects/images?{query}").status == 422
+    assert web.get("/defects?range=own&from=0001-01-01&to=9999-12-31").status == 200
+
+
+def test_nothing_that_a_publisher_wrote_is_markup_and_no_cell_is_a_formula(web: Web) -> None:
+    for text in (get(web, "/defects"), get(web, "/defects/images"), get(web, "/defects", lot=EVIL, trend="component")):
+        assert "<script>alert" not in text
+        assert "<img src=x" not in text
+    for line in get(web, "/defects/images.csv").splitlines():
+        assert not re.search(r"(^|,)\"?[=@]", line), line
+    assert table(web, "/defects/images.csv", component=EVIL[:100])[0]["defect"] == "'" + FORMULA
+    assert quote("<script>") not in web.get("/defects/pareto.csv").headers["content-disposition"]
+
+
+def test_a_hundred_thousand_images_stay_few_rows_of_a_page(web: Web) -> None:
+    at = "strftime('%Y-%m-%dT%H:%M:%S', '2025-01-01', '+' || b || ' minutes') || '.000Z'"
+    web.sql(
+        "WITH RECURSIVE c(b) AS (SELECT 1000 UNION ALL SELECT b + 1 FROM c WHERE b < 3499) INSERT INTO boards"  # noqa: S608
+        " (board_id, board_type, serial, attempt, lot, first_seen_at, completed_at, expected, verdict, reason,"
+        f" rules_version) SELECT b, 'big', b, 1, 'L' || b, {at}, {at}, 40, 'fail', 'complete', '0123456789ab' FROM c"
+    )
+    web.sql(
+        "WITH RECURSIVE c(i) AS (SELECT 100000 UNION ALL SELECT i + 1 FROM c WHERE i < 199999) INSERT INTO inspections"
+        " (inspection_id, source, image_id, board_id, component, designator, accepted_at, completed_at, image_bytes,"
+        " status, verdict, defect, rules_version, image_sha256) SELECT i, 'big', i, 1000 + (i - 100000) / 40,"
+        " 'C' || (i % 9), 'D' || (i % 40), '2025', '2025', 1, 'done', CASE WHEN i % 3 = 0 THEN 'fail' ELSE 'pass' END,"
+        " CASE WHEN i % 3 = 0 THEN 'D' || (i % 700) END, '0123456789ab', '' FROM c"
+    )
+    big = {"from": "2025-01-01", "to": "2025-12-31"}
+    page = get(web, "/defects", trend="lot", **big)
+    assert "100\u202f000" in page
+    assert len(page) < 600_000
+    assert page.count("more: the CSV has them all") == 2
+    assert len(listed(web, **big)) == 100
+    assert "Older" in get(web, "/defects/images", **big)
+    too_many = web.get(f"/defects/images.csv?{urlencode(ALL | big)}")
+    assert too_many.status == 503
+    assert "coserve export" in too_many.text
+
+
+def test_an_account_of_nothing_is_nothing() -> None:
+    assert pareto([], "both") == []
+    assert Tally("none").fail_rate is None
+    assert Tally("none").final == {"pass": 0, "fail": 0, "review": 0, "unknown": 0}

@@ -1,0 +1,152 @@
+"""`coserve review`: through the daemon while one runs, in its place while none does, and never both."""
+
+import getpass
+import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from daemon.lock import claim
+from daemon.store.store import open_store
+from tests.contract.client import running
+from tools.cli import app
+
+AT = "2026-11-21T09:28:11.123Z"
+
+
+def review(config: Path, *arguments: object) -> Any:
+    """In this process: its start is what costs."""
+    found = CliRunner().invoke(app, ["review", *map(str, arguments), "--config", str(config)])
+    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+    return found
+
+
+def rows(folder: Path, query: str = "SELECT inspection_id, verdict, defect, reviewer, note FROM reviews"):
+    with closing(sqlite3.connect(folder / "inspection.db")) as database:
+        return database.execute(query).fetchall()
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Path:
+    """A line at rest with three images: a fail, a pass, and one that is not judged yet."""
+    (tmp_path / "coserve.yaml").write_text(
+        "endpoints: {intake: ['ipc://run/intake.sock'], results: 'ipc://run/results.sock',"
+        " control: 'ipc://run/control.sock'}\nrules: rules.yaml\ncatalog: experts/catalog.yaml\n"
+        "devices: {cpu: {expert_memory: 1MB}}\n",
+        encoding="utf-8",
+    )
+    open_store(f"sqlite:///{tmp_path}/inspection.db").close()
+    images = [(1, "done", "fail", "D207"), (2, "done", "pass", None), (3, "accepted", None, None)]
+    with closing(sqlite3.connect(tmp_path / "inspection.db")) as database, database:
+        database.execute(
+            "INSERT INTO boards (board_id, board_type, serial, attempt, first_seen_at, expected, rules_version)"
+            " VALUES (1, 'mainboard-a', 'A1', 1, ?, 1, '')",
+            (AT,),
+        )
+        for number, status, verdict, defect in images:
+            database.execute(
+                "INSERT INTO inspections (inspection_id, source, image_id, board_id, component, designator,"
+                " accepted_at, image_bytes, status, verdict, defect, rules_version, image_sha256)"
+                " VALUES (?, 'cam', ?, 1, 'R0402', 'R1', ?, 1, ?, ?, ?, '', '')",
+                (number, f"i{number}", AT, status, verdict, defect),
+            )
+    return tmp_path / "coserve.yaml"
+
+
+def test_without_a_daemon_the_command_writes_itself(line: Path) -> None:
+    done = review(line, 1, "pass", "--note", "a shadow", "--reviewer", "Eva")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "image 1 is pass, says Eva (review 1)" in done.stdout
+    assert rows(line.parent) == [(1, "pass", None, "Eva", "a shadow")]
+
+
+def test_to_agree_with_the_line_needs_no_code_and_the_terminals_user_no_name(line: Path) -> None:
+    answer = json.loads(review(line, 1, "fail", "--json").stdout)
+    assert (answer["verdict"], answer["defect"], answer["reviewer"]) == ("fail", "D207", getpass.getuser())
+    assert json.loads(review(line, 2, "fail", "--json").stdout)["defect"] is None
+
+
+def test_a_decision_that_stands_is_overruled_only_by_who_names_it(line: Path) -> None:
+    assert review(line, 1, "pass", "--reviewer", "Eva").exit_code == 0
+    refused = review(line, 1, "fail", "--reviewer", "Ben")
+    assert refused.exit_code == 1
+    assert "Eva decided pass at 2" in refused.stderr
+    assert "coserve review 1 fail --after 1" in refused.stderr
+    assert review(line, 1, "fail", "--reviewer", "Ben", "--after", 1).exit_code == 0
+    assert [row[1:4] for row in rows(line.parent)] == [("pass", None, "Eva"), ("fail", "D207", "Ben")]
+
+
+def test_what_waits_is_listed_and_undoing_makes_it_wait_again(line: Path) -> None:
+    assert [row["inspection_id"] for row in json.loads(review(line, "--list", "--json").stdout)] == [1]
+    assert "A1 #1" in review(line, "--list").stdout
+    assert review(line, 1, "unknown").exit_code == 0
+    assert "nothing waits" in review(line, "--list").stdout
+    undone = review(line, "--undo", 1)
+    assert "image 1 is fail D207 again" in undone.stdout
+    assert json.loads(review(line, "--list", "--json").stdout)[0]["serial"] == "A1"
+    assert review(line, "--undo", 1).exit_code == 1
+    assert "nothing to undo" in review(line, "--undo", 1).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ((), 2, "name an image and a verdict"),
+        ((1,), 2, "which verdict?"),
+        ((1, "good"), 2, "expected one of pass, fail, unknown, review"),
+        ((1, "pass", "--defect", "D1"), 2, "only a fail has one"),
+        ((1, "pass", "--note", "x" * 129), 2, "1 to 128 characters"),
+        ((1, "pass", "--reviewer", "E\x1bva"), 2, "without control characters"),
+        ((1, "pass", "--undo", 1), 2, "name an image and a verdict"),
+        (("--undo", 1, "--note", "x"), 2, "takes no verdict"),
+        ((99, "pass"), 1, "there is no image 99"),
+        ((3, "pass"), 1, "has no verdict of the line yet"),
+        (("--undo", 2), 1, "nothing to undo"),
+        ((1, "pass", "--after", 7), 1, "has no review 7"),
+        ((2**63, "pass"), 2, "integer from 1"),
+    ],
+)
+def test_wrong_use_is_2_and_a_no_is_1_each_with_its_reason(
+    line: Path, arguments: tuple[object, ...], status: int, said: str
+) -> None:
+    refused = review(line, *arguments)
+    assert (refused.exit_code, refused.stdout) == (status, "")
+    assert said in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert rows(line.parent) == []
+
+
+def test_a_line_that_somebody_holds_without_answering_is_left_alone(line: Path) -> None:
+    locks = claim(line.parent / "inspection.db", line.parent / "journal")
+    try:
+        refused = review(line, 1, "pass")
+    finally:
+        for lock in locks:
+            lock.release()
+    assert refused.exit_code == 1
+    assert "in use by another daemon" in refused.stderr
+    assert rows(line.parent) == []
+
+
+def test_a_line_that_never_ran_says_so(tmp_path: Path, line: Path) -> None:
+    (tmp_path / "inspection.db").unlink()
+    for arguments in ((1, "pass"), ("--list",), ("--undo", 1)):
+        refused = review(line, *arguments)
+        assert refused.exit_code == 1
+        assert "there is no database" in refused.stderr
+
+
+def test_while_a_daemon_runs_it_is_the_one_that_writes(tmp_path: Path, experts_folder: Path) -> None:
+    with running(tmp_path / "line", experts_folder) as line:
+        line.result(line.send(component="V"))
+        command = [sys.executable, "-m", "tools", "review", "1", "fail", "--defect", "D301", "--reviewer", "Eva"]
+        subprocess.run([*command, "--config", str(line.config)], check=True, capture_output=True, timeout=120)
+        assert "Eva decided fail D301" in review(line.config, 1, "pass").stderr
+        assert "image 1 is review again" in review(line.config, "--undo", 1).stdout
+        assert rows(line.folder)[0][1:4] == ("fail", "D301", "Eva")
