@@ -18,3 +18,13 @@ def experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("experts")
     make_experts(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def version_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two folders of experts: P and Q, and another version of P that answers the other way round."""
+    from tests.lines import make_versions
+
+    folders = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")
+    make_versions(*folders)
+    return folders

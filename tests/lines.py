@@ -82,3 +82,22 @@ def a_jpeg(seed: int = 0, width: int = 80, height: int = 60) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).resize((width, height)).save(buffer, "JPEG", quality=85)
     return buffer.getvalue()
+
+
+def make_versions(first: Path, second: Path) -> None:
+    """Classifiers P and Q with labels ok and bad in `first`; in `second` another P, as if trained on swapped labels."""
+    torch.set_num_threads(1)
+    entries: dict[str, Any] = {}
+    states: dict[str, dict[str, torch.Tensor]] = {}
+    for seed, name in enumerate("PQ"):
+        torch.manual_seed(seed)
+        states[name] = frameworks.torchvision().models.resnet18(num_classes=2).state_dict()
+        entries[name] = _small_classifier(states[name], first, name)
+    write_catalog(first / "catalog.yaml", entries)
+    swapped = {key: value.flip(0) if key.startswith("fc.") else value for key, value in states["P"].items()}
+    write_catalog(second / "catalog.yaml", {"P": _small_classifier(swapped, second, "P")})
+
+
+def _small_classifier(state: dict[str, torch.Tensor], out: Path, name: str) -> dict[str, Any]:
+    image = np.zeros((32, 32, 3), np.uint8)
+    return import_classifier(state, "resnet18", ("ok", "bad"), 32, out, expert=name, images=[image]).entry

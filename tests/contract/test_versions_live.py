@@ -5,18 +5,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
-import torch
-
-from experts.catalog import write_catalog
-from experts.vision import frameworks
 from tests.contract.client import Line
 from tests.lines import a_jpeg
 from tools.camera.publisher import Publisher
 from tools.experts.change import put, switch
 from tools.experts.line import open_line
-from tools.importer import import_classifier
 
 RULES = """\
 boards:
@@ -24,47 +17,18 @@ boards:
 classifiers:
   "*": {expert: "{component}", pass: [ok, bad], review_below: 0.0}
 """
-SIZE = 32
 IMAGES, SWITCHES = 1000, 20
 
 
-def _network(seed: int) -> dict[str, torch.Tensor]:
-    torch.manual_seed(seed)
-    return frameworks.torchvision().models.resnet18(num_classes=2).state_dict()
-
-
-def _swapped(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What the same training gives on swapped labels."""
-    return {**state, "fc.weight": state["fc.weight"].flip(0), "fc.bias": state["fc.bias"].flip(0)}
-
-
-def _imported(state: dict[str, torch.Tensor], out: Path, name: str) -> dict[str, Any]:
-    image = np.zeros((SIZE, SIZE, 3), np.uint8)
-    return import_classifier(state, "resnet18", ("ok", "bad"), SIZE, out, expert=name, images=[image]).entry
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Experts P and Q, and another P."""
-    torch.set_num_threads(1)
-    first, second = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")
-    entries: dict[str, Any] = {}
-    for seed, name in enumerate("PQ"):
-        entries[name] = _imported(_network(seed), first, name)
-    write_catalog(first / "catalog.yaml", entries)
-    write_catalog(second / "catalog.yaml", {"P": _imported(_swapped(_network(0)), second, "P")})
-    return first, second
-
-
 def test_twenty_switches_under_load_lose_nothing_and_every_answer_is_of_the_version_it_names(
-    tmp_path: Path, folders: tuple[Path, Path]
+    tmp_path: Path, version_folders: tuple[Path, Path]
 ):
-    line = Line(tmp_path / "line", folders[0], RULES, memory="100MB")
+    line = Line(tmp_path / "line", version_folders[0], RULES, memory="100MB")
     pictures = [a_jpeg(seed) for seed in range(16)]
     with line.service():
         experts = open_line(line.config)
-        old = experts.experts()["P"].version
-        new, _ = put(experts, "P", folders[1])
+        old = experts.experts()["P"].version or ""
+        new, _ = put(experts, "P", version_folders[1])
         stop = threading.Event()
         accounts: list[dict[str, Any]] = []
 

@@ -22,7 +22,19 @@ COMMANDS = (
     "simulate", "bench line", "bench live", "bench online", "bench load", "bench compute", "bench scheduler",
 )  # fmt: skip
 SERVICE = ("install-service", "uninstall-service")
-LIGHT = ("check", "rules check", "status", "experts", "queues", "top", "reload", "drain", "results", "camera")
+LIGHT = (
+    "check",
+    "rules check",
+    "status",
+    "experts",
+    "experts list",
+    "queues",
+    "top",
+    "reload",
+    "drain",
+    "results",
+    "camera",
+)
 
 
 def coserve(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,88 @@
+"""Drift: another distribution is told from chance, and another mix of labels from another camera."""
+
+import numpy as np
+import pytest
+
+from experts.drift import ALL, BINS, compare, drift, grade, histogram, histograms
+
+SURE, LESS = (30.0, 1.0), (9.0, 3.0)
+
+
+def confidences(seed: int, count: int, shape: tuple[float, float] = SURE) -> list[float]:
+    return np.random.default_rng(seed).beta(*shape, count).tolist()
+
+
+def test_a_histogram_has_every_answer_and_edges_belong_above():
+    counts = histogram([0.0, 0.05, 0.049999, 0.95, 0.9499, 1.0])
+    assert len(counts) == BINS
+    assert (counts[0], counts[1], counts[-2], counts[-1]) == (2, 1, 1, 2)
+
+
+def test_answers_without_a_label_are_not_counted():
+    assert list(histograms([("ok", 0.9), (None, None), ("bad", 0.2)])) == ["bad", "ok"]
+
+
+def test_the_index_of_a_distribution_with_itself_is_zero_and_grows_with_the_distance():
+    one = histogram(confidences(0, 1000))
+    values = [drift(one, histogram(confidences(1, 1000, shape))) for shape in (SURE, (20.0, 1.5), LESS)]
+    assert drift(one, one) == pytest.approx(0.0)
+    assert [grade(value) for value in values[::2]] == ["stable", "drifted"]
+    assert values == sorted(values)
+
+
+@pytest.mark.parametrize(("value", "said"), [(0.0, "stable"), (0.0999, "stable"), (0.1, "shifting"), (0.25, "drifted")])
+def test_grades_are_the_usual_ones(value: float, said: str):
+    assert grade(value) == said
+
+
+def test_an_empty_bin_on_one_side_is_no_infinity():
+    training, recent = [0] * BINS, [0] * BINS
+    training[19], recent[0] = 500, 500
+    assert 0.25 < drift(training, recent) < 20
+    assert drift(training, [0] * BINS) == 0.0
+
+
+def test_more_defects_than_in_training_are_no_drift():
+    training = histograms([("ok", c) for c in confidences(0, 900)] + [("bad", c) for c in confidences(1, 400, LESS)])
+    recent = histograms([("ok", c) for c in confidences(2, 300)] + [("bad", c) for c in confidences(3, 700, LESS)])
+    found = compare(training, recent)
+    assert (found.grade, found.answers, found.held_out) == ("stable", 1000, 1300)
+    assert (
+        grade(drift([*map(sum, zip(*training.values(), strict=True))], [*map(sum, zip(*recent.values(), strict=True))]))
+        != "stable"
+    )
+
+
+def test_another_light_is_drift():
+    training = histograms(("ok", c) for c in confidences(0, 500))
+    assert compare(training, histograms(("ok", c) for c in confidences(1, 1000, LESS))).grade == "drifted"
+
+
+@pytest.mark.parametrize(("held_out", "answers"), [(20, 1000), (1000, 20), (0, 1000), (1000, 0)])
+def test_too_few_answers_are_said_and_never_an_alarm(held_out: int, answers: int):
+    training = histograms(("ok", c) for c in confidences(0, held_out, LESS))
+    for seed in range(20):
+        assert compare(training, histograms(("ok", c) for c in confidences(seed, answers, LESS))).grade == "too few"
+
+
+def test_chance_alone_is_hardly_ever_called_drift():
+    grades = []
+    for seed in range(100):
+        training = histograms(("ok", c) for c in confidences(seed, 300, LESS))
+        grades.append(compare(training, histograms(("ok", c) for c in confidences(1000 + seed, 1000, LESS))).grade)
+    assert grades.count("drifted") == 0
+    assert grades.count("stable") > 90
+
+
+def test_a_label_that_training_hardly_answered_does_not_speak_for_the_expert():
+    training = histograms([("ok", c) for c in confidences(0, 500)] + [("rare", 0.99)])
+    recent = histograms([("ok", c) for c in confidences(1, 900)] + [("rare", 0.3)] * 20)
+    assert compare(training, recent).grade == "stable"
+    mostly = histograms([("ok", c) for c in confidences(1, 100)] + [("rare", 0.3)] * 900)
+    assert compare(training, mostly).grade == "too few"
+
+
+def test_training_that_knows_no_labels_is_compared_as_a_whole():
+    training = {ALL: histogram(confidences(0, 500))}
+    recent = histograms((f"label{n % 3}", c) for n, c in enumerate(confidences(1, 900)))
+    assert compare(training, recent).grade == "stable"

@@ -1,0 +1,300 @@
+"""`coserve experts …`: what there is, what is wrong with it, another version in and out; each refusal by its reason."""
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from daemon.control import ControlError, ControlServer
+from experts.catalog import CatalogFile
+from experts.catalog_edit import read
+from tests.contract.client import Line
+from tests.lines import a_jpeg
+from tools.cli import app
+
+RULES = """\
+boards:
+  free: {extras: allow, components: {P: 1, Q: 1}}
+classifiers:
+  "*": {expert: "{component}", pass: [ok], review_below: 0.0}
+"""
+
+
+@pytest.fixture
+def line(tmp_path: Path, version_folders: tuple[Path, Path]) -> Line:
+    return Line(tmp_path / "line", version_folders[0], RULES, memory="100MB")
+
+
+def run(line: Line, *arguments: str, status: int = 0) -> Any:
+    """The command's JSON, or what it said where it failed."""
+    done = CliRunner().invoke(app, ["experts", *arguments, "--config", str(line.config), "--json"])
+    assert done.exit_code == status, f"{done.output}\n{done.exception}"
+    return json.loads(done.stdout) if done.stdout else done.stderr
+
+
+def said(line: Line, *arguments: str) -> str:
+    done = CliRunner().invoke(app, ["experts", *arguments, "--config", str(line.config)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def entry(line: Line, name: str = "P") -> Any:
+    text = (line.folder / "experts" / "catalog.yaml").read_text(encoding="utf-8")
+    return CatalogFile.model_validate(read(text)).experts[name]
+
+
+def put(line: Line, folder: Path) -> str:
+    return run(line, "put", "P", str(folder))["version"]
+
+
+@pytest.mark.parametrize(
+    "command", ["list", "show", "verify", "put", "promote", "rollback", "prune", "measure", "", "../rejudge"]
+)
+def test_every_command_has_help_with_an_example(command: str):
+    words = ["experts", command] if command[:2] != ".." else [command[3:]]
+    done = CliRunner().invoke(app, [*filter(None, words), "--help"])
+    assert done.exit_code == 0
+    assert "Example: coserve" in done.stdout
+
+
+def test_without_a_daemon_residency_is_an_error_and_the_rest_goes_on(line: Line):
+    assert "no daemon answers" in run(line, status=1)
+    assert run(line, "list")
+
+
+def test_a_running_line_serves_the_new_version_and_every_command_knows(line: Line, version_folders: tuple[Path, Path]):
+    first = entry(line).sha256[:12]
+    control = line.folder / "run" / "control.sock"
+    away = control.with_suffix(".away")
+    with line.service():
+        found, asked = run(line), line.control("experts")["experts"]
+        assert [row["expert"] for row in found] == [row["expert"] for row in asked] == ["P", "Q"]
+        assert found[0].keys() == asked[0].keys()
+        assert "resident" in said(line)
+        line.result(line.send(a_jpeg(1)))
+        second = put(line, version_folders[1])
+        assert run(line, "promote", "P", second)["heard"]
+        line.result(line.send(a_jpeg(1)))
+        shown = run(line, "show", "P")
+        assert shown["serving"]["version"] == second
+        assert {row["version"]: row["verdicts"] for row in shown["versions"]} == {first: 1, second: 1}
+        # A daemon that could not be told goes on with what it has, and nothing that it serves is pruned.
+        control.rename(away)
+        assert run(line, "rollback", "P")["heard"] is False
+        away.rename(control)
+        assert "waits for `coserve reload`" in said(line, "show", "P")
+        assert run(line, "prune", "--keep", "1") == []
+        line.control("reload")
+        assert "waits for" not in said(line, "show", "P")
+        assert [row["version"] for row in run(line, "prune", "--keep", "1")] == [second]
+        line.result(line.send(a_jpeg(1)))
+    assert run(line, "show", "P")["serving"] is None
+    assert run(line, "list")[0]["verdicts"] == 3
+
+
+def test_list_needs_no_daemon_and_no_database(line: Line):
+    rows = run(line, "list")
+    assert [row["expert"] for row in rows] == ["P", "Q"]
+    assert rows[0] == {
+        "expert": "P",
+        "architecture": "resnet18",
+        "classes": ["ok", "bad"],
+        "bytes": rows[0]["bytes"],
+        "version": entry(line).sha256[:12],
+        "kept": [],
+        "first_used_at": None,
+        "verdicts": 0,
+    }
+    assert entry(line).sha256[:12] in said(line, "list")
+
+
+def test_a_version_goes_in_and_back_out_with_nobody_running(line: Line, version_folders: tuple[Path, Path]):
+    first = entry(line).sha256[:12]
+    second = put(line, version_folders[1])
+    assert entry(line).sha256[:12] == first
+    assert "candidate" in said(line, "show", "P")
+    done = run(line, "promote", "P", second[:5])
+    assert (done["version"], done["before"], done["heard"]) == (second, first, False)
+    assert "from the next start" in done["note"]
+    assert entry(line).sha256[:12] == second
+    assert run(line, "verify")["ok"]
+    assert run(line, "rollback", "P")["version"] == first == entry(line).sha256[:12]
+    assert "is the first version here" in run(line, "rollback", "P", status=1)
+    shown = run(line, "show", "P")
+    assert [step["did"] for step in shown["steps"]] == ["found", "put", "promote", "rollback"]
+    assert {row["version"]: row["state"] for row in shown["versions"]} == {first: "in force", second: "kept"}
+    assert shown["rules"] == [{"board_type": "free", "components": ["P"], "judges": "first: passes ok; review below 0"}]
+
+
+def test_what_a_daemon_refuses_is_taken_back(line: Line, version_folders: tuple[Path, Path]):
+    before = (line.folder / "experts" / "catalog.yaml").read_bytes()
+    second = put(line, version_folders[1])
+
+    def refuse(_: dict[str, Any]) -> dict[str, Any]:
+        raise ControlError("bad_rules", "these rules do not go with it")
+
+    import zmq
+
+    (line.folder / "run").mkdir(exist_ok=True)
+    context: zmq.Context[Any] = zmq.Context()
+    server = ControlServer(context, f"ipc://{line.folder}/run/control.sock", {"reload": refuse})
+    server.start()
+    try:
+        assert "these rules do not go with it" in run(line, "promote", "P", second, status=1)
+    finally:
+        server.stop()
+        context.destroy(linger=0)
+    assert (line.folder / "experts" / "catalog.yaml").read_bytes() == before
+    assert run(line, "show", "P")["steps"][-1]["did"] == "put"
+
+
+def test_verify_names_the_file_and_what_differs(line: Line, version_folders: tuple[Path, Path]):
+    second = put(line, version_folders[1])
+    assert len(run(line, "verify", "--forward")["versions"]) == 3
+    weights = line.folder / "experts" / "versions" / "P" / f"{second}.safetensors"
+    with weights.open("r+b") as file:
+        file.seek(-2000, os.SEEK_END)
+        file.write(b"\x7f\xff")
+    found = run(line, "verify", "P", status=1)
+    assert [row["version"] for row in found["versions"] if row["problems"]] == [second]
+    (problem,) = (problem for row in found["versions"] for problem in row["problems"])
+    assert str(weights) in problem
+    assert "sha256" in problem
+    assert "sha256" in run(line, "promote", "P", second, status=1)
+    assert run(line, "verify", "Q")["ok"]
+    assert "there is no expert R" in run(line, "verify", "R", status=1)
+
+
+def other_classes(folder: Path, source: Path) -> None:
+    """The same weights under labels that the rules do not know: only their header and entry say so."""
+    import torch
+
+    from experts.catalog import write_catalog
+    from experts.vision import frameworks
+    from tools.importer import import_classifier
+
+    torch.manual_seed(5)
+    state = frameworks.torchvision().models.resnet18(num_classes=2).state_dict()
+    report = import_classifier(state, "resnet18", ("good", "poor"), 32, folder, expert="P", images=_black())
+    write_catalog(folder / "catalog.yaml", {"P": report.entry})
+
+
+def larger(folder: Path, source: Path) -> None:
+    """An architecture that this line's memory does not hold."""
+    import torch
+
+    from experts.catalog import write_catalog
+    from experts.vision import frameworks
+    from tools.importer import import_classifier
+
+    torch.manual_seed(5)
+    state = frameworks.torchvision().models.resnet50(num_classes=2).state_dict()
+    report = import_classifier(state, "resnet50", ("ok", "bad"), 32, folder, expert="P", images=_black())
+    write_catalog(folder / "catalog.yaml", {"P": report.entry})
+
+
+def _black() -> list[Any]:
+    import numpy as np
+
+    return [np.zeros((32, 32, 3), np.uint8)]
+
+
+def damaged(folder: Path, source: Path) -> None:
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    with (folder / "P.safetensors").open("r+b") as file:
+        file.truncate(1_000_000)
+
+
+def a_pickle(folder: Path, source: Path) -> None:
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    (folder / "P.safetensors").write_bytes(pickle.dumps({"os": os.system}))
+
+
+def nothing(folder: Path, source: Path) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (other_classes, "has no label `ok`"),
+        (larger, "raise devices.cpu.expert_memory"),
+        (damaged, "is truncated"),
+        (a_pickle, "not a safetensors file"),
+        (nothing, "holds no catalog.yaml"),
+    ],
+)
+def test_a_version_that_the_line_cannot_use_is_refused_and_leaves_nothing(
+    tmp_path: Path, version_folders: tuple[Path, Path], make, reason: str
+):
+    line = Line(tmp_path / "line", version_folders[0], RULES, memory="60MB")
+    folder = tmp_path / "new"
+    folder.mkdir()
+    make(folder, version_folders[1])
+    assert reason in run(line, "put", "P", str(folder), status=1)
+    assert run(line, "list")[0]["kept"] == []
+    assert not (line.folder / "experts" / "versions").exists()
+
+
+def test_promoting_twice_or_what_is_not_there_is_refused(line: Line, version_folders: tuple[Path, Path]):
+    first, second = entry(line).sha256[:12], put(line, version_folders[1])
+    assert "has version" in run(line, "put", "P", str(version_folders[1]), status=1)
+    assert "is in force already" in run(line, "promote", "P", first, status=1)
+    assert "is none of them" in run(line, "promote", "P", "0123456789ab", status=1)
+    run(line, "promote", "P", second)
+    assert "is in force already" in run(line, "promote", "P", second, status=1)
+    assert "there is no expert R" in run(line, "promote", "R", second, status=1)
+
+
+def test_rules_that_need_the_old_classes_by_now_refuse_a_rollback(line: Line, version_folders: tuple[Path, Path]):
+    run(line, "promote", "P", put(line, version_folders[1]))
+    line.write_rules(RULES.replace("pass: [ok]", "pass: [ok, fine]"))
+    assert "has no label `fine`" in run(line, "rollback", "P", status=1)
+
+
+def test_a_weights_file_brings_the_entry_that_lies_beside_it_or_what_its_header_says(
+    tmp_path: Path, line: Line, version_folders: tuple[Path, Path]
+):
+    alone = tmp_path / "alone.safetensors"
+    shutil.copy(version_folders[1] / "P.safetensors", alone)
+    done = run(line, "put", "P", str(alone))
+    assert "temperature is taken as 1" in done["note"]
+    run(line, "promote", "P", done["version"])
+    catalog = version_folders[1] / "catalog.yaml"
+    beside = yaml.safe_load(catalog.read_text(encoding="utf-8"))["experts"]["P"]
+    assert {**entry(line).model_dump(mode="json", exclude_defaults=True), "file": "P.safetensors"} == beside
+
+
+def test_prune_keeps_what_is_in_force_what_one_goes_back_to_and_candidates(
+    line: Line, version_folders: tuple[Path, Path]
+):
+    first, second = entry(line).sha256[:12], put(line, version_folders[1])
+    assert run(line, "prune") == []  # a candidate
+    run(line, "promote", "P", second)
+    assert run(line, "prune", "--keep", "1") == []  # the one to go back to
+    run(line, "rollback", "P")
+    (pruned,) = run(line, "prune", "--keep", "1")
+    assert (pruned["expert"], pruned["version"]) == ("P", second)
+    assert pruned["freed_bytes"] > 40_000_000
+    assert entry(line).sha256[:12] == first
+    assert run(line, "verify")["ok"]
+
+
+def test_confidences_are_measured_and_compared_with_recent_answers(tmp_path: Path, line: Line):
+    images = tmp_path / "images"
+    images.mkdir()
+    for seed in range(12):
+        (images / f"{seed}.jpg").write_bytes(a_jpeg(seed))
+    (images / "notes.txt").write_text("not an image")
+    found = run(line, "measure", "P", str(images))
+    assert sum(map(sum, found["confidences"].values())) == 12
+    assert run(line, "show", "P")["drift"]["grade"] == "too few"
+    assert "12 images held out" in said(line, "show", "P")
+    assert "measure" in said(line, "show", "Q")
+    assert "holds no image" in run(line, "measure", "P", str(tmp_path / "line" / "experts"), status=1)
