@@ -1,0 +1,197 @@
+"""The examples in C++ and Node, compiled and run against a daemon that is busy, is killed and comes back."""
+
+import json
+import re
+import shutil
+import sqlite3
+import subprocess
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.control import ask
+from tests.lines import a_jpeg, a_line
+from tools.service import Service
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "tools/camera/examples"
+STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
+IMAGES = 60
+RULES = """\
+boards:
+  open-board: {components: {R0402: 1000}}
+classifiers:
+  "*": {expert: "{component}", pass: [ok, odd, bad], review_below: 0.0}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """How its two programs are started."""
+
+    publish: list[str]
+    results: list[str]
+
+
+def cpp(folder: Path) -> Language | str:
+    """The compiled programs, or what is missing."""
+    if shutil.which("g++") is None:
+        return "no g++ here: apt-get install g++"
+    for header, package in (("zmq.hpp", "cppzmq-dev"), ("nlohmann/json.hpp", "nlohmann-json3-dev")):
+        if not Path("/usr/include", header).exists():
+            return f"no {header} here: apt-get install {package}"
+    compilers = []
+    for name in ("publish", "results"):
+        source = EXAMPLES / "cpp" / f"{name}.cpp"
+        (command,) = re.findall(rf"^//   (g\+\+ .* -o {name})$", source.read_text(encoding="utf-8"), re.MULTILINE)
+        words = [*command.replace("-O2", "-O0").split(), *STRICT]
+        words[words.index(f"{name}.cpp")], words[words.index(name)] = str(source), str(folder / name)
+        compilers.append(subprocess.Popen(words, stderr=subprocess.PIPE, text=True))
+    for compiler in compilers:
+        _, said = compiler.communicate(timeout=120)
+        assert (compiler.returncode, said) == (0, ""), said
+    return Language([str(folder / "publish")], [str(folder / "results")])
+
+
+def node(folder: Path) -> Language | str:
+    """The programs with their library installed, or what is missing."""
+    npm, program = shutil.which("npm"), shutil.which("node")
+    if npm is None or program is None:
+        return "no npm or node here: apt-get install nodejs npm"
+    copy = folder / "node"
+    shutil.copytree(EXAMPLES / "node", copy, ignore=shutil.ignore_patterns("node_modules"))
+    install = [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
+    done = subprocess.run(install, cwd=copy, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        return f"zeromq cannot be had from npm here: {done.stderr.strip()[:200]}"
+    return Language([program, str(copy / "publish.js")], [program, str(copy / "results.js")])
+
+
+@pytest.fixture(scope="module")
+def languages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Language | str]:
+    return {make.__name__: make(tmp_path_factory.mktemp(make.__name__)) for make in (cpp, node)}
+
+
+def a_folder(root: Path) -> Path:
+    """Two boards, an image that is none, and a file that is not meant."""
+    for number in range(IMAGES):
+        path = root / "open-board" / f"S{number % 2}" / f"R{number}.R0402.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(a_jpeg(number))
+    path.with_name("R998.R0402.jpg").write_bytes(b"no image")
+    path.with_name("notes.txt").write_bytes(b"not for us")
+    return root
+
+
+@dataclass(slots=True)
+class Ran:
+    """What one language's publisher and consumer said, and the publisher that sent everything a second time."""
+
+    status: int
+    account: dict[str, int]
+    complaints: str
+    again: dict[str, int]
+    heard: list[dict[str, Any]]
+
+
+@dataclass(slots=True)
+class Scene:
+    """Both languages at one daemon, which was busy, was killed and came back: what each said, and what was stored."""
+
+    ran: dict[str, Ran]
+    images: list[tuple[str, str, int]]
+    order: list[tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def scene(
+    languages: dict[str, Language | str], tmp_path_factory: pytest.TempPathFactory, experts_folder: Path
+) -> Scene:
+    there = {name: language for name, language in languages.items() if isinstance(language, Language)}
+    folder = tmp_path_factory.mktemp("scene")
+    line = folder / "line"
+    config = a_line(line, experts_folder, memory="300MB")
+    (line / "rules.yaml").write_text(RULES, encoding="utf-8")
+    pictures = str(a_folder(folder / "pictures"))
+    intake, results, control = (f"ipc://{line}/run/{name}.sock" for name in ("intake", "results", "control"))
+    until = str(IMAGES * len(there))  # one message an image: no board is ever complete
+    service = Service(config, folder / "daemon.log")
+    service.start()
+    ask(control, "drain")
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    publishers = {name: start(*one.publish, intake, name, pictures) for name, one in there.items()}
+    hearers = {name: start(*one.results, intake, results, "0", until) for name, one in there.items()}
+    time.sleep(1.0)  # they hear `busy` meanwhile
+    service.kill()
+    service.start()
+    ran: dict[str, Ran] = {}
+    try:
+        for name, one in there.items():
+            said, complaints = publishers[name].communicate(timeout=90)
+            again = start(*one.publish, intake, name, pictures).communicate(timeout=90)[0]
+            ran[name] = Ran(publishers[name].returncode, json.loads(said), complaints, json.loads(again), [])
+        for name, hearer in hearers.items():
+            ran[name].heard = [json.loads(text) for text in hearer.communicate(timeout=90)[0].splitlines()]
+    finally:
+        for process in (*publishers.values(), *hearers.values()):
+            process.kill()
+            process.communicate()
+        service.stop()
+    with closing(sqlite3.connect(f"file:{line}/inspection.db?mode=ro", uri=True)) as database:
+        images = database.execute("SELECT source, image_id, count(*) FROM inspections GROUP BY 1, 2").fetchall()
+        order = database.execute("SELECT source, image_id FROM inspections ORDER BY seq").fetchall()
+    return Scene(ran, images, order)
+
+
+@pytest.fixture(params=["cpp", "node"])
+def name(request: pytest.FixtureRequest, languages: dict[str, Language | str]) -> str:
+    if isinstance(missing := languages[request.param], str):
+        pytest.skip(missing)
+    return request.param
+
+
+def test_every_image_arrives_once_through_busy_a_kill_and_a_second_run(scene: Scene, name: str) -> None:
+    ran = scene.ran[name]
+    assert ran.status == 1, "the daemon refused one"
+    assert "R998: bad_image: the payload is not a JPEG, PNG, BMP or TIFF image" in ran.complaints
+    first, again = ran.account, ran.again
+    assert first["sent"] == IMAGES + 1
+    assert (first["accepted"] + first["duplicate"], first["rejected"]) == (IMAGES, 1)
+    assert first["busy"] > 0
+    assert first["resent"] > 0
+    assert (again["accepted"], again["duplicate"], again["rejected"]) == (0, IMAGES, 1)
+    counts = [count for source, _, count in scene.images if source == name]
+    assert counts == [1] * IMAGES
+
+
+def test_every_result_is_heard_once_and_in_order_across_the_restart(scene: Scene, name: str) -> None:
+    heard = scene.ran[name].heard
+    assert [message["seq"] for message in heard] == list(range(1, len(scene.order) + 1))
+    assert [(message["source"], message["id"]) for message in heard] == scene.order
+
+
+def test_wrong_use_is_said_with_status_2(languages: dict[str, Language | str], name: str) -> None:
+    language = languages[name]
+    assert isinstance(language, Language)
+    for program in (language.publish, language.results):
+        done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 2
+        assert done.stderr.startswith("use: ")
+
+
+def test_no_file_of_the_examples_names_a_registry() -> None:
+    for path in (EXAMPLES / "node").iterdir():
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            assert "http" not in text, path
+            assert "resolved" not in text, path
+    wanted = json.loads((EXAMPLES / "node/package.json").read_text())["dependencies"]
+    locked = json.loads((EXAMPLES / "node/package-lock.json").read_text())["packages"]
+    assert wanted == {"zeromq": locked["node_modules/zeromq"]["version"]}
+    assert all("integrity" in package for name, package in locked.items() if name)
