@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check system-tools bench soak fuzz faults sbom bundle test-bundle test-moe clean
+.PHONY: demo test check system-tools bench soak fuzz faults sbom screenshots bundle test-bundle test-moe clean
 
 demo: $(INSTALLED)
 	$(BIN)/coserve demo --dir demo
@@ -36,6 +36,10 @@ soak: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	$(BIN)/coserve fuzz --frames 1000000 --out build/fuzz.json
+
+# docs/img/dashboard-*.png: every page at two widths, of a copy of the demo's line. Needs chromium (make system-tools).
+screenshots: $(INSTALLED)
+	$(BIN)/python -m tools.screenshots --dir demo --out docs/img
 
 # What the line is made of: build/sbom.json (CycloneDX) and build/licences.txt; ends with 1 where a licence is missing.
 sbom: $(INSTALLED)
