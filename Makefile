@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check system-tools bench soak fuzz faults sbom screenshots bundle test-bundle test-moe clean
+.PHONY: demo test check system-tools bench soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean
 
 demo: $(INSTALLED)
 	$(BIN)/coserve demo --dir demo
@@ -30,6 +30,10 @@ bench: $(INSTALLED)
 # Hundreds of kills, power cuts and refused writes; `make faults SEED=2 JOBS=1`. Run again, it goes on where it stopped.
 faults: $(INSTALLED)
 	$(BIN)/python -m tests.faults.faults_long_run build/faults --seed $(or $(SEED),1) --jobs $(or $(JOBS),2)
+
+# Cameras and daemons killed while they publish; about two minutes.
+test-cameras: $(INSTALLED)
+	$(BIN)/python -m pytest -s tests/tools/camera_restarts.py
 
 soak: $(INSTALLED)
 	$(BIN)/coserve soak --minutes 60
