@@ -198,7 +198,7 @@ class Operations:
             "keys": lambda _: self._access.reload(),
             "drain": self._drain,
             "prune": self._prune,
-            "review": Reviews(self._writer).carry_out,
+            "review": self._review,
             "metrics": lambda _: {"text": self._metrics.exposition()},
             "health": lambda _: self.health(),
             "timeline": lambda fields: self._timeline.work(_seconds(fields)),
@@ -231,6 +231,11 @@ class Operations:
             "consumers": self._deliveries.status(last_seq, children),
             **({"models": self._language.status()} if self._config.models else {}),
         }
+
+    def _review(self, fields: dict[str, Any]) -> dict[str, Any]:
+        written = Reviews(self._writer).carry_out(fields)
+        self._metrics.reviewed(str(written["verdict"]))
+        return written
 
     def _rate(self, completed: int) -> float:
         """Verdicts per second between this question and the one about ten seconds before it."""

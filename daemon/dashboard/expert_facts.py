@@ -20,6 +20,7 @@ from routing_rules.routes import ClassifierStep, Routes, Step, chain
 #: Worst first: what a technician looks for.
 HEALTH = ("cannot be loaded", "drifted", "shifting", "never used", "well")
 _CATALOG_KEEPS_S = 10.0
+_PLACES_KEEP_S = 0.5
 _RECENT_KEEPS_S = 5.0
 _DRIFT_KEEPS_S = 60.0
 
@@ -98,7 +99,7 @@ class ExpertFacts:
         self._site = site
         database = site.database
         self.catalog = Kept(_CATALOG_KEEPS_S, lambda: _catalog(site.config))
-        self._experts = Kept(1.0, lambda: site.ask_daemon("experts")["experts"])
+        self._experts = Kept(_PLACES_KEEP_S, lambda: site.ask_daemon("experts")["experts"])
         self._recent = Kept(_RECENT_KEEPS_S, lambda: questions.recent(database))
         self._confidences = Kept(_DRIFT_KEEPS_S, lambda: questions.confidences(database))
         self._calls = Kept(_DRIFT_KEEPS_S, lambda: questions.calls(database))
@@ -106,7 +107,6 @@ class ExpertFacts:
     def listing(self) -> Listing:
         gathered = _Gathered()
         catalog, broken = self.catalog.get()
-        gathered.problems += broken
         rows = gathered("Where experts are", self._experts.get, None)
         if rows is None:
             rows = [_not_asked(catalog, name) for name in catalog]
@@ -115,7 +115,7 @@ class ExpertFacts:
         calls: Sequence[Calls] = gathered("False calls and escapes", self._calls.get, ())
         by_version = {(one.expert, one.expert_version): one for one in calls}
         lines = [_line(row, catalog, recent, histograms, by_version) for row in rows]
-        return Listing(lines, recent.hit_rate, gathered.problems)
+        return Listing(lines, recent.hit_rate, [*gathered.problems, *broken])
 
     def trained(self, name: str) -> Mapping[str, Sequence[int]] | None:
         """How sure it was on images held out in training; None where nobody has measured that."""

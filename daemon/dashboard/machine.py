@@ -20,7 +20,9 @@ from daemon.dashboard.site import Site
 from daemon.dashboard.time_picture import NARROW, WIDE, draw
 from daemon.temperature import Thermometer
 
-WINDOWS = (60, 120, 300)
+#: Seconds that the timeline may show: names are read in the shortest, shifts of work in the longest.
+WINDOWS = (10, 60, 300)
+_SEEN_KEEPS_S = 0.9
 _HOLDINGS_KEEP_S = 30.0
 _FILES_KEEP_S = 5.0
 _PRUNED_KEEPS_S = 5.0
@@ -33,15 +35,17 @@ def router(site: Site) -> APIRouter:
     machine = _Machine(site)
     for seconds in WINDOWS:
         site.live.add(f"timeline-{seconds}", lambda seconds=seconds: machine.timeline(seconds), every_s=2.0)
+    site.live.add("machine-tiles", machine.tiles, every_s=1.0)
     site.live.add("machine", machine.now, every_s=2.0)
 
     @routes.get("/machine")
-    def page(request: Request, seconds: Literal["60", "120", "300"] = "60") -> HTMLResponse:
+    def page(request: Request, seconds: Literal["10", "60", "300"] = "60") -> HTMLResponse:
         window = int(seconds)
         return site.page(
             request,
             "machine.html",
             timeline=machine.timeline(window),
+            tiles=machine.tiles(),
             now=machine.now(),
             window=window,
             windows=WINDOWS,
@@ -87,6 +91,7 @@ class _Machine:
         self._thermometer = Thermometer()
         self._holdings: Kept[Holdings] = Kept(_HOLDINGS_KEEP_S, lambda: holdings(site.database, facts.today_begins()))
         self._files = Kept(_FILES_KEEP_S, lambda: facts.files(site.config))
+        self._seen = Kept(_SEEN_KEEPS_S, self._look)
         self._pruned = Kept(_PRUNED_KEEPS_S, lambda: site.ask_daemon("prune", begin=False))
 
     def timeline(self, seconds: int) -> str:
@@ -99,27 +104,33 @@ class _Machine:
         pictures = [("wide", draw(seen, executors, WIDE)), ("narrow", draw(seen, executors, NARROW))]
         return self._site.render("_timeline.html", pictures=pictures, totals=_totals(seen), seen=seen, seconds=seconds)
 
+    def tiles(self) -> str:
+        """A fragment: what a technician asks first."""
+        return self._site.render("_machine_tiles.html", **self._seen.get())
+
     def now(self) -> str:
         """A fragment: everything else that changes."""
+        return self._site.render("_machine.html", **self._seen.get())
+
+    def _look(self) -> dict[str, Any]:
         problems: list[str] = []
         status = _or(self._site.status, {}, problems, "the daemon")
         running = _or(lambda: self._site.ask_daemon("queues")["running"], [], problems, "the daemon")
         pruned = _or(self._pruned.get, None, problems, "the daemon")
         held = _or(self._holdings.get, None, problems, "the database")
         known = self._files.get()
-        return self._site.render(
-            "_machine.html",
-            status=status,
-            running={row["executor"]: row["expert"] for row in running},
-            problems=list(dict.fromkeys(problems)),
-            heat=self._thermometer.read(),
-            disks=facts.disks(self._site.config, known, held, datetime.now(UTC)),
-            files=known,
-            held=held,
-            pruned=pruned,
-            retention=facts.retention(self._site.config),
-            duration=facts.duration,
-        )
+        return {
+            "status": status,
+            "running": {row["executor"]: row["expert"] for row in running},
+            "problems": list(dict.fromkeys(problems)),
+            "heat": self._thermometer.read(),
+            "disks": facts.disks(self._site.config, known, held, datetime.now(UTC)),
+            "files": known,
+            "held": held,
+            "pruned": pruned,
+            "retention": facts.retention(self._site.config),
+            "duration": facts.duration,
+        }
 
     def points(self, seconds: int) -> list[Any]:
         """ControlError where the daemon does not answer: the chart says so."""

@@ -11,6 +11,7 @@ from typing import Any
 WIDE, NARROW = 1120, 336
 _ROW_HEIGHT, _GAP = 34, 5
 _MOST_ROWS = 14
+_SEEN = 1e-6
 #: A block that is narrower tells its name only when pointed at.
 _LEAST_TEXT = 30
 _PER_LETTER = 7.0
@@ -50,7 +51,7 @@ def draw(pool: Mapping[str, Any], width: int) -> Drawing:
     pieces: list[Piece] = []
     at = 0.0
     for kind, size, name, title, expert in spans:
-        parts = _cut(at, at + size, per_row)
+        parts = _cut(at, at + size, per_row, rows)
         widest = max(range(len(parts)), key=lambda number: parts[number][2] - parts[number][1], default=0)
         for number, (row, left, right) in enumerate(parts):
             across = (right - left) / per_row * width
@@ -99,16 +100,16 @@ def _spans(pool: Mapping[str, Any]) -> list[tuple[str, int, str, str, str | None
     return spans
 
 
-def _cut(begin: float, end: float, per_row: float) -> list[tuple[int, float, float]]:
-    """(row, left, right) of each part, in bytes from the row's beginning."""
+def _cut(begin: float, end: float, per_row: float, rows: int) -> list[tuple[int, float, float]]:
+    """(row, left, right) of each part, in bytes from the row's beginning; what is too small to see has one."""
     parts: list[tuple[int, float, float]] = []
-    row = int(begin // per_row)
-    while row * per_row < end - 1e-6 * per_row:
+    for row in range(min(int(begin // per_row), rows - 1), rows):
         left, right = max(begin, row * per_row), min(end, (row + 1) * per_row)
-        if right - left > 1e-6 * per_row:
+        if right - left > _SEEN * per_row:
             parts.append((row, left - row * per_row, right - row * per_row))
-        row += 1
-    return parts or [(min(row, _MOST_ROWS - 1), 0.0, 0.0)]
+        if (row + 1) * per_row >= end:
+            break
+    return parts or [(min(int(begin // per_row), rows - 1), begin % per_row, begin % per_row)]
 
 
 def _fit(name: str, across: float) -> str:

@@ -1,0 +1,123 @@
+"""Experts and Machine in a real browser: what is in memory, who runs, and the way to one expert, by keys alone."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.dashboard.browser import Pages, ShownLine, showing
+
+pytest.importorskip("fastapi", reason="needs the extra dashboard")
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory, experts_folder) -> Iterator[ShownLine]:
+    with showing(tmp_path_factory.mktemp("experts") / "line", experts_folder) as line:
+        line.fill()
+        line.control("pin", expert="yolo-solder", device="cpu")
+        line.wait(lambda: any(one["pinned"] for one in line.control("experts")["experts"]))
+        yield line
+
+
+#: At one moment: the picture is made anew whenever the memory changes.
+SEEN = """() => {
+  const maps = [...document.querySelectorAll("svg.map")].filter((map) => map.getBoundingClientRect().width);
+  const map = maps[0];
+  return {
+    maps: maps.length,
+    width: map.getBoundingClientRect().width,
+    titles: [...map.querySelectorAll("title")].map((title) => title.textContent).join(" "),
+    pinned: map.querySelectorAll("g.pinned").length,
+    letters: map.querySelector("text").getBoundingClientRect().height,
+  };
+}"""
+
+
+def fits(page, width: int) -> bool:
+    """Nothing of the page is wider than the window: tables scroll in themselves."""
+    return page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_the_memory_is_a_picture_with_blocks_that_can_be_read_and_a_table(
+    open_page: Pages, line: ShownLine, width: int, dark: bool
+) -> None:
+    page = open_page(line.url("/experts"), width=width, dark=dark)
+    seen = page.evaluate(SEEN)
+    assert seen["maps"] == 1
+    assert 0.7 * width < seen["width"] <= width
+    lies = {one["expert"] for pool in line.control("memory")["pools"] for one in pool["experts"]}
+    assert all(name in seen["titles"] for name in lies)
+    assert seen["pinned"] >= 1
+    assert seen["letters"] >= 9  # large enough to be read
+    page.get_by_text("As a table").first.click()
+    table = page.get_by_role("region", name="What is in memory")
+    assert table.get_by_text("resident, pinned").count() == 1
+    assert page.locator("[data-chart] canvas, [data-chart]:has-text('No expert was loaded')").count() >= 1
+    assert fits(page, width)
+
+
+def test_the_picture_follows_what_happens(open_page: Pages, line: ShownLine) -> None:
+    page = open_page(line.url("/experts"))
+    page.locator("#live-state[data-state=on]").wait_for()
+    line.control("unload", expert="C0603")
+    page.wait_for_function(
+        "() => ![...document.querySelectorAll('#memory-table a')].some(a => a.textContent === 'C0603')"
+    )
+    line.send(component="C0603", board={"type": "open-board", "serial": "again"}, designator="C1")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('#memory-table a')].some(a => a.textContent === 'C0603')"
+    )
+
+
+def test_an_expert_is_found_and_opened_with_the_keyboard_alone(open_page: Pages, line: ShownLine) -> None:
+    page = open_page(line.url("/"))
+    page.keyboard.press("g")
+    page.keyboard.press("e")
+    page.wait_for_url("**/experts")
+    page.keyboard.press("/")
+    page.keyboard.type("qfp")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/experts?q=qfp*")
+    page.locator("#main").focus()
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/experts/QFP64")
+    assert page.get_by_role("heading", level=1).inner_text() == "QFP64"
+    assert "Nobody has written down how sure it was in training" in page.inner_text("main")
+    assert "mainboard-a" in page.get_by_role("region", name="Where the rules use it").inner_text()
+    page.locator("[data-chart] canvas").wait_for()
+    picture = page.locator(".thumbs img").first
+    picture.scroll_into_view_if_needed()
+    page.wait_for_function("() => document.querySelector('.thumbs img').naturalWidth > 0")
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, True), (390, False)])
+def test_the_machine_shows_its_last_minutes_queues_disks_and_versions(
+    open_page: Pages, line: ShownLine, width: int, dark: bool
+) -> None:
+    page = open_page(line.url("/machine?seconds=300"), width=width, dark=dark)
+    picture = page.locator("svg.time:visible")
+    assert picture.count() == 1
+    titles = " ".join(picture.locator("title").all_text_contents())
+    assert "images in" in titles
+    assert "loads, " in titles
+    page.locator("[data-chart] canvas").nth(1).wait_for()
+    said = page.inner_text("main")
+    for heading in ("Executors", "Temperature", "Disk", "Retention", "In force", "Processes beside the line"):
+        assert heading in said
+    assert line.status()["rules_version"] in said
+    assert "dashboard" in said
+    assert fits(page, width)
+
+
+def test_the_timeline_moves_on_while_images_are_judged(open_page: Pages, line: ShownLine) -> None:
+    page = open_page(line.url("/machine?seconds=10"))
+    page.locator("#live-state[data-state=on]").wait_for()
+    for number in range(5):
+        line.send(component="R0402", board={"type": "open-board", "serial": "later"}, designator=f"R{number}")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('svg.time.wide .batch title')]"
+        ".some(title => title.textContent.startsWith('R0402'))"
+    )
+    page.get_by_role("link", name="5 min").click()
+    page.wait_for_url("**/machine?seconds=300")

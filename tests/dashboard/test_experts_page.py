@@ -1,0 +1,317 @@
+"""The pages Experts and one expert: hostile names, many experts, broken ones, memory as a picture, drift in words."""
+
+import html
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("fastapi", reason="needs the extra dashboard")
+
+from daemon.dashboard.experts import href
+from daemon.dashboard.kept import Kept
+from daemon.dashboard.memory_picture import NARROW, WIDE, draw
+from tests.dashboard.telling import STATUS, an_expert, telling
+from tests.dashboard.web import AT, Web
+
+HOSTILE = "<img src=x onerror=alert(1)>\"'&amp; ../%2e%2e/{{7*7}}?a=b#c"
+NAMES = ("R0402", HOSTILE, "..", "a/b", "/slash/", "Größe µ", "x" * 128, "C0603")
+SURE = [0] * 19 + [1000]
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+    web = Web(tmp_path_factory.mktemp("experts") / "line")
+    for board in range(1, 5):
+        web.add_board(board)
+    for number in range(1, 301):
+        is_fail = number % 10 == 0
+        web.add_image(number, number % 4 + 1, "fail" if is_fail else "review" if number % 7 == 0 else "pass")
+        expert = NAMES[number % 3 and (1 if number % 3 == 1 else 7)]  # a third each: R0402, the hostile one, C0603
+        web.add_stage(
+            number, expert=expert, batch_id=number // 3, load_ms=9.0 if number % 5 == 0 else 0.0, confidence=0.97
+        )
+        web.add_stage(number, 1, expert="det", batch_id=number, load_ms=0.0, label=None, confidence=None)
+    web.sql(
+        "INSERT INTO expert_versions VALUES ('R0402', 'abcdefabcdef', 'aa', 'resnet18', '[]', 1, 'f', '<i>', :at)",
+        at=AT,
+    )
+    web.sql(
+        "INSERT INTO expert_versions VALUES ('old', 'aaaabbbbcccc', 'aa', 'resnet18', '[]', 1, 'f', '', :at)", at=AT
+    )
+    web.sql("INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES (3, :at, 'anna', 'fail')", at=AT)
+    web.sql("INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES (30, :at, 'anna', 'pass')", at=AT)
+    for minute in range(3):
+        web.sql(
+            "INSERT INTO expert_switches (at, executor, device, loaded, evicted, bytes, load_ms, tier, cause)"
+            " VALUES (strftime('%Y-%m-%dT%H:%M:%fZ', 'now', :ago),"
+            " 'cpu', 'cpu', 'R0402', '[]', 1, 20.0, 'disk', 'demand')",
+            ago=f"-{minute} minutes",
+        )
+    (web.folder / "experts").mkdir()
+    write_catalog(web, broken="broken", R0402={"ok": SURE}, C0603={"ok": [1000] + [0] * 19})
+    with web.running():
+        yield web
+
+
+def write_catalog(web: Web, broken: str, **confidences: Any) -> None:
+    """Entries whose weights cannot be read: the page does not need them."""
+    (web.folder / "experts" / "weights.safetensors").write_bytes(b"not weights")
+    entry = {
+        "architecture": "resnet18",
+        "file": "weights.safetensors",
+        "classes": ["ok", "bad"],
+        "input_size": 64,
+        "normalisation": "none",
+        "sha256": "abcdefabcdef" + "0" * 52,
+    }
+    entries = {
+        name: entry | ({"confidences": confidences[name]} if name in confidences else {}) for name in (*NAMES, broken)
+    }
+    (web.folder / "experts" / "catalog.yaml").write_text(yaml.safe_dump({"experts": entries}), encoding="utf-8")
+
+
+def rows(text: str) -> list[str]:
+    """Names in the list, in its order."""
+    listed = text[text.index('id="list-title"') :]
+    return [html.unescape(name) for name in re.findall(r'data-row class="cut">([^<]*)</a>', listed)]
+
+
+def test_names_full_of_html_are_shown_as_they_are_and_each_link_leads_to_its_expert(web: Web) -> None:
+    with telling(web, experts={"experts": [an_expert(name) for name in NAMES]}):
+        found = web.get("/experts")
+        assert found.status == 200
+        assert sorted(rows(found.text)) == sorted(NAMES)
+        assert "<img src=x" not in found.text
+        assert "{{7*7}}" in html.unescape(found.text)
+        for name in NAMES:
+            assert f'href="{html.escape(href(name))}"' in found.text.replace("&#39;", "'").replace("&#34;", '"')
+            page = web.get(href(name))
+            assert page.status == 200, name
+            assert html.escape(name, quote=False).replace('"', "&#34;").replace("'", "&#39;") in page.text, name
+            assert "<img src=x" not in page.text
+
+
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=128))
+@settings(deadline=None, max_examples=200)
+def test_the_address_of_a_name_is_one_path_that_no_browser_shortens(name: str) -> None:
+    path, _, query = href(name).partition("?")
+    assert path.startswith("/experts/")
+    assert all(part not in ("", ".", "..") for part in path.split("/")[1:])
+    assert re.fullmatch(r"[A-Za-z0-9_.~%/-]+", path)
+    assert not query or query.startswith("full=")
+
+
+@pytest.mark.parametrize("asked", ["' OR 1=1 --", "%", "_", "\\", "'; DROP TABLE stages; --", "<script>"])
+def test_what_is_asked_for_is_text_and_nothing_else(web: Web, asked: str) -> None:
+    with telling(web, experts={"experts": [an_expert(name) for name in ("R0402", "C0603")]}):
+        found = web.get(f"/experts?q={quote(asked)}")
+        assert (found.status, rows(found.text) if "data-row" in found.text else []) == (200, [])
+        assert "None is like that" in found.text
+        assert "<script>" not in found.text.replace('<script src="', "")
+        assert web.get(f"/experts/{quote(asked, safe='')}").status == 404
+        assert json.loads(web.get(f"/expert-charts/confidence.json?name={quote(asked)}").text)["x"] == []
+    assert web.sql("SELECT count(*) FROM stages") == [(600,)]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("sort=name;--", "sort"),
+        ("show=everything", "show"),
+        ("page=0", "page"),
+        ("page=1e9", "page"),
+        (f"q={'x' * 129}", "q"),
+    ],
+)
+def test_an_address_that_nobody_offers_is_refused_by_name(web: Web, query: str, field: str) -> None:
+    found = web.get(f"/experts?{query}")
+    assert found.status == 422
+    assert f"{field}: " in found.text
+
+
+def test_three_hundred_and_fifty_experts_are_listed_by_the_hundred_worst_first_and_found_by_name(web: Web) -> None:
+    many = [an_expert(f"part-{number:03}", resident=["cpu"] if number < 5 else []) for number in range(350)]
+    many[333]["failed"] = "its weights file cannot be read"
+    with telling(web, experts={"experts": many}):
+        first = web.get("/experts")
+        assert len(rows(first.text)) == 100
+        assert rows(first.text)[0] == "part-333"
+        assert "1 to 100 of 350" in first.text
+        assert "part-333 cannot be loaded" in first.text
+        assert "its weights file cannot be read" in first.text
+        last = web.get("/experts?sort=name&page=4")
+        assert rows(last.text) == [f"part-{number:03}" for number in range(300, 350)]
+        assert rows(web.get("/experts?q=PART-12&sort=name").text) == [f"part-{number}" for number in range(120, 130)]
+        assert len(rows(web.get("/experts?show=resident").text)) == 5
+        assert rows(web.get("/experts?show=trouble").text) == ["part-333"]
+        assert len(first.text) < 400_000
+
+
+def test_rates_hit_rate_loads_and_judgements_are_those_of_the_database(web: Web) -> None:
+    with telling(web, experts={"experts": [an_expert("R0402"), an_expert("det"), an_expert("unused")]}):
+        found = re.sub(r"\s+", " ", web.get("/experts?sort=name").text)
+    row = found[found.index('data-row class="cut">R0402') :]
+    cells = [re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)][:13]
+    answers, confidence, fail, review = cells[2], cells[3], cells[4], cells[5]
+    fails, reviewed = web.sql(
+        "SELECT sum(verdict = 'fail'), sum(verdict = 'review') FROM inspections JOIN stages USING (inspection_id)"
+        " WHERE expert = 'R0402'"
+    )[0]
+    assert (answers, confidence) == ("100", "97.0 %")
+    assert (fail, review) == (f"{fails:.1f} %", f"{reviewed:.1f} %")
+    assert cells[9] == "3"  # loads
+    assert cells[10] == "1, 0"  # escapes, and false calls: those are the last expert's of the chain
+    assert "1, 1</td>" in found[found.index('data-row class="cut">det') :]
+    assert "never used" in found
+
+
+def test_drift_is_a_grade_in_words_and_an_expert_without_training_distribution_is_said_so(web: Web) -> None:
+    with telling(web, experts={"experts": [an_expert(name) for name in NAMES]}):
+        found = web.get("/experts").text
+        assert "C0603 no longer answers as in training" in found
+        well, drifted, imported = (web.get(href(name)).text for name in ("R0402", "C0603", HOSTILE))
+    assert "It answers as it did in training." in well
+    assert "other light, another supplier or another camera?" in drifted
+    assert "Nobody has written down how sure it was in training" in imported
+    assert "coserve experts measure" in imported
+    chart = json.loads(web.get("/expert-charts/confidence.json?name=C0603").text)
+    assert [one["label"] for one in chart["series"]] == ["now", "in training"]
+    assert chart["series"][0]["values"][19] == 100.0
+    assert chart["series"][1]["values"][0] == 100.0
+    assert len(chart["x"]) == 20
+
+
+def test_a_broken_weights_file_is_named(web: Web) -> None:
+    with telling(web, experts={"experts": [an_expert("broken", failed="weights.safetensors: no header")]}):
+        assert "weights.safetensors: no header" in web.get("/experts").text
+        page = web.get("/experts/broken").text
+        assert "It cannot be loaded, and its images are unknown" in page
+        assert "weights.safetensors" in page
+
+
+def test_an_expert_that_left_the_catalog_still_has_its_page_and_one_that_never_was_has_none(web: Web) -> None:
+    with telling(web):
+        assert "no longer in the catalog" in web.get("/experts/old").text
+        assert web.get("/experts/never-was").status == 404
+
+
+def test_without_a_daemon_the_page_shows_the_catalog_and_says_what_is_missing(web: Web) -> None:
+    time.sleep(0.6)  # what the daemon of the test before has said is kept for half a second
+    found = web.get("/experts")
+    assert found.status == 200
+    assert "The daemon does not say what is in memory" in found.text
+    assert "Where experts are: " in found.text
+    assert set(rows(found.text)) == {*NAMES, "broken"}
+    assert web.get("/experts/R0402").status == 200
+
+
+def test_loads_of_the_last_hour_are_counted_by_minute_and_device(web: Web) -> None:
+    chart = json.loads(web.get("/expert-charts/loads.json").text)
+    assert len(chart["x"]) == 60
+    assert [one["label"] for one in chart["series"]] == ["cpu"]
+    assert sum(chart["series"][0]["values"]) == 3
+
+
+def test_the_memory_is_shown_with_who_is_pinned_in_use_and_loading(web: Web) -> None:
+    def lies(name: str, **more: Any) -> dict[str, Any]:
+        return {"expert": name, "bytes": 100, "is_loading": False, "is_pinned": False, "is_in_use": False, **more}
+
+    pool = {
+        "pool": "cpu",
+        "device": "cpu",
+        "used_bytes": 500,
+        "budget_bytes": 1000,
+        "experts": [lies("A", is_in_use=True), lies("B", is_pinned=True), lies(HOSTILE, is_loading=True), lies("D")],
+    }
+    with telling(web, memory={"pools": [pool]}, status=dict(STATUS)):
+        found = re.sub(r"\s+", " ", web.get("/experts").text)
+    assert "4 experts, 500 B of 1 kB used, 500 B free" in found
+    table = re.findall(
+        r"<tr><td class=\"mono\">cpu</td><th[^>]*>(.*?)</th><td class=\"num\">(.*?)</td><td>(.*?)</td>", found
+    )
+    states = {re.sub(r"<[^>]+>", "", name): (size, state) for name, size, state in table}
+    assert states["A"] == ("100", "in use")
+    assert states["B"] == ("100", "resident, pinned")
+    assert states["D"] == ("100", "resident")
+    assert states["free"][0] == "500"
+    assert "held by a load that hangs" in found
+    assert "<img src=x" not in found
+
+
+POOLS = st.builds(
+    lambda sizes, held, free: {
+        "pool": "cpu",
+        "experts": [
+            {
+                "expert": f"e{n}",
+                "bytes": size,
+                "is_loading": n % 5 == 0,
+                "is_pinned": n % 3 == 0,
+                "is_in_use": n % 4 == 0,
+            }
+            for n, size in enumerate(sizes)
+        ],
+        "used_bytes": sum(sizes) + held,
+        "budget_bytes": sum(sizes) + held + free,
+    },
+    st.lists(st.integers(1, 10**9), max_size=120),
+    st.integers(0, 10**8),
+    st.integers(0, 10**9),
+)
+
+
+@given(POOLS, st.sampled_from([WIDE, NARROW]))
+@settings(deadline=None, max_examples=200)
+def test_a_picture_of_memory_is_as_large_as_the_memory_and_no_block_leaves_it(pool: dict[str, Any], width: int) -> None:
+    drawing = draw(pool, width)
+    rows = {piece.y for piece in drawing.pieces}
+    assert all(piece.x >= 0 and piece.x + piece.width <= width + 0.6 for piece in drawing.pieces)
+    assert all(piece.y >= 0 and piece.y + piece.height <= drawing.height for piece in drawing.pieces)
+    if pool["budget_bytes"]:
+        # 1.5 is the gap behind each block.
+        drawn = sum(piece.width + 1.5 for piece in drawing.pieces)
+        assert drawn == pytest.approx(width * max(1, len(rows)), abs=2.1 * len(drawing.pieces) + 1)
+    shown = {piece.expert for piece in drawing.pieces if piece.expert}
+    assert shown == {one["expert"] for one in pool["experts"]}
+
+
+def test_a_device_that_gave_up_its_memory_is_an_empty_picture() -> None:
+    assert draw({"pool": "cuda:0", "experts": [], "used_bytes": 0, "budget_bytes": 0}, WIDE).pieces == ()
+
+
+def test_what_is_kept_is_made_once_for_all_and_a_failure_is_told_to_all() -> None:
+    now, made = 0.0, 0
+
+    def make() -> int:
+        nonlocal made
+        made += 1
+        if made == 2:
+            raise RuntimeError("not now")
+        return made
+
+    kept = Kept(5.0, make, clock=lambda: now)
+    assert [kept.get(), kept.get()] == [1, 1]
+    now = 6.0
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="not now"):
+            kept.get()
+    now = 12.0
+    assert kept.get() == 3
+
+
+def test_nothing_on_these_pages_changes_the_line(web: Web) -> None:
+    with telling(web, experts={"experts": [an_expert("R0402")]}):
+        for path in ("/experts", "/experts/R0402"):
+            text = web.get(path).text
+            main = text[text.index("<main") : text.index("</main>")]
+            assert 'method="post"' not in main
+            assert "hx-post" not in main
+            assert web.post(path).status in (403, 405)
