@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 console = Console(highlight=False, soft_wrap=True, emoji=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
@@ -45,7 +46,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
     """A table for a person; None prints as a dash."""
     table = Table(*columns, title=title, title_justify="left")
     for row in rows:
-        table.add_row(*("–" if cell is None else str(cell) for cell in row))
+        table.add_row(*("–" if cell is None else Text(str(cell)) for cell in row))  # what is in it is no markup
     console.print(table)
 
 

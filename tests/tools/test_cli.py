@@ -18,8 +18,8 @@ from tools.service import Service
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
     "demo", "run", "check", "rules check", "status", "experts", "queues", "reload", "drain", "pin", "unpin", "unload",
-    "limits", "camera", "results", "train classifier", "train detector", "train deeppcb", "import", "top", "profile",
-    "simulate", "bench line", "bench live", "bench online", "bench load", "bench compute", "bench scheduler",
+    "limits", "camera", "results", "explain", "export", "train classifier", "train detector", "train deeppcb",
+    "import", "top", "profile", "simulate", "bench line", "bench live", "bench online", "bench load", "bench compute", "bench scheduler",
 )  # fmt: skip
 SERVICE = ("install-service", "uninstall-service")
 LIGHT = (
@@ -33,6 +33,8 @@ LIGHT = (
     "reload",
     "drain",
     "results",
+    "explain",
+    "export",
     "camera",
 )
 
@@ -67,9 +69,13 @@ def test_commands_that_need_no_torch_do_not_import_it(command: str) -> None:
 
 def _arguments(command: str) -> list[str]:
     example = "routing_rules/examples/minimal.yaml"
-    return {"check": [example], "rules check": [example], "camera": [example, "no-folder"]}.get(
-        command, ["--config", example]
-    )
+    return {
+        "check": [example],
+        "rules check": [example],
+        "camera": [example, "no-folder"],
+        "explain": ["1", "--config", example],
+        "export": ["--lot", "L", "--out", "no/folder", "--config", example],
+    }.get(command, ["--config", example])
 
 
 def test_wrong_use_is_status_2() -> None:

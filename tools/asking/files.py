@@ -39,9 +39,10 @@ def sync(path: Path) -> None:
 
 
 def why(error: OSError, path: Path) -> str:
-    """What the system said of a file, and what to do where the disk is full."""
-    text = f"{error.filename or path}: {error.strerror or error}"
-    return f"{text}; make room, or name another disk" if error.errno in {errno.ENOSPC, errno.EDQUOT} else text
+    """What the system said; of a full disk the file that was to be written is named, whichever was being read."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return f"{path}: {error.strerror}; make room, or name another disk"
+    return f"{error.filename or path}: {error.strerror or error}"
 
 
 def leave_cleanly() -> None:
