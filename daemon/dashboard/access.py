@@ -114,8 +114,9 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        refusal = await self._refusal(scope)
-        app = refusal or self.app
+        app = await self._refusal(scope) or self.app
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # routes know GET; the server leaves the body out
         await app(scope, _measured(receive), _with_headers(send))
 
     async def _refusal(self, scope: Scope) -> Response | None:
@@ -153,6 +154,8 @@ class Guard:
     def _not_taken(self, method: str, headers: Headers) -> Response | None:
         if method not in ("GET", "HEAD", "POST"):
             return _plain(405, "only GET, HEAD and POST", Allow="GET, HEAD, POST")
+        if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+            return _plain(403, "another site's page may link here, and do no more")
         if method == "POST" and not self._is_same_origin(headers):
             return _plain(403, "this may be sent from the line's own pages only (Origin, Sec-Fetch-Site)")
         return None

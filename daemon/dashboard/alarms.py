@@ -52,7 +52,10 @@ def _consumers(status: Status) -> Iterable[Alarm]:
     """Who gets results sent and does not keep up, or is refused. Never trouble of the line."""
     for consumer in status.get("consumers", ()):
         name, state, behind = consumer.get("name"), consumer.get("state"), consumer.get("behind") or 0
-        error = consumer.get("last_error")
+        error, missed = consumer.get("last_error"), consumer.get("missed")
+        if missed:
+            remedy = "Keep results longer (retention.results_for), or mend what holds it up sooner."
+            yield Alarm("notice", f"Consumer {name} missed {missed:,} results: they were pruned before it.", remedy)
         if error or state in ("refused", "waiting", "disconnected"):
             why = f": {error}" if error else ""
             waits = f", {behind:,} results behind" if behind else ""

@@ -47,6 +47,7 @@ class Live:
         self._version = 0
         self._wake = asyncio.Event()
         self._log: Any = structlog.get_logger("live")
+        self._limiter: anyio.CapacityLimiter | None = None
         self.is_closed = False
 
     def add(self, name: str, make: Callable[[], str], every_s: float = _POLL_S) -> None:
@@ -69,7 +70,8 @@ class Live:
         return EventStream(listener, self._run_id, self._leave)
 
     async def run(self) -> None:
-        """Poll what is listened to, for ever."""
+        """Poll what is listened to, for ever. In a thread that pages cannot take away, however much they ask."""
+        self._limiter = anyio.CapacityLimiter(1)
         while True:
             if not self._listeners:
                 self._wake.clear()
@@ -88,7 +90,7 @@ class Live:
     async def _poll(self, name: str, topic: _Topic) -> None:
         topic.due_s = time.monotonic() + topic.every_s
         try:
-            text = await anyio.to_thread.run_sync(topic.make)
+            text = await anyio.to_thread.run_sync(topic.make, limiter=self._limiter)
         except Exception:  # noqa: BLE001 - the other topics, and this one at its next turn
             self._log.exception("topic_failed", topic=name)
             topic.due_s += 10 * topic.every_s

@@ -33,7 +33,7 @@ def router(site: Site, keyring: Keyring) -> APIRouter:
 
     def ask(kind: str) -> Mapping[str, Any]:
         try:
-            return site.status() if kind == "status" else site.ask_daemon(kind)
+            return site.ask_daemon(kind)
         except ControlError as error:
             raise NoAnswer(error.reason) from None
 

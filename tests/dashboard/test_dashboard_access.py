@@ -176,6 +176,14 @@ def test_nothing_is_taken_from_another_sites_page(open_web: Web, shut_web: Web) 
     assert open_web.post("/logout", Authorization="Bearer anything").status == 403
 
 
+def test_another_sites_page_may_link_here_and_not_make_us_work(open_web: Web) -> None:
+    for mode in ("no-cors", "cors"):
+        assert open_web.get("/boards", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode=mode).status == 403
+    assert open_web.get("/boards", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200
+    head = open_web.get("/boards", "HEAD")
+    assert (head.status, head.text) == (200, "")
+
+
 def test_every_answer_forbids_scripts_of_others_frames_and_guessed_types(open_web: Web, shut_web: Web) -> None:
     answers = [
         *(open_web.get(path) for path in ("/", "/boards", "/boards/99", "/nothing", "/static/app.js", "/pictures/9")),

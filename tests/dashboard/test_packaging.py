@@ -58,7 +58,6 @@ def test_every_script_of_others_is_listed_with_version_and_licence_and_every_lis
     of_others = {path.name for path in (DASHBOARD / "static").glob("*.min.*")}
     known = {
         "htmx.min.js": "htmx.org",
-        "sse.min.js": "htmx-ext-sse",
         "uPlot.iife.min.js": "uplot",
         "uPlot.min.css": "uplot",
     }
