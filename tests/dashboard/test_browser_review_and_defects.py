@@ -33,6 +33,7 @@ def decisions(line: ShownLine, *ids: int) -> list[tuple[Any, ...]]:
 
 def begin(page: "Page", name: str) -> None:
     """Say who decides, by keyboard."""
+    page.wait_for_selector("#reviewer:focus")
     page.keyboard.type(name)
     page.keyboard.press("Enter")
     page.wait_for_selector(".review-item")

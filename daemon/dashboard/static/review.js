@@ -120,8 +120,8 @@
     find("review-retry").hidden = !canRetry;
   }
   function nameFail() {
-    const own = current && current.node.dataset.verdict === "fail" && current.node.dataset.defect;
-    find("review-fail").textContent = isChoosing ? "Fail without a code" : own ? `Fail ${own}` : "Fail";
+    const own = current && current.node.dataset.defect;
+    find("review-fail").textContent = isChoosing ? "No code" : own ? `Fail ${own}` : "Fail";
     find("review-codes").classList.toggle("choosing", isChoosing);
   }
 
@@ -185,13 +185,13 @@
   }
   function fail() {
     if (!current) return;
-    const { verdict, defect } = current.node.dataset;
-    if (verdict === "fail" && defect && !isChoosing) decide("fail", defect);
+    const { defect } = current.node.dataset;
+    if (defect) decide("fail", defect);
     else if (isChoosing || !place.querySelector(".code")) decide("fail");
     else {
       isChoosing = true;
       nameFail();
-      say("Which defect? A number, a code below, or f again for none.");
+      say("Which defect? Choose one, or the same again for none.");
     }
   }
   async function skip() {
@@ -293,6 +293,7 @@
   find("review-undo").addEventListener("click", undo);
   find("review-retry").addEventListener("click", retry);
   find("review-zoom").addEventListener("click", zoom);
+  find("review-compare").addEventListener("click", compare);
   find("review-other").addEventListener("submit", (event) => {
     event.preventDefault();
     const code = find("review-code").value.trim();
