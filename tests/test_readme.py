@@ -1,6 +1,7 @@
-"""What the README shows, run: its camera, its questions, its configuration, its rules, its commands."""
+"""What the README shows, run: its camera, its questions, its line, its rules, its commands, and where it leads."""
 
 import re
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -46,17 +47,28 @@ def test_the_camera_of_the_readme_publishes_and_its_questions_have_answers(
         while ask(f"ipc://{tmp_path}/run/control.sock", "status")["backlog"]:
             time.sleep(0.05)
     questions = blocks("sql")
-    assert len(questions) == 5
+    assert len(questions) == 2
     with closing(sqlite3.connect(f"file:{tmp_path}/inspection.db?mode=ro", uri=True)) as database:
         for question in questions:
             database.execute(question).fetchall()
-        assert database.execute(questions[3]).fetchall()[0][:2] == ("R0402", 2)
+        assert database.execute(questions[1]).fetchall()[0][:2] == ("R0402", 2)
 
 
-def test_the_configuration_of_the_readme_is_accepted(tmp_path: Path) -> None:
-    text = next(block for block in blocks("yaml") if block.startswith("endpoints:"))
-    (tmp_path / "coserve.yaml").write_text(text, encoding="utf-8")
-    assert load_config(tmp_path / "coserve.yaml", {}).policy == "coserve-plus"
+def test_the_line_of_the_readme_is_made_by_its_command_and_takes_its_consumer(tmp_path: Path) -> None:
+    (command,) = [line for block in blocks("") for line in block.splitlines() if " init " in line]
+    words = shlex.split(command.removeprefix(".venv/bin/coserve "))
+    made = subprocess.run(
+        [sys.executable, "-m", "tools", *words, "--yes"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    config = tmp_path / "line" / "coserve.yaml"
+    (consumers,) = [block for block in blocks("yaml") if block.startswith("consumers:")]
+    config.write_text(config.read_text(encoding="utf-8") + consumers, encoding="utf-8")
+    line = load_config(config, {})
+    assert (line.policy, line.consumers["plant"].host) == ("coserve-plus", "broker.plant.lan")
+    rules = compile_rules(config.with_name("rules.yaml").read_text(encoding="utf-8"), "rules.yaml")
+    assert list(rules.recipes) == ["mainboard-a"]
 
 
 def test_the_rules_of_the_readme_compile() -> None:
@@ -72,7 +84,8 @@ def test_every_command_of_the_readme_exists() -> None:
         if line.startswith(".venv/bin/coserve ")
     }
     assert len(commands) > 8
-    names = {words[:2] if words[0] in ("train", "rules", "bench", "moe") else words[:1] for words in commands}
+    groups = ("train", "rules", "bench", "moe", "experts")
+    names = {words[:2] if words[0] in groups else words[:1] for words in commands}
     for name in sorted(names):
         done = subprocess.run(
             [sys.executable, "-m", "tools", *name, "--help"], capture_output=True, text=True, timeout=60, check=False
@@ -87,3 +100,9 @@ def test_every_command_of_the_readme_exists() -> None:
 def test_the_files_that_the_readme_points_to_exist() -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_every_page_of_the_documentation_can_be_reached_from_the_readme() -> None:
+    linked = set(re.findall(r"\]\(([^)#:]+)\)", README))
+    pages = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    assert pages <= linked, sorted(pages - linked)

@@ -52,6 +52,7 @@ def shown(folder: Path) -> subprocess.CompletedProcess[str]:
         "demo", "--dir", str(folder),
         COSERVE_ENDPOINTS_INTAKE=f"[ipc://{run}/intake.sock]",
         COSERVE_ENDPOINTS_RESULTS=f"ipc://{run}/results.sock",
+        COSERVE_ENDPOINTS_HTTP="null",
     )  # fmt: skip
 
 

@@ -153,6 +153,18 @@ def test_a_token_that_everybody_can_read_is_wrong(config: Path) -> None:
     assert not wrongs(doors.secrets(patient))
 
 
+def test_a_broker_that_is_not_there_is_a_warning_and_its_open_password_is_wrong(config: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as broker:
+        port = broker.getsockname()[1]
+        config.with_name("password").write_text("secret")
+        config.with_name("password").chmod(0o640)
+        plant = {"kind": "mqtt", "host": "127.0.0.1", "port": port, "user": "line", "password": "password"}
+        patient = meet(changed(config, consumers={"plant": plant}))
+        assert "takes connections" in wrongs(doors.brokers(patient), "ok")["consumers"]
+    assert "nothing is lost" in wrongs(doors.brokers(patient), "warn")["consumers"]
+    assert "consumers.plant.password" in wrongs(doors.secrets(patient))["secrets"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to look with the rights of another user")
 def test_folders_of_another_user_are_named_with_what_gives_the_right(config: Path, tmp_path: Path) -> None:
     (config.parent / "journal").mkdir(mode=0o750)

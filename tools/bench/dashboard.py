@@ -96,7 +96,7 @@ def compare(config: Path, images: "list[Image]", *, readers: int, rounds: int) -
 
 def _run(config: Path, images: "list[Image]", readers: int, heard: list[tuple[int, int]]) -> RunFigures:
     if not readers:
-        return run_line(config, images, "without", {"COSERVE_ENDPOINTS_HTTP": "null"})
+        return run_line(config, images, "without", {})
     with socket.create_server(("127.0.0.1", 0)) as probe:
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
 

@@ -110,6 +110,7 @@ def run_line(
             "COSERVE_ENDPOINTS_INTAKE": f"[ipc://{scratch}/intake.sock]",
             "COSERVE_ENDPOINTS_RESULTS": f"ipc://{scratch}/results.sock",
             "COSERVE_ENDPOINTS_CONTROL": f"ipc://{scratch}/control.sock",
+            "COSERVE_ENDPOINTS_HTTP": "null",
             **environ,
         }
         endpoints = load_config(config, settings).endpoints

@@ -11,6 +11,7 @@ endpoints:
   intake: ["ipc://run/intake.sock", "tcp://127.0.0.1:5570"]
   results: tcp://127.0.0.1:5571
   control: ipc://run/control.sock
+  http: http://127.0.0.1:9470   # the dashboard
 database: sqlite:///inspection.db
 journal: journal
 images: images

@@ -51,7 +51,7 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
     console.print(report.summary())
     config = folder / "coserve.yaml"
     if prepare_only:
-        console.print(f"The line is ready: coserve run {config}")
+        console.print(f"The line is ready: coserve run {config}{_dashboard(config)}", markup=False)
         return 0
     prefix = _free_prefix(config)
     plan = board_plan(boards, seed, prefix)
@@ -75,6 +75,7 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
     images = sum(len(one.board.placements) for one in shown)
     console.print(f"{judged} of {images} images judged in {took_s:.1f} s, start and stop of the daemon included.")
     _show_questions(config, folder)
+    console.print(f"To see it live: coserve run {config}{_dashboard(config)}", markup=False)
     return 0 if judged == images else 1
 
 
@@ -109,6 +110,12 @@ def _publish_and_wait(config: Path, boards: int, seed: int, prefix: str) -> None
         f"camera: {account['accepted']} of {account['sent']} images accepted;"
         f" line: {rate:.0f} images/s lately, {status['expert_switches']} expert switches"
     )
+
+
+def _dashboard(config: Path) -> str:
+    """Where the pages are while the line runs."""
+    http = load_config(config).endpoints.http
+    return f", and its dashboard is at {http}/" if http else ""
 
 
 def _free_prefix(config: Path) -> str:

@@ -83,6 +83,7 @@ def examine(patient: "Patient") -> "Iterator[Finding]":
         doors.permissions,
         doors.secrets,
         doors.ports,
+        doors.brokers,
         line.service,
         machine.clock,
     )

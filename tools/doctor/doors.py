@@ -17,6 +17,7 @@ from daemon.sockets import TCP
 from tools.doctor.findings import Finding, ok, warn, wrong
 from tools.doctor.patient import Patient, acting_as, database_of
 
+_CONNECT_S = 2.0
 _EVERYWHERE = ("0.0.0.0", "::", "*")  # noqa: S104 - compared, not bound
 
 
@@ -48,8 +49,7 @@ def permissions(patient: Patient) -> Iterator[Finding]:
 def _read(patient: Patient, config: Config) -> dict[str, Path]:
     assert patient.path is not None
     files = {"configuration": patient.path, "rules": config.rules, "catalog": config.catalog}
-    secrets = {"server_key": config.security.server_key, "http_token": config.security.http_token}
-    files |= {f"security.{key}": file for key, file in secrets.items() if file and CREDENTIALS not in file.parts}
+    files |= {key: file for key, file in _secrets(config).items() if CREDENTIALS not in file.parts}
     return {name: file for name, file in files.items() if file.exists()}
 
 
@@ -91,16 +91,39 @@ def secrets(patient: Patient) -> Iterator[Finding]:
     """Secrets that others can read, though a start of the line would refuse them too."""
     if patient.config is None:
         return
-    security = patient.config.security
-    for key, file in (("server_key", security.server_key), ("http_token", security.http_token)):
-        if file is None or not file.exists():
+    for key, file in _secrets(patient.config).items():
+        if not file.exists():
             continue
         readers = open_to(file)
         if readers:
-            so = f"security.{key}: {file} can be read by {readers}"
+            so = f"{key}: {file} can be read by {readers}"
             yield wrong("secrets", so, f"chmod 600 {file}, and make a new one if somebody read it")
         else:
-            yield ok("secrets", f"security.{key}: {file} is for its owner alone")
+            yield ok("secrets", f"{key}: {file} is for its owner alone")
+
+
+def _secrets(config: Config) -> dict[str, Path]:
+    """Files that only the line's user may read, by configuration key."""
+    named = {"security.server_key": config.security.server_key, "security.http_token": config.security.http_token}
+    for name, consumer in config.consumers.items():
+        named[f"consumers.{name}.password"] = consumer.password
+        named[f"consumers.{name}.tls.key"] = consumer.tls.key if consumer.tls else None
+    return {key: file for key, file in named.items() if file is not None}
+
+
+def brokers(patient: Patient) -> Iterator[Finding]:
+    """Whether somebody listens where results go out to."""
+    for name, consumer in (patient.config.consumers if patient.config else {}).items():
+        where = f"consumers.{name}: {consumer.host}:{consumer.port}"
+        try:
+            socket.create_connection((consumer.host, consumer.port), timeout=_CONNECT_S).close()
+        except OSError as error:
+            so = f"{where} does not take a connection ({error.strerror or error})"
+            yield warn(
+                "consumers", so, "nothing is lost: results wait here; look at the broker, its port, the firewall"
+            )
+        else:
+            yield ok("consumers", f"{where} takes connections")
 
 
 def ports(patient: Patient) -> Iterator[Finding]:

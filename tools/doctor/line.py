@@ -129,7 +129,7 @@ def packages(patient: Patient) -> Iterator[Finding]:
     needed: dict[str, tuple[str, str]] = {}
     if config is not None and config.endpoints.http is not None:
         needed["dashboard"] = ("fastapi", "endpoints.http serves /metrics alone, without the dashboard")
-    if config is not None and any(one.kind == "mqtt" for one in getattr(config, "consumers", {}).values()):
+    if config is not None and config.consumers:
         needed["mqtt"] = ("aiomqtt", "a consumer speaks MQTT")
     if config is not None and config.models:
         needed["moe"] = ("transformers", "a language model is configured")
