@@ -37,6 +37,9 @@ class Metrics:
         disable_created_metrics()  # when a series began is no news, and they would be half of all series
         self.registry = CollectorRegistry()
         self._architecture_of = architecture_of
+        self._queued_at: dict[tuple[int, str, str], Histogram] = {}
+        self._answer_of: dict[str, Counter] = {}
+        self._verdict_at: dict[tuple[str, str], Counter] = {}
         self.accepted_count = 0
         self.completed_count = 0
         ProcessCollector(registry=self.registry)
@@ -107,7 +110,10 @@ class Metrics:
 
     def answered(self, kind: str, code: str | None = None) -> None:
         """An answer of intake; `code` is why a message was rejected."""
-        self._answers.labels(kind).inc()
+        series = self._answer_of.get(kind)
+        if series is None:
+            series = self._answer_of[kind] = self._answers.labels(kind)
+        series.inc()
         if code is not None:
             self._rejects.labels(code).inc()
 
@@ -117,8 +123,11 @@ class Metrics:
 
     def finished(self, outcome: Outcome) -> None:
         for step, stage in enumerate(outcome.stages):
-            where = (str(min(step, _LAST_STEP)), self._architecture_of(stage.expert) or "", stage.device)
-            self._queued.labels(*where).observe(stage.queued_ms / 1000)
+            where = (min(step, _LAST_STEP), self._architecture_of(stage.expert) or "", stage.device)
+            series = self._queued_at.get(where)
+            if series is None:  # once: `labels` costs more than what is counted
+                series = self._queued_at[where] = self._queued.labels(*where)
+            series.observe(stage.queued_ms / 1000)
 
     def batch_done(self, batch: BatchDone) -> None:
         where = (str(min(batch.step, _LAST_STEP)), batch.architecture, batch.device)
@@ -137,7 +146,11 @@ class Metrics:
         for message in messages:
             kind, _, _ = message.topic.partition("/")
             if kind == "inspection":
-                self._verdicts.labels(message.body["verdict"], message.body["reason"] or "").inc()
+                judged = (message.body["verdict"], message.body["reason"] or "")
+                series = self._verdict_at.get(judged)
+                if series is None:
+                    series = self._verdict_at[judged] = self._verdicts.labels(*judged)
+                series.inc()
                 self._latency.observe(message.body["latency_ms"] / 1000)
             elif kind == "board":
                 self._boards.labels(message.body["verdict"], message.body["reason"] or "").inc()

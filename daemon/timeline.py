@@ -53,8 +53,8 @@ class Timeline:
         """
         now_s = self._wall()
         with self._lock:
-            batches = _newest(self._batches, lambda one: one.ended_wall_s >= now_s - seconds)
-            loads = _newest(self._loads, lambda one: one.at_wall_s >= now_s - seconds)
+            batches = _newest(self._batches, lambda one: one.ended_wall_s >= now_s - seconds, _MOST + 1)
+            loads = _newest(self._loads, lambda one: one.at_wall_s >= now_s - seconds, _MOST + 1)
         return {
             "at": to_text(now_s),
             "seconds": seconds,
@@ -70,11 +70,13 @@ class Timeline:
         """
         now_s = self._wall()
         with self._lock:
-            samples = _newest(self._samples, lambda one: one.at_wall_s >= now_s - seconds, and_one_before=True)
+            samples = _newest(
+                self._samples, lambda one: one.at_wall_s >= now_s - seconds, _SAMPLES, and_one_before=True
+            )
         return {"at": to_text(now_s), "seconds": seconds, "samples": [_sample(one, now_s) for one in samples]}
 
 
-def _newest(kept: "deque[T]", is_in: Callable[[T], bool], *, and_one_before: bool = False) -> list[T]:
+def _newest(kept: "deque[T]", is_in: Callable[[T], bool], most: int, *, and_one_before: bool = False) -> list[T]:
     found: list[T] = []
     for one in reversed(kept):
         if not is_in(one):
@@ -82,6 +84,8 @@ def _newest(kept: "deque[T]", is_in: Callable[[T], bool], *, and_one_before: boo
                 found.append(one)
             break
         found.append(one)
+        if len(found) >= most:
+            break
     return found[::-1]
 
 

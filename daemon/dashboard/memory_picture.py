@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 WIDE, NARROW = 1120, 336
-_ROW_HEIGHT, _GAP = 34, 5
-_MOST_ROWS = 14
+#: By width: height of a row, gap, rows at the most, and what a typical block should be wide, so that it has a name.
+_ROWS = {WIDE: (34, 5, 14, 92), NARROW: (26, 4, 30, 60)}
 _SEEN = 1e-6
 #: A block that is narrower tells its name only when pointed at.
 _LEAST_TEXT = 30
 _PER_LETTER = 7.0
-#: What a typical block should be wide, so that a name can be read.
-_WISHED = 92
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +39,13 @@ class Drawing:
 
 
 def draw(pool: Mapping[str, Any], width: int) -> Drawing:
-    """`pool` as control's `memory` has it."""
+    """`pool` as control's `memory` has it; `width` is WIDE or NARROW."""
     spans = _spans(pool)
     whole = max(1, sum(size for _, size, *_ in spans))
     experts: Sequence[Mapping[str, Any]] = pool["experts"]
     typical = sum(one["bytes"] for one in experts) / len(experts) if experts else whole
-    rows = min(_MOST_ROWS, max(1, math.ceil(_WISHED * whole / max(1.0, typical) / width)))
+    height, gap, most_rows, wished = _ROWS[width]
+    rows = min(most_rows, max(1, math.ceil(wished * whole / max(1.0, typical) / width)))
     per_row = whole / rows
     pieces: list[Piece] = []
     at = 0.0
@@ -58,9 +57,9 @@ def draw(pool: Mapping[str, Any], width: int) -> Drawing:
             pieces.append(
                 Piece(
                     x=round(left / per_row * width, 2),
-                    y=row * (_ROW_HEIGHT + _GAP),
+                    y=row * (height + gap),
                     width=round(max(0.5, across - 1.5), 2),
-                    height=_ROW_HEIGHT,
+                    height=height,
                     kind=kind,
                     text=_fit(name, across) if number == widest else "",
                     title=title,
@@ -68,7 +67,7 @@ def draw(pool: Mapping[str, Any], width: int) -> Drawing:
                 )
             )
         at += size
-    return Drawing(width, rows * (_ROW_HEIGHT + _GAP) - _GAP, tuple(pieces))
+    return Drawing(width, rows * (height + gap) - gap, tuple(pieces))
 
 
 def state_of(expert: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ _TONES = 6
 #: Bars of one expert that are no farther apart become one; bars thinner than the second are no longer told apart.
 _TOUCH, _THIN = 2.0, 1.5
 _LEAST_TEXT, _PER_LETTER = 24, 6.4
-_TICKS = 6
+_TICKS = 5
 
 
 @dataclass(frozen=True, slots=True)
