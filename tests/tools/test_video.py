@@ -2,6 +2,9 @@
 
 import io
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +27,7 @@ from tools.camera.serials import Counted, EveryPicture, Interval, Listed, Same, 
 from tools.camera.spooling import SpoolingPublisher
 from tools.camera.station import Seen, Station
 
+ROOT = Path(__file__).resolve().parents[2]
 LAYOUT = Layout(board="b", size=(64, 48), parts={"R1": Part(component="R0402", box=(8, 8, 40, 40))})
 
 
@@ -307,3 +311,40 @@ def test_ids_differ_although_a_board_is_seen_again(tmp_path: Path) -> None:
         assert len(set(daemon.order)) == 2
         assert all(image.startswith("S-1-/") for image in daemon.order)
     assert json.loads((tmp_path / "spool/spool.json").read_text())["source"] == "cam"
+
+
+def test_the_picture_of_a_scanned_line_is_one_that_was_taken_after_it(tmp_path: Path) -> None:
+    """A camera keeps pictures while the board before is cut: those are of the board before."""
+    video = a_video(tmp_path / "v.avi", [10, 10, 10, 10, 50, 50, 50, 50])
+    stop = threading.Event()
+    cameras = Cameras(video, None)
+    cameras.on_open = lambda count: stop.set() if count > 1 else None
+    typed = Typed(io.StringIO("A1\n"), print)
+    time.sleep(0.1)
+    got, _, _ = run(tmp_path, Device(cameras.open, "cam", print, stop), typed, typed, stop=stop)
+    assert got == [("A1", 50)]
+
+
+def test_a_station_that_is_stopped_spools_what_it_has_and_says_so(tmp_path: Path) -> None:
+    write_belt(tmp_path / "belt.avi", ["B-1"], [11], 0.1, "sensor-node")
+    words = [sys.executable, "-m", "tools", "camera", "tcp://127.0.0.1:1", "--video", "belt.avi"]
+    words += ["--layout", "belt.yaml", "--serials-from", "-", "--state", str(tmp_path / "state"), "--json"]
+    with subprocess.Popen(
+        words,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as station:
+        assert station.stdin is not None
+        station.stdin.write("S-1\n")
+        station.stdin.flush()
+        by_s = time.monotonic() + 60
+        while len(list((tmp_path / "state/spool").glob("*.image"))) < 35:
+            assert time.monotonic() < by_s
+            time.sleep(0.05)
+        station.send_signal(signal.SIGTERM)
+        said = station.communicate(timeout=60)[0]
+    assert station.returncode == 1
+    assert json.loads(said)["left in the spool"] == 35 == json.loads(said)["published"]

@@ -169,20 +169,12 @@ def test_a_file_from_the_future_or_the_past_is_given_all_the_same(tmp_path: Path
 
 @contextmanager
 def watching_it(watched: Watched, endpoint: str, images_of: Any = None) -> Iterator[Watcher]:
-    """The watcher in a thread of its own, which an exception ends as a signal would."""
-    watcher = Watcher(endpoint, "cam", watched.watch, images_of or files.parts("L1"), watched.said.append)
+    """The watcher in a thread of its own."""
     over = threading.Event()
-
-    def look() -> Iterator[Dropped]:
-        if over.is_set():
-            raise KeyboardInterrupt
-        yield from WatchedFolder.look(watched.watch)
-
-    watched.watch.look = look  # type: ignore[method-assign]
+    watcher = Watcher(endpoint, "cam", watched.watch, images_of or files.parts("L1"), watched.said.append, over)
 
     def run() -> None:
-        with pytest.raises(KeyboardInterrupt):
-            watcher.run()
+        watcher.run()
         watcher.close()
 
     thread = threading.Thread(target=run)

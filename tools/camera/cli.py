@@ -278,16 +278,18 @@ def _watch(asked: _Asked, folder: Path, layout: "Layout | None", move_to: Path |
     if move_to is not None and move_to.resolve().is_relative_to(folder.resolve()):
         fail(f"--move-to {move_to} lies in {folder}, which is watched: name a folder beside it", status=2)
     images_of = files.parts(asked.lot) if layout is None else files.whole_boards(layout, asked.lot)
+    endpoint = asked.endpoint()
     try:
         remembered = Remembered(asked.folder() / "sent.jsonl", folder)
         watched = WatchedFolder(folder, remembered, move_to, _say)
-        watcher = Watcher(asked.endpoint(), asked.source, watched, images_of, _say, asked.curve())
+        stop = threading.Event()
+        watcher = Watcher(endpoint, asked.source, watched, images_of, _say, stop, asked.curve())
     except (OSError, PublishError, ValueError) as error:
         fail(str(error), status=2)
     _say(f"watching {folder}; Ctrl-C or SIGTERM ends it")
-    with _stopped_by_signals():
+    with _set_by_signals(stop):
         watcher.run()
-    watcher.close()
+        watcher.close()
     done, account = watcher.files, watcher.account
     table = {"files accepted": done.accepted, "files refused": done.refused, "files not sent": done.unfit}
     table["files not sent"] += watched.incomplete
@@ -310,28 +312,27 @@ def _station(
     from tools.camera.station import Seen, Station
 
     when.check()
-    layout, state, curve = _layout_of(layout_file), asked.folder(), asked.curve()
-    trigger = when.trigger()
+    endpoint, curve, layout, state = asked.endpoint(), asked.curve(), _layout_of(layout_file), asked.folder()
+    trigger, stop = when.trigger(), threading.Event()
     try:
         serials = when.serials(state, trigger if isinstance(trigger, Typed) else None)
-        source = _source_of(video, device, size, fps)
-        publisher = SpoolingPublisher(asked.endpoint(), asked.source, state / "spool", curve=curve)
+        source = _source_of(video, device, size, fps, stop)
+        publisher = SpoolingPublisher(endpoint, asked.source, state / "spool", curve=curve)
     except (SourceError, OSError, PublishError, ValueError) as error:
         fail(str(error), status=2)
-    seen, problem, left_s = Seen(), "", _STOP_S
+    seen, problem = Seen(), ""
     if publisher.account.found:
         _say(f"{publisher.account.found} images of an earlier run wait in {state / 'spool'}: they are sent first")
-    with _stopped_by_signals():
+    with _set_by_signals(stop):
         try:
-            Station(source, layout, trigger, serials, publisher, _say, asked.lot).run(seen)
+            Station(source, layout, trigger, serials, publisher, _say, asked.lot, stop).run(seen)
         except (SourceError, OSError) as error:
             problem = str(error)
-        left_s = _END_S
-    source.close()
-    try:
-        account = publisher.close(left_s)
-    except PublishError as error:
-        account, problem = publisher.account, str(error)
+        source.close()
+        try:
+            account = publisher.close(_STOP_S if stop.is_set() else _END_S)
+        except PublishError as error:
+            account, problem = publisher.account, str(error)
     for text in (*account.refusals, *([problem] if problem else [])):
         _say(text)
     if account.spooled:
@@ -341,7 +342,7 @@ def _station(
 
 
 def _source_of(
-    video: Path | None, device: str | None, size: tuple[int, int] | None, fps: float | None
+    video: Path | None, device: str | None, size: tuple[int, int] | None, fps: float | None, stop: threading.Event
 ) -> "FrameSource":
     from tools.camera.frame_source import Device, VideoFile, v4l2
 
@@ -352,7 +353,7 @@ def _source_of(
     if not Path(name).exists():
         there = ", ".join(sorted(str(path) for path in Path("/dev").glob("video*"))) or "none"
         fail(f"no camera {name}; cameras here: {there}", status=2)
-    return Device(v4l2(device, size, fps), name, _say, threading.Event())
+    return Device(v4l2(device, size, fps), name, _say, stop)
 
 
 def _layout_of(file: Path) -> "Layout":
@@ -382,19 +383,20 @@ def _only(given: list[str], allowed: set[str], option: str) -> None:
 
 
 @contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end what is inside, once; what comes after it goes on."""
+def _set_by_signals(stop: threading.Event) -> Iterator[None]:
+    """Ctrl-C and SIGTERM set `stop`, so that nothing is left half done; a second one ends what hangs."""
 
-    def stop(_signal: int, _frame: Any) -> None:
-        raise KeyboardInterrupt
+    def heard(_signal: int, _frame: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
-    except KeyboardInterrupt:
-        pass
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _say(text: str) -> None:

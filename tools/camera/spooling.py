@@ -30,8 +30,11 @@ from tools.camera.publisher import CurveClient, Publisher, PublishError, inspect
 from tools.camera.spool import EntryError, Spool
 from tools.camera.spool_account import SpoolAccount
 
-#: What has no answer by then is written to the spool: about as much is lost when the camera's process is killed.
+#: What has no answer by then is written to the spool; behind it, what comes goes there at once. Without a daemon a kill
+#: of the camera's process thus costs half a second of pictures once, then what is being written.
 _SPILL_AFTER_S = 0.5
+#: A closing publisher whose images are all in the spool leaves after so much silence.
+_LEAVE_AFTER_S = 1.0
 #: Without any answer for so long the daemon counts as away: a connection anew, and everything from the spool.
 _SILENCE_S = 5.0
 #: Entries that become durable together; answers are heard in between.
@@ -247,23 +250,32 @@ class SpoolingPublisher:
             if self._close_by_s is None:
                 return False
             is_empty = not (self._inbox or self._waiting or self._open)
-        return is_empty or self._is_silent or time.monotonic() >= self._close_by_s
+            is_safe = not self._account.in_memory
+        is_quiet = self._is_silent or (is_safe and self._publisher.silent_s > _LEAVE_AFTER_S)
+        return is_empty or is_quiet or time.monotonic() >= self._close_by_s
 
     def _turn(self) -> None:
         self._collect()
         self._begin_what_may()
-        has_more = self._spill(_SPILL_AFTER_S)
+        has_more = self._spill(self._spill_after_s)
         self._publisher.step(0.0 if has_more else self._wait_s())
         with contextlib.suppress(BlockingIOError):
             self._wake.recv(4096)
         self._listen()
+
+    @property
+    def _spill_after_s(self) -> float:
+        """Nothing is waited for behind images that waited in vain: the daemon is away, slow or busy."""
+        oldest = next(iter((*islice(self._open.values(), 1), *islice(self._waiting, 1))), None)
+        return 0.0 if self._is_silent or (oldest is not None and oldest.is_spooled) else _SPILL_AFTER_S
 
     def _wait_s(self) -> float:
         """Until the next image has to go to the spool, at most."""
         if self._inbox:
             return 0.0
         held = (image for image in (*self._open.values(), *self._young()) if not image.is_spooled)
-        next_s = min((image.since_s + _SPILL_AFTER_S for image in held), default=time.monotonic() + _FOREVER_S)
+        after_s = self._spill_after_s
+        next_s = min((image.since_s + after_s for image in held), default=time.monotonic() + _FOREVER_S)
         if self._close_by_s is not None:
             next_s = min(next_s, self._close_by_s)
         return max(0.0, next_s - time.monotonic(), self._disk_again_at_s - time.monotonic())

@@ -1,9 +1,10 @@
 """A station: one camera, boards that come to it, the parts cut out of each picture and handed to the publisher."""
 
 import re
+import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from tools.camera.frame_source import FrameSource, SourceError
@@ -14,6 +15,8 @@ from tools.camera.spooling import NoRoomError, SpoolingPublisher
 _NOT_OF_A_KEY = re.compile(r"[^A-Za-z0-9._:-]+")
 #: At a recording, where no picture is missed, a person's next line is waited for so long at once.
 _LINE_WAIT_S = 0.2
+#: Pictures that a camera may have kept from before a line came, while the board before it was cut.
+_KEPT_PICTURES = 4
 
 
 @dataclass(slots=True)
@@ -27,7 +30,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """`run` until the source ends, the serials do, or standard input does; SourceError where the source breaks."""
+    """`run` until source, serials or standard input end, or `stop` is set; SourceError where the source breaks."""
 
     source: FrameSource
     layout: Layout
@@ -36,12 +39,15 @@ class Station:
     publisher: SpoolingPublisher
     say: Callable[[str], None]
     lot: str | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
 
     def run(self, seen: Seen, progress: Callable[[Seen], None] = lambda _: None) -> None:
         """Fill in `seen` on the way; `progress` hears of each board."""
-        while self._advance(seen):
+        while not self.stop.is_set() and self._advance(seen):
             if not self._is_wanted(seen):
                 continue
+            if isinstance(self.trigger, Typed) and self.source.is_live and not self._freshen(seen):
+                return
             serial = self.serials.take()
             if serial is None:
                 return
@@ -54,7 +60,7 @@ class Station:
         typed = self.trigger if isinstance(self.trigger, Typed) else None
         if typed is not None and not self.source.is_live:
             while not typed.wait(_LINE_WAIT_S):
-                if typed.is_over:
+                if typed.is_over or self.stop.is_set():
                     return False
         lost = getattr(self.source, "times_lost", 0)
         if not self.source.advance():
@@ -63,6 +69,14 @@ class Station:
         if typed is not None and lost != getattr(self.source, "times_lost", 0) and (dropped := typed.forget()):
             self.say(f"{dropped} lines were read while the camera was away: scan those boards again")
         return not (typed is not None and typed.is_over)
+
+    def _freshen(self, seen: Seen) -> bool:
+        """Pass over what the camera kept: the picture of a line is one that was taken after it."""
+        for _ in range(_KEPT_PICTURES):
+            if not self.source.advance():
+                return False
+            seen.pictures += 1
+        return True
 
     def _is_wanted(self, seen: Seen) -> bool:
         if isinstance(self.trigger, Typed) and not self.source.is_live:

@@ -4,6 +4,7 @@ The folder is the spool: a file leaves it, or is remembered, when every image in
 """
 
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ class _File:
 
 
 class Watcher:
-    """One folder, one connection, one thread: the caller's. `run` until it is interrupted."""
+    """One folder, one connection, one thread: the caller's. `run` until `stop` is set."""
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class Watcher:
         folder: WatchedFolder,
         images_of: ImagesOf,
         say: Callable[[str], None],
+        stop: threading.Event,
         curve: CurveClient | None = None,
     ) -> None:
         """`images_of` raises UnfitError for a file that is none of ours; `say` tells a person."""
@@ -57,6 +59,7 @@ class Watcher:
         self._folder = folder
         self._images_of = images_of
         self._say = say
+        self._stop = stop
         self._open: dict[str, _File] = {}
         self._is_silent = False
         self._publisher = Publisher(
@@ -69,11 +72,13 @@ class Watcher:
         return self._publisher.account
 
     def run(self) -> None:
-        """Look, publish, listen; leaves by KeyboardInterrupt only."""
-        while True:
+        """Look, publish, listen."""
+        while not self._stop.is_set():
             began_s = time.monotonic()
             for dropped in self._folder.look():
                 self._publish(dropped)
+                if self._stop.is_set():
+                    return
             self._pump(max(_LOOK_EVERY_S, 3 * (time.monotonic() - began_s)))  # a large folder is looked at less often
 
     def close(self) -> None:
@@ -95,6 +100,8 @@ class Watcher:
         for image in images:
             while not self._publisher.room or image.image_id in self._open:
                 self._pump(0.2)
+                if self._stop.is_set():
+                    return
             self._open[image.image_id] = file
             self._publisher.send(
                 image.image_id, image.payload, board=image.board, component=image.component, **image.more
