@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check system-tools bench soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean
+.PHONY: demo test check system-tools bench plant soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean
 
 demo: $(INSTALLED)
 	$(BIN)/coserve demo --dir demo
@@ -26,6 +26,10 @@ system-tools:
 
 bench: $(INSTALLED)
 	$(BIN)/coserve bench line --dir demo
+
+# Rows lost over ten ends of a real mosquitto (0), and the rate beside a dead one. Needs mosquitto (make system-tools).
+plant: $(INSTALLED)
+	$(BIN)/coserve bench plant --dir demo
 
 # Hundreds of kills, power cuts and refused writes; `make faults SEED=2 JOBS=1`. Run again, it goes on where it stopped.
 faults: $(INSTALLED)

@@ -13,6 +13,7 @@ from tools.bench import (
     live,
     load,
     online,
+    plant,
     scheduler,
     upkeep,
 )
@@ -23,5 +24,6 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine against
 def register(app: typer.Typer) -> None:
     """Add `bench` to `app`; each benchmark has a module of its own."""
     app.add_typer(bench_app, name="bench")
-    for module in (line, live, online, load, compute, scheduler, intake, decoding, fairness, backup, upkeep, dashboard):
+    sides = (line, live, online, load, compute, scheduler, intake, decoding, fairness, backup, upkeep, dashboard, plant)
+    for module in sides:
         module.register(bench_app)
