@@ -37,7 +37,7 @@ class Calls:
 def calls_statement(expert: str | None = None, after: int | None = None) -> Select[*tuple[Any, ...]]:
     """The columns of `Calls`, by expert and then by first use; of images after inspection `after` where given.
 
-    It reads every stage: without `after` it takes about a second for a million images.
+    It reads every stage: without `after` it takes seconds for a million images.
     """
     here = [stages.c.expert == expert] if expert is not None else []
     here += [stages.c.inspection_id > after] if after is not None else []

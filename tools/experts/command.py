@@ -9,7 +9,7 @@ from rich.table import Table
 
 from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json, print_table
 
-experts_app = typer.Typer(help="Experts: residency, versions, health; put in, promote, roll back.")
+experts_app = typer.Typer()
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The expert's id in the catalog.", show_default=False)]
 Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]…", help="Only these; all without.")]
@@ -17,14 +17,15 @@ Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]…", help="On
 
 def register(app: typer.Typer) -> None:
     """Add the group to `app`."""
-    app.add_typer(experts_app, name="experts", invoke_without_command=True)
+    app.add_typer(experts_app, name="experts")
 
 
 @experts_app.callback(invoke_without_command=True)
 def experts(context: typer.Context, config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """Every expert: where it is resident, whether it is pinned, its demand and its usage probability.
+    """Experts: where each is resident; versions, what became of their answers; another version in and out of force.
 
-    Without a sub-command it asks the daemon. The sub-commands read the line's files, and need no daemon.
+    Without a sub-command the daemon is asked: residency, pins, demand and usage probability of every expert. The
+    sub-commands read the line's files, and need no daemon.
 
     Example: coserve experts --config demo/coserve.yaml
     """
