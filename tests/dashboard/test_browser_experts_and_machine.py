@@ -59,6 +59,8 @@ def test_the_memory_is_a_picture_with_blocks_that_can_be_read_and_a_table(
 def test_the_picture_follows_what_happens(open_page: Pages, line: ShownLine) -> None:
     page = open_page(line.url("/experts"))
     page.locator("#live-state[data-state=on]").wait_for()
+    page.locator("#memory-summary").focus()
+    page.keyboard.press("Enter")
     line.control("unload", expert="C0603")
     page.wait_for_function(
         "() => ![...document.querySelectorAll('#memory-table a')].some(a => a.textContent === 'C0603')"
@@ -67,6 +69,22 @@ def test_the_picture_follows_what_happens(open_page: Pages, line: ShownLine) -> 
     page.wait_for_function(
         "() => [...document.querySelectorAll('#memory-table a')].some(a => a.textContent === 'C0603')"
     )
+
+
+def test_what_a_reader_has_opened_and_where_the_keyboard_is_outlive_an_update(
+    open_page: Pages, line: ShownLine
+) -> None:
+    page = open_page(line.url("/experts"))
+    page.locator("#live-state[data-state=on]").wait_for()
+    page.locator("#memory-summary").focus()
+    page.keyboard.press("Enter")
+    page.locator("[id='lies-cpu-yolo-solder']").focus()
+    page.evaluate("document.querySelector('[data-live=memory] svg').dataset.old = 'yes'")
+    line.control("unpin", expert="yolo-solder")
+    page.wait_for_function("() => !document.querySelector('[data-live=memory] svg').dataset.old")
+    assert page.evaluate("document.activeElement.id") == "lies-cpu-yolo-solder"
+    assert page.locator("#memory-table[open]").count() == 1
+    line.control("pin", expert="yolo-solder", device="cpu")
 
 
 def test_an_expert_is_found_and_opened_with_the_keyboard_alone(open_page: Pages, line: ShownLine) -> None:

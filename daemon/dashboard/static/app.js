@@ -54,8 +54,10 @@ function show(topic, text) {
   for (const part of document.querySelectorAll(`[data-live="${topic}"]`)) {
     const known = new Set([...part.querySelectorAll("[data-new]")].map((row) => row.dataset.new));
     const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
+    const opened = [...part.querySelectorAll("details[open][id]")].map((one) => one.id);
     const scrolled = [...part.querySelectorAll(".scroll")].map((box) => [box.scrollLeft, box.scrollTop]);
     part.innerHTML = text;
+    for (const id of opened) document.getElementById(id)?.setAttribute("open", "");
     [...part.querySelectorAll(".scroll")].forEach((box, at) => scrolled[at] && box.scrollTo(...scrolled[at]));
     for (const row of part.querySelectorAll("[data-new]"))
       if (known.size && !known.has(row.dataset.new)) row.classList.add("new");

@@ -1,0 +1,115 @@
+"""Every metric there can be, of a line that has everything: GPUs, sensors, children, consumers, trouble."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from daemon.gauges import STATES, Facts, register_gauges
+from daemon.metrics import Metrics
+from daemon.records import BatchDone, ExpertSwitch, Outcome, Published, Stage, TextOutcome
+from daemon.room import Space
+from daemon.temperature import Reading, Thermometer
+
+#: A name that would break a text format that escapes nothing.
+HOSTILE = 'a"} 1\n# TYPE x counter\\'
+
+
+def a_scrape(**changed: object) -> str:
+    metrics = Metrics({"R0402": "resnet18"}.get)
+    facts = {
+        "version": "0.1.0",
+        "policy": "coserve-plus",
+        "rules_version": "0123456789ab",
+        "state": "degraded",
+        "is_ready": True,
+        "held_s": 1.5,
+        "backlog_images": 3,
+        "backlog_bytes": 300,
+        "last_seq": 7,
+        "wal_bytes": 4096,
+        "disks": {"journal": Space(1, 1000, 10)},
+        "scheduler": {
+            "pools": [
+                {"device": "cpu", "resident": 2, "used_bytes": 10, "budget_bytes": 20},
+                {"device": "cpu", "resident": 3, "used_bytes": 5, "budget_bytes": 20},
+                {"device": "cuda:0", "resident": 1, "used_bytes": 1, "budget_bytes": 2},
+            ],
+            "executors": [
+                {"name": "cpu/0", "busy_share": 0.5},
+                {"name": "cuda:0/0", "busy_share": 0.0, "out_of_service": "CUDA error"},
+            ],
+            "queued": {"by_device": {"cpu": 4, "cuda:0": 0}, "unloaded": 2},
+            "failed": {"A": "why"},
+            "retries": 9,
+        },
+        "children": [
+            {"name": "dashboard", "state": "running", "restarts": 0},
+            {"name": HOSTILE, "state": "waiting", "restarts": 5},
+        ],
+        "consumers": [{"name": "plant", "behind": 12}, {"name": "new", "behind": None}],
+        "temperatures": [Reading("cuda:0", 71.0), Reading("coretemp", 48.5)],
+    } | changed
+    register_gauges(metrics.registry, lambda: Facts(**facts))  # pyright: ignore[reportArgumentType]
+    stage = Stage("R0402", "v", "ok", 0.9, (), "cpu", "cpu/0", 1, 8, 12.0, 0.0, 2.0)
+    metrics.finished(Outcome(1, "pass", None, None, (stage, stage)))
+    metrics.batch_done(BatchDone("cpu/0", "cpu", "R0402", "resnet18", 0, 8, 1.0, 2.0, 30.0, 20.0))
+    metrics.switched(ExpertSwitch(1.0, "cpu", "cpu", "R0402", (), 100, 20.0, "disk", "demand"))
+    metrics.published([Published(1, "inspection/a/b/", {"verdict": "unknown", "reason": HOSTILE, "latency_ms": 5.0})])
+    metrics.answered("rejected", "bad_image")
+    metrics.reviewed("pass")
+    metrics.pruned("images", 2)
+    metrics.text_finished(TextOutcome(1, None, "deadline"))
+    return metrics.exposition()
+
+
+def test_promtool_finds_nothing_to_say_about_a_line_that_has_everything() -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("needs promtool: make system-tools")
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=a_scrape(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_devices_are_summed_over_their_pools_and_states_are_one_hot() -> None:
+    said = a_scrape()
+    assert 'coserve_expert_memory_used_bytes{device="cpu"} 15.0' in said
+    assert 'coserve_resident_experts{device="cpu"} 5.0' in said
+    assert 'coserve_executor_out_of_service{executor="cuda:0/0"} 1.0' in said
+    assert "coserve_queued_requests_unloaded 2.0" in said
+    assert "coserve_image_retries_total 9.0" in said
+    assert 'coserve_consumer_lag_messages{consumer="plant"} 12.0' in said
+    assert 'consumer="new"' not in said
+    assert 'coserve_child_up{child="dashboard"} 1.0' in said
+    assert 'coserve_temperature_celsius{sensor="coretemp"} 48.5' in said
+    states = dict(re.findall(r'coserve_state\{state="(\w+)"\} (\S+)', said))
+    assert states == {state: "1.0" if state == "degraded" else "0.0" for state in STATES}
+    step = 'coserve_stage_queued_seconds_count{architecture="resnet18",device="cpu",step="1"} 1.0'
+    assert step in said
+
+
+@pytest.mark.parametrize("changed", [{"scheduler": {}}, {"last_seq": None}, {"disks": {}}, {"temperatures": ()}])
+def test_what_is_not_known_is_left_out_and_the_rest_is_told(changed: dict[str, object]) -> None:
+    assert "coserve_backlog_images 3.0" in a_scrape(**changed)
+
+
+def test_a_look_that_fails_costs_the_gauges_and_no_counter() -> None:
+    metrics = Metrics()
+
+    def look() -> Facts:
+        raise RuntimeError("the line is just beginning")
+
+    register_gauges(metrics.registry, look)
+    metrics.reviewed("fail")
+    assert 'coserve_reviews_total{verdict="fail"} 1.0' in metrics.exposition()
+
+
+def test_sensors_are_asked_at_most_every_five_seconds_and_a_machine_without_is_no_error() -> None:
+    now = 0.0
+    thermometer = Thermometer(clock=lambda: now)
+    first = thermometer.read()
+    assert thermometer.read() is first
+    now = 5.0
+    assert {one.sensor for one in thermometer.read()} == {one.sensor for one in first}
