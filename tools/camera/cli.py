@@ -121,7 +121,9 @@ def camera(
     asked = _Asked(config, source, lot, state, server_key, client_key, as_json)
     how = [name for name, value in (("FOLDER", folder), ("--video", video), ("--device", device)) if value is not None]
     if render is not None:
-        _only(how, {"--video"}, "--render")
+        others = {"--watch": watch, "--layout": layout, "--serial": serial, "--serials-from": serials_from}
+        others |= {"--every": every, "--interval": interval, "--on-enter": on_enter}
+        _only([*how, *(name for name, value in others.items() if value)], {"--video"}, "--render")
         _render(asked, render, video, rate=rate, seed=seed, prefix=serials)
     if len(how) != 1:
         fail("name one of: a FOLDER of images, --watch with it, --video FILE, --device DEVICE, --render N", status=2)

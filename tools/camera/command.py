@@ -3,13 +3,13 @@
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import cv2
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from daemon.config import Config, load_config
 from daemon.errors import ConfigError
+from tools.camera.files import board_of
 from tools.camera.layout import Layout, WrongSizeError, cut
 from tools.camera.publisher import Account, CurveClient, Image, Publisher, PublishError, publish_images
 from tools.camera.render import Board, board_types, render_board
@@ -106,7 +106,7 @@ def images_of(board: Board, serial: str, lot: str | None) -> Iterator[Image]:
         yield Image(
             f"{serial}/{placement.designator}",
             payload.tobytes(),
-            _board(board.board_type, serial, lot),
+            board_of(board.board_type, serial, lot),
             placement.component,
             {"designator": placement.designator},
         )
@@ -116,7 +116,7 @@ def _from_files(files: list[Path], lot: str | None) -> Iterator[Image]:
     for path in files:
         designator, component = path.stem.split(".", 1)
         serial, kind = path.parent.name, path.parent.parent.name
-        board = _board(kind, serial, lot)
+        board = board_of(kind, serial, lot)
         yield Image(f"{serial}/{designator}", path.read_bytes(), board, component, {"designator": designator})
 
 
@@ -129,14 +129,10 @@ def _from_pictures(files: list[Path], layout: Layout, lot: str | None) -> Iterat
             found = cut(picture, layout)
         except WrongSizeError as error:
             fail(f"{path}: {error}", status=1)
-        board = _board(layout.board, path.stem, lot)
+        board = board_of(layout.board, path.stem, lot)
         for part in found:
             more = {"designator": part.designator}
             yield Image(f"{path.stem}/{part.designator}", part.png, board, part.component, more)
-
-
-def _board(kind: str, serial: str, lot: str | None) -> dict[str, Any]:
-    return {"type": kind, "serial": serial} | ({"lot": lot} if lot else {})
 
 
 def _publish(
