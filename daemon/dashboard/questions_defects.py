@@ -7,13 +7,14 @@ was not passed or was decided by a person comes as a table of its own. That keep
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, case, exists, func, or_, select
+from sqlalchemy import ColumnElement, Select, case, exists, func, literal_column, or_, select
 
 from daemon.store.schema import boards, inspections, reviews
 
 Question = Select[*tuple[Any, ...]]
 
-_day = func.substr(boards.c.completed_at, 1, 10)
+# Numbers as text: PostgreSQL would not see that a bound one in GROUP BY is the one in SELECT.
+_day = func.substr(boards.c.completed_at, literal_column("1"), literal_column("10"))
 _later = reviews.alias("later")
 _newest = (
     select(

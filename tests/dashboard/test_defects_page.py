@@ -9,11 +9,14 @@ from html import unescape
 from urllib.parse import quote, urlencode
 
 import pytest
+from sqlalchemy.dialects import postgresql
 
 from tests.dashboard.web import Web
 
 fastapi = pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
+from daemon.dashboard import questions_defects as questions  # noqa: E402
+from daemon.dashboard import questions_review as review  # noqa: E402
 from daemon.dashboard.defects_account import Tally, pareto  # noqa: E402
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -213,6 +216,18 @@ def test_a_hundred_thousand_images_stay_few_rows_of_a_page(web: Web) -> None:
     too_many = web.get(f"/defects/images.csv?{urlencode(ALL | big)}")
     assert too_many.status == 503
     assert "coserve export" in too_many.text
+
+
+def test_the_questions_are_ones_that_postgresql_understands() -> None:
+    span = questions.Span("a", "b", "type", "lot", "")
+    asked = [questions.not_passed(span), questions.by_board(span), questions.by_component(span)]
+    asked += [
+        questions.images(span, questions.Among("fail", "c", "", "day", "escape"), 7),
+        *questions.choices().values(),
+    ]
+    asked += [review.image(1), review.experts_of_waiting(), review.done_since("a", "b"), *review.good_parts("c")]
+    texts = [str(question.compile(dialect=postgresql.dialect())) for question in asked]
+    assert "GROUP BY substr(boards.completed_at, 1, 10)" in texts[0].replace("\n", " ") or "GROUP BY day" in texts[0]
 
 
 def test_an_account_of_nothing_is_nothing() -> None:

@@ -6,7 +6,8 @@
   const place = document.getElementById("review");
   if (!place) return;
   const HELD = 5;
-  const EMPTY_AGAIN_MS = 3000;
+  const EMPTY_AGAIN_MS = 4000;
+  const HOLD_AGAIN_MS = 25000; // what is shown here is offered to others last, for a minute each time
   const DOUBLE_TAP_MS = 250;
   const find = (id) => document.getElementById(id);
   const stage = find("review-stage");
@@ -21,7 +22,7 @@
   let isFilling = false;
   let isChoosing = false; // fail was said of an image for which the line names no defect
   let shownAt = 0;
-  let emptyTimer = null;
+  let again = null;
 
   const midnight = () => new Date(new Date().setHours(0, 0, 0, 0)).toISOString();
   const inZone = (text) => text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (at) => FORMATS.full.format(new Date(at)));
@@ -45,8 +46,8 @@
     return { id, node: box.querySelector("article") };
   }
   async function refill() {
-    clearTimeout(emptyTimer);
-    if (isFilling) return;
+    clearTimeout(again);
+    if (isFilling || document.hidden) return;
     isFilling = true;
     const held = [current, ...queue].filter(Boolean).map((one) => one.id);
     const count = Math.max(0, HELD - queue.length);
@@ -63,7 +64,7 @@
       if (!unsent) complain("The next images cannot be read", `${error.message}. It is tried again by itself.`);
     } finally {
       isFilling = false;
-      if (!queue.length) emptyTimer = setTimeout(refill, EMPTY_AGAIN_MS);
+      again = setTimeout(refill, queue.length ? HOLD_AGAIN_MS : EMPTY_AGAIN_MS);
     }
   }
   function next() {
