@@ -228,6 +228,7 @@ class App:
             self._gate.may_in if self._gate else None,
         )
         self._http = self._make_http(config)
+        self._http_url = ""
         self._access.guard((self._intake, self._results), self._http)
         self._control = ControlServer(self._context, config.endpoints.control, self.operations.handlers())
 
@@ -302,7 +303,8 @@ class App:
                 self._ground.start()
             self._accept_again()
             if self._http:
-                self._log.info("http_bound", url=self._http.start())
+                self._http_url = self._http.start()
+                self._log.info("http_bound", url=self._http_url)
             self._intake.start()
             self._children = Children(self._child_specs())  # after intake: nothing of theirs holds images up
             self._children.start()
@@ -397,9 +399,10 @@ class App:
     def describe(self) -> str:
         """What the ready line says."""
         config = self._config
+        pages = f" pages {self._http_url}," if isinstance(self._http, Pages) else ""
         return (
             f"{len(self._rulebook.current.recipes)} board types, {len(self._catalog)} experts, policy {config.policy},"
-            f" intake {', '.join(config.endpoints.intake)}, results {config.endpoints.results},"
+            f" intake {', '.join(config.endpoints.intake)}, results {config.endpoints.results},{pages}"
             f" {len(self._recovery.pending)} images recovered"
         )
 

@@ -26,7 +26,8 @@ CONTRAST = """() => {
     .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
   const behind = (e) => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
     if (c.length < 4 || c[3] > 0) return c; } return [255, 255, 255]; };
-  return [...document.querySelectorAll("body *")].filter((e) => e.checkVisibility() && !e.closest(".visually-hidden, .skip, .picture")
+  return [...document.querySelectorAll("body *")].filter((e) => e.checkVisibility()
+      && !e.closest(".visually-hidden, .skip, .picture")
       && [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()))
     .map((e) => { const [a, b] = [light(parse(getComputedStyle(e).color)), light(behind(e))];
       return [(Math.max(a, b) + .05) / (Math.min(a, b) + .05), e.outerHTML.slice(0, 120)]; })

@@ -1,12 +1,12 @@
 """Who gets in, and what a page may do: over real sockets, with the headers that browsers and others send."""
 
-import http.client
 import re
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -221,24 +221,17 @@ def test_a_new_token_voids_every_cookie_and_a_bad_one_changes_nothing(tmp_path: 
 
 def test_too_long_requests_are_refused(open_web: Web) -> None:
     assert open_web.post("/logout", "x" * 70_000, Origin=f"http://{open_web.host}").status == 413
-    connection = http.client.HTTPConnection("127.0.0.1", open_web.port, timeout=20)
-    with pytest.raises((http.client.HTTPException, OSError)):
-        connection.request(
-            "POST",
-            "/login",
-            body=(b"x" * 10_000 for _ in range(50)),
-            headers={"Origin": f"http://{open_web.host}", "Content-Type": "application/x-www-form-urlencoded"},
-            encode_chunked=True,
-        )
-        status = connection.getresponse().status
-        assert status >= 400
-        raise http.client.HTTPException(status)
-    connection.close()
+    with socket.create_connection(("127.0.0.1", open_web.port), timeout=20) as peer:
+        head = f"POST /login HTTP/1.1\r\nHost: {open_web.host}\r\nOrigin: http://{open_web.host}\r\n"
+        peer.sendall(f"{head}Content-Type: application/x-www-form-urlencoded\r\n".encode())
+        peer.sendall(b"Transfer-Encoding: chunked\r\n\r\n" + (b"2710\r\n" + b"x" * 10_000 + b"\r\n") * 10)
+        assert peer.recv(4096).startswith(b"HTTP/1.1 4")
     with socket.create_connection(("127.0.0.1", open_web.port), timeout=20) as peer:
         peer.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 40_000)
         assert b" 400 " in peer.recv(4096)
     assert open_web.get("/boards?serial=" + "x" * 129).status == 422
     assert open_web.get("/boards").status == 200
+    assert "Traceback" not in open_web.log()
 
 
 def test_clients_that_hold_connections_keep_nobody_out(open_web: Web) -> None:
@@ -248,11 +241,8 @@ def test_clients_that_hold_connections_keep_nobody_out(open_web: Web) -> None:
         for number in range(200):
             peer = socket.create_connection(("127.0.0.1", open_web.port), timeout=20)
             peers.append(peer)
-            with pytest.MonkeyPatch.context():
-                try:
-                    peer.sendall((b"", b"GET / HTTP/1.1\r\nHost: x\r\n", b"\x00\xff\r\n\r\n")[number % 3])
-                except OSError:
-                    continue
+            with suppress(OSError):  # it had to make room already
+                peer.sendall((b"", b"GET / HTTP/1.1\r\nHost: x\r\n", b"\x00\xff\r\n\r\n")[number % 3])
         for _ in range(5):
             assert open_web.get("/boards").status == 200
     finally:

@@ -4,12 +4,13 @@ import html
 import io
 import os
 import re
+import shutil
 import socket
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -335,9 +336,10 @@ def test_a_full_disk_leaves_the_pages_readable(tmp_path: Path) -> None:
             (disk / "filler").open("wb", buffering=0) as filler,
         ):
             daemons.execute("SELECT count(*) FROM boards").fetchall()
-            with pytest.raises(OSError, match="No space"):
-                while True:
-                    filler.write(b"x" * 65536)
+            with suppress(OSError):
+                while filler.write(b"x" * 65536):
+                    pass
+            assert shutil.disk_usage(disk).free == 0
             for path in ("/", "/boards", "/boards?serial=A", "/boards/1", "/static/app.css"):
                 assert web.get(path).status == 200, path
             assert web.process

@@ -8,6 +8,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,40 +57,94 @@ def child(line: ShownLine) -> dict[str, Any]:
     return found
 
 
-def test_a_killed_web_process_comes_back_and_the_line_goes_on_meanwhile(tmp_path: Path, experts_folder: Path) -> None:
-    line = ShownLine(tmp_path / "line", experts_folder)
+OLD, NEW = "a" * 40, "b" * 40
+
+
+@dataclass(frozen=True)
+class Running:
+    line: ShownLine
+    service: Service
+    token: Path
+
+    def get(self, path: str, token: str | None = None) -> tuple[int, str]:
+        secret = self.token.read_text(encoding="utf-8") if token is None else token
+        return get(self.line.url(path), Authorization=f"Bearer {secret}")
+
+    def streams(self) -> list[Stream]:
+        """Twenty pages that are open."""
+        secret = self.token.read_text(encoding="utf-8")
+        host = self.line.http.removeprefix("http://")
+        streams = [Stream(host, Authorization=f"Bearer {secret}") for _ in range(20)]
+        assert {stream.event()["event"] for stream in streams} == {"line"}
+        return streams
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Iterator[Running]:
+    """A line behind a token, with its web process."""
+    folder = tmp_path_factory.mktemp("running")
+    token = folder / "token"
+    token.write_text(OLD, encoding="utf-8")
+    token.chmod(0o600)
+    line = ShownLine(folder / "line", experts_folder, security={"http_token": str(token)})
     with line.service() as service:
         line.wait_until_it_shows()
-        before = child(line)
-        assert before["state"] == "running"
-        assert os.getpriority(os.PRIO_PROCESS, before["pid"]) >= 10
-        assert os.sched_getscheduler(before["pid"]) == os.SCHED_BATCH
-        streams = [Stream(line.http.removeprefix("http://")) for _ in range(20)]
-        assert {stream.event()["event"] for stream in streams} == {"line"}
-        os.kill(before["pid"], signal.SIGKILL)
-        line.send(a_jpeg(1, 160, 120), board={"type": "sensor-node", "serial": "K1"}, component="R0402")
-        line.idle()
-        assert all(stream.is_ended() for stream in streams)
-        for stream in streams:
-            stream.close()
-        line.wait_until_it_shows()
-        after = child(line)
-        assert (after["restarts"], after["last_end"], after["state"]) == (1, "killed by SIGKILL", "running")
-        assert "K1" in get(line.url("/"))[1]
-        assert get(line.url("/readyz")) == (200, "ready\n")
-        assert get(line.url("/healthz")) == (200, "alive\n")
-        assert "coserve_images_accepted_total 1.0" in get(line.url("/metrics"))[1]
+        yield Running(line, service, token)
 
-        streams = [Stream(line.http.removeprefix("http://")) for _ in range(20)]
-        began_s = time.monotonic()
-        assert service.stop() == 0
-        assert time.monotonic() - began_s < 20
-        assert all(stream.is_ended() for stream in streams)
-        for stream in streams:
-            stream.close()
+
+def are_ended(streams: list[Stream]) -> bool:
+    ended = [stream.is_ended() for stream in streams]
+    for stream in streams:
+        stream.close()
+    return all(ended)
+
+
+def test_a_killed_web_process_comes_back_and_the_line_goes_on_meanwhile(running: Running) -> None:
+    line = running.line
+    before = child(line)
+    assert before["state"] == "running"
+    assert os.getpriority(os.PRIO_PROCESS, before["pid"]) >= 10
+    assert os.sched_getscheduler(before["pid"]) == os.SCHED_BATCH
+    streams = running.streams()
+    os.kill(before["pid"], signal.SIGKILL)
+    line.send(a_jpeg(1, 160, 120), board={"type": "sensor-node", "serial": "K1"}, component="R0402")
+    line.idle()
+    assert are_ended(streams)
+    line.wait_until_it_shows()
+    after = child(line)
+    assert (after["restarts"], after["last_end"], after["state"]) == (1, "killed by SIGKILL", "running")
+    assert "K1" in running.get("/")[1]
+    assert running.get("/readyz") == (200, "ready\n")
+    assert running.get("/healthz") == (200, "alive\n")
+    assert "coserve_images_accepted_total 1.0" in running.get("/metrics")[1]
+
+
+def test_a_reload_gives_the_web_process_its_new_token(running: Running) -> None:
+    restarts = child(running.line)["restarts"]
+    assert get(running.line.url("/boards"))[0] == 401
+    assert running.get("/boards", OLD)[0] == 200
+    running.token.write_text("short", encoding="utf-8")
+    assert "holds no token" in running.line.control("keys")["problems"][0]
+    assert running.get("/boards", OLD)[0] == 200
+    running.token.write_text(NEW, encoding="utf-8")
+    assert running.line.control("keys")["problems"] == []
+    running.line.wait(lambda: running.get("/boards", NEW)[0] == 200)
+    assert running.get("/boards", OLD)[0] == 401
+    assert child(running.line)["restarts"] == restarts
+
+
+def test_a_daemon_stops_in_time_with_twenty_pages_open(running: Running) -> None:
+    """The last that is asked of this line."""
+    streams = running.streams()
+    began_s = time.monotonic()
+    assert running.service.stop() == 0
+    assert time.monotonic() - began_s < 20
+    assert are_ended(streams)
     with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.1", int(line.http.rsplit(":", 1)[1])), timeout=5)
-    assert "Traceback" not in (line.folder / "daemon.log").read_text(encoding="utf-8")
+        socket.create_connection(("127.0.0.1", int(running.line.http.rsplit(":", 1)[1])), timeout=5)
+    log = (running.line.folder / "daemon.log").read_text(encoding="utf-8")
+    assert "Traceback" not in log
+    assert OLD not in log
 
 
 def test_a_port_in_use_ends_the_start_with_the_endpoint(tmp_path: Path, experts_folder: Path) -> None:
@@ -126,26 +182,6 @@ def test_without_the_extra_the_daemon_answers_probes_itself_and_says_once_what_i
 def test_the_web_process_never_imports_torch() -> None:
     code = "import daemon.dashboard.app, sys; sys.exit('torch' in sys.modules or 'cv2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
-
-
-def test_a_reload_gives_the_web_process_its_new_token(tmp_path: Path, experts_folder: Path) -> None:
-    token = tmp_path / "token"
-    old, new = "a" * 40, "b" * 40
-    token.write_text(old, encoding="utf-8")
-    token.chmod(0o600)
-    line = ShownLine(tmp_path / "line", experts_folder, security={"http_token": str(token)})
-    with line.service():
-        line.wait_until_it_shows()
-        assert get(line.url("/boards"))[0] == 401
-        assert get(line.url("/boards"), Authorization=f"Bearer {old}")[0] == 200
-        token.write_text("short", encoding="utf-8")
-        assert "holds no token" in line.control("keys")["problems"][0]
-        assert get(line.url("/boards"), Authorization=f"Bearer {old}")[0] == 200
-        token.write_text(new, encoding="utf-8")
-        assert line.control("keys")["problems"] == []
-        line.wait(lambda: get(line.url("/boards"), Authorization=f"Bearer {new}")[0] == 200)
-        assert get(line.url("/boards"), Authorization=f"Bearer {old}")[0] == 401
-        assert child(line)["restarts"] == 0
 
 
 def test_by_hand_it_says_what_is_missing(tmp_path: Path, experts_folder: Path) -> None:

@@ -6,12 +6,15 @@ import signal
 import stat
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tests.contract.client import Line
+from daemon.pages import missing_packages
+from tests.contract.client import RULES
 from tests.daemon.manager import Manager, ended
+from tests.dashboard.browser import ShownLine
 from tests.systemd.sandbox import UNISTD, enter_and_run, settings
 from tools.service_files import exec_words
 
@@ -80,7 +83,7 @@ def test_a_line_that_other_machines_reach_starts_after_its_addresses() -> None:
 def test_the_installed_command_line_serves_images_under_the_units_system_call_filter(
     tmp_path: Path, experts_folder: Path
 ) -> None:
-    line = Line(tmp_path / "line", experts_folder, stop={"within": "20s"})
+    line = ShownLine(tmp_path / "line", experts_folder, RULES, stop={"within": "20s"})
     coserve("install-service", str(line.config), "--prefix", str(tmp_path))
     unit = settings((tmp_path / "etc/systemd/system/coserve.service").read_text())
     assert unit["TimeoutStopSec"] == ["33s"]
@@ -105,6 +108,12 @@ def test_the_installed_command_line_serves_images_under_the_units_system_call_fi
             assert modes == dict.fromkeys(names, 0o660)
             for component, verdict in (("P", "pass"), ("F", "fail")):  # F goes on to the detector
                 assert line.result(line.send(component=component))["verdict"] == verdict
+            if not missing_packages():  # the web process is under the filter too
+                line.wait_until_it_shows()
+                with urllib.request.urlopen(line.url("/boards"), timeout=10) as page:  # noqa: S310 - our own http
+                    assert "S1" in page.read().decode()
+                assert line.status()["children"][0]["restarts"] == 0
+                assert "child_priority_not_set" not in (tmp_path / "log").read_text(encoding="utf-8")
             process.send_signal(signal.SIGHUP)
             manager.until("RELOADING", "1")
             manager.until("READY", "1")
@@ -118,6 +127,7 @@ def test_the_installed_command_line_serves_images_under_the_units_system_call_fi
 
 CONVOLVE = """\
 import sys, torch
+from tests.dashboard.browser import ShownLine
 from tests.systemd.sandbox import refuse_written_code
 network = torch.nn.Conv2d(3, 64, 7, stride=2, padding=3)
 try:
