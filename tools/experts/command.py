@@ -1,13 +1,12 @@
 """`coserve experts …`: who is resident, which experts and versions there are, another version in and out of force."""
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json, print_table
+from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
+from tools.experts.tables import table_of
 
 experts_app = typer.Typer()
 
@@ -63,7 +62,7 @@ def list_experts(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False)
         for row in rows
     ]
     columns = ("expert", "network", "labels", "MB", "version", "kept", "used since", "verdicts")
-    _table("Experts of the catalog", columns, cells)
+    table_of("Experts of the catalog", columns, cells)
 
 
 @experts_app.command("show")
@@ -215,7 +214,7 @@ def prune(
     elif not pruned:
         console.print("nothing to prune")
     else:
-        print_table("Pruned", ("expert", "version", "bytes freed"), [tuple(row.values()) for row in pruned])
+        table_of("Pruned", ("expert", "version", "bytes freed"), [tuple(row.values()) for row in pruned])
 
 
 @experts_app.command("measure")
@@ -244,7 +243,7 @@ def measure(
         print_json(found)
         return
     rows = [(label, sum(counts), _spark(counts)) for label, counts in found["confidences"].items()]
-    print_table(f"{name} {found['version']}: how sure it was", ("answered", "images", "confidence 0 … 1"), rows)
+    table_of(f"{name} {found['version']}: how sure it was", ("answered", "images", "confidence 0 … 1"), rows)
 
 
 def _switch(config: Path, name: str, version: str | None, *, as_json: bool) -> None:
@@ -292,10 +291,10 @@ def _print_shown(found: dict[str, Any]) -> None:
             console.print(f"it failed: {serving['failed']}", markup=False)
     columns = ("version", "state", "verdicts", "reviewed", "false calls", "escapes")
     keys = ("version", "state", "verdicts", "reviewed", "false_calls", "escapes")
-    _table("Versions", columns, [[row[key] for key in keys] for row in found["versions"]])
-    _table("What was done", ("at", "what", "version", "before", "by"), _told(found))
+    table_of("Versions", columns, [[row[key] for key in keys] for row in found["versions"]])
+    table_of("What was done", ("at", "what", "version", "before", "by"), _told(found))
     uses = [(use["board_type"], ", ".join(use["components"]), use["judges"]) for use in found["rules"]]
-    _table("Rules that use it", ("board", "components", "how"), uses)
+    table_of("Rules that use it", ("board", "components", "how"), uses)
     _print_drift(found["drift"])
 
 
@@ -330,20 +329,10 @@ def _print_drift(drift: dict[str, Any] | None) -> None:
         )
         for label in labels
     ]
-    _table("Confidence, 0 to 1", ("answered", "held out", "then", "recent", "now"), rows)
+    table_of("Confidence, 0 to 1", ("answered", "held out", "then", "recent", "now"), rows)
 
 
 def _spark(counts: Any) -> str:
     """Counts as a row of bars of eight heights."""
     most = max(counts, default=0)
     return "".join(" ▁▂▃▄▅▆▇█"[0 if not n else 1 + (7 * n) // most] for n in counts) if most else ""
-
-
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table in which nothing is cut off, and a version stays on one line, however narrow the terminal is."""
-    table = Table(title=title, title_justify="left")
-    for name in columns:
-        table.add_column(name, overflow="fold", no_wrap=name in ("version", "before"))
-    for row in rows:
-        table.add_row(*("–" if cell is None else str(cell) for cell in row))
-    console.print(table)

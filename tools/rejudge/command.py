@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tools.console import AsJson, ConfigPath, console, errors, fail, print_json, print_table
+from tools.console import AsJson, ConfigPath, console, errors, fail, print_json
+from tools.experts.tables import table_of
 
 if TYPE_CHECKING:
     from tools.rejudge.job import Result
@@ -93,14 +94,14 @@ def _print(result: "Result", csv: Path | None) -> None:
         (row["from"], "→", row["to"] if row["to"] != row["from"] else "other defect", row["images"])
         for row in found["changes"]
     ]
-    print_table("What would change", ("was", "", "would be", "images"), cells)
+    table_of("What would change", ("was", "", "would be", "images"), cells)
     if found["reviewed"]:
         effects = [(text, found["effects"][name]) for name, text in _EFFECTS.items()]
-        print_table(f"Against {found['reviewed']} reviewed images", ("what", "images"), effects)
+        table_of(f"Against {found['reviewed']} reviewed images", ("what", "images"), effects)
     keys = ("inspection_id", "serial", "designator", "component", "verdict", "would_be", "final_verdict")
     title = f"The newest {_LISTED} changes" if len(result.changes) > _LISTED else "Changes"
     columns = ("image", "board", "place", "component", "was", "would be", "reviewer said")
-    print_table(title, columns, [[_told(row, key) for key in keys] for row in result.changes[:_LISTED]])
+    table_of(title, columns, [[_told(row, key) for key in keys] for row in result.changes[:_LISTED]])
     if len(result.changes) > _LISTED and csv is None:
         console.print("all of them: --csv FILE, or --json")
 

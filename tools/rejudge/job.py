@@ -18,8 +18,8 @@ from tools.experts.line import ExpertsLine
 from tools.rejudge.choose import Chosen, Filter, choose
 from tools.rejudge.report import rows, summary
 
-#: What the process takes beside experts: Python, torch and the pictures of a batch; measured 330 MB.
-_PROCESS_BYTES = 350_000_000
+#: What the process takes beside experts: Python, torch and the pictures of a batch; measured 520 MB.
+_PROCESS_BYTES = 550_000_000
 
 
 class JobError(Exception):
