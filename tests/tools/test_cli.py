@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
     "demo", "run", "check", "rules check", "status", "experts", "queues", "reload", "drain", "pin", "unpin", "unload",
     "limits", "camera", "results", "explain", "export", "train classifier", "train detector", "train deeppcb",
-    "import", "top", "profile", "simulate", "bench line", "bench live", "bench online", "bench load", "bench compute", "bench scheduler",
+    "import", "top", "profile", "simulate", "bench line", "bench live", "bench online", "bench load", "bench compute",
+    "bench scheduler",
 )  # fmt: skip
 SERVICE = ("install-service", "uninstall-service")
 LIGHT = (
