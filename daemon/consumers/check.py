@@ -1,0 +1,52 @@
+"""Whether the consumers of a configuration could be run: packages, passwords, certificates. Nobody is called."""
+
+from pathlib import Path
+
+from daemon.config import CREDENTIALS, Config, read_settings
+from daemon.consumers.credentials import credential_problems
+from daemon.consumers.kinds import MissingExtraError, make
+from daemon.consumers.settings import MqttSettings
+from daemon.errors import ConfigError
+from daemon.sockets import is_open_host
+from routing_rules.load import Document, KeyPath, Problem
+
+_UNSET = f"{CREDENTIALS} is not set here: systemd sets it for a unit with LoadCredential="
+
+
+def consumer_problems(path: Path, config: Config) -> list[str]:
+    """Every mistake of each consumer, with its line."""
+    return _at(path, [found for name in config.consumers for found in _problems(config, name)])
+
+
+def consumer_warnings(path: Path, config: Config) -> list[str]:
+    """What works and should not be left so, with its line."""
+    found: list[tuple[KeyPath, str]] = []
+    for name, settings in config.consumers.items():
+        if settings.password is not None and settings.tls is None and is_open_host(settings.host):
+            found.append((("consumers", name, "password"), "crosses the network as it is: add `tls: {}`"))
+    return _at(path, found)
+
+
+def _problems(config: Config, name: str) -> list[tuple[KeyPath, str]]:
+    settings = config.consumers[name]
+    found: list[tuple[KeyPath, str]] = [(("consumers", name, *key), problem) for key, problem in _files(settings)]
+    try:
+        make(config, name)
+    except MissingExtraError as error:
+        found.append((("consumers", name, "kind"), str(error)))
+    return found
+
+
+def _files(settings: MqttSettings) -> list[tuple[tuple[str, ...], str]]:
+    unset = [(key, _UNSET) for key, file in settings.files().items() if CREDENTIALS in file.parts]
+    return unset or credential_problems(settings)
+
+
+def _at(path: Path, found: list[tuple[KeyPath, str]]) -> list[str]:
+    if not found:
+        return []
+    try:
+        document: Document | None = read_settings(path)[0]
+    except ConfigError:
+        document = None
+    return [str(document.problem(key, text) if document else Problem(str(path), 1, 1, text)) for key, text in found]

@@ -1,0 +1,61 @@
+"""A consumer as a process: whatever runs one, the daemon's own or an integrator's program, calls `run_consumer`."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from daemon.consumers.position import PositionFile
+from daemon.consumers.runner import Runner
+from daemon.consumers.seam import Consumer
+from daemon.consumers.settings import Kind
+from daemon.consumers.slate import Slate
+from daemon.store.reader import Reader
+
+#: After SIGTERM; the daemon waits for three.
+_END_WITHIN_S = 2.5
+
+
+def run_consumer(
+    name: str,
+    consumer: Consumer,
+    database: str,
+    positions: Path,
+    *,
+    send: Sequence[Kind] = ("boards", "inspections"),
+    start: Literal["oldest", "newest"] = "oldest",
+    newest: int | None = None,
+    slate: Slate | None = None,
+) -> None:
+    """Bring the results of `database` (an SQLAlchemy URL) to `consumer` until SIGTERM or SIGINT.
+
+    Its position is the file `NAME.position` in the folder `positions`. `start: newest` begins behind `newest`, or
+    behind what there is now. StoreError where there is no database.
+    """
+    reader = Reader(database)
+    if start == "oldest":
+        newest = None
+    elif newest is None:
+        newest = reader.last_seq()
+    runner = Runner(name, consumer, reader, PositionFile(positions, name), send=send, newest=newest, slate=slate)
+    asyncio.run(_until_asked_to_end(runner))
+    reader.close()
+
+
+async def _until_asked_to_end(runner: Runner) -> None:
+    loop = asyncio.get_running_loop()
+    running = asyncio.create_task(runner.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, runner.stop)
+    await runner.stopping.wait()
+    _, late = await asyncio.wait((running,), timeout=_END_WITHIN_S)
+    if late:
+        # A connection that is being made holds a thread, which the interpreter's own end would wait for.
+        structlog.get_logger("consumer").warning("consumer_cut", why=f"it did not end within {_END_WITHIN_S:g} s")
+        sys.stderr.flush()
+        os._exit(0)

@@ -1,0 +1,43 @@
+"""A consumer reaches the broker that it names, and asks nobody else anything: counted by the kernel."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("aiomqtt")
+
+from tests.consumers.results_database import ResultsDatabase
+from tests.contract.test_no_outbound import WITHOUT_A_NETWORK, must_have_namespaces
+
+#: Runs a consumer for two seconds beside a broker that is not there, then one whose broker is on another network.
+RUN = """
+import json, signal, subprocess, sys, time
+from tests.contract.without_a_network import kernel_counts
+def run(name):
+    before = kernel_counts()
+    process = subprocess.Popen([sys.executable, "-m", "daemon.consumers", sys.argv[1], name], stdin=subprocess.DEVNULL)
+    time.sleep(3)
+    process.send_signal(signal.SIGTERM)
+    process.wait(10)
+    return {key: value - before[key] for key, value in kernel_counts().items()}
+print(json.dumps([run("here"), run("there")]))
+"""
+
+
+def test_a_consumer_connects_to_its_broker_and_to_nobody_else(tmp_path: Path) -> None:
+    must_have_namespaces()
+    ResultsDatabase(tmp_path / "inspection.db").grow(1)
+    line = {"rules": "r", "catalog": "c", "devices": {"cpu": {"expert_memory": "1GB"}}}
+    hosts = {"here": "127.0.0.1", "there": "203.0.113.1"}
+    consumers = {name: {"kind": "mqtt", "host": host, "port": 9} for name, host in hosts.items()}
+    (tmp_path / "coserve.yaml").write_text(json.dumps(line | {"consumers": consumers}), encoding="utf-8")
+    command = [*WITHOUT_A_NETWORK, sys.executable, "-c", RUN, str(tmp_path / "coserve.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    here, there = json.loads(done.stdout)
+    assert here["connections"] >= 1
+    assert (here["no_route"], here["datagrams"]) == (0, 0)
+    assert there["no_route"] >= 1, "the meter counts nothing: the zeros above prove nothing"
