@@ -147,7 +147,9 @@ def _line(
 ) -> Line:
     name, version = row["expert"], row["version"]
     rates, batches, loads = recent.rates.get(name), recent.batches.get(name), recent.loads.get(name)
-    training = catalog.confidences.get(name)
+    # The file may name another version than the daemon has: that one's training says nothing of this one.
+    is_in_force = name in catalog and catalog[name].version == version
+    training = catalog.confidences.get(name) if is_in_force else None
     drift = compare(training, histograms.get((name, version), {})) if training else None
     judged = calls.get((name, version))
     return Line(
