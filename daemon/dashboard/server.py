@@ -78,6 +78,7 @@ class Server(uvicorn.Server):
                 loop="asyncio",
                 lifespan="on",
                 log_config=None,
+                log_level="error",  # noise that clients send is no news
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
