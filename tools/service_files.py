@@ -89,6 +89,7 @@ endpoints:
   intake: ["ipc://{places.runtime}/intake.sock", "tcp://127.0.0.1:5570"]   # beyond this PC only with CURVE keys
   results: tcp://127.0.0.1:5571
   control: ipc://{places.runtime}/control.sock
+  http: http://127.0.0.1:9470                                              # the dashboard; from other PCs with a token
 database: sqlite:///{places.state}/inspection.db
 journal: {places.state}/journal
 images: {places.state}/images
@@ -143,12 +144,29 @@ def _has_consumer_elsewhere(config: Config) -> bool:
     return any(is_open_host(consumer.host) for consumer in config.consumers.values())
 
 
+def key_files(config: Config) -> dict[str, Path]:
+    """Files of keys, tokens and certificates by configuration key; systemd's own credentials among them."""
+    named = {"security.server_key": config.security.server_key, "security.http_token": config.security.http_token}
+    for name, consumer in config.consumers.items():
+        named |= {f"consumers.{name}.{'.'.join(key)}": file for key, file in consumer.files().items()}
+    return {key: file for key, file in named.items() if file is not None}
+
+
+def secrets(config: Config) -> dict[str, Path]:
+    """Those of `key_files` that only the line's user may read, and that lie here: not what systemd hands in."""
+    public = (".tls.ca", ".tls.cert")
+    files = key_files(config).items()
+    return {key: file for key, file in files if not key.endswith(public) and CREDENTIALS not in str(file)}
+
+
 def credentials(config: Config) -> list[str]:
     """Names of the secrets that the configuration expects of `LoadCredential=`."""
-    security = config.security
-    named = [security.server_key, security.http_token]
-    named += [file for consumer in config.consumers.values() for file in consumer.files().values()]
-    return list(dict.fromkeys(path.name for path in named if path is not None and CREDENTIALS in str(path)))
+    return list(dict.fromkeys(path.name for path in key_files(config).values() if CREDENTIALS in str(path)))
+
+
+def unreadable_secrets(config: Config, uid: int) -> list[Path]:
+    """Secrets that lie in files of another user than `uid`, which the daemon could not read."""
+    return [path for path in secrets(config).values() if path.is_file() and path.stat().st_uid != uid]
 
 
 def _read_folders(config: Config) -> list[Path]:

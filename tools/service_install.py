@@ -48,7 +48,7 @@ def install_service(
     """
     from daemon.config import load_config
     from daemon.errors import ConfigError
-    from tools.service_files import Places, hidden, written_folders
+    from tools.service_files import Places, hidden, unreadable_secrets, written_folders
 
     places = Places((prefix or Path("/")).resolve())
     path = (config or places.config).resolve()
@@ -68,6 +68,9 @@ def install_service(
         for folder in written_folders(settings):
             if not folder.is_relative_to("/run"):
                 work.owned(folder, is_service_here=runs)
+        if runs:
+            for secret in unreadable_secrets(settings, pwd.getpwnam("coserve").pw_uid):
+                console.print(f"to do      chown coserve:coserve {secret}", markup=False, style="yellow")
     except ConfigError as error:
         fail(str(error), status=2)
     except OSError as error:

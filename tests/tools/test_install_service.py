@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from daemon.config import load_config
 from tests.systemd.sandbox import settings
 from tools.cli import app
 from tools.console import default_config
-from tools.service_files import Places, exec_words, hidden, started_config
+from tools.service_files import Places, exec_words, hidden, started_config, unreadable_secrets
 
 
 def coserve(*arguments: str | Path, status: int = 0) -> str:
@@ -148,3 +149,14 @@ def test_commands_mean_the_services_configuration_where_there_is_none_here(tmp_p
     assert default_config(here, service) == service
     here.touch()
     assert default_config(here, service) == here
+
+
+def test_a_token_that_the_service_could_not_read_is_known_and_a_credential_is_not_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "line").mkdir()
+    token = tmp_path / "line/token"
+    token.write_text("0123456789abcdef" * 4)
+    named = load_config(a_config(tmp_path / "line", security={"http_token": "token"}), {})
+    assert unreadable_secrets(named, os.getuid()) == []
+    assert unreadable_secrets(named, os.getuid() + 1) == [token]
+    handed_in = load_config(a_config(tmp_path / "line", security={"http_token": "$CREDENTIALS_DIRECTORY/token"}), {})
+    assert unreadable_secrets(handed_in, os.getuid() + 1) == []

@@ -11,9 +11,10 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from daemon.config import CREDENTIALS, Config
+from daemon.config import Config
 from daemon.keys import open_to
 from daemon.sockets import TCP
+from tools import service_files
 from tools.doctor.findings import Finding, ok, warn, wrong
 from tools.doctor.patient import Patient, acting_as, database_of
 
@@ -49,7 +50,7 @@ def permissions(patient: Patient) -> Iterator[Finding]:
 def _read(patient: Patient, config: Config) -> dict[str, Path]:
     assert patient.path is not None
     files = {"configuration": patient.path, "rules": config.rules, "catalog": config.catalog}
-    files |= {key: file for key, file in _secrets(config).items() if CREDENTIALS not in file.parts}
+    files |= service_files.secrets(config)
     return {name: file for name, file in files.items() if file.exists()}
 
 
@@ -91,7 +92,7 @@ def secrets(patient: Patient) -> Iterator[Finding]:
     """Secrets that others can read, though a start of the line would refuse them too."""
     if patient.config is None:
         return
-    for key, file in _secrets(patient.config).items():
+    for key, file in service_files.secrets(patient.config).items():
         if not file.exists():
             continue
         readers = open_to(file)
@@ -100,15 +101,6 @@ def secrets(patient: Patient) -> Iterator[Finding]:
             yield wrong("secrets", so, f"chmod 600 {file}, and make a new one if somebody read it")
         else:
             yield ok("secrets", f"{key}: {file} is for its owner alone")
-
-
-def _secrets(config: Config) -> dict[str, Path]:
-    """Files that only the line's user may read, by configuration key."""
-    named = {"security.server_key": config.security.server_key, "security.http_token": config.security.http_token}
-    for name, consumer in config.consumers.items():
-        named[f"consumers.{name}.password"] = consumer.password
-        named[f"consumers.{name}.tls.key"] = consumer.tls.key if consumer.tls else None
-    return {key: file for key, file in named.items() if file is not None}
 
 
 def brokers(patient: Patient) -> Iterator[Finding]:

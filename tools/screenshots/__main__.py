@@ -19,7 +19,7 @@ _WORST = """
 SELECT board_id FROM boards JOIN inspections USING (board_id) LEFT JOIN detections USING (inspection_id)
 WHERE boards.verdict = 'fail' GROUP BY board_id ORDER BY count(DISTINCT detection_id) DESC, board_id LIMIT 1
 """
-_BUSIEST = "SELECT expert FROM stages GROUP BY expert ORDER BY count(*) DESC, expert LIMIT 1"
+_BUSIEST = "SELECT expert FROM stages WHERE step = 0 GROUP BY expert ORDER BY count(*) DESC, expert LIMIT 1"
 
 
 def say_who(tab: "Tab") -> None:
