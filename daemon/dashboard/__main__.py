@@ -53,7 +53,8 @@ def serve(path: Path, fd: int | None) -> None:
         raise StartError(f"{path}: endpoints.http is not set: for example http://127.0.0.1:9470")
     site = make_site(config)
     signal.signal(signal.SIGHUP, lambda *_: keyring.reload())
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn's own takes its place, and raises it again at its end
+    # uvicorn's own handler takes this one's place, and raises the signal again at its end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     Server(make_app(site, keyring), site.live).run(sockets=[listener])
 
 
