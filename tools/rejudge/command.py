@@ -58,6 +58,7 @@ def rejudge(
     if csv is not None and not csv.absolute().parent.is_dir():
         fail(f"--csv {csv}: there is no folder {csv.absolute().parent}", status=2)
     os.nice(_NICENESS)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     wish = Wish(rules, tuple(expert or ()), lot, since, component, verdict, limit)
     try:
         with _bar() as on_done:
