@@ -52,7 +52,7 @@ def test_a_whole_review_by_keyboard_alone(shown_line: ShownLine, open_page: Page
     page = open_page(shown_line.url("/review?lot=keys"), 1280)
     begin(page, "Eva Maier")
     showing(page, ids[0])
-    assert page.locator(".review-picture img").evaluate("img => img.complete && img.naturalWidth") == 160
+    page.wait_for_function("document.querySelector('.review-picture img').naturalWidth === 160")
     assert page.text_content("#review-left") == "5"
     page.keyboard.press("p")
     showing(page, ids[1])

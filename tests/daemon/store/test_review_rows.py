@@ -1,13 +1,17 @@
 """What people decide, as rows: appended, checked against what the reviewer saw, undone by one more row."""
 
 import sqlite3
+from concurrent.futures import Future
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.dialects import postgresql
 from store_parts import Line, a_line, a_stage, an_arrival, an_outcome
 
+from daemon.control import ControlError
+from daemon.reviews import Reviews
 from daemon.store.reviews import Decision, Review, ReviewRefusedError, Waiting, count_of, history, waiting
 
 
@@ -171,6 +175,38 @@ def test_what_waits_comes_board_after_board_and_can_be_chosen(kit):
     assert kit.waits(lot="' OR '1'='1") == kit.waits(component="%") == []
     with kit.engine.connect() as connection:
         assert connection.execute(count_of(waiting(), 2)).scalar() == 2
+
+
+def test_a_full_disk_is_said_and_the_same_decision_is_stored_once_there_is_room(kit):
+    def run(carry_out) -> Future:
+        done: Future = Future()
+        try:
+            done.set_result(carry_out(kit.line.store))
+        except Exception as error:  # noqa: BLE001 - as the writer hands it on
+            done.set_exception(error)
+        return done
+
+    def pages(most: int) -> None:
+        with kit.line.store.engine.connect() as connection:
+            connection.exec_driver_sql(f"PRAGMA max_page_count = {most}")
+
+    asked = {"inspection_id": kit.image(), "verdict": "pass", "reviewer": "E" * 128, "note": "n" * 128}
+    handler = Reviews(SimpleNamespace(run=run))
+    pages(1)  # SQLite takes it for the pages there are
+
+    def fill() -> None:
+        for _ in range(200):
+            newest = handler.carry_out(dict(asked))["review_id"]
+            asked.update(newest=newest, verdict="unknown" if asked["verdict"] == "pass" else "pass")
+
+    with pytest.raises(ControlError, match="full: try again") as refused:
+        fill()
+    assert refused.value.code == "not_stored"
+    before = kit.history(asked["inspection_id"])
+    pages(100_000)
+    written = handler.carry_out(dict(asked))
+    assert handler.carry_out(dict(asked)) == written
+    assert [review.review_id for review in kit.history(asked["inspection_id"])[len(before) :]] == [written["review_id"]]
 
 
 def test_the_question_is_one_that_postgresql_understands():
