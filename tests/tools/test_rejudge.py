@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -24,6 +25,15 @@ classifiers:
   "*": {expert: "{component}", pass: [ok], review_below: 0.0}
 """
 PICTURES = 12
+
+
+@pytest.fixture(autouse=True)
+def gave_way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the command asked of the scheduler: it runs in this process here, which must not stay slow after it."""
+    asked: list[str] = []
+    monkeypatch.setattr(os, "nice", lambda by: asked.append(f"nice {by}"))
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *_: asked.append("batch"))
+    return asked
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +85,11 @@ def swapped(version_folders: tuple[Path, Path]) -> tuple[str, str]:
     return "--expert", f"P={version_folders[1]}"
 
 
-def test_nothing_changed_means_that_nothing_would_change(line: Line):
+def test_nothing_changed_means_that_nothing_would_change(line: Line, gave_way: list[str]):
     found = rejudge(line)
     assert (found["rejudged"], found["unchanged"], found["changed"]) == (PICTURES + 1, PICTURES + 1, 0)
     assert found["list"] == found["changes"] == found["notes"] == []
+    assert gave_way == ["nice 10", "batch"]
 
 
 def test_another_version_is_tried_only_on_what_it_would_judge(line: Line, version_folders: tuple[Path, Path]):
