@@ -251,6 +251,17 @@ def test_sigterm_ends_it_and_leaves_nothing(line: Path, tmp_path: Path) -> None:
 SLOWLY = "import time; from tools.asking import batches; batches.BATCH_ROWS = 1; from tools.cli import app; app()"
 
 
+def test_a_reader_that_has_seen_enough_ends_it_quietly(line: Path) -> None:
+    command = [sys.executable, "-m", "tools", "results", "--jsonl", "--config", str(line / "coserve.yaml")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith('{"seq"')
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
 def test_parquet_has_real_types(line: Path, results: Callable[..., Result], tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     target = tmp_path / "lot.parquet"

@@ -1,5 +1,6 @@
 """What `coserve results` does once its options are read: a count, a table, or a file."""
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -71,8 +72,9 @@ def show(config: Path, question: Question, way: Way) -> None:
             written = _written(engine, question, way)
         except MissingExtraError as error:
             fail(str(error), status=2)
-        except BrokenPipeError:
-            raise
+        except BrokenPipeError:  # `| head` has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(0) from None
         except OSError as error:
             fail(why(error, way.out or Path("standard output")), status=1)
     if way.out is not None:
