@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -135,6 +136,22 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     ]
     if models:
         print_table("Language models", ("model", "device", "state", "expert memory", "requests", "last error"), models)
+    _show_beside(answer)
+
+
+def _show_beside(answer: Mapping[str, Any]) -> None:
+    """What runs beside the line, where there is any; a daemon of an older version says nothing of it."""
+    consumers = [
+        (one["name"], one["kind"], one["state"], one["behind"], one["position"], one["last_error"])
+        for one in answer.get("consumers", ())
+    ]
+    if consumers:
+        print_table("Consumers", ("consumer", "kind", "state", "behind", "position", "last error"), consumers)
+    children = [
+        (one["name"], one["state"], one["pid"], one["restarts"], one["last_end"]) for one in answer.get("children", ())
+    ]
+    if children:
+        print_table("Processes beside the line", ("process", "state", "pid", "restarts", "last end"), children)
 
 
 def residency(config: Path, *, as_json: bool) -> None:

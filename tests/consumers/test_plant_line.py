@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,16 @@ def test_verdicts_reach_the_plant_whatever_happens_to_broker_consumer_and_daemon
         for number in range(6):
             line.send(board={"type": "pair", "serial": f"A{number // 2}"})
         line.idle()
+        said = subprocess.run(
+            [sys.executable, "-m", "tools", "status", "--config", str(line.config)],
+            env=os.environ | {"COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert "Consumers" in said
+        assert "Processes beside the line" in said
+        assert f"nobody listens at 127.0.0.1:{port}" in said
         assert line.status()["state"] == "ready"
         assert line.status()["last_error"] is None
         assert consumer(line) | {"last_error": None} == {
@@ -65,8 +77,8 @@ def test_verdicts_reach_the_plant_whatever_happens_to_broker_consumer_and_daemon
             line.wait(lambda: mes.bodies("status")[-1] == {"state": "offline"})
             for number in range(2):
                 line.send(board={"type": "pair", "serial": "B0"}, id=f"b{number}")
-            line.wait(lambda: published(line, mes))
-            assert child(line)["restarts"] == 1
+            line.idle()
+            line.wait(lambda: child(line)["restarts"] == 1 and published(line, mes), 60)
             assert child(line)["pid"] != before
             # The daemon is killed: so is the consumer, and the next one goes on.
             pid = child(line)["pid"]
