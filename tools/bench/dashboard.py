@@ -35,8 +35,8 @@ def register(app: typer.Typer) -> None:
 def bench_dashboard(
     folder: Annotated[Path, typer.Option("--dir", help="The demo's folder (made if it is not there).")] = Path("demo"),
     readers: Annotated[int, typer.Option(min=1, max=64, help="Pages that listen.")] = 20,
-    boards: Annotated[int, typer.Option(min=1, help="Boards published in each run.")] = 6,
-    rounds: Annotated[int, typer.Option(min=1, help="Runs with and without pages, interleaved.")] = 5,
+    boards: Annotated[int, typer.Option(min=1, help="Boards published in each run.")] = 24,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs with and without pages, interleaved.")] = 6,
     as_json: AsJson = False,
 ) -> None:
     """Images per second of the demo line while pages listen to it, and without a dashboard. Status 1 below 0.95.
