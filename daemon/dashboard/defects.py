@@ -2,8 +2,6 @@
 
 import csv
 import io
-import threading
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
@@ -18,6 +16,7 @@ from starlette.exceptions import HTTPException
 from daemon.dashboard import questions_defects as questions
 from daemon.dashboard.database import TooMuchToCount
 from daemon.dashboard.defects_account import VERDICTS, Account, Bar, Grouping, Tally, account
+from daemon.dashboard.kept import KeptByKey
 from daemon.dashboard.questions_defects import Among, Span
 from daemon.dashboard.review_facts import Facts
 from daemon.dashboard.site import Site
@@ -199,17 +198,16 @@ class _Books:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._facts = Facts(site.database, site.pictures)
-        self._lock = threading.Lock()
-        self._kept: dict[Any, tuple[float, Any]] = {}
+        self._kept = KeptByKey(_KEEPS_S, _MOST_KEPT)
 
     def account(self, which: Chosen) -> Account:
-        rows, by_board, by_component = self._once(replace(which, by="both"), lambda: self._ask(which.span))
+        rows, by_board, by_component = self._kept.get(replace(which, by="both"), lambda: self._ask(which.span))
         return account(rows, by_board, by_component, which.by)
 
     def choices(self) -> dict[str, list[str]]:
         """By filter, what may be chosen, newest first."""
         rows = self._site.database.rows
-        return self._once(
+        return self._kept.get(
             "choices",
             lambda: {
                 name: [row[0] for row in rows(ask, limit=_MOST_CHOICES)] for name, ask in questions.choices().items()
@@ -229,19 +227,6 @@ class _Books:
                 "Too many different lots, stations and defects: choose fewer days, a lot or a station."
             )
         return found, boards, rows(questions.by_component(span), limit=_MOST_GROUPS)
-
-    def _once(self, key: Any, read: Any) -> Any:
-        now_s = time.monotonic()
-        with self._lock:
-            at_s, value = self._kept.get(key, (float("-inf"), None))
-        if now_s - at_s < _KEEPS_S:
-            return value
-        value = read()
-        with self._lock:
-            while len(self._kept) >= _MOST_KEPT:
-                self._kept.pop(min(self._kept, key=lambda one: self._kept[one][0]))
-            self._kept[key] = (now_s, value)
-        return value
 
 
 def _none(value: str) -> str | None:

@@ -1,9 +1,9 @@
-"""An answer that is kept for some seconds: what costs much to count is counted once for all who look."""
+"""Answers that are kept for some seconds: what costs much to count is counted once for all who look."""
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -30,5 +30,30 @@ class Kept(Generic[T]):
                 self._until_s = self._clock() + self._seconds
             found = self._found
         if isinstance(found, Exception):
-            raise found
+            raise found.with_traceback(None)  # else it would grow with everybody who is told
         return found[0]
+
+
+class KeptByKey:
+    """Of each key an answer, the `most` newest ones. Any thread; nobody waits for another, and no failure is kept."""
+
+    def __init__(self, seconds: float, most: int) -> None:
+        self._seconds = seconds
+        self._most = most
+        self._lock = threading.Lock()
+        self._found: dict[Hashable, tuple[float, Any]] = {}
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gave for `key` at most so many seconds ago."""
+        now_s = time.monotonic()
+        with self._lock:
+            at_s, found = self._found.get(key, (float("-inf"), None))
+        if now_s - at_s < self._seconds:
+            return found
+        made = make()
+        with self._lock:
+            self._found.pop(key, None)  # the newest stands last
+            self._found[key] = (now_s, made)
+            while len(self._found) > self._most:
+                del self._found[next(iter(self._found))]
+        return made

@@ -1,25 +1,24 @@
 """What stands beside an image while somebody decides about it: what was said of it, and a good part to compare with."""
 
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import Row
 
 from daemon.dashboard import questions_review as questions
 from daemon.dashboard.database import Database, TooMuchToCount
+from daemon.dashboard.kept import KeptByKey
 from daemon.dashboard.pictures import Pictures, Size
 from daemon.store.reviews import Review, decisions
 from routing_rules.document import read_yaml_text
 from routing_rules.load import validate
 from routing_rules.schema import RulesFile
 
-T = TypeVar("T")
-
 _KEEPS_S = 30.0
+#: Codes, filters, and the good parts of each component.
+_MOST_KEPT = 1000
 _MOST_CODES = 60
 _ROWS = 200
 
@@ -75,8 +74,7 @@ class Facts:
     def __init__(self, database: Database, pictures: Pictures) -> None:
         self._database = database
         self._pictures = pictures
-        self._lock = threading.Lock()
-        self._known: dict[str, tuple[float, Any]] = {}
+        self._kept = KeptByKey(_KEEPS_S, _MOST_KEPT)
 
     def item(self, inspection_id: int) -> Item | None:
         """None where there is no such image."""
@@ -98,11 +96,11 @@ class Facts:
 
     def codes(self) -> list[Code]:
         """Those of the rules first, in their order, then what people and the line named: numbers that stay."""
-        return self._kept("codes", self._codes)
+        return self._kept.get("codes", self._codes)
 
     def facets(self) -> dict[str, list[tuple[str, int]]]:
         """By filter, its values and how many images wait with each."""
-        return self._kept("facets", self._facets)
+        return self._kept.get("facets", self._facets)
 
     def _codes(self) -> list[Code]:
         text = self._database.rows(questions.rules(), limit=1)
@@ -126,7 +124,7 @@ class Facts:
 
     def _reference(self, image: Row[Any]) -> Reference | None:
         """The good part that is most alike: the same place of the same board type, by a person's word, the newest."""
-        parts = self._kept(f"good {image.component}", lambda: self._good_parts(image.component))
+        parts = self._kept.get(f"good {image.component}", lambda: self._good_parts(image.component))
         ranked = sorted(
             (part for part in parts if part.inspection_id != image.inspection_id),
             key=lambda part: (part.board_type != image.board_type, part.designator != image.designator),
@@ -146,19 +144,6 @@ class Facts:
             ]
         except TooMuchToCount:
             return []  # a comparison is a help: nobody waits for it
-
-    def _kept(self, name: str, read: Callable[[], T]) -> T:
-        now_s = time.monotonic()
-        with self._lock:
-            at_s, value = self._known.get(name, (float("-inf"), None))
-        if now_s - at_s < _KEEPS_S:
-            return value
-        value = read()
-        with self._lock:
-            if len(self._known) > 1000:
-                self._known.clear()
-            self._known[name] = (now_s, value)
-        return value
 
 
 def _frequent(values: Iterable[str | None]) -> list[tuple[str, int]]:

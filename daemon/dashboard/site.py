@@ -5,8 +5,6 @@ A page is a module with `router(site) -> APIRouter`; app.py names them all. Its 
 `site.page(request, "line.html", boards=…)`.
 """
 
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,8 +17,9 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from daemon.config import Config
-from daemon.control import ControlError, ask
+from daemon.control import ask
 from daemon.dashboard.database import Database
+from daemon.dashboard.kept import Kept
 from daemon.dashboard.live import Live
 from daemon.dashboard.pictures import Pictures
 
@@ -46,15 +45,15 @@ class Site:
     live: Live
     pictures: Pictures
     templates: jinja2.Environment
-    _known: "_Known"
+    _status: Kept[Mapping[str, Any]]
 
     def ask_daemon(self, kind: str, /, *, timeout_s: float = _ANSWER_WITHIN_S, **fields: Any) -> dict[str, Any]:
         """Control's answer to `kind` (daemon/control.py). ControlError with `code` and `reason` where there is none."""
         return ask(self.config.endpoints.control, kind, timeout_s=timeout_s, **fields)
 
     def status(self) -> Mapping[str, Any]:
-        """Control's `status`, at most half a second old, asked once for all who want it. ControlError as above."""
-        return self._known.status(lambda: self.ask_daemon("status"))
+        """Control's `status`, at most half a second old, asked once for all who wait. ControlError as above."""
+        return self._status.get()
 
     def render(self, template: str, **context: Any) -> str:
         """A fragment's text, for events and htmx."""
@@ -78,30 +77,8 @@ def make_site(config: Config) -> Site:
         live=Live(),
         pictures=Pictures(config.images),
         templates=_templates(),
-        _known=_Known(),
+        _status=Kept(_STATUS_KEEPS_S, lambda: ask(config.endpoints.control, "status", timeout_s=_ANSWER_WITHIN_S)),
     )
-
-
-class _Known:
-    """The newest `status`. A daemon that does not answer is asked once for all who wait, not once for each."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._at_s = float("-inf")
-        self._answer: Mapping[str, Any] | ControlError = {}
-
-    def status(self, ask_now: Any) -> Mapping[str, Any]:
-        with self._lock:
-            if time.monotonic() - self._at_s > _STATUS_KEEPS_S:
-                try:
-                    self._answer = ask_now()
-                except ControlError as error:
-                    self._answer = error
-                self._at_s = time.monotonic()
-            known = self._answer
-        if isinstance(known, ControlError):
-            raise ControlError(known.code, known.reason)
-        return known
 
 
 def _templates() -> jinja2.Environment:
