@@ -25,7 +25,7 @@ T = TypeVar("T")
 #: Messages that are read and handed over at once.
 BATCH = 200
 #: So often the database is asked for something new while there is nothing: one row of one table.
-_POLL_S = 0.1
+_POLL_S = 0.2
 #: A position is durable so long after it moved: a sync for each message would be the line's disk's, not the plant's.
 _SAVE_EVERY_S = 1.0
 _FIRST_BACK_OFF_S = 1.0
@@ -67,7 +67,7 @@ class Runner:
         self._state: State = "waiting"
         self._reason: str | None = None
         self._trail: deque[tuple[float, int]] = deque()
-        self._delivered_once = 0
+        self._delivered_once = self._counted_to = 0
         self._back_off_s = _FIRST_BACK_OFF_S
         self.stopping = asyncio.Event()
         self._stop_by_s = 0.0
@@ -124,7 +124,7 @@ class Runner:
         last_seq = await self._ask(self._reader.last_seq)
         if last_seq < self._position.seq:
             self._position = await self._ask(self._checked, self._position)
-            self._delivered_once = 0
+            self._delivered_once = self._counted_to = 0
             return True
         if last_seq == self._position.seq:
             await self._consumer.deliver(())
@@ -167,13 +167,16 @@ class Runner:
             self._position = self._position.back_to(again)
 
     def _count_missed(self, items: Sequence[Message], upto: int) -> None:
-        missed = upto - self._position.seq - len(items)
+        """Numbers that nobody has any more, once each, although a page may be read again."""
+        after = max(self._position.seq, self._counted_to)
+        missed = upto - after - sum(message["seq"] > after for message in items)
+        self._counted_to = max(upto, self._counted_to)
         if missed > 0:
             self._position = self._position.missing(missed)
             self._log.error(
                 "results_missed",
                 count=missed,
-                after_seq=self._position.seq,
+                after_seq=after,
                 up_to_seq=upto,
                 why="they were pruned (retention.results_for) before they could be delivered",
             )

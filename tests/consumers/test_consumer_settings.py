@@ -1,6 +1,7 @@
 """The section `consumers`: what is a mistake and on which line, what a file must be, what is said without the extra."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,11 @@ from daemon.config import Config, load_config
 from daemon.consumers.check import consumer_problems, consumer_warnings
 from daemon.consumers.deliveries import Deliveries
 from daemon.consumers.kinds import KINDS
+from daemon.consumers.position import Position, PositionFile
 from daemon.consumers.settings import MqttSettings
 from daemon.consumers.slate import Slate
 from daemon.errors import ConfigError
+from tools.backup.contents import contents_of
 from tools.service_files import credentials, drop_ins, written_folders
 
 LINE = "rules: rules.yaml\ncatalog: catalog.yaml\ndevices: {cpu: {expert_memory: 1GB}}\n"
@@ -163,3 +166,20 @@ def test_what_the_daemon_says_of_a_consumer(tmp_path: Path) -> None:
     assert (said["state"], said["last_error"]) == ("waiting", "its process ended: killed by SIGKILL")
     assert json.dumps(said)
     deliveries.close()
+
+
+def test_a_backup_takes_positions_along_and_leaves_passwords_where_they_are(tmp_path: Path) -> None:
+    formats = Path(__file__).parents[1] / "daemon" / "formats" / "0.1.0"
+    for name in ("catalog.yaml", "R0402.safetensors"):
+        shutil.copy(formats / name, tmp_path / name)
+    for name in ("rules.yaml", "secret", "ca.pem", "line.pem", "line.key"):
+        (tmp_path / name).write_text(name, encoding="utf-8")
+    tls = "{ca: ca.pem, cert: line.pem, key: line.key}"
+    config = a_config(tmp_path, f"  plant: {{kind: mqtt, host: h, user: u, password: secret, tls: {tls}}}\n")
+    PositionFile(config.positions, "plant").save(Position(7))
+    there = contents_of(tmp_path / "coserve.yaml", with_secrets=False, environ={})
+    names = {part.name for part in there.parts}
+    assert {"consumers/plant.position", "ca.pem", "line.pem"} <= names
+    assert not {"secret", "line.key"} & names
+    everything = contents_of(tmp_path / "coserve.yaml", with_secrets=True, environ={})
+    assert {part.name for part in everything.parts if part.is_secret} == {"secret", "line.key"}

@@ -186,6 +186,28 @@ def test_three_restarts_of_the_broker_lose_nothing(tmp_path: Path) -> None:
         assert len(in_order) < 3 * bringing.database.last_seq
 
 
+def test_sending_waits_for_those_who_listened_before_a_broker_forgot_them(tmp_path: Path) -> None:
+    with Broker(tmp_path / "broker") as broker:
+        bringing = Bringing(tmp_path, broker.port)
+
+        async def test() -> None:
+            async with bringing.running():
+                with Subscriber(broker.port, "coserve/#", name="before") as before:
+                    last = bringing.database.grow(30)
+                    await bringing.until(lambda: len(before.seqs) == last)
+                    broker.end(signal.SIGKILL)
+                last = bringing.database.grow(30)
+                broker.start()
+                await bringing.said("connected")
+                await asyncio.sleep(1.0)
+                assert bringing.slate.read()["position"] < last
+                with Subscriber(broker.port, "coserve/#", name="after") as after:
+                    await bringing.reached(last)
+                    await bringing.until(lambda: before.seqs | after.seqs == {*range(1, last + 1)})
+
+        run(test)
+
+
 def test_a_broker_without_listeners_is_no_trouble_at_the_first_connection(tmp_path: Path) -> None:
     with Broker(tmp_path / "broker") as broker:
         bringing = Bringing(tmp_path, broker.port)

@@ -2,8 +2,9 @@
 
 import asyncio
 import resource
+import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -287,6 +288,14 @@ def test_what_was_delivered_in_part_goes_on_behind_that(tmp_path: Path) -> None:
             await until(lambda: runner.position == 12)
         assert diary.seqs == list(range(1, 13))
         assert diary.batches == [12, 7, 2]
+        database.grow(4)
+        with closing(sqlite3.connect(database.file)) as rows, rows:
+            rows.execute("DELETE FROM inspections WHERE board_id IN (6, 7)")
+        slate = Slate.make("test")
+        async with running(database, diary, slate=slate) as runner:
+            await until(lambda: runner.position == 24)
+        assert slate.read()["missed"] == 4
+        slate.close()
 
     run(test())
 

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -31,6 +31,7 @@ _IMAGES_PER_S = 20.0
 _UP_S = (1.0, 3.0)
 _DOWN_S = (0.2, 2.0)
 _CATCH_UP_S = 120.0
+_SETTLE_S = 4.0
 #: What is promised: so much of the rate without a consumer.
 PROMISED = 0.97
 
@@ -56,7 +57,7 @@ class Restarts:
 def bench_plant(
     folder: Annotated[Path, typer.Option("--dir", help="The demo's folder (made if it is not there).")] = Path("demo"),
     restarts: Annotated[int, typer.Option(min=0, help="Ends of the broker, with and without persistence each.")] = 10,
-    boards: Annotated[int, typer.Option(min=1, help="Boards published in each run of the rate.")] = 6,
+    boards: Annotated[int, typer.Option(min=1, help="Boards published in each run of the rate.")] = 40,
     rounds: Annotated[int, typer.Option(min=0, help="Runs of each kind, interleaved.")] = 5,
     as_json: AsJson = False,
 ) -> None:
@@ -164,20 +165,25 @@ def compare(config: Path, images: "list[Image]", rounds: int) -> dict[str, Any]:
 def _run(config: Path, images: "list[Image]", kind: str) -> RunFigures:
     from tools.bench.broker import Broker, Subscriber, free_port
 
-    if kind == "without":
-        return run_line(config, images, kind, {})
-    if kind == "dead":
-        return run_line(config, images, kind, _consumer(free_port()), nullcontext)
+    if kind != "alive":
+        return run_line(config, images, kind, _consumer(free_port()) if kind == "dead" else {}, _settled)
     with tempfile.TemporaryDirectory(prefix="coserve-broker-") as scratch:
         broker = Broker(Path(scratch))
 
         @contextmanager
         def listening() -> Iterator[None]:
-            with Subscriber(broker.port, "coserve/#"):
+            with Subscriber(broker.port, "coserve/#"), _settled():
                 yield
 
         with broker:
             return run_line(config, images, kind, _consumer(broker.port), listening)
+
+
+@contextmanager
+def _settled() -> Iterator[None]:
+    """From when the processes beside the line have started: that is a second of a processor, once."""
+    time.sleep(_SETTLE_S)
+    yield
 
 
 def _end_and_start(broker: "Broker", restarts: int, title: str) -> None:
