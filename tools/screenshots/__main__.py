@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).resolve().parents[2]
 _WORST = """
-SELECT board_id FROM boards JOIN inspections USING (board_id) LEFT JOIN detections USING (inspection_id)
-WHERE boards.verdict = 'fail' GROUP BY board_id ORDER BY count(DISTINCT detection_id) DESC, board_id LIMIT 1
+SELECT board_id FROM inspections LEFT JOIN detections USING (inspection_id) WHERE verdict = 'fail'
+GROUP BY board_id ORDER BY count(DISTINCT inspection_id) DESC, count(detection_id) DESC, board_id LIMIT 1
 """
 _BUSIEST = "SELECT expert FROM stages WHERE step = 0 GROUP BY expert ORDER BY count(*) DESC, expert LIMIT 1"
 
