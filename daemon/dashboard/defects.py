@@ -21,6 +21,7 @@ from daemon.dashboard.questions_defects import Among, Span
 from daemon.dashboard.review_facts import Facts
 from daemon.dashboard.site import Site
 from daemon.frames import MAX_INTEGER
+from daemon.spreadsheets import cell
 
 #: Groups of images that are no plain pass; a month of a large line has some ten thousand.
 _MOST_GROUPS = 60_000
@@ -281,17 +282,10 @@ def _trend_chart(tallies: Sequence[Tally], trend: str) -> dict[str, Any]:
 
 
 def _csv(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:
-    """A file for spreadsheets: text that they would take for a formula begins with an apostrophe."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([_cell(value) for value in row])
+        writer.writerow([cell(round(value, 6) if isinstance(value, float) else value) for value in row])
     headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
     return Response(text.getvalue().encode(), media_type="text/csv; charset=utf-8", headers=headers)
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 6)
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

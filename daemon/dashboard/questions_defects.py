@@ -7,21 +7,21 @@ was not passed or was decided by a person comes as a table of its own. That keep
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, case, exists, func, literal_column, or_, select
+from sqlalchemy import ColumnElement, Select, case, func, literal_column, or_, select
 
+from daemon.store.reviews import is_newest
 from daemon.store.schema import boards, inspections, reviews
 
 Question = Select[*tuple[Any, ...]]
 
 # Numbers as text: PostgreSQL would not see that a bound one in GROUP BY is the one in SELECT.
 _day = func.substr(boards.c.completed_at, literal_column("1"), literal_column("10"))
-_later = reviews.alias("later")
 _newest = (
     select(
         *(reviews.c.inspection_id, reviews.c.review_id, reviews.c.verdict, reviews.c.defect),
         *(reviews.c.reviewer, reviews.c.at, reviews.c.note),
     )
-    .where(~exists().where(_later.c.inspection_id == reviews.c.inspection_id, _later.c.review_id > reviews.c.review_id))
+    .where(is_newest())
     .subquery("newest")
 )
 _is_reviewed = _newest.c.review_id.is_not(None)

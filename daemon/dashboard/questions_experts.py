@@ -1,13 +1,13 @@
 """What the Experts pages ask the database. Every question looks back over so many images or loads, never over all."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import Row
 
 from daemon.dashboard.database import Database
-from daemon.store.judged import Calls, calls_statement, confidences_statement
+from daemon.store.judged import Calls, by_version, calls_statement, confidences_statement
 
 #: Images that rates, hit rate and drift look back over, and loads.
 NEWEST: Final = 20_000
@@ -15,6 +15,8 @@ NEWEST_FOR_CALLS: Final = 100_000
 NEWEST_LOADS: Final = 50_000
 #: More experts than any catalog has.
 _EXPERTS: Final = 10_000
+#: Of all experts' versions and labels.
+_BINS: Final = 200_000
 ANSWERS: Final = 24
 
 _LAST = "SELECT max(inspection_id) AS last FROM inspections"
@@ -68,7 +70,7 @@ FROM expert_versions WHERE expert = :expert ORDER BY first_used_at DESC
 _RULES = "SELECT text FROM rules_versions WHERE rules_version = :version"
 
 #: Of each (expert, version): counts of confidence in 20 bins, by answered label.
-Histograms = Mapping[tuple[str, str], Mapping[str, tuple[int, ...]]]
+Histograms = Mapping[tuple[str, str], Mapping[str, Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,7 @@ def recent(database: Database) -> Recent:
 
 def confidences(database: Database, expert: str | None = None) -> Histograms:
     """How sure each version was lately."""
-    found: dict[tuple[str, str], dict[str, list[int]]] = {}
-    for row in database.rows(confidences_statement(expert), limit=200_000):
-        name, version, label, number, count = tuple(row)
-        found.setdefault((name, version), {}).setdefault(label, [0] * 20)[number] = count
-    return {key: {label: tuple(bins) for label, bins in labels.items()} for key, labels in found.items()}
+    return by_version(database.rows(confidences_statement(expert), limit=_BINS))
 
 
 def calls(database: Database, expert: str | None = None) -> list[Calls]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from sqlalchemy import Select, and_, case, exists, func, literal, select
 
-from daemon.store.reviews import waiting
+from daemon.store.reviews import is_newest, waiting
 from daemon.store.schema import boards, detections, inspections, pending, reviews, rules_versions, stages
 
 #: How many of the images that wait the filters are made of, and of the newest fails the codes of defects.
@@ -53,17 +53,13 @@ def good_parts(component: str) -> tuple[Question, Question]:
     """Pictures of this component that are good: by a person's word, and by the line's. Newest first."""
     table, board = inspections.c, boards.c
     columns = (table.inspection_id, table.designator, table.image_path, board.board_type)
-    later = reviews.alias("later")
-    is_newest = ~exists().where(
-        later.c.inspection_id == reviews.c.inspection_id, later.c.review_id > reviews.c.review_id
-    )
     is_shown = and_(table.component == component, table.image_path.is_not(None))
     by_person = (
         select(*columns, literal(1).label("is_reviewed"))
         .select_from(reviews)
         .join(inspections, table.inspection_id == reviews.c.inspection_id)
         .join(boards, board.board_id == table.board_id)
-        .where(reviews.c.verdict == "pass", is_newest, is_shown)
+        .where(reviews.c.verdict == "pass", is_newest(), is_shown)
         .order_by(reviews.c.review_id.desc())
     )
     is_reviewed = exists().where(reviews.c.inspection_id == table.inspection_id)

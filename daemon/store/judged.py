@@ -4,11 +4,13 @@ Questions for whoever lives with experts: `coserve experts`, the dashboard. Each
 caller with a limit of its own on time and rows can run it its way.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, case, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, Subquery, and_, case, func, literal, select
 
+from daemon.store.reviews import newest_of_each
 from daemon.store.schema import expert_versions, inspections, reviews, stages
 from experts.drift import BINS, EDGES, RECENT_ANSWERS
 
@@ -41,18 +43,34 @@ def calls_statement(expert: str | None = None, after: int | None = None) -> Sele
     """
     here = [stages.c.expert == expert] if expert is not None else []
     here += [stages.c.inspection_id > after] if after is not None else []
-    used = (
-        select(stages.c.expert, stages.c.expert_version, func.count().label("verdicts"))
-        .where(*here)
-        .group_by(stages.c.expert, stages.c.expert_version)
-        .subquery("used")
+    used, reviewed, versions = _used(here), _reviewed(here), expert_versions.c
+    return (
+        select(
+            *(used.c.expert, used.c.expert_version, versions.first_used_at, used.c.verdicts),
+            *(func.coalesce(reviewed.c[name], 0).label(name) for name in ("reviewed", "false_calls", "escapes")),
+        )
+        .select_from(used)
+        .outerjoin(
+            reviewed, and_(reviewed.c.expert == used.c.expert, reviewed.c.expert_version == used.c.expert_version)
+        )
+        .outerjoin(
+            expert_versions,
+            and_(versions.expert == used.c.expert, versions.expert_version == used.c.expert_version),
+        )
+        .order_by(used.c.expert, versions.first_used_at, used.c.expert_version)
     )
-    newest = (
-        select(reviews.c.inspection_id, func.max(reviews.c.review_id).label("review_id"))
-        .group_by(reviews.c.inspection_id)
-        .subquery("newest")
-    )
-    later = stages.alias("later")
+
+
+def _used(here: Sequence[ColumnElement[bool]]) -> Subquery:
+    """How many images each version answered."""
+    version = (stages.c.expert, stages.c.expert_version)
+    return select(*version, func.count().label("verdicts")).where(*here).group_by(*version).subquery("used")
+
+
+def _reviewed(here: Sequence[ColumnElement[bool]]) -> Subquery:
+    """What the newest reviews say of the images that each version answered."""
+    version = (stages.c.expert, stages.c.expert_version)
+    newest, later = newest_of_each(), stages.alias("later")
     is_last = ~(
         select(later.c.step)
         .where(later.c.inspection_id == stages.c.inspection_id, later.c.step > stages.c.step)
@@ -60,10 +78,9 @@ def calls_statement(expert: str | None = None, after: int | None = None) -> Sele
     )
     is_false_call = and_(inspections.c.verdict == "fail", reviews.c.verdict == "pass", is_last)
     is_escape = and_(inspections.c.verdict == "pass", reviews.c.verdict == "fail")
-    reviewed = (
+    return (
         select(
-            stages.c.expert,
-            stages.c.expert_version,
+            *version,
             func.count().label("reviewed"),
             func.sum(case((is_false_call, 1), else_=0)).label("false_calls"),
             func.sum(case((is_escape, 1), else_=0)).label("escapes"),
@@ -73,29 +90,8 @@ def calls_statement(expert: str | None = None, after: int | None = None) -> Sele
         .join(inspections, inspections.c.inspection_id == newest.c.inspection_id)
         .join(stages, stages.c.inspection_id == newest.c.inspection_id)
         .where(*here)
-        .group_by(stages.c.expert, stages.c.expert_version)
+        .group_by(*version)
         .subquery("reviewed")
-    )
-    return (
-        select(
-            used.c.expert,
-            used.c.expert_version,
-            expert_versions.c.first_used_at,
-            used.c.verdicts,
-            func.coalesce(reviewed.c.reviewed, 0).label("reviewed"),
-            func.coalesce(reviewed.c.false_calls, 0).label("false_calls"),
-            func.coalesce(reviewed.c.escapes, 0).label("escapes"),
-        )
-        .select_from(used)
-        .outerjoin(
-            reviewed,
-            and_(reviewed.c.expert == used.c.expert, reviewed.c.expert_version == used.c.expert_version),
-        )
-        .outerjoin(
-            expert_versions,
-            and_(expert_versions.c.expert == used.c.expert, expert_versions.c.expert_version == used.c.expert_version),
-        )
-        .order_by(used.c.expert, expert_versions.c.first_used_at, used.c.expert_version)
     )
 
 
@@ -126,7 +122,13 @@ def recent_confidences(
     connection: Connection, expert: str | None = None, answers: int = RECENT_ANSWERS
 ) -> dict[tuple[str, str], dict[str, list[int]]]:
     """How sure each (expert, expert_version) was lately: 20 counts by answered label (`experts.drift.compare`)."""
+    return by_version(connection.execute(confidences_statement(expert, answers)))
+
+
+def by_version(rows: Iterable[Row[Any]]) -> dict[tuple[str, str], dict[str, list[int]]]:
+    """Rows of `confidences_statement` as 20 counts by answered label, of each (expert, expert_version)."""
     found: dict[tuple[str, str], dict[str, list[int]]] = {}
-    for name, version, label, number, count in connection.execute(confidences_statement(expert, answers)):
-        found.setdefault((name, version), {}).setdefault(label, [0] * BINS)[number] = count
+    for row in rows:
+        expert, version, label, number, count = tuple(row)
+        found.setdefault((expert, version), {}).setdefault(label, [0] * BINS)[number] = count
     return found

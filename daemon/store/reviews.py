@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, insert, select
+from sqlalchemy import ColumnElement, Connection, Select, Subquery, and_, exists, func, insert, select
 
 from daemon.store.schema import boards, inspections, reviews, stages
 from daemon.store.transaction import Transaction
@@ -135,6 +135,18 @@ def decisions(past: list[Review]) -> list[Review]:
     return [review for review in past if review.undoes is None and review.review_id not in undone]
 
 
+def is_newest(row: Any = reviews) -> ColumnElement[bool]:
+    """Whether a row of `reviews` (or of an alias of it) is its image's newest: for few images, or in their order."""
+    later = reviews.alias("later")
+    return ~exists().where(later.c.inspection_id == row.c.inspection_id, later.c.review_id > row.c.review_id)
+
+
+def newest_of_each() -> Subquery:
+    """(inspection_id, review_id) of every image that has reviews: for a look at all of them, read once."""
+    query = select(reviews.c.inspection_id, func.max(reviews.c.review_id).label("review_id"))
+    return query.group_by(reviews.c.inspection_id).subquery("newest")
+
+
 def waiting(which: Waiting | None = None, *, newest_first: bool = False) -> "Select[*tuple[Any, ...]]":
     """Finished images that wait for a person, board after board: the rows of `inspections` with their boards'."""
     table, board = inspections.c, boards.c
@@ -180,19 +192,14 @@ def _is_decided() -> ColumnElement[bool]:
         newest.c.inspection_id == inspections.c.inspection_id,
         newest.c.verdict != "review",
         ~undecided,
-        ~_has_later(newest),
+        is_newest(newest),
     )
 
 
 def _asked_again() -> "Select[*tuple[Any, ...]]":
     """Images that somebody wants looked at again, whatever the line said of them."""
     newest = reviews.alias("asked")
-    return select(newest.c.inspection_id).where(newest.c.verdict == "review", ~_has_later(newest))
-
-
-def _has_later(newest: Any) -> ColumnElement[bool]:
-    later = reviews.alias("later")
-    return exists().where(later.c.inspection_id == newest.c.inspection_id, later.c.review_id > newest.c.review_id)
+    return select(newest.c.inspection_id).where(newest.c.verdict == "review", is_newest(newest))
 
 
 def _is_repeated(wanted: Decision, newest: Review, before: int | None) -> bool:

@@ -17,6 +17,9 @@ from typer.testing import CliRunner
 from tests.contract.client import Line
 from tests.lines import a_jpeg
 from tools.cli import app
+from tools.rejudge.choose import Stored
+from tools.rejudge.report import rows, write_csv
+from tools.rejudge.run import Rejudged
 
 RULES = """\
 boards:
@@ -193,3 +196,12 @@ def test_wrong_use_is_told_apart_from_changes(line: Line, tmp_path: Path):
     (line.folder / "inspection.db").unlink()
     done = CliRunner().invoke(app, ["rejudge", str(line.config)])
     assert (done.exit_code, "nothing was judged" in done.stderr) == (2, True)
+
+
+def test_what_a_publisher_named_is_no_formula_in_the_file_of_changes(tmp_path: Path):
+    serial = "=HYPERLINK()"
+    image = Stored(7, "free", serial, "P", "R1", "pass", None, "v1", "images/a.jpg", "0" * 64, None, None)
+    write_csv(tmp_path / "changes.csv", rows([Rejudged(image, "fail", "D1")]))
+    with (tmp_path / "changes.csv").open(encoding="utf-8", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["serial"], row["would_be_defect"]) == (f"'{serial}", "D1")

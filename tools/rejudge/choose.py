@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, func, select
 
+from daemon.store.reviews import newest_of_each
 from daemon.store.schema import boards, inspections, reviews, stages
 
 
@@ -51,11 +52,7 @@ class Chosen:
 def choose(connection: Connection, wanted: Filter) -> Chosen:
     """The newest `limit` that match. An image that was `unknown` (no time, no expert) has nothing to compare with."""
     image = inspections.c
-    newest = (
-        select(reviews.c.inspection_id, func.max(reviews.c.review_id).label("review_id"))
-        .group_by(reviews.c.inspection_id)
-        .subquery("newest")
-    )
+    newest = newest_of_each()
     query = (
         select(
             *(image.inspection_id, boards.c.board_type, boards.c.serial, image.component, image.designator),

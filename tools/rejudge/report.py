@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from daemon.spreadsheets import cell
 from tools.rejudge.run import Rejudged
 
 _COLUMNS = (
@@ -79,6 +80,6 @@ def _row(one: Rejudged) -> dict[str, Any]:
 def write_csv(path: Path, changed: Sequence[dict[str, Any]]) -> None:
     """The rows of all changes; the header alone where there are none."""
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, _COLUMNS)
-        writer.writeheader()
-        writer.writerows(changed)
+        writer = csv.writer(file)
+        writer.writerow(_COLUMNS)
+        writer.writerows([cell(row[name]) for name in _COLUMNS] for row in changed)

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from daemon.config import Config
-from tools.asking.formats import cell
+from daemon.spreadsheets import cell
 from tools.asking.package.chosen import Taken
 
 LIST = "pictures.csv"
