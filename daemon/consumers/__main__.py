@@ -10,10 +10,11 @@ from pathlib import Path
 
 from daemon.children import live_with_parent
 from daemon.config import load_config
-from daemon.consumers.kinds import MissingExtraError, make
+from daemon.consumers.kinds import make
 from daemon.consumers.process import run_consumer
 from daemon.consumers.slate import Slate
 from daemon.errors import ConfigError
+from daemon.extras import MissingExtraError
 from daemon.logs import configure_logs
 from daemon.store.database import StoreError
 

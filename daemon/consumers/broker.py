@@ -26,30 +26,28 @@ _FIRST_FAILURE = 0x80
 
 
 class BrokerClient(Client):
-    """`publish_and_hear` answers the broker's reason code, `receive_maximum` is how many it takes at once."""
+    """`hand_over` promises the broker's reason code, `receive_maximum` is how many it takes at once."""
 
     receive_maximum = 65_535
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._answers: dict[int, asyncio.Future[int]] = {}
+        self._answers: dict[int, tuple[str, asyncio.Future[int]]] = {}
 
-    async def publish_and_hear(
+    def hand_over(
         self, topic: str, body: bytes, *, retain: bool, properties: Properties | None = None
-    ) -> int:
-        """Publish with QoS 1; a reason code below 0x80. MqttError where none comes, RefusedError where it is a no."""
+    ) -> asyncio.Future[int]:
+        """Publish with QoS 1; what the broker will say: a reason code below 0x80, or RefusedError. Or MqttError now."""
         info = self._client.publish(topic, body, 1, retain, properties)
         if info.rc:
             raise MqttCodeError(info.rc, "Could not publish message")
         answer: asyncio.Future[int] = self._loop.create_future()
-        self._answers[info.mid] = answer
-        try:
-            code = await self._wait_for(answer, timeout=None)
-        finally:
-            self._answers.pop(info.mid, None)
-        if code >= _FIRST_FAILURE:
-            raise RefusedError(topic, code)
-        return code
+        self._answers[info.mid] = topic, answer
+        return answer
+
+    async def publish_and_hear(self, topic: str, body: bytes, *, retain: bool) -> int:
+        """As `hand_over`, and wait for it; MqttError where nothing is said in time."""
+        return await self._wait_for(self.hand_over(topic, body, retain=retain), timeout=None)
 
     def abandon(self) -> None:
         """Let go of a socket on which no connection came to stand."""
@@ -59,9 +57,12 @@ class BrokerClient(Client):
     def _on_publish(
         self, client: Any, userdata: Any, mid: int, reason_code: ReasonCode, properties: Properties
     ) -> None:
-        answer = self._answers.get(mid)
+        topic, answer = self._answers.pop(mid, ("", None))
         if answer is not None and not answer.done():
-            answer.set_result(reason_code.value)
+            if reason_code.value >= _FIRST_FAILURE:
+                answer.set_exception(RefusedError(topic, reason_code.value))
+            else:
+                answer.set_result(reason_code.value)
         super()._on_publish(client, userdata, mid, reason_code, properties)
 
     def _on_connect(

@@ -4,9 +4,10 @@ from pathlib import Path
 
 from daemon.config import CREDENTIALS, Config, read_settings
 from daemon.consumers.credentials import credential_problems
-from daemon.consumers.kinds import MissingExtraError, make
+from daemon.consumers.kinds import make
 from daemon.consumers.settings import MqttSettings
 from daemon.errors import ConfigError
+from daemon.extras import MissingExtraError
 from daemon.sockets import is_open_host
 from routing_rules.load import Document, KeyPath, Problem
 

@@ -8,12 +8,7 @@ from pathlib import Path
 from daemon.config import Config
 from daemon.consumers.seam import Consumer
 from daemon.consumers.settings import MqttSettings
-
-INSTALL = ".venv/bin/python -m pip install --constraint constraints.txt --editable '.[{extra}]'"
-
-
-class MissingExtraError(Exception):
-    """The packages of a kind are not installed; the text says which extra to install, and how."""
+from daemon.extras import MissingExtraError
 
 
 def make(config: Config, name: str) -> Consumer:
@@ -26,17 +21,11 @@ def _mqtt(settings: MqttSettings, identifier: str) -> Consumer:
     try:
         from daemon.consumers.mqtt import Mqtt  # noqa: PLC0415 - of the extra `mqtt`
     except ModuleNotFoundError as missing:
-        raise _missing(missing, "mqtt") from None
+        raise MissingExtraError(missing.name, "this consumer", "mqtt") from None
     return Mqtt(settings, identifier)
 
 
 KINDS: Mapping[str, Callable[[MqttSettings, str], Consumer]] = {"mqtt": _mqtt}
-
-
-def _missing(missing: ModuleNotFoundError, extra: str) -> MissingExtraError:
-    return MissingExtraError(
-        f"{missing.name} is not installed; this consumer needs the extra `{extra}`: {INSTALL.format(extra=extra)}"
-    )
 
 
 def _identifier(config: Config, name: str) -> str:

@@ -113,26 +113,37 @@ class Mqtt:
             await client.__aexit__(None, None, None)
 
     async def _publish_all(self, messages: Sequence[Message]) -> list[int | BaseException]:
-        """The broker's answer to each, or why none came; all at once where the connection is gone."""
-        assert self._lost is not None
-        under_way = [asyncio.create_task(self._publish(message)) for message in messages]
-        everything = asyncio.gather(*under_way, return_exceptions=True)
-        try:
-            await asyncio.wait((everything, self._lost), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in under_way:
-                one.cancel()
-        return await everything
+        """The broker's answer to each, or why none came; at once where the connection is gone, or falls silent."""
+        lost = self._lost
+        assert lost is not None
+        answers: list[asyncio.Future[int]] = []
+        handing_over = asyncio.create_task(self._hand_over(messages, answers))
+        heard = -1
+        while not (handing_over.done() or lost.done()):
+            before, heard = heard, sum(answer.done() for answer in answers)
+            if heard == before:
+                break
+            await asyncio.wait((handing_over, lost), timeout=_ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+        for one in (handing_over, *answers):
+            one.cancel()
+        ended, *said = await asyncio.gather(handing_over, *answers, return_exceptions=True)
+        said += [ended] * (len(messages) - len(answers))  # never handed over
+        return [TimeoutError() if isinstance(one, asyncio.CancelledError) else one for one in said]
 
-    async def _publish(self, message: Message) -> int:
-        client = self._client
+    async def _hand_over(self, messages: Sequence[Message], answers: list[asyncio.Future[int]]) -> None:
+        """Publish each as soon as the broker takes one more; until the last is answered."""
+        client, window, prefix = self._client, self._window, self._settings.prefix
         assert client is not None
-        topic = f"{self._settings.prefix}/{message['topic'].rstrip('/')}"
-        body = encode({key: value for key, value in message.items() if key != "topic"})
-        is_board = message["topic"].startswith("board/")
-        async with self._window:
+        for message in messages:
+            await window.acquire()
+            topic = f"{prefix}/{message['topic'].rstrip('/')}"
+            body = encode({key: value for key, value in message.items() if key != "topic"})
+            is_board = message["topic"].startswith("board/")
             properties = self._retained if is_board else None
-            return await client.publish_and_hear(topic, body, retain=is_board, properties=properties)
+            answer = client.hand_over(topic, body, retain=is_board, properties=properties)
+            answer.add_done_callback(lambda _: window.release())
+            answers.append(answer)
+        await asyncio.wait(answers)
 
     def _counts(self, message: Message, reason_code: int) -> bool:
         """Whether a message that the broker took is delivered: not while its listeners are not back yet."""
