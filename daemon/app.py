@@ -25,6 +25,7 @@ from daemon.drive import Drive
 from daemon.endpoints import Gate
 from daemon.errors import ConfigError, StartError
 from daemon.executors import ExecutorThread
+from daemon.extras import install_with
 from daemon.gauges import register_gauges
 from daemon.ground import GroundWatch
 from daemon.http_server import HttpServer
@@ -39,7 +40,7 @@ from daemon.metrics import Metrics
 from daemon.model_open import opener
 from daemon.operations import Operations
 from daemon.orders import device_of
-from daemon.pages import INSTALL, Pages, missing_packages
+from daemon.pages import Pages, missing_packages
 from daemon.policy.assign import partition
 from daemon.policy.presets import Tuning, preset
 from daemon.probe import examine
@@ -239,7 +240,7 @@ class App:
             return None
         missing = missing_packages()
         if missing:
-            self._log.warning("no_web_pages", missing=", ".join(missing), install=INSTALL)
+            self._log.warning("no_web_pages", missing=", ".join(missing), install=install_with("dashboard"))
             return HttpServer(endpoint, self._metrics.registry, self.operations.health, token)
         return Pages(self._path, endpoint, token, lambda name: self._children.hang_up(name))  # noqa: PLW0108
 

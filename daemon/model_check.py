@@ -4,10 +4,9 @@ from pathlib import Path
 
 from daemon.config import Config, Model, read_settings
 from daemon.errors import ConfigError
+from daemon.extras import MissingExtraError
 from experts.moe.errors import ModelError
 from routing_rules.load import Document, Problem
-
-_INSTALL = ".venv/bin/python -m pip install --constraint constraints.txt --editable '.[moe]'"
 
 
 def model_problems(path: Path, config: Config) -> list[str]:
@@ -33,7 +32,7 @@ def _problem(model: Model) -> str | None:
     try:
         examine(model.checkpoint, model.mode, model.mode_options, model.memory, model.least_bytes, model.storage)
     except ModuleNotFoundError as missing:
-        return f"{missing.name} is not installed; language models need the extra `moe`: {_INSTALL}"
+        return str(MissingExtraError(missing.name, "a language model", "moe"))
     except (ModelError, TypeError) as error:  # TypeError: an option that the mode does not have
         return str(error)
     return None

@@ -23,7 +23,6 @@ _NEEDED = {
     "python_multipart": "python-multipart",
     "uvicorn": "uvicorn",
 }
-INSTALL = "pip install 'coserve[dashboard]'"
 
 
 def missing_packages() -> list[str]:

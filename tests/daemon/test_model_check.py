@@ -94,7 +94,7 @@ def test_a_missing_extra_says_how_to_install_it(
     a_copy(checkpoint, tmp_path)
     monkeypatch.setitem(sys.modules, "transformers", None)
     (found,) = problems(tmp_path)
-    assert "transformers is not installed; language models need the extra `moe`" in found
+    assert "transformers is not installed; a language model needs the extra `moe`" in found
     assert "--editable '.[moe]'" in found
 
 

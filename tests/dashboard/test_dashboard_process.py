@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from daemon.extras import install_with
 from tests.dashboard.browser import ShownLine, free_port
 from tests.dashboard.web import Stream
 from tests.lines import a_jpeg, a_line
@@ -175,7 +176,7 @@ def test_without_the_extra_the_daemon_answers_probes_itself_and_says_once_what_i
         assert line.status()["children"] == []
     said = log.read_text(encoding="utf-8")
     assert said.count("no_web_pages") == 1
-    assert "pip install 'coserve[dashboard]'" in said
+    assert install_with("dashboard") in said
     assert "fastapi" in said
 
 

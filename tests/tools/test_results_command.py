@@ -20,6 +20,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from daemon.extras import install_with
 from tests.small_disk import small_disk
 from tests.tools.asked_database import NEW, OLD, RULES, make
 from tools.asking.batches import BATCH_ROWS, Question, answer
@@ -285,7 +286,7 @@ def test_without_pyarrow_the_extra_is_named(line: Path, tmp_path: Path) -> None:
         [sys.executable, "-c", code, "results", "--parquet", str(tmp_path / "x.parquet"), "--config",
          str(line / "coserve.yaml")], capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
-    assert (done.returncode, "coserve[export]" in done.stderr) == (2, True)
+    assert (done.returncode, install_with("export") in done.stderr) == (2, True)
     assert list(tmp_path.iterdir()) == []
 
 

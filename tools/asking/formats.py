@@ -7,15 +7,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from daemon.extras import MissingExtraError
+from daemon.spreadsheets import cell
 from tools.asking.batches import Batch
 from tools.asking.rows import Kind
-
-#: What a spreadsheet takes for the beginning of a formula, which would then run on the reader's PC.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-
-
-class MissingExtraError(Exception):
-    """A library that an extra brings is not installed; the text says which."""
 
 
 class Writer(Protocol):
@@ -23,11 +18,6 @@ class Writer(Protocol):
 
     def add(self, batch: Batch) -> None: ...
     def end(self) -> None: ...
-
-
-def cell(value: Any) -> Any:
-    """A value as CSV shows it: text that a spreadsheet would run gets an apostrophe in front, numbers stay numbers."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 class Csv:
@@ -85,9 +75,7 @@ class Parquet:
             import pyarrow as pa
             from pyarrow.parquet import ParquetWriter
         except ImportError:
-            raise MissingExtraError(
-                "Parquet needs pyarrow, the extra `export`: pip install 'coserve[export]'"
-            ) from None
+            raise MissingExtraError("pyarrow", "Parquet", "export") from None
         self._arrow, self._kinds = pa, kinds
         types = {
             "text": pa.string(),

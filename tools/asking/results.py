@@ -11,10 +11,11 @@ from typing import TextIO
 
 from sqlalchemy import Engine
 
+from daemon.extras import MissingExtraError
 from tools.asking import batches
 from tools.asking.batches import Question
 from tools.asking.files import complete_or_not, leave_cleanly, why
-from tools.asking.formats import Csv, Json, JsonLines, MissingExtraError, Parquet, Writer
+from tools.asking.formats import Csv, Json, JsonLines, Parquet, Writer
 from tools.asking.opened import opened
 from tools.asking.rows import NotAskedOfError
 from tools.asking.table import print_rows

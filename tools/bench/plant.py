@@ -243,10 +243,12 @@ def _rows(scratch: str) -> tuple[set[int], set[int]]:
 
 
 def _must_have_what_it_needs() -> None:
+    from daemon.extras import MissingExtraError
+
     try:
         from tools.bench.broker import mosquitto
     except ModuleNotFoundError as missing:
-        fail(f"{missing.name} is not installed: this needs the extra `mqtt`", status=2)
+        fail(str(MissingExtraError(missing.name, "this benchmark", "mqtt")), status=2)
     if mosquitto() is None:
         fail("mosquitto is not installed: make system-tools, or apt-get install mosquitto", status=2)
 

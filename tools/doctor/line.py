@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config import Config
 from daemon.errors import ConfigError
+from daemon.extras import install_with
 from daemon.line import load_rules_and_catalog, settings_problems
 from daemon.storage import storage_problems
 from daemon.store.check import quick_look
@@ -135,7 +136,7 @@ def packages(patient: Patient) -> Iterator[Finding]:
         needed["moe"] = ("transformers", "a language model is configured")
     lacking = {extra: why for extra, (package, why) in needed.items() if find_spec(package) is None}
     for extra, why in lacking.items():
-        yield warn("packages", f"the extra {extra} is not installed: {why}", f"pip install 'coserve[{extra}]'")
+        yield warn("packages", f"the extra {extra} is not installed: {why}", install_with(extra))
     if not lacking:
         yield ok("packages", f"extras that this line needs are here: {', '.join(needed) or 'none'}")
     if config is not None and config.security.server_key is not None and not zmq.has("curve"):

@@ -5,6 +5,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from daemon.extras import MissingExtraError
 from experts.moe.errors import ModelError
 from tools.console import fail
 from tools.moe import bench, fit, fixture, importing, plan, trace, unite
@@ -26,11 +27,7 @@ class _Group(TyperGroup):
             if package not in _EXTRA:
                 raise
             extra = "dev" if package == "accelerate" else "moe"
-            fail(
-                f"{package} is not installed; language models need the extra `{extra}`: "
-                f".venv/bin/python -m pip install --constraint constraints.txt --editable '.[{extra}]'",
-                status=2,
-            )
+            fail(str(MissingExtraError(package, "a language model", extra)), status=2)
 
 
 moe_app = typer.Typer(cls=_Group, no_args_is_help=True, help="Language models whose experts stay on disk.")

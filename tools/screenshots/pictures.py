@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
+from daemon.extras import MissingExtraError
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
     from playwright.sync_api import Page as Tab
@@ -47,7 +49,7 @@ def chromium() -> "Iterator[Browser]":
     try:
         from playwright.sync_api import sync_playwright
     except ModuleNotFoundError:
-        raise ScreenshotError("needs playwright: pip install 'coserve[dev]'") from None
+        raise ScreenshotError(str(MissingExtraError("playwright", "this", "dev"))) from None
     program = shutil.which("chromium")
     if program is None:
         raise ScreenshotError("needs chromium: make system-tools")

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, false, func, or_, select
 
+from daemon.extras import MissingExtraError
 from daemon.store.schema import (
     boards,
     detections,
@@ -20,7 +21,7 @@ from daemon.store.schema import (
     stages,
     stream_position,
 )
-from tools.asking.formats import Csv, JsonLines, MissingExtraError, Parquet, Writer
+from tools.asking.formats import Csv, JsonLines, Parquet, Writer
 from tools.asking.rows import IMAGES, Kind, kind_of
 
 _ROWS_AT_ONCE = 5000
