@@ -15,7 +15,7 @@ from daemon.store.judged import Calls
 from experts.catalog import Catalog
 from experts.drift import BINS, Drift, compare
 from experts.spec import ExpertId
-from routing_rules.routes import ClassifierStep, Routes, Step, chain
+from routing_rules.routes import Routes
 
 #: Worst first: what a technician looks for.
 HEALTH = ("cannot be loaded", "drifted", "shifting", "never used", "well")
@@ -62,18 +62,6 @@ class Listing:
     lines: Sequence[Line]
     hit_rate: float | None
     problems: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """One place of an expert in the rules: `step` counts from 1; `before` names the steps that lead there."""
-
-    board_type: str
-    components: Sequence[str]
-    step: int
-    name: str
-    before: Sequence[str]
-    judges: str
 
 
 @dataclass(slots=True)
@@ -228,21 +216,6 @@ def chosen(lines: Sequence[Line], text: str, show: str, sort: str) -> list[Line]
 # One expert
 
 
-def uses(routes: Routes | None, name: str) -> list[Use]:
-    """Where the rules ask this expert, by board type and step."""
-    found: dict[tuple[str, int, str, tuple[str, ...], str], list[str]] = {}
-    for board_type, steps in (routes.first_steps if routes else {}).items():
-        for component, first in steps.items():
-            for depth, step, before in _ways(first):
-                if step.expert == name:
-                    key = (board_type, depth, step.name, before, _judges(step))
-                    found.setdefault(key, []).append(component)
-    return [
-        Use(board_type, components, depth, step, before, judges)
-        for (board_type, depth, step, before, judges), components in found.items()
-    ]
-
-
 def rules_in_force(database: Database, version: str, catalog: Catalog) -> Routes | None:
     """As the daemon reads them; None where they are not in the database, or no longer fit the catalog."""
     text = questions.rules_text(database, version)
@@ -258,26 +231,3 @@ def shares(counts: Sequence[int]) -> list[float]:
 def added(histograms: Mapping[str, Sequence[int]]) -> list[int]:
     """Counts of all labels together."""
     return [sum(column) for column in zip([0] * BINS, *histograms.values(), strict=True)]
-
-
-def _ways(first: Step) -> list[tuple[int, Step, tuple[str, ...]]]:
-    """Every step of a chain once: how deep it is at the least, and the experts before it."""
-    depths: dict[int, tuple[int, tuple[str, ...]]] = {id(first): (1, ())}
-    found: list[tuple[int, Step, tuple[str, ...]]] = []
-    for step in chain(first):
-        depth, before = depths[id(step)]
-        found.append((depth, step, before))
-        for after in step.next_steps():
-            depths.setdefault(id(after), (depth + 1, (*before, step.expert)))
-    return found
-
-
-def _judges(step: Step) -> str:
-    if isinstance(step, ClassifierStep):
-        said = f"passes {', '.join(step.pass_labels) or 'nothing'}"
-    else:
-        limits = ", ".join(f"{label} from {limit:g}" for label, limit in step.fail_on)
-        needs = ", ".join(f"{one.label} at least {one.minimum}" for one in step.require)
-        said = "; ".join(part for part in (limits and f"fails {limits}", needs and f"requires {needs}") if part)
-        said = said or "judges what it detects"
-    return f"{said}; review below {step.review_below:g}" if step.review_below else said

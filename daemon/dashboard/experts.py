@@ -5,6 +5,7 @@ pin`, by somebody who may reach the daemon's control socket (docs/decisions.md).
 """
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode
 
@@ -15,13 +16,15 @@ from starlette.exceptions import HTTPException
 from daemon.control import ControlError
 from daemon.dashboard import questions_experts as questions
 from daemon.dashboard.database import NoDatabase, TooMuchToCount
-from daemon.dashboard.expert_facts import ExpertFacts, added, chosen, rules_in_force, shares, uses
+from daemon.dashboard.expert_facts import ExpertFacts, added, chosen, rules_in_force, shares
 from daemon.dashboard.memory_picture import NARROW, WIDE, draw, state_of
 from daemon.dashboard.site import Site
 from daemon.store.times import to_text
 from experts.drift import BINS, compare
 from experts.spec import ExpertId
 from experts.versions import Versions, VersionsError
+from routing_rules.routes import Routes
+from routing_rules.uses import uses
 
 #: Rows of one page of the list.
 _PAGE = 100
@@ -139,12 +142,12 @@ def _confidence_chart(site: Site, facts: ExpertFacts, name: str) -> dict[str, An
     return {"kind": "category", "x": bins if has_any else [], "series": series, "empty": empty}
 
 
-def _newest_version(histograms: questions.Histograms, name: str, facts: ExpertFacts) -> dict[str, tuple[int, ...]]:
+def _newest_version(histograms: questions.Histograms, name: str, facts: ExpertFacts) -> Mapping[str, Sequence[int]]:
     """Those of the version in force; of whichever answered where the catalog does not have the expert."""
     spec = facts.catalog.get()[0].get(ExpertId(name))
     if spec is not None:
-        return dict(histograms.get((name, spec.version), {}))
-    return dict(next(iter(histograms.values()), {}))
+        return histograms.get((name, spec.version), {})
+    return next(iter(histograms.values()), {})
 
 
 def _expert(site: Site, facts: ExpertFacts, request: Request, name: str) -> HTMLResponse:
@@ -159,13 +162,14 @@ def _expert(site: Site, facts: ExpertFacts, request: Request, name: str) -> HTML
     answers = _or_none(lambda: questions.newest_answers(site.database, name), problems)
     training = facts.trained(name)
     recent = _newest_version(questions.confidences(site.database, name), name, facts)
+    routes = _rules(site, facts)
     return site.page(
         request,
         "expert.html",
         name=name,
         line=line,
         spec=catalog.get(ExpertId(name)),
-        uses=uses(_rules(site, facts), name),
+        uses=uses(routes, name) if routes else (),
         versions=versions,
         history=_history(site, name, problems),
         calls=calls or {},
@@ -185,7 +189,7 @@ def _or_none(ask: Any, problems: list[str]) -> Any:
         return None
 
 
-def _rules(site: Site, facts: ExpertFacts) -> Any:
+def _rules(site: Site, facts: ExpertFacts) -> Routes | None:
     try:
         version = str(site.status()["rules_version"])
         return rules_in_force(site.database, version, facts.catalog.get()[0])

@@ -293,8 +293,11 @@ def _print_shown(found: dict[str, Any]) -> None:
     keys = ("version", "state", "verdicts", "reviewed", "false_calls", "escapes")
     table_of("Versions", columns, [[row[key] for key in keys] for row in found["versions"]])
     table_of("What was done", ("at", "what", "version", "before", "by"), _told(found))
-    uses = [(use["board_type"], ", ".join(use["components"]), use["judges"]) for use in found["rules"]]
-    table_of("Rules that use it", ("board", "components", "how"), uses)
+    uses = [
+        (use["board_type"], ", ".join(use["components"]), f"{use['step']}: {use['name']}", use["judges"])
+        for use in found["rules"]
+    ]
+    table_of("Rules that use it", ("board", "components", "step", "how"), uses)
     _print_drift(found["drift"])
 
 

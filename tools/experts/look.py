@@ -1,6 +1,6 @@
 """What there is to know of experts: versions and who changed them, use in the rules, what reviewers found, drift."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -10,7 +10,7 @@ from experts.drift import compare
 from experts.errors import WeightsError
 from experts.versions import Expert, version_of
 from experts.weights import read_header
-from routing_rules.routes import ANY_LABEL, ClassifierStep, Routes, Step, chain
+from routing_rules.uses import uses
 from tools.experts.line import ExpertsLine
 
 Counts = dict[tuple[str, str], Any]
@@ -103,31 +103,11 @@ def _drift(line: ExpertsLine, expert: Expert) -> dict[str, Any] | None:
 
 
 def _uses(line: ExpertsLine, name: str) -> list[dict[str, Any]]:
-    """Where the rules in the file use `name`: board, component and step, and what they make of its answers."""
+    """Where the rules in the file use `name`, and what they make of its answers."""
     entries = {one.name: one.in_force for one in line.experts().values() if one.in_force is not None}
     catalog, _ = line.catalog(entries)
     routes = line.routes(catalog)
-    return list(_steps_of(routes, name)) if routes is not None else []
-
-
-def _steps_of(routes: Routes, name: str) -> Iterator[dict[str, Any]]:
-    by_use: dict[tuple[str, str], list[str]] = {}
-    for board, components in routes.first_steps.items():
-        for component, first in components.items():
-            for place, step in enumerate(chain(first)):
-                if step.expert == name:
-                    by_use.setdefault((board, _judges(step, place)), []).append(component)
-    for (board, judges), components in by_use.items():
-        yield {"board_type": board, "components": list(dict.fromkeys(components)), "judges": judges}
-
-
-def _judges(step: Step, place: int) -> str:
-    """A step of a chain in words."""
-    where = "first" if place == 0 else "after others"
-    if isinstance(step, ClassifierStep):
-        return f"{where}: passes {', '.join(sorted(step.pass_labels))}; review below {step.review_below:g}"
-    fails = ", ".join(f"{'anything' if label == ANY_LABEL else label} {least:g}" for label, least in step.fail_on)
-    return f"{where}: fails on {fails or 'what is required'}"
+    return [asdict(use) for use in uses(routes, name)] if routes is not None else []
 
 
 def _bytes(line: ExpertsLine, entry: CatalogEntry) -> int | None:
