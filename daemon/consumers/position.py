@@ -32,19 +32,28 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Everything up to `seq` is delivered. `missed` counts what was pruned before that could be, since the first."""
+    """Everything up to `seq` is delivered. `missed` counts what was pruned before that could be.
+
+    What is pruned up to `counted_to` is in that count already, or was nothing to miss: it was gone before there was
+    this consumer.
+    """
 
     seq: int
     marks: tuple[Mark, ...] = ()
     missed: int = 0
+    counted_to: int = 0
 
-    def moved(self, seq: int, last: Mark | None = None) -> "Position":
-        """Delivered up to `seq`; `last` is the last message of that."""
-        return replace(self, seq=seq, marks=_thinned((*self.marks, last)) if last else self.marks)
-
-    def missing(self, count: int) -> "Position":
-        """So many more messages were pruned before they could be delivered."""
-        return replace(self, missed=self.missed + count)
+    def moved(self, seq: int, there: Sequence[Mark] = ()) -> "Position":
+        """Delivered up to `seq`: of the messages since, these were still there."""
+        after = max(self.seq, self.counted_to)
+        gone = max(0, seq - after) - sum(after < mark.seq <= seq for mark in there)
+        return replace(
+            self,
+            seq=seq,
+            marks=_thinned((*self.marks, there[-1])) if there else self.marks,
+            missed=self.missed + gone,
+            counted_to=max(seq, self.counted_to),
+        )
 
     def back_to(self, seq: int) -> "Position":
         """What comes after `seq` is to be delivered again."""
@@ -86,7 +95,8 @@ class PositionFile:
         """Write it so that a power cut leaves the old one or the new one. OSError where the disk refuses."""
         make_folder(self.path.parent)
         marks = [[mark.seq, mark.at] for mark in position.marks]
-        said = json.dumps({"position": position.seq, "missed": position.missed, "marks": marks}).encode()
+        counts = {"position": position.seq, "missed": position.missed, "counted_to": position.counted_to}
+        said = json.dumps(counts | {"marks": marks}).encode()
         part = self.path.with_name(f"{self.path.name}.part")
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _MODE)
         try:
@@ -100,7 +110,7 @@ class PositionFile:
 
 def _understood(said: Any) -> Position:
     marks = tuple(Mark(int(seq), str(at)) for seq, at in said["marks"])
-    position = Position(int(said["position"]), marks, int(said["missed"]))
+    position = Position(int(said["position"]), marks, int(said["missed"]), int(said.get("counted_to", 0)))
     if position.seq < 0:
         raise ValueError(position.seq)
     return position

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import structlog
@@ -67,7 +68,7 @@ class Runner:
         self._state: State = "waiting"
         self._reason: str | None = None
         self._trail: deque[tuple[float, int]] = deque()
-        self._delivered_once = self._counted_to = 0
+        self._delivered_once = 0
         self._back_off_s = _FIRST_BACK_OFF_S
         self.stopping = asyncio.Event()
         self._stop_by_s = 0.0
@@ -124,33 +125,43 @@ class Runner:
         last_seq = await self._ask(self._reader.last_seq)
         if last_seq < self._position.seq:
             self._position = await self._ask(self._checked, self._position)
-            self._delivered_once = self._counted_to = 0
+            self._delivered_once = 0
             return True
         if last_seq == self._position.seq:
             await self._consumer.deliver(())
             return False
         page = await self._ask(self._reader.results_since, self._position.seq, BATCH)
         items: list[Message] = page["items"]
-        # What is not there any more, up to the end where nothing is left at all.
-        self._count_missed(items, items[-1]["seq"] if items else last_seq)
         if not items:
-            self._position = self._position.moved(last_seq)
+            self._moved(items, last_seq)
             return True
         wanted = [message for message in items if message["topic"].startswith(self._wanted)]
-        before = self._position.seq
         reached = await self._consumer.deliver(wanted) if wanted else 0
-        if not wanted or reached >= wanted[-1]["seq"]:
-            self._moved(before, items[-1])
-        else:
-            done = [message for message in items if message["seq"] <= reached]
-            if done:
-                self._moved(before, done[-1])
+        is_whole = not wanted or reached >= wanted[-1]["seq"]
+        done = items if is_whole else [message for message in items if message["seq"] <= reached]
+        if done:
+            self._moved(done, done[-1]["seq"])
         return True
 
-    def _moved(self, before: int, last: Message) -> None:
-        self._position = self._position.moved(last["seq"], Mark(last["seq"], last["at"]))
+    def _moved(self, done: Sequence[Message], upto: int) -> None:
+        """Everything up to `upto` is delivered; what is not in `done` was pruned.
+
+        That is counted here and not when it is read: what waits for its delivery may be pruned yet.
+        """
+        before = self._position
+        self._position = before.moved(upto, [Mark(message["seq"], message["at"]) for message in done])
+        if self._position.missed > before.missed:
+            self._log.error(
+                "results_missed",
+                count=self._position.missed - before.missed,
+                after_seq=before.seq,
+                up_to_seq=upto,
+                why="they were pruned (retention.results_for) before they could be delivered",
+            )
+        if not done:
+            return
         now_s = time.monotonic()
-        self._trail.append((now_s, before))
+        self._trail.append((now_s, before.seq))
         while self._trail[0][0] < now_s - _DELIVER_AGAIN_S:
             self._trail.popleft()
         self._back_off_s = _FIRST_BACK_OFF_S
@@ -166,21 +177,6 @@ class Runner:
         if again < reached:
             self._position = self._position.back_to(again)
 
-    def _count_missed(self, items: Sequence[Message], upto: int) -> None:
-        """Numbers that nobody has any more, once each, although a page may be read again."""
-        after = max(self._position.seq, self._counted_to)
-        missed = upto - after - sum(message["seq"] > after for message in items)
-        self._counted_to = max(upto, self._counted_to)
-        if missed > 0:
-            self._position = self._position.missing(missed)
-            self._log.error(
-                "results_missed",
-                count=missed,
-                after_seq=after,
-                up_to_seq=upto,
-                why="they were pruned (retention.results_for) before they could be delivered",
-            )
-
     # Where it begins
 
     def _begin(self) -> Position:
@@ -188,10 +184,14 @@ class Runner:
             found = self._file.load()
         except PositionError as error:
             self._log.error("position_damaged", problem=str(error), advice="all that is kept is delivered again")
-            return Position(self._before_oldest())
+            return self._new(self._before_oldest())
         if found is None:
-            return Position(self._before_oldest() if self._newest is None else self._newest)
+            return self._new(self._before_oldest() if self._newest is None else self._newest)
         return self._checked(found)
+
+    def _new(self, seq: int) -> Position:
+        """A position that has missed nothing: what was pruned by now was nobody's here."""
+        return Position(seq, counted_to=self._reader.last_seq())
 
     def _checked(self, position: Position) -> Position:
         """The position in this database: of another one, or an older state of it, the last message that both know."""
@@ -200,7 +200,8 @@ class Runner:
         if position.seq <= last_seq and (not marks or self._at(marks[0].seq) in (marks[0].at, None)):
             return position
         known = next((mark.seq for mark in marks if self._at(mark.seq) == mark.at), None)
-        new = position.back_to(self._before_oldest() if known is None else known)
+        seq = self._before_oldest() if known is None else known
+        new = replace(position.back_to(seq), counted_to=last_seq if known is None else known)
         self._log.error(
             "position_not_of_this_database",
             position=position.seq,

@@ -59,9 +59,9 @@ def _consumers(status: Status) -> Iterable[Alarm]:
         if error or state in ("refused", "waiting", "disconnected"):
             why = f": {error}" if error else ""
             waits = f", {behind:,} results behind" if behind else ""
-            yield Alarm("notice", f"Consumer {name} is {state}{waits}{why}", "Nothing is lost: it catches up.")
+            yield Alarm("notice", f"Consumer {name} is {state}{waits}{why}", _CATCHES_UP)
         elif behind > _BEHIND:
-            yield Alarm("notice", f"Consumer {name} is {behind:,} results behind.", "Nothing is lost: it catches up.")
+            yield Alarm("notice", f"Consumer {name} is {behind:,} results behind.", _CATCHES_UP)
 
 
 def _drifted(status: Status) -> Iterable[Alarm]:
@@ -77,4 +77,5 @@ def _drifted(status: Status) -> Iterable[Alarm]:
 _NAMED = 3
 #: A consumer that is further behind than this is worth a look.
 _BEHIND = 1000
+_CATCHES_UP = "It catches up by itself, as far back as results are kept (retention.results_for)."
 SOURCES: Sequence[Callable[[Status], Iterable[Alarm]]] = (_line, _children, _consumers, _drifted)

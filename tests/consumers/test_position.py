@@ -19,7 +19,7 @@ AT = "2026-11-22T07:00:00.000Z"
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     file = PositionFile(tmp_path / "consumers", "plant")
     assert file.load() is None
-    position = Position(5).moved(9, Mark(9, AT)).missing(3)
+    position = Position(5).moved(9, [Mark(9, AT)])
     file.save(position)
     assert file.load() == position
     assert [path.name for path in (tmp_path / "consumers").iterdir()] == ["plant.position"]
@@ -62,7 +62,7 @@ def test_marks_are_few_and_reach_back_ever_further(steps: list[int]) -> None:
     position, seq = Position(0), 0
     for step in steps:
         seq += step
-        position = position.moved(seq, Mark(seq, AT))
+        position = position.moved(seq, [Mark(seq, AT)])
     seqs = [mark.seq for mark in position.marks]
     assert seqs == sorted(set(seqs))
     assert seqs[-1] == seq
@@ -73,7 +73,7 @@ def test_marks_are_few_and_reach_back_ever_further(steps: list[int]) -> None:
 def test_going_back_forgets_what_came_after() -> None:
     position = Position(0)
     for seq in range(1, 20):
-        position = position.moved(seq, Mark(seq, AT))
+        position = position.moved(seq, [Mark(seq, AT)])
     back = position.back_to(7)
     assert back.seq == 7
     assert all(mark.seq <= 7 for mark in back.marks)

@@ -183,6 +183,52 @@ def test_what_was_pruned_before_it_could_be_delivered_is_counted_and_said(tmp_pa
     slate.close()
 
 
+def test_a_new_consumer_has_missed_nothing_of_what_was_pruned_before_it_was_there(tmp_path: Path) -> None:
+    """Boards with a review stay for ever: between them there are gaps as wide as the line is old."""
+    database = ResultsDatabase(tmp_path / "inspection.db")
+    database.grow(100)
+    with closing(sqlite3.connect(database.file)) as rows, rows:
+        rows.execute("DELETE FROM inspections WHERE board_id BETWEEN 2 AND 90")
+        rows.execute("DELETE FROM boards WHERE board_id BETWEEN 2 AND 90")
+    slate = Slate.make("test")
+
+    async def test() -> None:
+        diary = Diary()
+        diary.takes = 5  # it is stopped before it has caught up
+        async with running(database, diary, slate=slate) as runner:
+            await until(lambda: runner.position >= 3)
+        async with running(database, diary, slate=slate) as runner:
+            await until(lambda: runner.position == 300)
+            database.grow(2)
+            await until(lambda: runner.position == 306)
+        assert len(diary.seqs) == 39
+        assert slate.read()["missed"] == 0
+
+    run(test())
+    slate.close()
+
+
+def test_what_a_consumer_was_offered_and_never_took_is_missed_when_it_is_pruned(tmp_path: Path) -> None:
+    database = ResultsDatabase(tmp_path / "inspection.db")
+    database.grow(1)
+    slate = Slate.make("test")
+
+    async def test() -> None:
+        diary = Diary()
+        async with running(database, diary, slate=slate) as runner:
+            await until(lambda: runner.position == 3)
+            diary.trouble = [DeliveryError("not there")] * 10_000
+            database.grow(4)
+            await until(lambda: len(diary.trouble) < 10_000)  # it was offered them once
+            database.prune(3)
+            diary.trouble.clear()
+            await until(lambda: runner.position == 15)
+        assert slate.read()["missed"] == 6
+
+    run(test())
+    slate.close()
+
+
 def test_a_damaged_position_is_named_and_everything_kept_is_delivered_again(tmp_path: Path) -> None:
     database = ResultsDatabase(tmp_path / "inspection.db")
     database.grow(2)
