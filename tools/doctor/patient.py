@@ -54,11 +54,6 @@ class Patient:
     def is_running(self) -> bool:
         return self.status is not None
 
-    @property
-    def is_me(self) -> bool:
-        """Whether the line's user is whoever asks."""
-        return self.user.pw_uid == os.geteuid()
-
 
 def meet(path: Path | None, user: str | None = None, root: Path = Path("/")) -> Patient:
     """Read the line of `path` and ask its daemon; KeyError where there is no such `user`."""

@@ -33,7 +33,6 @@ SUMS = "SHA256SUMS"
 MANIFEST = "manifest.json"
 #: In the unfinished folder: it is ours, and whoever holds its lock is writing.
 _MARK = ".coserve-export"
-_PIECE_BYTES = 2**20
 #: Of an image's rows, generously, in all forms.
 _ROW_BYTES = 8000
 
