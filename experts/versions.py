@@ -91,7 +91,7 @@ class Expert:
         return version_of(self.in_force) if self.in_force is not None else None
 
     @property
-    def line(self) -> list[str]:
+    def lineage(self) -> list[str]:
         """The versions that came into force one after the other and were not rolled back; the last one is."""
         found: list[str] = []
         for step in self.steps:
@@ -223,12 +223,12 @@ class Change:
     def before(self, name: str) -> str:
         """The version that a rollback of `name` brings back. Raises VersionsError where there is none."""
         expert = self.expert(name)
-        line = expert.line
-        if len(line) < 2:
+        lineage = expert.lineage
+        if len(lineage) < 2:
             raise VersionsError(
                 f"{name} {expert.version or ''} is the first version here: there is none before it to go back to"
             )
-        return line[-2]
+        return lineage[-2]
 
     def prune(self, name: str, version: str) -> int:
         """Forget a version that is not in force, and its weights; the bytes that this gave back."""
@@ -332,7 +332,7 @@ def _settled(name: str, in_force: CatalogEntry | None, noted: History) -> Expert
     moves = [place for place, step in enumerate(steps) if step.did in ("promote", "rollback")]
     if moves and (last := steps[moves[-1]]).version != expert.version and last.before == expert.version:
         del steps[moves[-1]]  # the command ended before it replaced the catalog
-    if expert.version is not None and expert.line[-1:] != [expert.version]:
+    if expert.version is not None and expert.lineage[-1:] != [expert.version]:
         steps.append(_step("found", expert.version))
     return expert
 

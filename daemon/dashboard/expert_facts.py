@@ -26,7 +26,7 @@ _DRIFT_KEEPS_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ExpertRow:
     """One expert in the list. Rates are shares of the images that it answered lately; None where there were none."""
 
     name: str
@@ -59,7 +59,7 @@ class Line:
 class Listing:
     """All experts, and what could not be found out, in words."""
 
-    lines: Sequence[Line]
+    lines: Sequence[ExpertRow]
     hit_rate: float | None
     problems: Sequence[str]
 
@@ -132,7 +132,7 @@ def _line(
     recent: questions.Recent,
     histograms: questions.Histograms,
     calls: Mapping[tuple[str, str], Calls],
-) -> Line:
+) -> ExpertRow:
     name, version = row["expert"], row["version"]
     rates, batches, loads = recent.rates.get(name), recent.batches.get(name), recent.loads.get(name)
     # The file may name another version than the daemon has: that one's training says nothing of this one.
@@ -140,7 +140,7 @@ def _line(
     training = catalog.confidences.get(name) if is_in_force else None
     drift = compare(training, histograms.get((name, version), {})) if training else None
     judged = calls.get((name, version))
-    return Line(
+    return ExpertRow(
         name=name,
         architecture=row["architecture"],
         version=version,
@@ -179,7 +179,7 @@ def _health(row: Mapping[str, Any], rates: Any, drift: Drift | None) -> str:
 # The list's order
 
 
-def _worst_first(line: Line) -> tuple[Any, ...]:
+def _worst_first(line: ExpertRow) -> tuple[Any, ...]:
     return HEALTH.index(line.health), -line.answers, line.name
 
 
@@ -206,7 +206,7 @@ SHOWN: Mapping[str, Any] = {
 }
 
 
-def chosen(lines: Sequence[Line], text: str, show: str, sort: str) -> list[Line]:
+def chosen(lines: Sequence[ExpertRow], text: str, show: str, sort: str) -> list[ExpertRow]:
     """Those whose name or architecture has `text` in it, in the order asked for."""
     wanted = text.casefold()
     found = [line for line in lines if wanted in f"{line.name} {line.architecture}".casefold() and SHOWN[show](line)]

@@ -88,7 +88,7 @@ def test_a_candidate_changes_nothing_until_it_is_promoted_and_again_when_rolled_
     promote(versions, second)
     promote(versions, third)
     assert in_force(versions) == third
-    assert versions.read()["R0402"].line == [first, second, third]
+    assert versions.read()["R0402"].lineage == [first, second, third]
     assert roll_back(versions) == second
     assert roll_back(versions) == first == in_force(versions)
     with pytest.raises(VersionsError, match="is the first version here"):
@@ -132,7 +132,7 @@ def test_a_version_that_came_into_the_catalog_by_hand_is_found_and_can_be_left(t
     )
     assert text is not None
     versions.catalog.write_text(text, encoding="utf-8")
-    assert versions.read()["R0402"].line == [first, entry.sha256[:12]]
+    assert versions.read()["R0402"].lineage == [first, entry.sha256[:12]]
     promote(versions, second)
     assert roll_back(versions) == entry.sha256[:12] == in_force(versions)
 
@@ -211,7 +211,7 @@ def test_pruning_takes_what_nobody_needs_and_never_what_is_in_force(tmp_path: Pa
             change.prune("R0402", third)
         assert change.prune("R0402", second) > 0
     assert not versions.weights_file("R0402", second).exists()
-    assert versions.read()["R0402"].line == [first, third]
+    assert versions.read()["R0402"].lineage == [first, third]
     assert roll_back(versions) == first == in_force(versions)
 
 
@@ -283,7 +283,7 @@ def test_a_process_killed_at_any_step_leaves_the_old_state_or_the_new_one(tmp_pa
         killed = _dies_at(number, *work)
         found, expert = in_force(versions), versions.read()["R0402"]
         assert found in (first, second)
-        assert expert.version == expert.line[-1] == found
+        assert expert.version == expert.lineage[-1] == found
         for version, kept in expert.kept.items():
             if deed != "prune" or version != third:  # what is being pruned may be half gone; nobody goes back to it
                 assert file_sha256(versions.folder / kept.entry.file) == kept.entry.sha256

@@ -156,7 +156,7 @@ def prunable(line: ExpertsLine, expert: Expert, keep: int) -> list[str]:
         raise VersionsError(f"what the daemon serves is not known ({error.reason}): nothing was pruned") from None
     served = {row["version"] for row in answer["experts"] if row["expert"] == expert.name}
     was = [step.version for step in expert.steps if step.did in ("found", "promote", "rollback")]
-    stays = {expert.version, *served, *expert.line[-keep - 1 :]}
+    stays = {expert.version, *served, *expert.lineage[-keep - 1 :]}
     return [version for version in expert.kept if version in was and version not in stays]
 
 
