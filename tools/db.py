@@ -1,6 +1,6 @@
 """`coserve db …`: the results database of a line, also while it runs."""
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from time import sleep
 from typing import Annotated, Any
@@ -29,7 +29,9 @@ def backup(
 
     Example: coserve db backup /mnt/backup/inspection.db --config demo/coserve.yaml
     """
-    settings = _settings(config)
+    from tools.opened import settings_of
+
+    settings = settings_of(config)
     from daemon.store.copies import copy_database
     from daemon.store.database import StoreError, sqlite_path
 
@@ -59,7 +61,9 @@ def check(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
 
     Example: coserve db check --config demo/coserve.yaml
     """
-    settings = _settings(config)
+    from tools.opened import settings_of
+
+    settings = settings_of(config)
     from daemon.store.check import check_database
     from daemon.store.database import StoreError
 
@@ -85,7 +89,9 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
 
     Example: coserve db prune --config demo/coserve.yaml
     """
-    settings = _settings(config)
+    from tools.opened import settings_of
+
+    settings = settings_of(config)
     from daemon.control import ControlError
 
     try:
@@ -106,13 +112,14 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
 def _prune_by_daemon(control: str) -> dict[str, Any]:
     """One round of the daemon's; what it pruned meanwhile."""
     from daemon.control import ask
+    from daemon.pruning import Pruned
 
     before = ask(control, "prune", begin=False)
     now = ask(control, "prune", begin=True)
     while now["pruning"]:
         sleep(_POLL_S)
         now = ask(control, "prune", begin=False)
-    return {key: now[key] - before[key] for key in now if key != "pruning"}
+    return {count.name: now[count.name] - before[count.name] for count in fields(Pruned)}
 
 
 def _prune_here(settings: Any) -> dict[str, Any]:
@@ -133,15 +140,3 @@ def _prune_here(settings: Any) -> dict[str, Any]:
     finally:
         for lock in locks:
             lock.release()
-
-
-def _settings(config: Path) -> Any:
-    from daemon.config import load_config
-    from daemon.errors import ConfigError
-
-    if not config.is_file():
-        fail(f"no file {config}: name the line's coserve.yaml with --config", status=2)
-    try:
-        return load_config(config)
-    except ConfigError as error:
-        fail(str(error), status=2)

@@ -130,15 +130,9 @@ def list_keys(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) ->
 
 
 def _allow_list_of(config: Path) -> tuple[Any, Path]:
-    from daemon.config import load_config
-    from daemon.errors import ConfigError
+    from tools.opened import settings_of
 
-    if not config.is_file():
-        fail(f"no file {config}: name the line's coserve.yaml", status=2)
-    try:
-        settings = load_config(config)
-    except ConfigError as error:
-        fail(str(error), status=2)
+    settings = settings_of(config)
     if settings.security.allowed_clients is None:
         fail(f"{config}: names no security.allowed_clients and security.server_key: nobody needs a key here", status=2)
     return settings, settings.security.allowed_clients

@@ -301,15 +301,10 @@ def _places(expert: dict[str, Any]) -> str:
 
 def _ask(config: Path, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
     """One question to the daemon of `config`; leaves with status 1 where it answers no, or not at all."""
-    _must_exist(config)
-    from daemon.config import load_config
     from daemon.control import ControlError, ask
-    from daemon.errors import ConfigError
+    from tools.opened import settings_of
 
-    try:
-        settings = load_config(config)
-    except ConfigError as error:
-        fail(str(error), status=2)
+    settings = settings_of(config)
     given = {key: value for key, value in fields.items() if value is not None}
     try:
         return ask(settings.endpoints.control, kind, timeout_s=timeout_s, **given)

@@ -50,16 +50,10 @@ def top(
 
 def _looker(config: Path) -> Callable[[], dict[str, Any]]:
     """What asks the daemon of `config`: its status with the queues in one answer."""
-    if not config.is_file():
-        fail(f"no file {config}: name the line's coserve.yaml, or make a small line with `coserve demo`", status=2)
-    from daemon.config import load_config
     from daemon.control import ControlError, ask
-    from daemon.errors import ConfigError
+    from tools.opened import settings_of
 
-    try:
-        endpoint = load_config(config).endpoints.control
-    except ConfigError as error:
-        fail(str(error), status=2)
+    endpoint = settings_of(config).endpoints.control
 
     def look() -> dict[str, Any]:
         try:

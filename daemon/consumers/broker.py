@@ -37,7 +37,7 @@ class BrokerClient(Client):
     def hand_over(
         self, topic: str, body: bytes, *, retain: bool, properties: Properties | None = None
     ) -> asyncio.Future[int]:
-        """Publish with QoS 1; the broker's word to come: a reason code below 0x80, or RefusedError. MqttError at once."""
+        """Publish with QoS 1; answered by the broker: a code below 0x80, or RefusedError. MqttError at once."""
         info = self._client.publish(topic, body, 1, retain, properties)
         if info.rc:
             raise MqttCodeError(info.rc, "Could not publish message")

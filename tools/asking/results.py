@@ -16,10 +16,10 @@ from tools.asking import batches
 from tools.asking.batches import Question
 from tools.asking.files import complete_or_not, leave_cleanly, why
 from tools.asking.formats import Csv, Json, JsonLines, Parquet, Writer
-from tools.asking.opened import opened
 from tools.asking.rows import NotAskedOfError
 from tools.asking.table import print_rows
 from tools.console import console, fail, print_json
+from tools.opened import opened
 
 #: What a person looks at; files have everything.
 NEWEST = 50

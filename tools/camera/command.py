@@ -7,14 +7,13 @@ from pathlib import Path
 import cv2
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from daemon.config import Config, load_config
-from daemon.errors import ConfigError
 from tools.camera.files import board_of
 from tools.camera.layout import Layout, WrongSizeError, cut
 from tools.camera.publisher import Account, CurveClient, Image, Publisher, PublishError, publish_images
 from tools.camera.render import Board, board_types, render_board
 from tools.camera.watch_folder import SUFFIXES
 from tools.console import errors, fail
+from tools.opened import settings_of
 
 #: A person at a terminal wants to hear sooner than a camera does that nobody answers.
 _PATIENCE_S = 15.0
@@ -165,10 +164,4 @@ def _publish(
 
 def endpoint_of(config: Path) -> str:
     """Where the line of `config` takes images; leaves with status 2 where there is no such file, or mistakes in it."""
-    if not config.is_file():
-        fail(f"no file {config}: name the line's coserve.yaml", status=2)
-    try:
-        settings: Config = load_config(config)
-    except ConfigError as error:
-        fail(str(error), status=2)
-    return settings.endpoints.intake[0]
+    return settings_of(config).endpoints.intake[0]

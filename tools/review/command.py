@@ -1,10 +1,8 @@
 """`coserve review`: decide about an image from the terminal, through the daemon or, where none runs, in its place."""
 
 import getpass
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -12,8 +10,6 @@ import typer
 from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json, print_table
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
     from daemon.config import Config
 
 _WAIT_S = 10.0
@@ -56,7 +52,9 @@ def review(
     asked = (show, undo is not None, image is not None)
     if sum(asked) != 1:
         fail("name an image and a verdict, or --undo ID, or --list: see coserve review --help", status=2)
-    settings = _settings(config)
+    from tools.opened import settings_of
+
+    settings = settings_of(config)
     if show:
         _list(settings, limit, as_json)
         return
@@ -148,8 +146,9 @@ def _refuse(code: str, reason: str, fields: dict[str, Any], settings: "Config", 
 
 def _list(settings: "Config", limit: int, as_json: bool) -> None:
     from daemon.store.reviews import waiting
+    from tools.opened import reading
 
-    with _reading(settings) as connection:
+    with reading(settings) as engine, engine.connect() as connection:
         rows = [dict(row) for row in connection.execute(waiting().limit(limit + 1)).mappings()]
     if as_json:
         print_json(rows[:limit])
@@ -177,48 +176,18 @@ def _own_defect(settings: "Config", inspection_id: int) -> str | None:
     from sqlalchemy import select
 
     from daemon.store.schema import inspections
+    from tools.opened import reading
 
     table = inspections.c
     of_fail = select(table.defect).where(table.inspection_id == inspection_id, table.verdict == "fail")
-    with _reading(settings) as connection:
+    with reading(settings) as engine, engine.connect() as connection:
         return connection.execute(of_fail).scalar()
 
 
 def _newest(settings: "Config", inspection_id: int) -> int | None:
     from daemon.store.reviews import history
+    from tools.opened import reading
 
-    with _reading(settings) as connection:
+    with reading(settings) as engine, engine.connect() as connection:
         past = history(connection, inspection_id)
     return past[-1].review_id if past else None
-
-
-@contextmanager
-def _reading(settings: "Config") -> Iterator["Connection"]:
-    """The line's database, read-only; leaves with 1 where it cannot be read."""
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from daemon.store.database import StoreError, open_for_reading
-
-    try:
-        engine = open_for_reading(settings.database)
-    except StoreError as error:
-        fail(str(error), status=1)
-    try:
-        with engine.connect() as connection:
-            yield connection
-    except SQLAlchemyError as error:
-        fail(f"cannot read {settings.database}: {getattr(error, 'orig', None) or error}", status=1)
-    finally:
-        engine.dispose()
-
-
-def _settings(config: Path) -> "Config":
-    from daemon.config import load_config
-    from daemon.errors import ConfigError
-
-    if not config.is_file():
-        fail(f"no file {config}: name the line's coserve.yaml with --config", status=2)
-    try:
-        return load_config(config)
-    except ConfigError as error:
-        fail(str(error), status=2)

@@ -4,12 +4,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tools.asking.files import leave_cleanly, why
-from tools.asking.opened import opened
 from tools.asking.package.chosen import Selection
 from tools.asking.package.verify import verify_package
 from tools.asking.package.write import FolderInUseError, PackageError, write_package
 from tools.backup.gentle import step_back
 from tools.console import console, errors, fail, print_json
+from tools.opened import opened
 
 
 def make_package(config: Path, selection: Selection, out: Path, *, with_weights: bool, as_json: bool) -> None:

@@ -1,0 +1,51 @@
+"""A line as a command opens it: its configuration, its database for reading. What goes wrong is one sentence."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from daemon.config import Config, load_config
+from daemon.errors import ConfigError
+from tools.console import fail
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+
+def settings_of(config: Path) -> Config:
+    """The line's configuration; leaves with status 2 where there is no such file, or mistakes in it."""
+    if not config.is_file():
+        fail(f"no file {config}: name the line's coserve.yaml, or make a small line with `coserve demo`", status=2)
+    try:
+        return load_config(config)
+    except ConfigError as error:
+        fail(str(error), status=2)
+
+
+@contextmanager
+def reading(settings: Config) -> "Iterator[Engine]":
+    """An engine that cannot write; leaves with status 1 where there is nothing to read."""
+    from sqlalchemy.exc import SQLAlchemyError  # not for commands that only ask the daemon: it takes its time
+
+    from daemon.store.database import StoreError, open_for_reading
+
+    try:
+        engine = open_for_reading(settings.database)
+    except StoreError as error:
+        fail(str(error), status=1)
+    try:
+        yield engine
+    except SQLAlchemyError as error:
+        cause = getattr(error, "orig", None) or error.__class__.__name__
+        fail(f"cannot read {settings.database} ({cause}): has this line run?", status=1)
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def opened(config: Path) -> "Iterator[tuple[Config, Engine]]":
+    """Both at once."""
+    settings = settings_of(config)
+    with reading(settings) as engine:
+        yield settings, engine
