@@ -86,9 +86,7 @@ Message = Inspect | Generate | Hello | ResultsSince
 
 class _FieldError(Exception):
     def __init__(self, path: str, expected: str, value: object) -> None:
-        super().__init__(
-            f"{path}: is missing" if value is None else f"{path}: expected {expected}, got {shown(value)}"
-        )
+        super().__init__(f"{path}: is missing" if value is None else f"{path}: expected {expected}, got {shown(value)}")
 
 
 def shown(value: object) -> str:

@@ -197,7 +197,9 @@ def a_line(
         Quarantine(folder / "quarantine", 1_000_000),
     )
     endpoints = [f"ipc://{folder}/intake.sock", "tcp://127.0.0.1:*"]
-    intake = Intake(context, endpoints, admission, reader.results_since, on_answer=lambda kind, _code: counts.append(kind))
+    intake = Intake(
+        context, endpoints, admission, reader.results_since, on_answer=lambda kind, _code: counts.append(kind)
+    )
     try:
         bound = intake.start()
         yield Line(intake, admission, writer, reader, load, folder / "quarantine", bound, counts, rulebook)
