@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+import anyio
+import anyio.to_thread
 from fastapi import APIRouter, Form, Header, Query, Request
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.exceptions import HTTPException
@@ -12,6 +14,9 @@ from daemon.dashboard.access import Keyring, safe_path
 from daemon.dashboard.live import Full
 from daemon.dashboard.site import Site
 from daemon.http_answers import NoAnswer, answer
+
+#: Probes that ask the daemon at once. They wait for no page: a long question of a reader is no sickness of the line.
+_PROBES = 2
 
 
 def router(site: Site, keyring: Keyring) -> APIRouter:
@@ -31,6 +36,8 @@ def router(site: Site, keyring: Keyring) -> APIRouter:
             text = "64 pages listen already: close one, or look again later\n"
             return PlainTextResponse(text, 503, headers={"Retry-After": "10"})
 
+    probes = anyio.CapacityLimiter(_PROBES)
+
     def ask(kind: str) -> Mapping[str, Any]:
         try:
             return site.ask_daemon(kind)
@@ -40,8 +47,8 @@ def router(site: Site, keyring: Keyring) -> APIRouter:
     @routes.get("/metrics")
     @routes.get("/healthz")
     @routes.get("/readyz")
-    def probe(request: Request) -> Response:
-        found = answer(request.url.path, ask)
+    async def probe(request: Request) -> Response:
+        found = await anyio.to_thread.run_sync(answer, request.url.path, ask, limiter=probes)
         return Response(found.text, found.status, media_type=found.media_type)
 
     return routes

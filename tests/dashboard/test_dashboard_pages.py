@@ -4,6 +4,7 @@ import html
 import io
 import os
 import re
+import select
 import shutil
 import socket
 import sqlite3
@@ -277,6 +278,20 @@ def test_pages_work_while_the_daemon_is_away_and_say_so(web: Web) -> None:
     assert page.status == 200
     assert "The daemon does not answer" in page.text
     assert web.get("/healthz").status == web.get("/readyz").status == web.get("/metrics").status == 503
+
+
+def test_a_probe_does_not_queue_behind_pages(web: Web) -> None:
+    """A line is not sick because many people ask much at once."""
+    asked = [socket.create_connection(("127.0.0.1", web.port), timeout=20) for _ in range(60)]
+    for one in asked:
+        one.sendall(f"GET /defects HTTP/1.1\r\nHost: {web.host}\r\nConnection: close\r\n\r\n".encode())
+    select.select(asked, [], [], 20)  # all of them are being asked, or wait for their turn
+    web.get("/healthz")
+    answered = [one for one in asked if select.select([one], [], [], 0)[0]]
+    for one in asked:
+        assert one.recv(12) == b"HTTP/1.1 200"
+        one.close()
+    assert len(answered) < 50
 
 
 def test_a_reader_that_does_not_read_is_cut_and_one_that_comes_back_gets_what_is_new(web: Web) -> None:
