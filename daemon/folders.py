@@ -1,5 +1,6 @@
-"""Folders that the daemon makes: mode 0750, so that others read through the group (RESULTS.md)."""
+"""Folders that the daemon makes: mode 0750, so that others read through the group (RESULTS.md); names that stay."""
 
+import os
 from pathlib import Path
 
 FOLDER_MODE = 0o750
@@ -11,3 +12,12 @@ def make_folder(folder: Path) -> None:
     for path in reversed(missing):
         path.mkdir(mode=FOLDER_MODE, exist_ok=True)
         path.chmod(FOLDER_MODE)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable: what was made, renamed or removed there stays so after a power cut."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

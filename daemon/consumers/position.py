@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from daemon.folders import make_folder
+from daemon.folders import make_folder, sync_folder
 
 _MODE = 0o640
 
@@ -105,7 +105,7 @@ class PositionFile:
         finally:
             os.close(fd)
         part.replace(self.path)
-        _sync_folder(self.path.parent)
+        sync_folder(self.path.parent)
 
 
 def _understood(said: Any) -> Position:
@@ -123,11 +123,3 @@ def _checksum(said: bytes) -> str:
 def _write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
+from daemon.folders import sync_folder
 from daemon.journal import segment_file
 from daemon.store.copies import (
     State,
@@ -291,11 +292,3 @@ def _entry(member: _Member, size: int) -> tarfile.TarInfo:
     entry.mode = member.mode
     entry.mtime = int(time.time())
     return entry
-
-
-def sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

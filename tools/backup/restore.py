@@ -13,10 +13,10 @@ from typing import Any
 
 from alembic.script import ScriptDirectory
 
-from daemon.folders import make_folder
+from daemon.folders import make_folder, sync_folder
 from daemon.store.copies import room_problem
 from daemon.store.migrate import alembic_config
-from tools.backup.archive import FORMAT, HEAD, SUMS, forget_members, sync_folder
+from tools.backup.archive import FORMAT, HEAD, SUMS, forget_members
 from tools.backup.contents import CONFIG, BackupError
 from tools.backup.gentle import PIECE_BYTES
 
