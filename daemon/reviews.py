@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from daemon.control import ControlError
 from daemon.frames import MAX_INTEGER
 from daemon.messages import NAME, NAME_EXPECTED, shown
-from daemon.store.reviews import Decision, Review, ReviewRefusedError, is_undo
+from daemon.store.reviews import DAEMON, Decision, Review, ReviewRefusedError, is_undo
 from daemon.store.store import Store
 
 VERDICTS = ("pass", "fail", "unknown", "review")
@@ -37,9 +37,7 @@ def decision(fields: Mapping[str, Any]) -> Decision:
     inspection_id = _number(fields, "inspection_id")
     if inspection_id is None:
         raise ControlError("bad_field", "inspection_id: is missing")
-    reviewer = _name(fields, "reviewer")
-    if reviewer is None or not reviewer.strip():
-        raise ControlError("bad_field", "reviewer: is missing: a decision says who made it")
+    reviewer = _reviewer(fields)
     verdict, defect, note = fields.get("verdict"), _name(fields, "defect"), _name(fields, "note")
     if undo:
         given = next((name for name in ("verdict", "defect", "note") if fields.get(name) is not None), None)
@@ -94,6 +92,15 @@ def _number(fields: Mapping[str, Any], name: str) -> int | None:
     if value is None or (type(value) is int and 1 <= value <= MAX_INTEGER):
         return value
     raise ControlError("bad_field", f"{name}: expected an integer from 1, got {shown(value)}")
+
+
+def _reviewer(fields: Mapping[str, Any]) -> str:
+    reviewer = _name(fields, "reviewer")
+    if reviewer is None or not reviewer.strip():
+        raise ControlError("bad_field", "reviewer: is missing: a decision says who made it")
+    if reviewer.strip().lower() == DAEMON:
+        raise ControlError("bad_field", f"reviewer: {shown(reviewer)} is the line itself: say who you are")
+    return reviewer
 
 
 def _name(fields: Mapping[str, Any], name: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, case, func, literal_column, or_, select
 
-from daemon.store.reviews import is_newest
+from daemon.store.reviews import DAEMON, is_newest
 from daemon.store.schema import boards, inspections, reviews
 
 Question = Select[*tuple[Any, ...]]
@@ -21,7 +21,7 @@ _newest = (
         *(reviews.c.inspection_id, reviews.c.review_id, reviews.c.verdict, reviews.c.defect),
         *(reviews.c.reviewer, reviews.c.at, reviews.c.note),
     )
-    .where(is_newest())
+    .where(is_newest(), reviews.c.reviewer != DAEMON)
     .subquery("newest")
 )
 _is_reviewed = _newest.c.review_id.is_not(None)

@@ -4,7 +4,7 @@ from typing import Any
 
 from sqlalchemy import Select, and_, case, exists, func, literal, select
 
-from daemon.store.reviews import is_newest, waiting
+from daemon.store.reviews import is_newest, stands, waiting
 from daemon.store.schema import boards, detections, inspections, pending, reviews, rules_versions, stages
 
 #: How many of the images that wait the filters are made of, and of the newest fails the codes of defects.
@@ -100,20 +100,19 @@ def rules() -> Question:
 
 
 def done_since(since: str, reviewer: str) -> Question:
-    """Decisions that stand, less those taken back, of all and of one reviewer."""
-    table = reviews.c
-    counts = case((table.note.like("undo of review %") | table.note.like("undecided again: %"), -1), else_=1)
-    is_own = table.reviewer == reviewer
+    """Decisions that were not undone, of all and of one reviewer."""
+    is_own = reviews.c.reviewer == reviewer
     return select(
-        func.coalesce(func.sum(counts), 0).label("by_all"),
-        func.coalesce(func.sum(case((is_own, counts), else_=0)), 0).label("by_one"),
-    ).where(table.at >= since)
+        func.count().label("by_all"),
+        func.coalesce(func.sum(case((is_own, 1), else_=0)), 0).label("by_one"),
+    ).where(reviews.c.at >= since, stands())
 
 
 def newest_of(reviewer: str, since: str) -> Question:
-    """What a reviewer wrote, newest first."""
+    """A reviewer's decisions that were not undone, newest first."""
     table = reviews.c
-    return select(reviews).where(table.reviewer == reviewer, table.at >= since).order_by(table.review_id.desc())
+    mine = (table.reviewer == reviewer, table.at >= since, stands())
+    return select(table.inspection_id, table.review_id).where(*mine).order_by(table.review_id.desc())
 
 
 def some_waiting() -> Question:

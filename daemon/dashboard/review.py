@@ -22,14 +22,13 @@ from daemon.dashboard.review_offers import Offers
 from daemon.dashboard.site import Site
 from daemon.frames import MAX_INTEGER
 from daemon.messages import NAME
-from daemon.store.reviews import Review, Waiting, count_of, waiting
+from daemon.store.reviews import Waiting, count_of, waiting
 
 #: More are said as "1000 or more": nobody counts a million for a number in a corner.
 COUNTED = 1000
 _NAME_COOKIE = "coserve_reviewer"
 _NAME_COOKIE_S = 365 * 86400
 _MOST_EXCLUDED = 1000
-_MOST_UNDONE = 200
 #: The daemon waits a second for its writer, and then says what it knows.
 _REVIEW_S = 3.0
 _STATUS = {"conflict": 409, "not_finished": 409, "no_decision": 409, "unknown_inspection": 404, "bad_field": 422}
@@ -120,7 +119,9 @@ def router(site: Site) -> APIRouter:
         coserve_reviewer: Annotated[str, Cookie()] = "",
     ) -> JSONResponse:
         holds = [int(part) for part in held.split(",") if part]
-        return JSONResponse(desk.following(which, seat, holds, count) | desk.progress(since, name_of(coserve_reviewer)))
+        reviewer = name_of(coserve_reviewer)
+        found = desk.following(which, seat, reviewer, holds, count)
+        return JSONResponse(found | desk.progress(since, reviewer))
 
     @routes.get("/review/items/{image}")
     def one(image: ImageId) -> JSONResponse:
@@ -148,8 +149,8 @@ def _add_decisions(routes: APIRouter, desk: "_Desk") -> None:
         return desk.write(image, coserve_reviewer, newest, undo=True)
 
     @routes.post("/review/items/{image}/skip")
-    def skip(image: ImageId, seat: Annotated[str, Form(pattern=r"^[0-9a-f]{16}$")]) -> Response:
-        desk.offers.skip(seat, image)
+    def skip(image: ImageId, coserve_reviewer: Annotated[str, Cookie()] = "") -> Response:
+        desk.offers.skip(name_of(coserve_reviewer), image)
         return Response(status_code=204)
 
     @routes.get("/review/last")
@@ -180,14 +181,13 @@ class _Desk:
             seat=secrets.token_hex(8),
         )
 
-    def following(self, which: Chosen, seat: str, held: list[int], count: int) -> dict[str, Any]:
+    def following(self, which: Chosen, seat: str, reviewer: str, held: list[int], count: int) -> dict[str, Any]:
         """The next images beside those the page holds, and how many wait in all."""
         query = waiting(which.waiting, newest_first=which.order == "newest")
         most = count + len(held) + min(self.offers.excluded, _MOST_EXCLUDED)
         ids = [row.inspection_id for row in self._site.database.rows(query.limit(most), limit=most)] if count else []
-        items = [
-            self._rendered(item) for item in map(self._facts.item, self.offers.choose(seat, ids, held, count)) if item
-        ]
+        chosen_ids = self.offers.choose(seat, reviewer, ids, held, count)
+        items = [self._rendered(item) for item in map(self._facts.item, chosen_ids) if item]
         left = self._site.database.rows(count_of(query, COUNTED), limit=1)[0][0]
         return {"items": items, "left": left, "left_is_least": left >= COUNTED}
 
@@ -204,13 +204,8 @@ class _Desk:
 
     def last(self, since: str, reviewer: str) -> dict[str, Any]:
         """The decision that this reviewer could undo after the page was loaded anew."""
-        rows = self._site.database.rows(questions.newest_of(reviewer, since), limit=_MOST_UNDONE)
-        own = [Review(**row._mapping) for row in rows]
-        undone = {review.undoes for review in own}
-        for review in own:
-            if review.undoes is None and review.review_id not in undone:
-                return {"id": review.inspection_id, "newest": review.review_id}
-        return {}
+        rows = self._site.database.rows(questions.newest_of(reviewer, since), limit=1)
+        return {"id": rows[0].inspection_id, "newest": rows[0].review_id} if rows else {}
 
     def write(self, image: int, cookie: str, newest: str, **fields: Any) -> JSONResponse:
         """Have the daemon write it; what it refuses is the page's to show."""

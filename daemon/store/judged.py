@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, Subquery, and_, case, func, literal, select
 
-from daemon.store.reviews import newest_of_each
+from daemon.store.reviews import DAEMON, newest_of_each
 from daemon.store.schema import expert_versions, inspections, reviews, stages
 from experts.drift import BINS, EDGES, RECENT_ANSWERS
 
@@ -22,7 +22,7 @@ RECENT_IMAGES = 100_000
 class Calls:
     """One version of one expert. `verdicts`: images that it answered on their way to a verdict.
 
-    Of those, `reviewed` have a review; `false_calls`: it failed the image and the newest review passes it;
+    Of those, `reviewed` have a person's decision; `false_calls`: it failed the image and the newest review passes it;
     `escapes`: the image passed and the newest review fails it (counted at every expert of the chain, since each of
     them let it through).
     """
@@ -89,7 +89,7 @@ def _reviewed(here: Sequence[ColumnElement[bool]]) -> Subquery:
         .join(reviews, reviews.c.review_id == newest.c.review_id)
         .join(inspections, inspections.c.inspection_id == newest.c.inspection_id)
         .join(stages, stages.c.inspection_id == newest.c.inspection_id)
-        .where(*here)
+        .where(reviews.c.reviewer != DAEMON, *here)
         .group_by(*version)
         .subquery("reviewed")
     )

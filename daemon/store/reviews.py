@@ -1,15 +1,29 @@
 """What people decide about images: rows of `reviews`, appended and never changed. The newest row of an image counts.
 
 Whoever decides says which row they saw last, so that nobody overrules a decision unseen. Undoing appends a row as well:
-the decision before the one that is undone, or the line's own verdict where there was none. Its note says so, since the
-table has no other place for it.
+the decision before the one that is undone with the name of whoever made it, or the line's own verdict, by `daemon`,
+where there was none. Its note says what was undone and by whom, since the table has no other place for it.
 """
 
 import re
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, Subquery, and_, exists, func, insert, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Subquery,
+    Text,
+    and_,
+    cast,
+    exists,
+    false,
+    func,
+    insert,
+    or_,
+    select,
+)
 
 from daemon.store.schema import boards, inspections, reviews, stages
 from daemon.store.transaction import Transaction
@@ -17,7 +31,10 @@ from daemon.store.transaction import Transaction
 #: What an image may be waiting with for a person's decision.
 WAITING = ("review", "fail", "unknown")
 
-_UNDO = re.compile(r"(?:undecided again: )?undo of review ([0-9]{1,19})")
+#: Whose decision the line's own verdict is, as in the view `final_verdicts`.
+DAEMON = "daemon"
+
+_UNDO = re.compile(r"(?:undecided again: )?undo of review ([0-9]{1,19}) by (.+)")
 _UNDECIDED = "undecided again: "
 
 
@@ -40,6 +57,12 @@ class Review:
         return int(found[1]) if found else None
 
     @property
+    def writer(self) -> str:
+        """Who wrote this row: whoever undid something, though the decision that stands then is another's."""
+        found = _UNDO.fullmatch(self.note or "")
+        return found[2] if found else self.reviewer
+
+    @property
     def is_open(self) -> bool:
         """Whether the image waits for a decision again after this row."""
         return self.verdict == "review" or (self.note or "").startswith(_UNDECIDED)
@@ -50,7 +73,7 @@ class Review:
         if self.undoes is not None:
             after = "so the image waits" if self.is_open else f"back to {self.answer}"
             what = f"undid review {self.undoes}, {after}"
-        return f"{self.reviewer} {what} at {self.at} (review {self.review_id})"
+        return f"{self.writer} {what} at {self.at} (review {self.review_id})"
 
     @property
     def answer(self) -> str:
@@ -114,11 +137,12 @@ def append(tx: Transaction, wanted: Decision) -> Review:
         return newest
     if wanted.newest != (newest.review_id if newest else None):
         raise ReviewRefusedError("conflict", _conflict(wanted, newest))
-    row: dict[str, Any] = {"inspection_id": wanted.inspection_id, "at": tx.at, "reviewer": wanted.reviewer}
+    row: dict[str, Any] = {"inspection_id": wanted.inspection_id, "at": tx.at}
     if wanted.verdict is None:
-        row |= _undoing(past, image.verdict, image.defect)
+        row |= _undoing(past, wanted.reviewer, image.verdict, image.defect)
     else:
-        row |= {"verdict": wanted.verdict, "defect": wanted.defect, "note": wanted.note}
+        fields = ("reviewer", "verdict", "defect", "note")
+        row |= {name: getattr(wanted, name) for name in fields}
     review_id = tx.connection.execute(insert(reviews).returning(reviews.c.review_id), [row]).scalar_one()
     return Review(review_id=review_id, **row)
 
@@ -139,6 +163,19 @@ def is_newest(row: Any = reviews) -> ColumnElement[bool]:
     """Whether a row of `reviews` (or of an alias of it) is its image's newest: for few images, or in their order."""
     later = reviews.alias("later")
     return ~exists().where(later.c.inspection_id == row.c.inspection_id, later.c.review_id > row.c.review_id)
+
+
+def stands(row: Any = reviews) -> ColumnElement[bool]:
+    """Whether a row of `reviews` decides and was not undone."""
+    undo = reviews.alias("undo")
+    which = "undo of review " + cast(row.c.review_id, Text) + " by %"
+    undone = exists().where(
+        undo.c.inspection_id == row.c.inspection_id,
+        undo.c.review_id > row.c.review_id,
+        or_(undo.c.note.like(which), undo.c.note.like(_UNDECIDED + which)),
+    )
+    is_undo_row = or_(row.c.note.like("undo of review % by %"), row.c.note.like(f"{_UNDECIDED}%"))
+    return ~func.coalesce(is_undo_row, false()) & ~undone
 
 
 def newest_of_each() -> Subquery:
@@ -204,7 +241,7 @@ def _asked_again() -> "Select[*tuple[Any, ...]]":
 
 def _is_repeated(wanted: Decision, newest: Review, before: int | None) -> bool:
     """Whether `newest` is what `wanted` asks for, written right after what its reviewer saw."""
-    if newest.reviewer != wanted.reviewer or before != wanted.newest:
+    if newest.writer != wanted.reviewer or before != wanted.newest:
         return False
     if wanted.verdict is None:
         return newest.undoes is not None
@@ -217,12 +254,13 @@ def _conflict(wanted: Decision, newest: Review | None) -> str:
     return f"{newest}: look at image {wanted.inspection_id} again, then decide"
 
 
-def _undoing(past: list[Review], verdict: str, defect: str | None) -> dict[str, Any]:
+def _undoing(past: list[Review], by: str, verdict: str, defect: str | None) -> dict[str, Any]:
     """The row that takes back the decision that stands."""
     standing = decisions(past)
     if not standing:
         raise ReviewRefusedError("no_decision", "nobody has decided about this image: there is nothing to undo")
-    note = f"undo of review {standing[-1].review_id}"
+    note = f"undo of review {standing[-1].review_id} by {by}"
     if len(standing) == 1:
-        return {"verdict": verdict, "defect": defect, "note": _UNDECIDED + note}
-    return {"verdict": standing[-2].verdict, "defect": standing[-2].defect, "note": note}
+        return {"reviewer": DAEMON, "verdict": verdict, "defect": defect, "note": _UNDECIDED + note}
+    before = standing[-2]
+    return {"reviewer": before.reviewer, "verdict": before.verdict, "defect": before.defect, "note": note}

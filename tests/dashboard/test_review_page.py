@@ -236,6 +236,6 @@ def test_a_review_that_the_reviewer_undid_is_not_offered_to_be_undone_again(web:
     ((first,),) = web.sql("SELECT max(review_id) FROM reviews")
     last = "/review/last?since=2026-11-21T00:00:00Z"
     assert json.loads(web.get(last, Cookie="coserve_reviewer=Uwe").text) == {"id": 4, "newest": first}
-    web.sql(add, at=AT, verdict="unknown", note=f"undecided again: undo of review {first}")
+    web.sql(add, at=AT, verdict="unknown", note=f"undecided again: undo of review {first} by Eva")
     assert json.loads(web.get(last, Cookie="coserve_reviewer=Uwe").text) == {}
     assert 4 in ids(web, "aaaaaaaaaaaaaaaa")

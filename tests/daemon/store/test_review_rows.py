@@ -117,12 +117,15 @@ def test_undoing_appends_a_row_that_restores_what_was_before(kit):
     second = kit.decide(image, "fail", "D301", after=first.review_id, reviewer="Ben")
     undone = kit.decide(image, None, after=second.review_id, reviewer="Ben")
     assert (undone.verdict, undone.defect, undone.undoes) == ("pass", None, second.review_id)
+    assert (undone.reviewer, undone.writer) == ("Eva", "Ben")
+    assert kit.final(image) == ("pass", None, "Eva")
     assert kit.waits() == []
     again = kit.decide(image, None, after=undone.review_id)
     assert (again.verdict, again.defect, again.undoes) == ("fail", "D207", first.review_id)
     assert again.is_open
     assert kit.waits() == [image]
-    assert kit.final(image) == ("fail", "D207", "Eva")
+    assert (again.reviewer, again.writer) == ("daemon", "Eva")
+    assert kit.final(image) == ("fail", "D207", "daemon")
     assert kit.history(image) == [first, second, undone, again]
     with pytest.raises(ReviewRefusedError, match="nothing to undo") as refused:
         kit.decide(image, None, after=again.review_id)
