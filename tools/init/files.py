@@ -117,7 +117,7 @@ def rules_text(boards: Mapping[str, Components]) -> str:
         "boards:",
     ]
     for board, components in boards.items():
-        lines += [f"  {_flow(board)}:", "    time_limit: 60s   # what is missing then makes the board unknown"]
+        lines += [f"  {_flow(board)}:", "    time_limit: 60s   # what is missing then is unknown"]
         lines.append("    components:")
         lines += [f"      {_flow(component)}: {_flow(amount)}" for component, amount in components.items()]
     return "\n".join(lines) + CLASSIFIERS
