@@ -17,7 +17,7 @@ from tools.opened import settings_of
 
 #: A person at a terminal wants to hear sooner than a camera does that nobody answers.
 _PATIENCE_S = 15.0
-#: Share of parts with a defect on rendered boards; real lines have fewer, a demo has something to show. Some boards pass.
+#: Share of parts with a defect on rendered boards; real lines have fewer, a demo has something to show. Some pass.
 DEFECT_RATE = 0.02
 #: Seeds of published boards lie above those that training and its held-out boards draw from.
 FIRST_SEED = 1_000_000
