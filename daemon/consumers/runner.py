@@ -110,10 +110,12 @@ class Runner:
         try:
             await self._consumer.open(self._position.seq)
             while True:
+                is_last_look = self.stopping.is_set()  # before it: what comes in during a look is not seen by it
                 is_up_to_date = not await self._deliver_page()
                 self._tell("connected")  # not before: it may be let in and refused what it brings
                 await self._save()
-                if self.stopping.is_set() and (is_up_to_date or time.monotonic() > self._stop_by_s):
+                is_late = self.stopping.is_set() and time.monotonic() > self._stop_by_s
+                if is_late or (is_last_look and is_up_to_date):
                     return
                 if is_up_to_date:
                     await self._wait(_POLL_S)
