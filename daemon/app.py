@@ -15,6 +15,7 @@ from daemon.accounts import IntakeLimits
 from daemon.admission import Admission
 from daemon.asking import Asking
 from daemon.backlog import Backlog, BacklogLimits
+from daemon.changed_settings import StartSettings
 from daemon.channel import Channels
 from daemon.children import Children, ChildSpec
 from daemon.config import Config
@@ -150,6 +151,7 @@ class App:
             held_by=lambda: self.pulse.held_by(),  # noqa: PLW0108 - of the pulse that is made below
             children=lambda: self._children.status(),  # noqa: PLW0108 - of those that the start makes
             deliveries=self._deliveries,
+            settings=StartSettings(path),
             on_catalog=self._use_catalog,
         )
         self._make_sockets(config)

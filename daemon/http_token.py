@@ -29,6 +29,13 @@ class Token:
         return hmac.new(self._secret, text.encode("utf-8", "replace"), "sha256").hexdigest()
 
 
+def no_token_text(authorization: str) -> str:
+    """What a program hears whose `Authorization` header, empty for none, does not let it in."""
+    scheme, _, given = authorization.partition(" ")
+    is_wrong = scheme.lower() == "bearer" and given.strip()
+    return "this token is not the line's" if is_wrong else "a bearer token is needed"
+
+
 def read_token(file: Path) -> Token:
     """The token in `file`, which nobody else can read; TokenError otherwise."""
     try:
@@ -36,9 +43,12 @@ def read_token(file: Path) -> Token:
         readers = open_to(file)
     except OSError as error:
         raise TokenError(f"{file} cannot be read: {error.strerror}") from None
+    mistakes: list[str] = []
     if readers:
-        raise TokenError(f"{file} can be read by {readers}: chmod 600 it, and make a new token if it was read")
+        mistakes.append(f"{file} can be read by {readers}: chmod 600 it, and make a new token if it was read")
     if len(secret) < _MIN_CHARS or not secret.isascii() or any(byte <= 32 or byte == 127 for byte in secret):
         made = f"for example: (umask 077; openssl rand -hex 32 > {file})"
-        raise TokenError(f"{file} holds no token: expected one line of at least {_MIN_CHARS} ASCII characters, {made}")
+        mistakes.append(f"{file} holds no token: expected one line of at least {_MIN_CHARS} ASCII characters, {made}")
+    if mistakes:
+        raise TokenError("; and ".join(mistakes))
     return Token(secret)

@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from daemon.access import Access
 from daemon.admission import Admission
 from daemon.backlog import Backlog
+from daemon.changed_settings import StartSettings
 from daemon.config import Config
 from daemon.consumers.deliveries import Deliveries
 from daemon.control import ControlError, Handler
@@ -74,6 +75,7 @@ class Operations:
         held_by: Callable[[], tuple[str, float] | None],
         children: Callable[[], list[dict[str, Any]]],
         deliveries: Deliveries,
+        settings: StartSettings,
         on_catalog: Callable[[Catalog], None],
     ) -> None:
         """`children` answers `Children.status`, `held_by` which thread keeps the probe (pulse.py).
@@ -96,6 +98,7 @@ class Operations:
         self._thermometer = Thermometer()
         self._children = children
         self._deliveries = deliveries
+        self._settings = settings
         self._on_catalog = on_catalog
         self._reloading = threading.Lock()
         self._draining = False
@@ -273,7 +276,10 @@ class Operations:
         return answer | {name: per_s[field] for name, field in _QUOTAS.items()}
 
     def reload(self) -> dict[str, Any]:
-        """Rules and catalog again; ControlError with every mistake, and then the old ones stay in force."""
+        """Rules and catalog again; ControlError with every mistake, and then the old ones stay in force.
+
+        The settings stay those of the start: the answer names what of them has changed since.
+        """
         with self._reloading:
             try:
                 routes, catalog = reload_rules_and_catalog(self._config)
@@ -286,7 +292,13 @@ class Operations:
             self._writer.rules_in_force(routes)
             self._access.reload()
         self._log.info("reloaded", rules_version=routes.version, experts=len(catalog))
-        return {"rules_version": routes.version, "experts": len(catalog)}
+        restart_for, problems = self._settings.changed()
+        if restart_for:
+            self._log.warning("restart_needed", changed=", ".join(restart_for))
+        for problem in problems:
+            self._log.warning("settings_unreadable", problem=problem)
+        answer = {"rules_version": routes.version, "experts": len(catalog), "restart_for": restart_for}
+        return answer | ({"settings_problems": problems} if problems else {})
 
     def reload_or_say_why(self) -> None:
         """SIGHUP: as `reload`; a mistake goes to the log, one event each."""

@@ -187,10 +187,18 @@ def queues(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
 def reload(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """Read rules and catalog again; with a mistake in them the old ones stay in force and the mistake is printed.
 
+    What has changed in coserve.yaml is named: it needs a restart.
+
     Example: coserve reload --config demo/coserve.yaml
     """
     answer = _ask(config, "reload", timeout_s=60.0)
     _say(answer, as_json, f"rules {answer.get('rules_version')} are in force")
+    if as_json:
+        return
+    if changed := answer.get("restart_for"):
+        console.print(f"coserve.yaml has changed: restart the daemon for {', '.join(changed)}", markup=False)
+    for problem in answer.get("settings_problems", ()):
+        console.print(f"coserve.yaml cannot be read any more, so the next start would fail: {problem}", markup=False)
 
 
 def drain(

@@ -100,7 +100,7 @@ def trouble(error: BaseException, where: str, *, has_tls: bool) -> DeliveryError
             return DeliveryError(reason, "waiting" if error.code in _MAY_PASS else "refused")
         case MqttConnectError():
             code = error.rc.value if isinstance(error.rc, ReasonCode) else error.rc
-            reason = f"{where} refuses the connection: {error.rc}"
+            reason = f"{where} refuses the connection{_in_words(error.rc, code)}"
             return DeliveryError(reason, "waiting" if code in _MAY_PASS else "refused")
         case ClosedEarlyError():
             wants = "does it want a certificate of ours?" if has_tls else "does it want TLS?"
@@ -129,6 +129,24 @@ def _trouble_on_the_way(error: BaseException, cause: BaseException | None, where
         case _:
             reason = f"{where}: {error}"
     return DeliveryError(reason)
+
+
+def why_ended(error: BaseException | None) -> str:
+    """What is known of the end of a connection, behind those words: mostly nothing but that it ended."""
+    if error is None:
+        return ", and no reason was given"
+    cause = error.__cause__ or error
+    said = cause.rc if isinstance(cause, MqttCodeError) else cause
+    if isinstance(said, ReasonCode) and said.value == _FIRST_FAILURE:  # what paho says where a socket closes
+        return " without a reason: it was stopped, or the network was cut"
+    return f": {said if isinstance(said, ReasonCode) else cause}"
+
+
+def _in_words(said: object, code: int | None) -> str:
+    """What a broker said at the connection; `Unspecified error` is all that many say of what they do not allow."""
+    if code == _FIRST_FAILURE:
+        return " and gives no reason: its log has it (user, password, client name, and what they may do)"
+    return f": {said}"
 
 
 def _name_of(code: int) -> str:

@@ -13,7 +13,7 @@ from aiomqtt import MqttError, ProtocolVersion, Will
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from daemon.consumers.broker import BrokerClient, RefusedError, trouble
+from daemon.consumers.broker import BrokerClient, RefusedError, trouble, why_ended
 from daemon.consumers.credentials import CredentialError, read_password, tls_context
 from daemon.consumers.seam import DeliveryError, Message
 from daemon.consumers.settings import MqttSettings
@@ -159,8 +159,7 @@ class Mqtt:
             if self._refusal is not None:  # some brokers say why and hang up
                 raise self._trouble(self._refusal)
             error = None if lost.cancelled() else lost.exception()
-            why = (error.__cause__ or error) if error else "no reason given"
-            raise DeliveryError(f"{self._where} ended the connection: {why}")
+            raise DeliveryError(f"{self._where} ended the connection{why_ended(error)}")
 
     async def _tell_status(self) -> None:
         client = self._client

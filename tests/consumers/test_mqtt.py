@@ -311,7 +311,7 @@ def test_a_name_that_nobody_knows_is_said(tmp_path: Path) -> None:
         ({"answer": lambda _: None}, "waiting", "gives no answer in time"),
         ({"answer": lambda number: 0 if number < 3 else 0x97}, "waiting", "Quota exceeded"),
         ({"answer": lambda number: 0 if number < 3 else 0x99}, "refused", "Payload format invalid"),
-        ({"close_after": 3}, "waiting", "ended the connection"),
+        ({"close_after": 3}, "waiting", "ended the connection without a reason: it was stopped"),
     ],
     ids=["mute", "hangs up", "password", "version", "busy", "confirms nothing", "full", "invalid", "in the middle"],
 )

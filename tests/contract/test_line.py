@@ -161,6 +161,23 @@ def test_rules_reloaded_with_mistakes_leave_the_old_ones_in_force(folder: Path, 
         time.sleep(0.1)
 
 
+def test_a_reload_names_the_settings_that_wait_for_a_restart(folder: Path, service: Service) -> None:
+    config = folder / "coserve.yaml"
+    text = config.read_text(encoding="utf-8")
+    command = [sys.executable, "-m", "tools", "reload", "--config", str(config)]
+    try:
+        assert ask(control(folder), "reload", timeout_s=30.0)["restart_for"] == []
+        config.write_text(text + "retention: {images_for: 90d}\n", encoding="utf-8")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert "coserve.yaml has changed: restart the daemon for retention.images_for" in done.stdout
+        config.write_text(text + "retentoin: {}\n", encoding="utf-8")
+        answer = ask(control(folder), "reload", timeout_s=30.0)
+        assert answer["restart_for"] == []
+        assert "retentoin" in answer["settings_problems"][0]
+    finally:
+        config.write_text(text, encoding="utf-8")
+
+
 def test_draining_answers_busy_until_it_is_lifted(folder: Path, service: Service) -> None:
     assert ask(control(folder), "drain")["state"] == "draining"
     with Publisher(intake(folder), "camera") as publisher:

@@ -125,7 +125,9 @@ def test_with_a_token_every_path_needs_it(tmp_path: Path) -> None:
                 f"Basic {TOKEN}",
             ):
                 status, text = get(where, path, wrong)
-                assert (status, text) == (401, "a bearer token is needed\n"), (path, wrong)
+                is_token = wrong is not None and wrong.startswith(f"Bearer {TOKEN[:-1]}")
+                said = "this token is not the line's\n" if is_token else "a bearer token is needed\n"
+                assert (status, text) == (401, said), (path, wrong)
         assert get(where, "/metrics", f"Bearer {TOKEN}")[0] == 200
         assert get(where, "/readyz", f"bearer {TOKEN}") == (200, "ready\n")
 
@@ -161,6 +163,11 @@ def test_a_token_file_that_cannot_be_a_secret_is_refused_without_telling_it(
     assert problem.startswith("security.http_token: ")
     for said in (problem, str(caught.value)):
         assert not text or text not in said.replace("shorter", "")
+
+
+def test_all_that_is_wrong_with_a_token_file_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(TokenError, match=r"chmod 600(.|\n)*; and .* at least 32 ASCII characters"):
+        read_token(a_token(tmp_path, "short", 0o644))
 
 
 def test_the_token_has_no_text_of_its_own(tmp_path: Path) -> None:

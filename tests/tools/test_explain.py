@@ -73,9 +73,14 @@ def test_a_chain_is_told_step_by_step_with_the_line_of_each_rule(judged: Line) -
     (required,) = [finding for finding in said["stages"][1]["findings"] if finding["verdict"] == "fail"]
     assert required["text"] == "required at least 64 void, found 0 sure: D301"
     words = "\n".join(said["words"])
-    assert "F-0, a F, failed (D301)" in words
+    assert "F-0, type F, failed (D301)" in words
     assert 'Verdict: fail D301, decided at step 1 by detectors: "solder"' in words
     assert "judged once more from the stored answers by those rules: the same" in words
+
+
+def test_a_serial_alone_is_said_to_be_a_board(judged: Line) -> None:
+    said = explain(judged.folder, "S1", status=1)
+    assert "S1 is a board, not an image: name the part too, such as `coserve explain S1 R1`" in said
 
 
 def test_thresholds_are_held_against_the_answer(judged: Line) -> None:

@@ -67,6 +67,13 @@ def test_what_is_typed_is_asked_again_until_it_can_be_used(tmp_path: Path) -> No
     }
 
 
+def test_where_nobody_answers_the_way_without_questions_is_named(tmp_path: Path) -> None:
+    done = init("line", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "answer by options (coserve init --help), or take the proposals with --yes" in done.stderr
+    assert not (tmp_path / "line").exists()
+
+
 def test_a_dashboard_for_the_network_gets_a_token_that_only_its_owner_reads(tmp_path: Path) -> None:
     assert init("line", "--dashboard", "network", "--yes", cwd=tmp_path).returncode == 0
     token = tmp_path / "line/keys/http_token"
@@ -104,10 +111,14 @@ def test_nothing_is_overwritten_and_nothing_is_left_of_a_refusal(tmp_path: Path)
     [
         (("--board", "a R0402"), "expected COMPONENT=QUANTITY"),
         (("--board", "a R0402=0"), "at least 1"),
+        (("--board", "a R0402=x"), "expected how many there are, or designators, each with a number"),
+        (("--board", " "), "expected a board such as"),
+        (("--data", "mainboard-b R0402=4"), "looks like a board type and its components"),
         (("--images", "nowhere"), "no folder nowhere"),
         (("--memory", "much"), "expected a size"),
         (("--memory", "tpu=1GB"), "not 'tpu'"),
         (("--keep", "soon"), "expected a duration"),
+        (("--keep", "2GB"), "not '2GB'"),
         (("--dashboard", "yes"), "expected no, here or network"),
     ],
 )

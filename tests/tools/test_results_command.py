@@ -148,6 +148,11 @@ def test_nothing_found_is_status_0_and_an_empty_answer_of_each_kind(results: Cal
     assert results(*nothing, "--csv").stdout.startswith("seq,completed_at,")
     assert results(*nothing, "--count", "--json").stdout == '{\n  "count": 0\n}\n'
     assert "none" in results(*nothing).stdout
+    assert "patterns" not in results(*nothing).stdout
+    assert "patterns are not understood: values are compared whole" in results("--lot", "L*").stdout
+    refused = results("--verdict", "bad", status=2).stderr
+    assert "'bad' is not one of pass, fail, review," in refused
+    assert "Value error" not in refused
 
 
 def test_the_newest_fifty_are_shown_and_files_have_all(line: Path, results: Callable[..., Result]) -> None:

@@ -77,9 +77,18 @@ def test_a_decision_that_stands_is_overruled_only_by_who_names_it(line: Path) ->
     refused = review(line, 1, "fail", "--reviewer", "Ben")
     assert refused.exit_code == 1
     assert "Eva decided pass at 2" in refused.stderr
-    assert "coserve review 1 fail --after 1" in refused.stderr
+    again = f"coserve review 1 fail --defect D207 --reviewer Ben --config {line} --after 1"
+    assert again in refused.stderr
     assert review(line, 1, "fail", "--reviewer", "Ben", "--after", 1).exit_code == 0
     assert [row[1:4] for row in rows(line.parent)] == [("pass", None, "Eva"), ("fail", "D207", "Ben")]
+
+
+def test_the_list_shows_whole_columns_as_many_as_fit(line: Path) -> None:
+    lines = review(line, "--list").stdout.splitlines()
+    assert all(len(one) <= 80 for one in lines)
+    (row,) = [one for one in lines if "A1 #1" in one]
+    assert "D207" in row
+    assert "…" not in row
 
 
 def test_what_waits_is_listed_and_undoing_makes_it_wait_again(line: Path) -> None:

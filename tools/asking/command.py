@@ -1,7 +1,6 @@
 """`coserve results`, `coserve explain` and `coserve export`: what a quality engineer asks of a line."""
 
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,13 +12,14 @@ if TYPE_CHECKING:
     from tools.asking.results import Format
 
 
-class VerdictName(StrEnum):
-    """The four verdicts, as the command line takes them."""
+_VERDICTS = ("pass", "fail", "review", "unknown")
 
-    PASS = "pass"  # noqa: S105 - a verdict
-    FAIL = "fail"
-    REVIEW = "review"
-    UNKNOWN = "unknown"
+
+def _verdicts(given: list[str] | None) -> list[str] | None:
+    for name in given or ():
+        if name not in _VERDICTS:
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(_VERDICTS)}.")
+    return given
 
 
 def register(app: typer.Typer) -> None:
@@ -61,10 +61,22 @@ def results(
     component: Annotated[Texts, _text("--component", "Component type.")] = None,
     designator: Annotated[Texts, _text("--designator", "Designator.")] = None,
     verdict: Annotated[
-        list[VerdictName] | None, typer.Option(help="Final verdict: the newest review wins.", rich_help_panel=Filter)
+        Texts,
+        typer.Option(
+            metavar=f"[{'|'.join(_VERDICTS)}]",
+            callback=_verdicts,
+            help="Final verdict: the newest review wins.",
+            rich_help_panel=Filter,
+        ),
     ] = None,
     daemon_verdict: Annotated[
-        list[VerdictName] | None, typer.Option(help="The daemon's own verdict.", rich_help_panel=Filter)
+        Texts,
+        typer.Option(
+            metavar=f"[{'|'.join(_VERDICTS)}]",
+            callback=_verdicts,
+            help="The daemon's own verdict.",
+            rich_help_panel=Filter,
+        ),
     ] = None,
     defect: Annotated[Texts, _text("--defect", "Final defect.")] = None,
     reason: Annotated[Texts, _text("--reason", "Why an image is unknown, or a board closed.")] = None,
@@ -123,8 +135,8 @@ def results(
     rows = BOARDS if boards else STAGES if stages else IMAGES
     equal = {
         "serial": serial, "board_type": board_type, "lot": lot, "station": station, "attempt": attempt,
-        "component": component, "designator": designator, "verdict": _values(verdict),
-        "daemon_verdict": _values(daemon_verdict), "defect": defect, "reason": reason, "decided_by": decided_by,
+        "component": component, "designator": designator, "verdict": verdict,
+        "daemon_verdict": daemon_verdict, "defect": defect, "reason": reason, "decided_by": decided_by,
         "expert": expert, "expert_version": expert_version, "rules_version": rules_version, "source": source,
         "late": None if late is None else [int(late)],
     }  # fmt: skip
@@ -142,10 +154,6 @@ def results(
         print_count(config, question, as_json=as_json)
     else:
         show(config, question, Way(file_format, target, bool(named)))
-
-
-def _values(verdicts: list[VerdictName] | None) -> list[str] | None:
-    return [verdict.value for verdict in verdicts] if verdicts else None
 
 
 def _format(

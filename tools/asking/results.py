@@ -87,9 +87,15 @@ def _table(engine: Engine, question: Question, way: Way) -> None:
         fail(f"a table has at most {MOST_IN_A_TABLE} rows: lower --limit, or write --csv", status=2)
     found = [row for batch in batches.answer(engine, question) for row in batch]
     if not found:
-        console.print(f"{question.rows.name.capitalize()}: none")
+        console.print(f"{question.rows.name.capitalize()}: none{_about_patterns(question)}", markup=False)
         return
     print_rows(_title(question, len(found)), question.columns, found, all_columns=way.columns_named)
+
+
+def _about_patterns(question: Question) -> str:
+    values = [value for several in question.filters.equal.values() for value in several]
+    has_pattern = any(isinstance(value, str) and ("*" in value or "?" in value) for value in values)
+    return " (patterns are not understood: values are compared whole)" if has_pattern else ""
 
 
 def _title(question: Question, found: int) -> str:

@@ -16,7 +16,9 @@ _WIDEST = 24
 _BORDER = 3
 
 
-def print_rows(title: str, names: Sequence[str], batch: Batch, *, all_columns: bool) -> None:
+def print_rows(
+    title: str, names: Sequence[str], batch: Batch, *, all_columns: bool, more: str = "--columns, --csv"
+) -> None:
     """Print rows; without `all_columns` those at the end of `names` are left out, and named, where they do not fit."""
     cells = [[_text(value) for value in row] for row in batch]
     shown = len(names) if all_columns else _how_many_fit(names, cells)
@@ -27,7 +29,7 @@ def print_rows(title: str, names: Sequence[str], batch: Batch, *, all_columns: b
         table.add_row(*(Text(value) for value in row[:shown]))
     console.print(table, soft_wrap=False)
     if shown < len(names):
-        console.print(f"Not shown: {', '.join(names[shown:])} (--columns, --csv)", markup=False)
+        console.print(f"Not shown: {', '.join(names[shown:])} ({more})", markup=False)
 
 
 def _how_many_fit(names: Sequence[str], cells: Sequence[Sequence[str]]) -> int:

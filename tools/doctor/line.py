@@ -138,7 +138,8 @@ def packages(patient: Patient) -> Iterator[Finding]:
     for extra, why in lacking.items():
         yield warn("packages", f"the extra {extra} is not installed: {why}", install_with(extra))
     if not lacking:
-        yield ok("packages", f"extras that this line needs are here: {', '.join(needed) or 'none'}")
+        said = f"extras that this line needs are here: {', '.join(needed)}" if needed else "this line needs no extra"
+        yield ok("packages", said if config is not None else "what a line needs beside the core: name its coserve.yaml")
     if config is not None and config.security.server_key is not None and not zmq.has("curve"):
         yield wrong(
             "packages", "this build of ZeroMQ has no CURVE", "install pyzmq from its wheel: it brings libsodium"

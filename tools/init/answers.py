@@ -41,6 +41,8 @@ class Answers:
 
 def parse_board(text: str) -> tuple[str, Components]:
     """`mainboard-a R0402=180 QFP64=U1,U2`: the board type, then each component type with how many or which."""
+    if not text.split():
+        raise AnswerError(f"expected a board such as: {EXAMPLE_BOARD}")
     name, *parts = text.split()
     components: Components = {}
     for part in parts:
@@ -52,7 +54,7 @@ def parse_board(text: str) -> tuple[str, Components]:
         if amount.isdecimal():
             components[component] = _quantity(component, int(amount))
         else:
-            components[component] = list(dict.fromkeys(filter(None, amount.split(","))))
+            components[component] = _designators(component, amount)
     if not components:
         raise AnswerError(f"{name}: which components? Such as: {EXAMPLE_BOARD}")
     return name, components
@@ -62,6 +64,29 @@ def _quantity(component: str, number: int) -> int:
     if number < 1:
         raise AnswerError(f"{component}: a board has at least 1 of a component type that is inspected")
     return number
+
+
+def _designators(component: str, amount: str) -> list[str]:
+    found = list(dict.fromkeys(filter(None, amount.split(","))))
+    odd = [name for name in found if not any(sign.isdecimal() for sign in name)]
+    if odd or not found:
+        raise AnswerError(
+            f"{component}={amount}: expected how many there are, or designators, each with a number, such as"
+            f" {component}=4 or {component}=R1,R2{f', not {odd[0]!r}' if odd else ''}"
+        )
+    return found
+
+
+def parse_folder(text: str) -> Path:
+    """A folder, as it is typed; refused where it is plainly the answer to the question about boards."""
+    if not text.strip():
+        raise AnswerError("expected a folder such as data")
+    if "=" in text and " " in text.strip():
+        raise AnswerError(
+            f"{text!r} looks like a board type and its components, not like a folder such as data: more board types"
+            " go into rules.yaml, or each into a --board"
+        )
+    return Path(text).expanduser()
 
 
 def boards_in(folder: Path) -> dict[str, Components]:
@@ -92,8 +117,6 @@ def parse_boards(text: str) -> dict[str, Components]:
     """What somebody typed: a folder of sample images, or one board."""
     if Path(text).expanduser().is_dir():
         return boards_in(Path(text).expanduser())
-    if not text.strip():
-        raise AnswerError(f"expected a board such as: {EXAMPLE_BOARD}")
     return dict([parse_board(text)])
 
 
@@ -122,21 +145,21 @@ def parse_dashboard(text: str) -> Dashboard:
         case "no" | "here" | "network" as answer:
             return answer
         case _:
-            raise AnswerError("expected no, here or network")
+            raise AnswerError(f"expected no, here or network, not {text.strip()!r}")
 
 
 def parse_keep(text: str) -> str | None:
     """A duration such as `90d`, as it is written; None for `ever`."""
-    given = text.strip().lower()
-    if given == EVER:
+    given = text.strip()
+    if given.lower() == EVER:
         return None
     try:
-        kept_s = parse_seconds(given)
-    except ValueError as error:
-        raise AnswerError(f"{error}; or {EVER}") from None
+        kept_s = parse_seconds(given.lower())
+    except ValueError:
+        raise AnswerError(f"expected a duration such as 90d, 12h or 1y, not {given!r}; or {EVER}") from None
     if kept_s <= 0:
         raise AnswerError("expected a duration above 0, such as 90d")
-    return given
+    return given.lower()
 
 
 def proposed_memory(gpus: Sequence[Gpu]) -> dict[str, int]:

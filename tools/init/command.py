@@ -1,5 +1,6 @@
 """`coserve init`: asks five questions and writes a line; each question has an option, and a proposal."""
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -95,7 +96,13 @@ class _Asking:
             except AnswerError as error:
                 raise typer.BadParameter(str(error)) from None
 
-        return typer.prompt(text, default=proposal, value_proc=checked)
+        try:
+            return typer.prompt(text, default=proposal, value_proc=checked)
+        except typer.Abort:
+            if sys.stdin is not None and sys.stdin.isatty():
+                raise
+            typer.echo()
+            fail("nobody answers here: answer by options (coserve init --help), or take the proposals with --yes", 2)
 
 
 def _boards(asking: _Asking, board: Sequence[str] | None, images: Path | None) -> dict[str, Any]:
@@ -105,15 +112,14 @@ def _boards(asking: _Asking, board: Sequence[str] | None, images: Path | None) -
         return boards_in(images)
     if board:
         return dict(parse_board(one) for one in board)
-    question = "1/5 A board type and its components, or a folder of sample images"
+    question = "1/5 A board type and its components (more: in rules.yaml, or --board), or a folder of sample images"
     return asking.ask(question, EXAMPLE_BOARD, parse_boards, None)
 
 
 def _data(asking: _Asking, data: Path | None) -> Path:
-    def place(typed: str) -> Path:
-        return Path(typed).expanduser()
+    from tools.init.answers import parse_folder
 
-    return asking.ask("2/5 Where images and results lie", "data", place, None if data is None else str(data))
+    return asking.ask("2/5 Where images and results lie", "data", parse_folder, None if data is None else str(data))
 
 
 def _memory(asking: _Asking, memory: str | None) -> dict[str, int]:

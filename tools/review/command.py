@@ -1,13 +1,15 @@
 """`coserve review`: decide about an image from the terminal, through the daemon or, where none runs, in its place."""
 
 import getpass
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json, print_table
+from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
 
 if TYPE_CHECKING:
     from daemon.config import Config
@@ -70,7 +72,7 @@ def review(
         fields |= {"inspection_id": image, "verdict": verdict, "defect": defect, "note": note}
         if verdict == "fail" and defect is None:
             fields["defect"] = _own_defect(settings, image)
-    written = _write(settings, {name: value for name, value in fields.items() if value is not None}, verdict)
+    written = _write(settings, {name: value for name, value in fields.items() if value is not None}, config)
     if as_json:
         print_json(written)
     else:
@@ -83,7 +85,7 @@ def _sentence(written: Mapping[str, Any], *, is_undone: bool) -> str:
     return f"{what}{' again' if is_undone else ''}, says {written['reviewer']} (review {written['review_id']})"
 
 
-def _write(settings: "Config", fields: dict[str, Any], verdict: str | None) -> Mapping[str, Any]:
+def _write(settings: "Config", fields: dict[str, Any], config: Path) -> Mapping[str, Any]:
     """By the daemon, or here where none runs; what was written. Leaves with 1 or 2 where nothing was."""
     from daemon.control import ControlError, ask
     from daemon.reviews import decision
@@ -96,11 +98,11 @@ def _write(settings: "Config", fields: dict[str, Any], verdict: str | None) -> M
         return ask(settings.endpoints.control, "review", timeout_s=_WAIT_S, **fields)
     except ControlError as error:
         if error.code == "no_daemon":
-            return _write_here(settings, fields)
-        _refuse(error.code, error.reason, fields, settings, verdict)
+            return _write_here(settings, fields, config)
+        _refuse(error.code, error.reason, fields, settings, config)
 
 
-def _write_here(settings: "Config", fields: dict[str, Any]) -> Mapping[str, Any]:
+def _write_here(settings: "Config", fields: dict[str, Any], config: Path) -> Mapping[str, Any]:
     """No daemon runs: the line's locks keep it so until this is done."""
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -127,7 +129,7 @@ def _write_here(settings: "Config", fields: dict[str, Any]) -> Mapping[str, Any]
     except StoreError as error:
         fail(str(error), status=1)
     except ReviewRefusedError as error:
-        _refuse(error.code, error.reason, fields, settings, fields.get("verdict"))
+        _refuse(error.code, error.reason, fields, settings, config)
     except (SQLAlchemyError, OSError) as error:
         fail(not_stored(error), status=1)
     finally:
@@ -135,17 +137,29 @@ def _write_here(settings: "Config", fields: dict[str, Any]) -> Mapping[str, Any]
             lock.release()
 
 
-def _refuse(code: str, reason: str, fields: dict[str, Any], settings: "Config", verdict: str | None) -> NoReturn:
+def _refuse(code: str, reason: str, fields: dict[str, Any], settings: "Config", config: Path) -> NoReturn:
     """Say why nothing was written, and how to overrule what was seen."""
-    if code == "conflict" and verdict is not None:
+    if code == "conflict" and fields.get("verdict") is not None:
         newest = _newest(settings, fields["inspection_id"])
         if newest is not None:
-            reason += f"; to overrule it: coserve review {fields['inspection_id']} {verdict} --after {newest}"
+            reason += f"; to overrule it: {_again(fields, newest, config)}"
     fail(reason, status=1)
+
+
+def _again(fields: Mapping[str, Any], newest: int, config: Path) -> str:
+    """The command once more, with all that was said, for a decision after `newest`."""
+    words = ["coserve", "review", str(fields["inspection_id"]), str(fields["verdict"])]
+    for name in ("defect", "note", "reviewer"):
+        if fields.get(name) is not None:
+            words += [f"--{name}", str(fields[name])]
+    if config != DEFAULT_CONFIG:
+        words += ["--config", str(config)]
+    return shlex.join([*words, "--after", str(newest)])
 
 
 def _list(settings: "Config", limit: int, as_json: bool) -> None:
     from daemon.store.reviews import waiting
+    from tools.asking.table import print_rows
     from tools.opened import reading
 
     with reading(settings) as engine, engine.connect() as connection:
@@ -156,19 +170,23 @@ def _list(settings: "Config", limit: int, as_json: bool) -> None:
     if not rows:
         console.print("nothing waits for a decision")
         return
-    columns = ("image", "board", "lot", "component", "place", "line says", "since", "picture")
+    columns = ("id", "serial", "designator", "line says", "defect", "since", "component", "board", "lot", "picture")
     cells = [
         (
-            *(row["inspection_id"], f"{row['board_type']} {row['serial']} #{row['attempt']}", row["lot"]),
-            *(row["component"], row["designator"]),
-            *(" ".join(filter(None, (row["verdict"], row["defect"] or row["reason"]))), row["completed_at"]),
-            row["image_path"],
+            *(row["inspection_id"], f"{row['serial']} #{row['attempt']}", row["designator"], row["verdict"]),
+            *(row["defect"] or row["reason"], _shortly(row["completed_at"]), row["component"], row["board_type"]),
+            *(row["lot"], row["image_path"]),
         )
         for row in rows[:limit]
     ]
-    print_table("Waiting for a decision", columns, cells)
+    print_rows("Waiting for a decision", columns, cells, all_columns=False, more="--json has them")
     if len(rows) > limit:
         console.print(f"and more: --limit {limit * 2}")
+
+
+def _shortly(at: str | None) -> str | None:
+    """`2026-11-21T09:28:11.123Z` without what nobody decides by: 11-21 09:28Z."""
+    return None if at is None else f"{at[5:10]} {at[11:16]}Z"
 
 
 def _own_defect(settings: "Config", inspection_id: int) -> str | None:

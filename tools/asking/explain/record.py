@@ -107,6 +107,11 @@ def _find(connection: Connection, wanted: Wanted) -> list[int]:
     else:
         is_number = name.isdecimal() and len(name) < 19
         found = list(connection.execute(select(number).where(number == int(name))).scalars()) if is_number else []
+    if not found and wanted.designator is None and _is_serial(connection, name):
+        raise UnknownInspectionError(
+            f"{name} is a board, not an image: name the part too, such as `coserve explain {name} R1`"
+            f" (`coserve results --serial {name}` lists its parts)"
+        )
     if not found:
         shown = name if wanted.designator is None else f"{name} {wanted.designator}"
         raise UnknownInspectionError(
@@ -114,6 +119,10 @@ def _find(connection: Connection, wanted: Wanted) -> list[int]:
             " (`coserve results --columns inspection_id,serial,designator` lists them)"
         )
     return found
+
+
+def _is_serial(connection: Connection, name: str) -> bool:
+    return connection.execute(select(boards.c.board_id).where(boards.c.serial == name).limit(1)).scalar() is not None
 
 
 def _versions(connection: Connection, answers: Sequence[Row]) -> dict[tuple[str, str], Row]:

@@ -40,7 +40,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """One step: the rule, its line, what it says of the answer, and the verdict of the chain behind it."""
+    """One step: the rule, its line, what it says of the answer, and the verdict of the chain behind it.
+
+    `is_below`: the surest box of a detector stays under the limit that the rule sets for it.
+    """
 
     rule: str
     line: int
@@ -48,6 +51,8 @@ class Traced:
     alone: Judgement
     so_far: Judgement
     onward: str
+    is_detector: bool = False
+    is_below: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +135,10 @@ def retrace(record: Record, way: Way, size: Size | None, *, is_size_known: bool 
             findings = tuple(_label_findings(rule, step, row))
         else:
             findings = (*_box_findings(rule, step, boxes, size), *_counts(rule, step, boxes, size))
-        traced.append(
-            Traced(rule.name, rule.line(), findings, alone, judgement, _onward(alone, judgement, is_first=number == 0))
-        )
+        onward = _onward(alone, judgement, is_first=number == 0)
+        below = isinstance(step, DetectorStep) and _is_below(step, boxes, size)
+        is_detector = isinstance(step, DetectorStep)
+        traced.append(Traced(rule.name, rule.line(), findings, alone, judgement, onward, is_detector, below))
         step = judgement.next
     found = _compared(record, tuple(traced), judgement, is_size_known=is_size_known)
     if step is None or (record.inspection["status"] == "done" and record.inspection["reason"] is None):
@@ -223,9 +229,23 @@ def _label_findings(rule: _Rule, step: ClassifierStep, row: Row) -> Iterator[Fin
         yield Finding(f"for {label}, `then` names `{step.goes_to(label).name}`", rule.line_if_said("then"))  # type: ignore[union-attr]
 
 
+def _by_themselves(step: DetectorStep) -> DetectorStep:
+    return replace(step, require=(), branches=(), otherwise=None)
+
+
+def _is_below(step: DetectorStep, boxes: Sequence[Detection], size: Size | None) -> bool:
+    """Whether the rule has a limit for the surest box, and the box stays under it."""
+    if not boxes:
+        return False
+    best = max(boxes, key=lambda box: box.confidence)
+    limits = {**dict(step.fail_on), **dict(step.review_on)}
+    has_limit = best.label in limits or ANY_LABEL in limits
+    return has_limit and judge(_by_themselves(step), None, None, [best], None, size).verdict == "pass"
+
+
 def _box_findings(rule: _Rule, step: DetectorStep, boxes: Sequence[Detection], size: Size | None) -> Iterator[Finding]:
     """What boxes say by themselves, those of one label and verdict together, the most confident first."""
-    by_themselves = replace(step, require=(), branches=(), otherwise=None)
+    by_themselves = _by_themselves(step)
     kinds: dict[tuple[str, Verdict], list[float]] = {}
     for box in sorted(boxes, key=lambda box: -box.confidence):
         verdict = judge(by_themselves, None, None, [box], None, size).verdict

@@ -53,7 +53,7 @@ def _paired(record: Record, retraced: Retraced) -> Iterator[tuple[Row, Traced | 
 def _image(record: Record) -> Iterator[str]:
     image, board = record.inspection, record.board
     where = "".join(f", {name} {board[name]}" for name in ("lot", "station") if board[name] is not None)
-    yield f"Inspection {image['inspection_id']}: {image['designator']}, a {image['component']}, {_ended(image)}"
+    yield f"Inspection {image['inspection_id']}: {image['designator']}, type {image['component']}, {_ended(image)}"
     yield (
         f"  board {board['serial']} ({board['board_type']}{where}), attempt {board['attempt']}: "
         + (f"closed {board['completed_at']} as {board['verdict']}" if board["verdict"] else "still open")
@@ -85,7 +85,11 @@ def _step(number: int, row: Row, traced: Traced | None) -> Iterator[str]:
         yield f"Step {number}: answered by {row['expert']}; its rule cannot be told"
         return
     yield f"Step {number}: by {traced.rule} (line {traced.line})"
-    yield f"  {row['expert']} answered {_answer(row)}"
+    if traced.is_detector and row["label"] is not None:
+        below = ", under its limit" if traced.is_below else ""
+        yield f"  {row['expert']}: its surest box is {_answer(row)}{below}"
+    else:
+        yield f"  {row['expert']} answered {_answer(row)}"
     for finding in traced.findings:
         yield f"  - {_finding(finding)}"
     yield f"  = {traced.onward}"

@@ -67,7 +67,7 @@ def check_package(package: Path, *, as_json: bool) -> int:
             console.print(f"{what}: {ascii(name)[1:-1]}", markup=False)
     if found.is_whole:
         console.print(
-            f"{package}: whole, {found.files:,} files, {found.boards} boards, made {found.made}", markup=False
+            f"{package}: whole, {found.files + 1:,} files, {found.boards} boards, made {found.made}", markup=False
         )
     console.print(f"fingerprint {found.fingerprint}", markup=False)
     return 0 if found.is_whole else 1
