@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from daemon.errors import StartError
 from daemon.http_answers import PATHS, answer
-from daemon.http_token import TokenError, read_token
+from daemon.http_token import TokenError, no_token_text, read_token
 from daemon.sockets import is_open_host
 
 if TYPE_CHECKING:
@@ -96,9 +96,10 @@ class HttpServer:
         self._server.cut_all()
 
     def _answer(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
-        if self._token is not None and not self._token.matches(environ.get("HTTP_AUTHORIZATION", "")):
+        authorization = environ.get("HTTP_AUTHORIZATION", "")
+        if self._token is not None and not self._token.matches(authorization):
             challenge = ("WWW-Authenticate", 'Bearer realm="coserve"')
-            return _say(start_response, "401 Unauthorized", "a bearer token is needed", challenge)
+            return _say(start_response, "401 Unauthorized", no_token_text(authorization), challenge)
         if environ["REQUEST_METHOD"] != "GET":
             return _say(start_response, "405 Method Not Allowed", "only GET", ("Allow", "GET"))
         if environ["PATH_INFO"] not in PATHS:

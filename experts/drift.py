@@ -22,6 +22,7 @@ RECENT_ANSWERS = 1000
 ALL = "all"
 
 Grade = Literal["stable", "shifting", "drifted", "too few"]
+Lacks = Literal["answers", "images held out"]
 Histograms = Mapping[str, Sequence[int]]
 _SHIFTING, _DRIFTED = 0.1, 0.25
 #: Added to each bin that either side has, so that a bin that one side lacks does not weigh infinitely.
@@ -33,7 +34,8 @@ class Drift:
     """How far recent answers are from training's, over `answers` of them and `held_out` images of training.
 
     `noise` is what the value would be on average if nothing had changed: few images differ by chance alone. Where
-    that reaches "shifting" by itself nothing can be said, and the grade is "too few".
+    that reaches "shifting" by itself nothing can be said, and the grade is "too few": `lacks` says of what. Answers
+    come by waiting; images held out do not, somebody has to measure more of them.
     """
 
     value: float
@@ -41,6 +43,7 @@ class Drift:
     answers: int
     held_out: int
     noise: float
+    lacks: Lacks | None = None
 
 
 def histogram(confidences: Iterable[float]) -> tuple[int, ...]:
@@ -85,20 +88,22 @@ def compare(training: Histograms, recent: Histograms) -> Drift:
         training, recent = {ALL: training[ALL]}, {ALL: _sum(recent.values())}
     answers = sum(map(sum, recent.values()))
     held_out = sum(map(sum, training.values()))
-    value = noise = weight = 0.0
+    value = noise = weight = unknown = 0.0
     for label, counts in recent.items():
         known, now = training.get(label, ()), sum(counts)
-        if not now or not sum(known):
+        if not now:
             continue
-        by_chance = _noise(known, counts)
+        by_chance = _noise(known, counts) if sum(known) else _SHIFTING
         if by_chance >= _SHIFTING:
+            unknown += now if _lacks_held_out(known, counts) else 0
             continue
         weight += now
         value += now * drift(known, counts)
         noise += now * by_chance
     # Where most answers are of labels that cannot be compared, the rest does not speak for the expert.
     if weight < answers / 2 or not answers:
-        return Drift(0.0, "too few", answers, held_out, noise=_SHIFTING)
+        lacks: Lacks = "images held out" if unknown and unknown >= (answers - weight) / 2 else "answers"
+        return Drift(0.0, "too few", answers, held_out, noise=_SHIFTING, lacks=lacks)
     return Drift(value / weight, grade(value / weight), answers, held_out, noise / weight)
 
 
@@ -106,6 +111,12 @@ def _noise(training: Sequence[int], recent: Sequence[int]) -> float:
     """The index that two samples of one distribution have on average: degrees of freedom times (1/n + 1/m)."""
     bins = sum(1 for t, r in zip(training, recent, strict=True) if t or r)
     return (bins - 1) * (1 / sum(training) + 1 / sum(recent))
+
+
+def _lacks_held_out(training: Sequence[int], recent: Sequence[int]) -> bool:
+    """Whether recent answers would do by themselves, and only the images held out are too few."""
+    bins = sum(1 for t, r in zip(training or [0] * BINS, recent, strict=True) if t or r)
+    return bins / sum(recent) < _SHIFTING and sum(training) < sum(recent)
 
 
 def _sum(parts: Iterable[Sequence[int]]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from daemon.http_token import Token, TokenError, read_token
+from daemon.http_token import Token, TokenError, no_token_text, read_token
 
 #: A form has a few fields; nothing else is sent here.
 MAX_BODY_BYTES = 64 * 1024
@@ -180,7 +180,8 @@ def _ask_for_token(scope: Scope, headers: Headers) -> Response:
         query = scope["query_string"].decode("latin-1")
         wanted = f"{scope['path']}?{query}" if query else scope["path"]
         return RedirectResponse(f"/login?next={quote(wanted, safe='/')}", 303)
-    return _plain(401, "a bearer token is needed", **{"WWW-Authenticate": 'Bearer realm="coserve"'})
+    missing = no_token_text(headers.get("authorization", ""))
+    return _plain(401, missing, **{"WWW-Authenticate": 'Bearer realm="coserve"'})
 
 
 def is_loopback_name(host: str) -> bool:

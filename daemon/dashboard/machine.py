@@ -59,7 +59,7 @@ def router(site: Site) -> APIRouter:
             {"label": label, "values": [point[key] for point in points], "tone": tone, "style": "area"}
             for (key, label), tone in zip(names.items(), ("muted", "accent", "review"), strict=True)
         ]
-        return {"kind": "time", "x": [point["at_s"] for point in points], "series": series, "empty": _QUIET}
+        return _over_time(points, series, seconds)
 
     @routes.get("/machine-charts/busy.json")
     def busy(seconds: _Seconds = 600) -> dict[str, Any]:
@@ -75,12 +75,19 @@ def router(site: Site) -> APIRouter:
             }
             for at, name in enumerate(names)
         ]
-        return {"kind": "time", "x": [point["at_s"] for point in points], "series": series, "empty": _QUIET}
+        return _over_time(points, series, seconds)
 
     return routes
 
 
 _QUIET = "The daemon has noted nothing yet."
+
+
+def _over_time(points: list[Any], series: list[dict[str, Any]], seconds: int) -> dict[str, Any]:
+    """A chart whose axis is as long as its title says, however little the daemon has noted yet."""
+    times = [point["at_s"] for point in points]
+    now = time.time()
+    return {"kind": "time", "x": times, "series": series, "from": now - seconds, "to": now, "empty": _QUIET}
 
 
 class _Machine:

@@ -9,38 +9,41 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from typing import Any
 
-#: Somebody who said nothing for so long has gone, and so has what they skipped after a while.
+#: Somebody who said nothing for so long has gone; what somebody skipped comes last for a shift.
 _SHOWN_S = 60.0
-_SKIPPED_S = 1800.0
+_SKIPPED_S = 12 * 3600.0
 _MOST = 20_000
 
 
 class Offers:
-    """A seat is one open page."""
+    """A seat is one open page; who reviews at it may load it anew, and then sits at another."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._shown: OrderedDict[int, tuple[str, float]] = OrderedDict()
         self._skipped: OrderedDict[tuple[str, int], float] = OrderedDict()
 
-    def choose(self, seat: str, waiting: Sequence[int], held: Collection[int], count: int) -> list[int]:
-        """`count` of `waiting` for `seat`, beside those it holds: first what nobody else sees and it did not skip."""
+    def choose(self, seat: str, reviewer: str, waiting: Sequence[int], held: Collection[int], count: int) -> list[int]:
+        """`count` of `waiting` for `seat`, beside those it holds: what nobody else sees, what others see, what
+        `reviewer` skipped, the longest ago first.
+        """
         now_s = time.monotonic()
         with self._lock:
             for one in held:
                 self._show(one, seat, now_s)
             free = [one for one in waiting if one not in held]
-            free.sort(key=lambda one: self._rank(seat, one, now_s))  # stable: the order of `waiting` within each rank
+            free.sort(key=lambda one: self._rank(seat, reviewer, one, now_s))  # stable: else the order of `waiting`
             chosen = free[:count]
             for one in chosen:
-                if self._rank(seat, one, now_s) != 1:
+                if self._rank(seat, reviewer, one, now_s)[0] != 1:
                     self._show(one, seat, now_s)
             return chosen
 
-    def skip(self, seat: str, inspection_id: int) -> None:
-        """`seat` sees this one again last; others see it as if nobody had."""
+    def skip(self, reviewer: str, inspection_id: int) -> None:
+        """`reviewer` sees this one again last; others see it as if nobody had."""
         with self._lock:
-            self._skipped[seat, inspection_id] = time.monotonic()
+            self._skipped[reviewer, inspection_id] = time.monotonic()
+            self._skipped.move_to_end((reviewer, inspection_id))
             _bound(self._skipped)
             self._shown.pop(inspection_id, None)
 
@@ -59,11 +62,12 @@ class Offers:
         self._shown.move_to_end(inspection_id)
         _bound(self._shown)
 
-    def _rank(self, seat: str, inspection_id: int, now_s: float) -> int:
-        if now_s - self._skipped.get((seat, inspection_id), -_SKIPPED_S) < _SKIPPED_S:
-            return 2
+    def _rank(self, seat: str, reviewer: str, inspection_id: int, now_s: float) -> tuple[int, float]:
+        skipped_s = self._skipped.get((reviewer, inspection_id))
+        if skipped_s is not None and now_s - skipped_s < _SKIPPED_S:
+            return 2, skipped_s
         shown_to, at_s = self._shown.get(inspection_id, (seat, now_s))
-        return 1 if shown_to != seat and now_s - at_s < _SHOWN_S else 0
+        return (1 if shown_to != seat and now_s - at_s < _SHOWN_S else 0), 0.0
 
 
 def _bound(places: OrderedDict[Any, Any]) -> None:

@@ -52,7 +52,7 @@ def test_a_whole_review_by_keyboard_alone(shown_line: ShownLine, open_page: Page
     page = open_page(shown_line.url("/review?lot=keys"), 1280)
     begin(page, "Eva Maier")
     showing(page, ids[0])
-    page.wait_for_function("document.querySelector('.review-picture img').naturalWidth === 160")
+    page.wait_for_function("() => document.querySelector('.review-picture img').naturalWidth === 160")
     assert page.text_content("#review-left") == "5"
     page.keyboard.press("p")
     showing(page, ids[1])
@@ -90,7 +90,7 @@ def test_a_whole_review_by_keyboard_alone(shown_line: ShownLine, open_page: Page
         (ids[4], "pass", None, "Eva Maier", None),
         (ids[3], "pass", None, "Eva Maier", None),
     ]
-    page.wait_for_function("document.getElementById('review-done').textContent === '5'")
+    page.wait_for_function("() => document.getElementById('review-done').textContent === '5'")
     page.keyboard.press("?")
     assert page.locator("#help").get_by_text("Undo the last decision").is_visible()
 
@@ -121,7 +121,7 @@ def test_a_whole_review_by_touch_on_a_telephone(shown_line: ShownLine, open_page
     assert [row[:4] for row in decisions(shown_line, *ids)] == [
         (ids[0], "pass", None, "Ben"),
         (ids[1], "fail", "D301", "Ben"),
-        (ids[1], "review", None, "Ben"),
+        (ids[1], "review", None, "daemon"),
         (ids[1], "unknown", None, "Ben"),
     ]
 
@@ -270,3 +270,20 @@ def test_from_a_number_of_the_defects_to_its_images_and_to_a_decision(
     page.keyboard.press("p")
     shown_line.wait(lambda: decisions(shown_line, image))
     assert decisions(shown_line, image)[-1][1] == "pass"
+
+
+def test_what_was_skipped_comes_last_and_the_counts_keep_up(shown_line: ShownLine, open_page: Pages) -> None:
+    ids = publish(shown_line, "skips", 11)
+    page = open_page(shown_line.url("/review?lot=skips"), 1280)
+    begin(page, "Ida Ott")
+    page.route("**/skip", lambda route: (time.sleep(0.3), route.continue_()))  # a slow network
+    for image in ids[:2]:
+        showing(page, image)
+        page.keyboard.press("s")
+    for number, image in enumerate([*ids[2:], *ids[:2]], start=1):
+        showing(page, image)
+        page.keyboard.press("p")
+        page.wait_for_function(f"() => document.getElementById('review-you').textContent === ' ({number} by you)'")
+    page.wait_for_selector("#review-empty:visible")
+    page.keyboard.press("u")
+    page.wait_for_function("() => document.getElementById('review-you').textContent === ' (10 by you)'")

@@ -82,7 +82,18 @@ def test_without_the_token_a_browser_sees_the_login_and_a_program_hears_what_is_
         assert shut_web.get(path, HX_Request="true").headers["hx-redirect"] == "/login"
         assert shut_web.get(path, "POST", "", Origin=f"http://{shut_web.host}").status in (303, 401), path
     assert shut_web.get("/static/app.css").status == 200
-    assert "CoServe" in shut_web.get("/login").text
+    wrong = shut_web.get("/healthz", Accept="*/*", Authorization="Bearer wrong")
+    assert (wrong.status, wrong.text) == (401, "this token is not the line's\n")
+
+
+def test_the_login_leads_nowhere_else_and_tells_an_operator_whom_to_ask(shut_web: Web) -> None:
+    login = shut_web.get("/login").text
+    assert "Ask whoever runs this line for its token" in login
+    for within in ("/review", "/machine", "/logout", "Log out", "data-go"):
+        assert within not in login.split("</form>")[0].replace("/login", ""), within
+    inside = shut_web.get("/boards", Cookie=cookie(log_in(shut_web))).text
+    assert "Log out" in inside
+    assert 'href="/review"' in inside
 
 
 def test_a_program_comes_in_with_the_bearer_token(shut_web: Web) -> None:

@@ -159,6 +159,7 @@ def test_charts_hold_a_value_until_the_next_and_are_never_longer_than_they_may_b
     assert all(len(one["values"]) == len(chart["x"]) for one in chart["series"])
     assert chart["series"][0]["values"][-1] == 399
     assert chart["x"][-1] - chart["x"][-2] > 90  # nothing has changed since
+    assert chart["to"] - chart["from"] == pytest.approx(600), "as long as its title says"
     assert busy["series"][0]["values"][-2:] == [50.0, 0.0]
     many = [
         {"ago_s": 3600.0 - number, "waiting": number, "under_way": 0, "unloaded": 0, "busy": {}}

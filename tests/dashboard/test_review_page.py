@@ -56,15 +56,15 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
         yield running
 
 
-def following(web: Web, seat: str = SEAT, **fields: object) -> dict:
+def following(web: Web, seat: str = SEAT, who: str = EVA, **fields: object) -> dict:
     query = urlencode({"seat": seat, "since": "2026-11-21T00:00:00.000Z"} | fields)
-    answer = web.get(f"/review/next?{query}", Cookie=EVA)
+    answer = web.get(f"/review/next?{query}", Cookie=who)
     assert answer.status == 200, answer.text
     return json.loads(answer.text)
 
 
-def ids(web: Web, seat: str = SEAT, **fields: object) -> list[int]:
-    return [item["id"] for item in following(web, seat, **fields)["items"]]
+def ids(web: Web, seat: str = SEAT, who: str = EVA, **fields: object) -> list[int]:
+    return [item["id"] for item in following(web, seat, who, **fields)["items"]]
 
 
 def test_who_decides_is_asked_once_and_remembered(web: Web) -> None:
@@ -210,24 +210,34 @@ def test_another_site_cannot_decide(web: Web) -> None:
 
 
 def test_what_one_page_shows_is_offered_to_others_last(web: Web) -> None:
-    third = "00112233445566aa"
+    third, tom, ute = "00112233445566aa", "coserve_reviewer=Tom", "coserve_reviewer=Ute"
     for image in (1, 3, 4):  # what the tests before were shown
-        web.post(f"/review/items/{image}/skip", f"seat={SEAT}", Origin=f"http://{web.host}", Cookie=EVA)
-    assert ids(web, OTHER, count=1, held="1") == [3]
-    assert ids(web, third) == [4, 1, 3]
-    web.post("/review/items/4/skip", f"seat={third}", Origin=f"http://{web.host}", Cookie=EVA)
-    assert ids(web, third)[-1] == 4
+        web.post(f"/review/items/{image}/skip", Origin=f"http://{web.host}", Cookie=EVA)
+    assert ids(web, OTHER, tom, count=1, held="1") == [3]
+    assert ids(web, third, ute) == [4, 1, 3]
+    web.post("/review/items/4/skip", Origin=f"http://{web.host}", Cookie=ute)
+    assert ids(web, third, ute)[-1] == 4
+    assert ids(web, "ffffffffffffffff", ute)[-1] == 4, "the page was loaded anew"
 
 
 def test_an_offer_is_soft_and_ends_with_a_decision() -> None:
     offers = Offers()
-    assert offers.choose("a", [1, 2, 3], [], 1) == [1]
-    assert offers.choose("b", [1, 2, 3], [], 2) == [2, 3]
-    assert offers.choose("c", [1, 2, 3], [], 3) == [1, 2, 3], "all are shown to somebody: the order as it is"
-    offers.skip("a", 1)
-    assert offers.choose("a", [1, 2], [2], 1) == [1], "skipped, but there is nothing else"
+    assert offers.choose("a", "Ann", [1, 2, 3], [], 1) == [1]
+    assert offers.choose("b", "Ben", [1, 2, 3], [], 2) == [2, 3]
+    assert offers.choose("c", "Cem", [1, 2, 3], [], 3) == [1, 2, 3], "all are shown to somebody: the order as it is"
+    offers.skip("Ann", 1)
+    assert offers.choose("a", "Ann", [1, 2], [2], 1) == [1], "skipped, but there is nothing else"
     offers.forget(3)
-    assert offers.choose("d", [3, 2], [], 1) == [3]
+    assert offers.choose("d", "Dan", [3, 2], [], 1) == [3]
+
+
+def test_what_was_skipped_comes_after_all_else_and_the_longest_ago_first() -> None:
+    offers = Offers()
+    offers.skip("Ann", 2)
+    offers.skip("Ann", 1)
+    assert offers.choose("a", "Ann", [1, 2, 3, 4], [], 4) == [3, 4, 2, 1]
+    offers.skip("Ann", 2)
+    assert offers.choose("later", "Ann", [1, 2], [], 2) == [1, 2]
 
 
 def test_a_review_that_the_reviewer_undid_is_not_offered_to_be_undone_again(web: Web) -> None:

@@ -58,11 +58,13 @@ def test_another_light_is_drift():
     assert compare(training, histograms(("ok", c) for c in confidences(1, 1000, LESS))).grade == "drifted"
 
 
-@pytest.mark.parametrize(("held_out", "answers"), [(20, 1000), (1000, 20), (0, 1000), (1000, 0)])
+@pytest.mark.parametrize(("held_out", "answers"), [(20, 1000), (1000, 20), (0, 1000), (1000, 0), (0, 5)])
 def test_too_few_answers_are_said_and_never_an_alarm(held_out: int, answers: int):
     training = histograms(("ok", c) for c in confidences(0, held_out, LESS))
     for seed in range(20):
-        assert compare(training, histograms(("ok", c) for c in confidences(seed, answers, LESS))).grade == "too few"
+        found = compare(training, histograms(("ok", c) for c in confidences(seed, answers, LESS)))
+        assert found.grade == "too few"
+        assert found.lacks == ("images held out" if answers == 1000 else "answers")
 
 
 def test_chance_alone_is_hardly_ever_called_drift():
@@ -79,7 +81,8 @@ def test_a_label_that_training_hardly_answered_does_not_speak_for_the_expert():
     recent = histograms([("ok", c) for c in confidences(1, 900)] + [("rare", 0.3)] * 20)
     assert compare(training, recent).grade == "stable"
     mostly = histograms([("ok", c) for c in confidences(1, 100)] + [("rare", 0.3)] * 900)
-    assert compare(training, mostly).grade == "too few"
+    found = compare(training, mostly)
+    assert (found.grade, found.lacks) == ("too few", "images held out"), "of the label that it answers now"
 
 
 def test_training_that_knows_no_labels_is_compared_as_a_whole():

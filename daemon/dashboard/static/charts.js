@@ -3,12 +3,17 @@
    {"kind": "time" | "number" | "category",        what x is: seconds since 1970, a number, or a name
     "x": [...],
     "series": [{"label": "fail", "values": [...], "tone": "fail", "style": "line" | "bars" | "area", "unit": "%"}],
+    "from": 1795336200, "to": 1795336800,           the ends of the axis of time; without them, of the values
     "empty": "No fails yet"}                        said where x is empty
    Tones: pass fail review unknown accent muted other1 … other4. A null is a gap. `data-every="10"` asks again every 10 s.
-   `data-height="180"` is in pixels. */
+   `data-height="180"` is in pixels. `data-table="beside"`: the page has the numbers in a table of its own.
+   `data-first="30"`: the first categories matter most; as many are drawn as have so many pixels each. */
 "use strict";
 
 const plots = new Map();
+const LABEL_PX = 24; // from one slanted name to the next
+const SLANTED_PX = 50; // room at the right for the last one
+const DASHES = [undefined, [7, 4], [2, 3], [10, 3, 2, 3]]; // lines that lie on each other are seen all the same
 
 function colour(tone) {
   return getComputedStyle(document.documentElement).getPropertyValue("--" + (tone || "accent")).trim();
@@ -18,15 +23,39 @@ function text(value, series) {
   const rounded = typeof value === "number" ? Math.round(value * 100) / 100 : value;
   return series.unit ? `${rounded} ${series.unit}` : `${rounded}`;
 }
+function said(at_s, time) {
+  return new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: time, hourCycle: "h23" }).format(at_s * 1000);
+}
+/* 08:54, or 08:54:30 where they lie close; the day under the first and wherever a new one begins. */
+function times(splits, step_s) {
+  let before = "";
+  return splits.map((at_s) => {
+    const [day, time] = said(at_s, step_s < 60 ? "medium" : "short").split(" ");
+    const isNew = day !== before;
+    before = day;
+    return step_s >= 86400 ? day : isNew ? `${time}\n${day}` : time;
+  });
+}
 function nameOf(data, at) {
-  if (data.kind === "time") return new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "short" }).format(data.x[at] * 1000);
+  if (data.kind === "time") return said(data.x[at], "short");
   return String(data.x[at]);
+}
+function isLine(one) {
+  return one.style !== "bars" && one.style !== "area";
+}
+function firstOf(data, place) {
+  const most = Math.max(3, Math.floor((place.clientWidth - 60) / Number(place.dataset.first || 1)));
+  if (!place.dataset.first || data.x.length <= most) return data;
+  const series = data.series.map((one) => ({ ...one, values: one.values.slice(0, most) }));
+  return { ...data, x: data.x.slice(0, most), series };
 }
 function options(data, place) {
   const axis = { stroke: colour("muted"), grid: { stroke: colour("rule"), width: 1 }, ticks: { stroke: colour("rule"), width: 1 } };
   const x = { ...axis, grid: { show: false } };
+  if (data.kind === "time") Object.assign(x, { values: (_, splits, _axis, _space, step_s) => times(splits, step_s), space: 76 });
   if (data.kind === "category") {
-    x.values = (_, splits) => splits.map((at) => (Number.isInteger(at) && data.x[at] !== undefined ? String(data.x[at]) : ""));
+    const each = Math.ceil((data.x.length * LABEL_PX) / (place.clientWidth - 60 - SLANTED_PX)); // names of some, where all would overlap
+    x.values = (_, splits) => splits.map((at) => (Number.isInteger(at) && at % each === 0 && data.x[at] !== undefined ? String(data.x[at]) : ""));
     x.splits = () => data.x.map((_, at) => at);
     const longest = Math.max(1, ...data.x.map((name) => String(name).length));
     if (data.x.length * longest * 8 > place.clientWidth) {
@@ -38,10 +67,15 @@ function options(data, place) {
   return {
     width: place.clientWidth,
     height: Number(place.dataset.height || 200),
-    legend: { show: data.series.length > 1, live: false },
+    legend: { show: data.series.length > 1, live: false, markers: { dash: (plot, at) => (plot.series[at].dash ? "dashed" : "solid") } },
     cursor: { drag: { x: false, y: false } },
+    padding: [null, x.rotate ? SLANTED_PX : null, null, null],
     scales: {
-      x: { time: data.kind === "time", ...(data.kind === "category" && { range: [-0.6, data.x.length - 0.4] }) },
+      x: {
+        time: data.kind === "time",
+        ...(data.kind === "category" && { range: [-0.6, data.x.length - 0.4] }),
+        ...(data.from !== undefined && { range: [data.from, data.to] }),
+      },
       y: { range: (_, low, high) => [Math.min(0, low), high <= 0 ? 1 : high * 1.08] },
     },
     axes: [x, { ...axis, size: 56, values: (_, splits) => splits.map((value) => text(value, data.series[0])) }],
@@ -51,6 +85,7 @@ function options(data, place) {
         label: one.label,
         stroke: colour(one.tone),
         width: one.style === "bars" ? 0 : 2,
+        dash: isLine(one) ? DASHES[data.series.filter(isLine).indexOf(one) % DASHES.length] : undefined,
         fill: one.style === "bars" ? colour(one.tone) : one.style === "area" ? colour(one.tone) + "33" : undefined,
         paths: one.style === "bars" ? bars : undefined,
         points: { show: one.style !== "bars" && data.x.length < 40, size: 5 },
@@ -85,6 +120,7 @@ function table(data) {
   return made;
 }
 function numbers(place, data) {
+  if (place.dataset.table === "beside") return;
   let details = place.nextElementSibling;
   if (!details?.matches("details.chart-numbers")) {
     details = document.createElement("details");
@@ -95,20 +131,21 @@ function numbers(place, data) {
   }
   details.lastElementChild.replaceChildren(table(data));
 }
-function draw(place, data) {
+function draw(place, whole) {
+  const data = firstOf(whole, place);
   plots.get(place)?.plot?.destroy();
   place.setAttribute("role", "img");
   place.replaceChildren();
   if (!data.x.length) {
     place.textContent = data.empty || "Nothing yet";
-    plots.set(place, { data });
+    plots.set(place, { data: whole });
     if (place.nextElementSibling?.matches("details.chart-numbers")) place.nextElementSibling.remove();
     return;
   }
   const x = data.kind === "category" ? data.x.map((_, at) => at) : data.x;
   const plot = new uPlot(options(data, place), [x, ...data.series.map((one) => one.values)], place);
-  plots.set(place, { data, plot });
-  numbers(place, data);
+  plots.set(place, { data: whole, plot });
+  numbers(place, whole);
 }
 async function load(place) {
   try {

@@ -23,6 +23,8 @@
   let isChoosing = false; // fail was said of an image for which the line names no defect
   let shownAt = 0;
   let again = null;
+  let skipping = Promise.resolve(); // what was skipped is asked for again only when the server knows that it was
+  let counted = 0; // decisions counted here: numbers asked for before one are old
 
   const midnight = () => new Date(new Date().setHours(0, 0, 0, 0)).toISOString();
   const inZone = (text) => text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (at) => FORMATS.full.format(new Date(at)));
@@ -49,6 +51,8 @@
     clearTimeout(again);
     if (isFilling || document.hidden) return;
     isFilling = true;
+    await skipping;
+    const before = counted;
     const held = [current, ...queue].filter(Boolean).map((one) => one.id);
     const count = Math.max(0, HELD - queue.length);
     try {
@@ -57,7 +61,7 @@
       if (!ok) throw new Error(body.reason);
       const known = new Set([current, ...queue].filter(Boolean).map((one) => one.id));
       for (const item of body.items) if (!known.has(item.id)) queue.push(build(item));
-      progress(body);
+      if (counted === before) progress(body);
       if (!unsent) complain("");
       if (!current) next();
     } catch (error) {
@@ -109,7 +113,11 @@
   function progress({ left, left_is_least: isLeast, done, done_by_you: own }) {
     find("review-left").textContent = isLeast ? `${left} or more` : left;
     find("review-done").textContent = done;
-    find("review-you").textContent = done ? ` (${own} by you)` : "";
+    sayOwn(own);
+  }
+  function sayOwn(own) {
+    find("review-you").dataset.own = own;
+    find("review-you").textContent = find("review-done").textContent === "0" ? "" : ` (${own} by you)`;
   }
   function say(text) {
     find("review-said").textContent = text;
@@ -183,6 +191,9 @@
       const text = find(id).textContent;
       if (/^\d+$/.test(text)) find(id).textContent = Math.max(0, Number(text) + by);
     }
+    counted += 1;
+    const { own } = find("review-you").dataset;
+    if (own) sayOwn(Math.max(0, Number(own) + done)); // whoever undoes takes back a decision of their own
   }
   function fail() {
     if (!current) return;
@@ -195,12 +206,12 @@
       say("Which defect? Choose one, or the same again for none.");
     }
   }
-  async function skip() {
+  function skip() {
     if (!current || isSending) return;
     const { id, node } = current;
     unsent = null;
     complain("");
-    ask(`/review/items/${id}/skip`, { method: "POST", body: new URLSearchParams({ seat }) }).catch(() => {});
+    skipping = ask(`/review/items/${id}/skip`, { method: "POST" }).catch(() => {});
     say(`${node.dataset.name}: skipped, it comes last.`);
     next();
   }
