@@ -298,7 +298,7 @@ def _print_shown(found: dict[str, Any]) -> None:
         for use in found["rules"]
     ]
     table_of("Rules that use it", ("board", "components", "step", "how"), uses)
-    _print_drift(found["drift"])
+    _print_drift(found["expert"], found["drift"])
 
 
 def _told(found: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -313,14 +313,16 @@ def _told(found: dict[str, Any]) -> list[tuple[Any, ...]]:
     return sorted(rows, key=lambda row: row[0][:19])
 
 
-def _print_drift(drift: dict[str, Any] | None) -> None:
+def _print_drift(name: str, drift: dict[str, Any] | None) -> None:
     if drift is None:
-        console.print("drift: not known, the catalog has no confidences of it: coserve experts measure")
+        console.print(f"drift: not known, the catalog has no confidences of it: coserve experts measure {name} IMAGES")
         return
     said = f"{drift['grade']}, index {drift['value']:.3f} (by chance alone {drift['noise']:.3f})"
     if drift["grade"] == "too few":
-        said = "too few answers to say"
+        said = f"too few {drift['lacks']} to say"
     console.print(f"drift: {said}; {drift['answers']} recent answers against {drift['held_out']} images held out")
+    if drift["lacks"] == "images held out":
+        console.print(f"measure it on more ordinary images of the line: coserve experts measure {name} IMAGES")
     labels = dict.fromkeys((*drift["training"], *drift["recent"]))
     rows = [
         (
