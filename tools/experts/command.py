@@ -41,6 +41,7 @@ def list_experts(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False)
 
     Example: coserve experts list --config demo/coserve.yaml
     """
+    from tools.asking.table import print_rows
     from tools.experts.line import open_line
     from tools.experts.look import listed
 
@@ -51,18 +52,18 @@ def list_experts(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False)
     cells = [
         (
             row["expert"],
+            row["version"] or "none in force",
             row["architecture"],
+            row["verdicts"],
+            len(row["kept"]) or None,
             len(row["classes"]),
             f"{row['bytes'] / 1e6:.1f}" if row["bytes"] is not None else "unreadable",
-            row["version"] or "none in force",
-            len(row["kept"]) or None,
             (row["first_used_at"] or "")[:10] or None,
-            row["verdicts"],
         )
         for row in rows
     ]
-    columns = ("expert", "network", "labels", "MB", "version", "kept", "used since", "verdicts")
-    table_of("Experts of the catalog", columns, cells)
+    columns = ("expert", "version", "network", "verdicts", "kept", "labels", "MB", "used since")
+    print_rows("Experts of the catalog", columns, cells, all_columns=False, more="--json has them")
 
 
 @experts_app.command("show")
