@@ -54,6 +54,9 @@ def test_the_memory_is_a_picture_with_blocks_that_can_be_read_and_a_table(
     assert table.get_by_text("resident, pinned").count() == 1
     assert page.locator("[data-chart] canvas, [data-chart]:has-text('No expert was loaded')").count() >= 1
     assert fits(page, width)
+    listed = page.locator(".scroll[aria-label='All experts']")
+    has_room = listed.evaluate("table => table.scrollWidth <= table.clientWidth")
+    assert has_room == (width == 1280), "on a desk every column is seen, the version too"
 
 
 def test_the_picture_follows_what_happens(open_page: Pages, line: ShownLine) -> None:
