@@ -214,6 +214,11 @@ class Operations:
             del known[inner]
         children, last_seq = self._children(), self._reader.last_seq()
         completed = self._metrics.completed_count  # durable verdicts; the drive's count runs ahead of the disk
+        where_there_are_some = {
+            "children": children,
+            "consumers": self._deliveries.status(last_seq, children),
+            "models": self._language.status() if self._config.models else [],
+        }
         return {
             **known,
             "version": version("coserve"),
@@ -230,9 +235,7 @@ class Operations:
             or self._writer.last_error
             or known["last_error"]
             or self._language.trouble(),
-            "children": children,
-            "consumers": self._deliveries.status(last_seq, children),
-            **({"models": self._language.status()} if self._config.models else {}),
+            **{name: rows for name, rows in where_there_are_some.items() if rows},
         }
 
     def _review(self, fields: dict[str, Any]) -> dict[str, Any]:
