@@ -1,6 +1,11 @@
+import os
 from pathlib import Path
 
 import pytest
+
+# Rich's console keeps the width that the environment names when it is made, for all tests of this process.
+os.environ.pop("COLUMNS", None)
+import tools.console  # noqa: F401
 
 #: The longest way first: it trains, and the other worker does the rest meanwhile.
 FIRST = "tests/contract/test_demo.py"

@@ -113,8 +113,9 @@ def test_the_sql_cookbook_runs_on_the_database_of_the_demo(
 
     assert shown.returncode == 0, shown.stderr
     database = folder / "inspection.db"
-    # Nobody has reviewed anything, no image was late or missing, and every board came once.
-    silent = {5, 15, 17, 18, 19}
+    # Nobody has reviewed anything, no image was late or missing, every board came once, and twenty boards are too few
+    # for places that fail more than others.
+    silent = {5, 13, 15, 17, 18, 19}
     for question in questions():
         answer = ask(database, question.sql)
         assert answer or question.number in silent | {9}, question.title

@@ -162,7 +162,9 @@ def test_a_child_may_do_what_it_has_to_before_it_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_child_outlives_the_daemon_however_that_died(tmp_path: Path, number: int) -> None:
     said = tmp_path / "facts"
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, WITNESS, str(said)], stderr=subprocess.DEVNULL)
+    # Whoever is started in a shell's background ignores Ctrl-C, and so would this one.
+    code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + PARENT
+    parent = subprocess.Popen([sys.executable, "-c", code, WITNESS, str(said)], stderr=subprocess.DEVNULL)
     try:
         child = wait(lambda: facts(said))["pid"]
         parent.send_signal(number)
