@@ -9,7 +9,7 @@ import typer
 
 from tools.console import console, fail
 from tools.screenshots.line import REVIEWERS, ShownLine, copy_of, running
-from tools.screenshots.pictures import Page, ScreenshotError, chromium, take, wait_for
+from tools.screenshots.pictures import Page, ScreenshotError, chromium, take, wait_for_pages
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page as Tab
@@ -62,7 +62,7 @@ def main(
             with running(line):
                 line.publish(boards)
                 line.review()
-                wait_for(line.url)
+                wait_for_pages(line.url)
                 with line.camera():
                     made = take(browser, line.url, pages(line), out)
     except ScreenshotError as error:

@@ -2,8 +2,6 @@
 
 import io
 import shutil
-import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from daemon.extras import MissingExtraError
+from tools.bench.page_readers import wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 WIDTHS = {1280: 800, 390: 844}
 #: What a page does after its first paint: charts are drawn, the first events come.
 _SETTLE_MS = 1500
-_UP_S = 60.0
 _COLOURS, _FEWEST_COLOURS = 256, 16
 MAX_BYTES = 150_000
 
@@ -59,18 +57,12 @@ def chromium() -> "Iterator[Browser]":
         browser.close()
 
 
-def wait_for(url: str) -> None:
-    """Until the pages answer, which come up after the line."""
-    until_s = time.monotonic() + _UP_S
-    while True:
-        try:
-            urllib.request.urlopen(f"{url}/", timeout=5).close()  # noqa: S310 - our own http
-        except OSError:
-            if time.monotonic() > until_s:
-                raise ScreenshotError(f"no page answers at {url}: is the extra dashboard installed?") from None
-            time.sleep(0.2)
-        else:
-            return
+def wait_for_pages(url: str) -> None:
+    """Until the pages answer, which come up after the line; ScreenshotError after a minute."""
+    try:
+        wait_for(url)
+    except OSError:
+        raise ScreenshotError(f"no page answers at {url}: is the extra dashboard installed?") from None
 
 
 def take(browser: "Browser", url: str, pages: Sequence[Page], folder: Path) -> list[Path]:
