@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -33,15 +34,16 @@ def prepared() -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of it, so that nobody's results are touched."""
+def folder(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A copy of it, so that nobody's results are touched; as large as the demo, so it goes when it was used."""
     folder = tmp_path_factory.mktemp("line") / "demo"
     (folder / "experts").mkdir(parents=True)
     for name in ("coserve.yaml", "rules.yaml", "prepared.json", "experts/catalog.yaml"):
         shutil.copy(prepared / name, folder / name)
     for weights in (prepared / "experts").glob("*.safetensors"):
         shutil.copy(weights, folder / "experts" / weights.name)
-    return folder
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
