@@ -89,8 +89,10 @@ class Model(_Section):
     """A language model: `checkpoint` is its folder in Hugging Face format.
 
     `memory` is bytes for its experts, out of the `expert_memory` of its `device`; while images need that, it shrinks to
-    `least_memory` (a quarter of `memory` where it is not set). `storage`: experts are read from the checkpoint, or from
-    what `coserve moe import` wrote, exact or in fewer bits. `options` are the mode's own. A request without
+    text_memory: Bytes | None = None
+    `least_memory` (a quarter of `memory` where it is not set). `text_memory` (a quarter of `memory` too) comes out of
+    `expert_memory` beside it: keys and values of the texts that run. `storage`: experts are read from the checkpoint,
+    or from what `coserve moe import` wrote, exact or in fewer bits. `options` are the mode's own. A request without
     `max_new_tokens` gets that many, none gets more; without `slo_ms` it gets `slo`, which orders what waits. Only
     `tasks` are taken where some are named. `ttft_slo` and `tpot_slo` are what `brownout` keeps by its threshold.
     """
@@ -103,6 +105,11 @@ class Model(_Section):
     storage: Literal["auto", "checkpoint", "exact", "int8", "int4"] = "auto"
     options: dict[str, Any] = {}
     rows: Count = 8
+    @property
+    def text_bytes(self) -> int:
+        """What its texts may hold beside its experts."""
+        return self.memory // 4 if self.text_memory is None else self.text_memory
+
     max_new_tokens: Count = 256
     tasks: list[str] = []
     schedule: Literal["slo", "fcfs"] = "slo"

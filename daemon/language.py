@@ -47,9 +47,10 @@ class Pool(Protocol):
 class Prompts:
     """What intake asks of a model: its tokenizer and settings, without its weights."""
 
-    def __init__(self, name: str, model: Model) -> None:
+    def __init__(self, name: str, model: Model, thread: ModelThread) -> None:
         self._name = name
         self._model = model
+        self._thread = thread
         self._codec: TextCodec | None = None
         try:
             self._codec = TextCodec.open(model.checkpoint)
@@ -65,15 +66,26 @@ class Prompts:
             return f"max_new_tokens: model {self._name} gives at most {most}, got {request.max_new_tokens}"
         if not request.prompt.strip():
             return "prompt: the prompt is empty"
+        return self._too_long(request.prompt, most if request.max_new_tokens is None else request.max_new_tokens)
+
+    def _too_long(self, prompt: str, new_tokens: int) -> str | None:
+        codec, room = self._codec, self._thread.text_tokens
         # A token has a byte at least, so that short prompts need not be looked at.
-        codec = self._codec
-        if codec is None or codec.context is None or len(request.prompt.encode()) < codec.context // 2:
+        at_most = 2 * len(prompt.encode())
+        if codec is None or (
+            (codec.context is None or at_most < codec.context) and (room is None or at_most + new_tokens <= room)
+        ):
             return None
         try:
-            codec.encode(request.prompt)
+            tokens = len(codec.encode(prompt))
         except PromptError as error:
             return f"prompt: {error}"
-        return None
+        if room is None or codec.most_tokens(tokens, new_tokens) <= room:
+            return None
+        return (
+            f"prompt: its {tokens} tokens and {new_tokens} new ones (max_new_tokens) are more than the {room} that"
+            f" models.{self._name}.text_memory holds, {self._model.text_bytes} bytes: shorten it, or ask for fewer"
+        )
 
 
 class Language:
@@ -95,7 +107,6 @@ class Language:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._log: Any = structlog.get_logger("language")
-        self.prompts = {name: Prompts(name, model) for name, model in config.models.items()}
         self.threads = {
             name: ModelThread(
                 name,
@@ -108,6 +119,7 @@ class Language:
             )
             for name, model in config.models.items()
         }
+        self.prompts = {name: Prompts(name, model, self.threads[name]) for name, model in config.models.items()}
         self._devices = shared_devices(config)
         self._thread = threading.Thread(target=self._run, name="language", daemon=True)
 

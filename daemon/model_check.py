@@ -2,35 +2,36 @@
 
 from pathlib import Path
 
-from daemon.config import Config, Model, read_settings
-from daemon.errors import ConfigError
+from daemon.config import Config, Model, at_their_lines
 from daemon.extras import MissingExtraError
 from experts.moe.errors import ModelError
-from routing_rules.load import Document, Problem
+from routing_rules.load import KeyPath
 
 
 def model_problems(path: Path, config: Config) -> list[str]:
     """The first mistake of each model, with the line that names its checkpoint."""
-    if not config.models:
-        return []
-    try:
-        document: Document | None = read_settings(path)[0]
-    except ConfigError:
-        document = None
-    found: list[str] = []
+    found: list[tuple[KeyPath, str]] = []
     for name, model in config.models.items():
         problem = _problem(model)
         if problem is not None:
-            where = ("models", name, "checkpoint")
-            found.append(str(document.problem(where, problem) if document else Problem(str(path), 1, 1, problem)))
-    return found
+            found.append((("models", name, "checkpoint"), problem))
+    return at_their_lines(path, found)
 
 
 def _problem(model: Model) -> str | None:
     from experts.moe.served import examine  # noqa: PLC0415  brings torch, which a line without models is checked without
 
     try:
-        examine(model.checkpoint, model.mode, model.mode_options, model.memory, model.least_bytes, model.storage)
+        examine(
+            model.checkpoint,
+            model.mode,
+            model.mode_options,
+            model.memory,
+            model.least_bytes,
+            model.storage,
+            text_bytes=model.text_bytes,
+            max_new_tokens=model.max_new_tokens,
+        )
     except ModuleNotFoundError as missing:
         return str(MissingExtraError(missing.name, "a language model", "moe"))
     except (ModelError, TypeError) as error:  # TypeError: an option that the mode does not have

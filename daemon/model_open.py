@@ -1,7 +1,7 @@
 """One language model in service: a checkpoint in its mode (experts/moe) under a batching engine, for `ModelThread`."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,17 +9,19 @@ from daemon.config import Model
 from daemon.model_thread import MODEL_FAILED, Finished
 from daemon.records import AcceptedText
 from experts.moe.engine import Asked, Ended, Engine, Said, Took
+from experts.moe.errors import AnswerError, ModelError
+from experts.moe.keys_values import TextMemory, bytes_per_token, require_text_memory
 from experts.moe.modes import open_mode
 from experts.moe.policy.schedule import Costs, FirstCome, Limits, Profiles, Scheduler, SloSlack
 from experts.moe.runtime import MoeRuntime
 from experts.moe.served import file_states
 from experts.moe.text import PromptError, TextCodec
 
-#: Tokens that a row may hold where positions are relative and the model names no context.
-_CONTEXT = 4096
 #: What a token of a prompt and a step cost before any was measured; then the mean of the last so many.
 _COSTS = Costs(prefill_token_s=0.001, step_s=0.02, row_s=0.0)
 _STEPS = 32
+#: Steps that failed one after the other: then it is not the texts.
+_FAILED_STEPS = 3
 
 
 @dataclass(slots=True)
@@ -55,12 +57,22 @@ class ServedModel:
         # What the library takes where config.json says nothing; a prompt beyond it would wait for ever.
         self._codec.context = self._runtime.arch.context_tokens
         self._vocabulary: int = self._runtime.model.get_input_embeddings().num_embeddings
+        self._memory = TextMemory(
+            bytes_per_token(self._runtime.model.config, self._runtime.arch.dtype), model.text_bytes
+        )
+        try:
+            require_text_memory(model.checkpoint, self._memory, self._codec.context, model.max_new_tokens)
+        except ModelError:
+            self._runtime.close()
+            raise
         self._taken: dict[str, _Taken] = {}
+        self._failed_steps = 0
         self._costs, self._profiles = _COSTS, Profiles()
         self._engine = Engine(
             self._runtime,
             self._codec,
             self._scheduler(),
+            self._memory,
             profiles=self._profiles,
             on_token=self._said,
             waited_s=lambda: self._runtime.cache.metrics.counts.wait_s,
@@ -68,13 +80,16 @@ class ServedModel:
         )
 
     def _scheduler(self) -> Scheduler:
-        rows = self._settings.rows
-        limits = Limits(rows, rows * (self._codec.context or _CONTEXT))
+        limits = Limits(self._settings.rows, self._memory.tokens)
         return FirstCome(limits) if self._settings.schedule == "fcfs" else SloSlack(limits, self._costs, self._profiles)
 
     @property
     def is_idle(self) -> bool:
         return self._engine.is_idle
+
+    @property
+    def text_tokens(self) -> int:
+        return self._memory.tokens
 
     def begin(self, text: AcceptedText, arrived_s: float) -> Finished | None:
         """Queue a request; how it ended where its prompt cannot be continued, whoever has let it in."""
@@ -83,7 +98,10 @@ class ServedModel:
             tokens = self._codec.encode(request.prompt)
         except PromptError:
             return Finished(None, "bad_prompt", settings.mode)
+        new_tokens = min(request.max_new_tokens or settings.max_new_tokens, settings.max_new_tokens)
         if max(tokens) >= self._vocabulary:  # of a tokenizer that is larger than the model
+            return Finished(None, "bad_prompt", settings.mode)
+        if self._codec.most_tokens(len(tokens), new_tokens) > self._memory.tokens:
             return Finished(None, "bad_prompt", settings.mode)
         slo_s = settings.slo if request.slo_ms is None else request.slo_ms / 1000
         deadline_s = None if request.deadline_ms is None else arrived_s + request.deadline_ms / 1000
@@ -93,7 +111,7 @@ class ServedModel:
             Asked(
                 request=name,
                 tokens=tuple(tokens),
-                max_new_tokens=min(request.max_new_tokens or settings.max_new_tokens, settings.max_new_tokens),
+                max_new_tokens=new_tokens,
                 task=request.task,
                 arrived_s=arrived_s,
                 slo_s=slo_s,
@@ -103,13 +121,35 @@ class ServedModel:
         return None
 
     def step(self) -> tuple[list[tuple[int, Finished]], Exception | None]:
-        """One step of the engine."""
+        """One step of the engine. What broke it costs the texts that it was computed for, unless the model is lost."""
         ended = self._engine.step()
         if self._engine.took is not None:
             self._costs = learned(self._costs, self._engine.took)
             self._engine.scheduler = self._scheduler()
-        errors = [one.error for one in ended if one.error is not None]
-        return [self._finished(one) for one in ended], errors[0] if errors else None
+        lost = self._lost([one.error for one in ended if one.error is not None])
+        return [self._finished(one) for one in ended], lost
+
+    def _lost(self, errors: Sequence[Exception]) -> Exception | None:
+        """Why the model cannot go on after what broke this step; None where that was the matter of its texts.
+
+        It cannot where its files are damaged, where books or device are not whole any more, and where nothing but
+        failures has come for some steps, whatever they were.
+        """
+        if self._engine.took is not None:
+            self._failed_steps = 0
+        if not errors:
+            return None
+        for error in errors:
+            if isinstance(error, ModelError) and not isinstance(error, AnswerError):
+                return error
+        if self._engine.took is None:
+            self._failed_steps += 1
+        try:
+            self._engine.check()
+            self._runtime.check()
+        except Exception as error:  # noqa: BLE001  whatever it is, nothing more is computed with this
+            return error
+        return errors[0] if self._failed_steps >= _FAILED_STEPS else None
 
     def was_changed(self) -> str | None:
         """Files that are gone or others: what was read of them and what is still to be read would not fit."""
@@ -134,6 +174,8 @@ class ServedModel:
             "mode": self._settings.mode,
             "running": self._engine.running,
             "used_bytes": cache.allocated_bytes + getattr(self._mode, "reserved_bytes", 0),
+            "text_used_bytes": self._memory.used_bytes,
+            "text_budget_bytes": self._memory.budget_bytes,
             "expert_fetches": counts.fetches,
             "hit_rate": round(counts.hit_rate, 4),
             "brownout_threshold": self._threshold(),
@@ -168,6 +210,7 @@ class ServedModel:
             fetches=counts.fetches,
             hit_rate=counts.hit_rate if counts.served else None,
             threshold=taken.threshold,
+            error=None if ended.error is None else f"{type(ended.error).__name__}: {ended.error}",
         )
 
     def _threshold(self) -> float | None:

@@ -1,7 +1,8 @@
 """The thread of one language model: opens its checkpoint, takes requests in and computes, one step after the other.
 
-What it accepts ends exactly once, with a text or as `unknown` and a reason; a checkpoint that is damaged, changed or
-gone costs the requests that it has then, and is opened again for the next one.
+What it accepts ends exactly once, with a text or as `unknown` and a reason. A text that cannot be computed costs nobody
+else; a checkpoint that is damaged, changed or gone costs the requests that it has then, and is opened again for the
+next one.
 """
 
 import gc
@@ -26,6 +27,8 @@ _YIELD_POLL_S = 0.02
 _OPENING_FACTOR = 10.0
 
 MODEL_FAILED = "model_failed"
+#: Of an account: what a model that is closed does not hold any more.
+_HELD = ("running", "used_bytes", "text_used_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class Finished:
     fetches: int | None = None
     hit_rate: float | None = None
     threshold: float | None = None
+    #: What broke it.
+    error: str | None = None
 
 
 class OpenModel(Protocol):
@@ -49,12 +54,17 @@ class OpenModel(Protocol):
 
     @property
     def is_idle(self) -> bool: ...
+    @property
+    def text_tokens(self) -> int:
+        """Tokens of a text, prompt and answer, for which there is memory."""
+        ...
+
     def begin(self, text: AcceptedText, arrived_s: float) -> Finished | None:
         """Take a request in; how it ended where it cannot be done."""
         ...
 
     def step(self) -> tuple[list[tuple[int, Finished]], Exception | None]:
-        """One step: what ended by it, by generation, and what broke it."""
+        """One step: what ended by it, by generation, and what the model cannot go on after."""
         ...
 
     def was_changed(self) -> str | None:
@@ -109,6 +119,8 @@ class ModelThread:
         self._failed_at_s: float | None = None
         self._left_cycles = False
         self._account: dict[str, Any] = {}
+        #: As the model said when it was opened last; None before.
+        self.text_tokens: int | None = None
         self.last_error: str | None = None
         self._log: Any = structlog.get_logger("model").bind(model=name)
         self._thread = threading.Thread(target=self._run, name=f"model-{name}", daemon=True)
@@ -267,6 +279,9 @@ class ModelThread:
         self._account = model.account()
         if error is not None:
             self._fail(str(error))
+            if finished.error is not None:
+                self.last_error = finished.error
+                self._log.warning("text_failed", generation=generation_id, error=finished.error)
 
     def _resize(self, resize: "_Resize") -> None:
         with self._lock:
@@ -332,6 +347,7 @@ class ModelThread:
         return True
 
     def _come_back(self) -> None:
+        self.text_tokens = self._model.text_tokens
         """What hung has ended after all, well or not: the next request opens the model anew."""
         self._close()
         self._given_up = False
@@ -353,6 +369,7 @@ class ModelThread:
             model.close()
         except Exception:  # noqa: BLE001  its memory may be lost, the line is not
             self._log.exception("model_not_closed")
+        self._account = self._account | {name: 0 for name in _HELD if name in self._account}
 
     def _gets_on(self) -> None:
         """A layer was computed: what takes long because there is much of it does not hang."""

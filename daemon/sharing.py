@@ -10,7 +10,7 @@ from experts.moe.errors import ModelError
 
 @dataclass(slots=True)
 class SharedDevice:
-    """A device with models on it. `reserved_bytes` are weights of theirs that are no expert's: nobody gives them up.
+    """A device with models on it. `reserved_bytes` nobody gives up: weights that are no expert's, memory of texts.
 
     `ordered_bytes` is what the images' pools were last told to have, `refused_bytes` what they did not take, and are
     not asked to again before `refused_until_s`. `switches` are those of all devices when this one was last looked at.
@@ -50,14 +50,14 @@ def sharing_problems(config: Config) -> list[str]:
             found.append(
                 f"devices.{shared.name}.expert_memory of {total_bytes:,} bytes leaves nothing for images: models"
                 f" {', '.join(shared.models)} take {taken_bytes:,}, {shared.reserved_bytes:,} of them for weights that"
-                f" are no expert's; raise it, or lower models.{shared.models[0]}.memory"
+                f" are no expert's and for texts; raise it, or lower memory or text_memory of models.{shared.models[0]}"
             )
     return found
 
 
 def _shared(config: Config, name: str) -> SharedDevice:
     models = {model: one for model, one in config.models.items() if one.device == name}
-    reserved_bytes = sum(_dense_bytes(one) for one in models.values())
+    reserved_bytes = sum(_dense_bytes(one) + one.text_bytes for one in models.values())
     shares = [Share(model, one.memory, one.least_bytes) for model, one in models.items()]
     lease = Lease(config.devices[name].expert_memory - reserved_bytes, shares)
     return SharedDevice(name, lease, tuple(models), reserved_bytes, lease.first_grant().images_bytes)

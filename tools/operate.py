@@ -128,7 +128,8 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
             one["name"],
             one["device"],
             one["state"],
-            f"{one.get('used_bytes', 0) / 1e6:,.1f} of {one['budget_bytes'] / 1e6:,.1f} MB",
+            f"{size_text(one.get('used_bytes', 0))} of {size_text(one['budget_bytes'])}",
+            f"{size_text(one.get('text_used_bytes', 0))} of {size_text(one.get('text_budget_bytes', 0))}",
             one["requests"],
             one["last_error"],
         )

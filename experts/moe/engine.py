@@ -3,7 +3,8 @@
 A step is either the prefill of one request, alone and without padding, or one token for every request that runs.
 Whom to take in is a scheduler's decision (policy/schedule.py); between two prefills the others get a token, so that
 nobody's time per token grows by more than one prompt. Decoding is greedy: the same prompt gives the same tokens, alone
-or beside others. No threads here: whoever owns the engine calls `step`.
+or beside others. What a request may come to hold is claimed before its prefill; a prefill that fails costs its own
+request, a token that fails those whose token it was. No threads here: whoever owns the engine calls `step`.
 """
 
 import time
@@ -14,9 +15,9 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from experts.moe.errors import ModelError
+from experts.moe.errors import AnswerError
 from experts.moe.gating import Row
-from experts.moe.keys_values import KeyValues
+from experts.moe.keys_values import KeyValues, TextMemory
 from experts.moe.policy.schedule import Generation, Profiles, Scheduler
 from experts.moe.text import TextCodec, TextStream
 
@@ -111,19 +112,22 @@ class Engine:
         runtime: StepContext,
         codec: TextCodec,
         scheduler: Scheduler,
+        memory: TextMemory,
         *,
         profiles: Profiles | None = None,
         on_token: Callable[[Said], None] = lambda _: None,
         waited_s: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`profiles` are the scheduler's, told of each request's length and of what a task that enters waits for.
+        """`memory` has the books of what runs, the scheduler's limits are those of `memory`.
 
+        `profiles` are the scheduler's, told of each request's length and of what a task that enters waits for.
         `on_token` is called amid a step; `waited_s` says how long computing has waited for experts until now.
         """
         self._runtime = runtime
         self._codec = codec
         self.scheduler = scheduler
+        self._memory = memory
         self._profiles = profiles
         self._on_token = on_token
         self._waited_s = waited_s
@@ -152,10 +156,8 @@ class Engine:
         """Queue a request; one that asks for more than the context holds gets what fits."""
         if asked.request in self._waiting or any(one.asked.request == asked.request for one in self._running):
             raise ValueError(f"request {asked.request} is here already")
-        if self._codec.context is not None:
-            room = self._codec.context - len(asked.tokens)
-            asked = replace(asked, max_new_tokens=min(asked.max_new_tokens, room))
-        self._waiting[asked.request] = asked
+        most = self._codec.most_tokens(len(asked.tokens), asked.max_new_tokens)
+        self._waiting[asked.request] = replace(asked, max_new_tokens=most - len(asked.tokens))
 
     def step(self) -> list[Ended]:
         """One prefill or one token for all that run; what ended by it, or before it by its deadline."""
@@ -165,10 +167,15 @@ class Engine:
         joining = None if self._owes_tokens else self._next(now)
         if joining is not None:
             del self._waiting[joining.request]
+            self._memory.claim(joining.request, _as_generation(joining).held_tokens)
             self._owes_tokens = bool(self._running)
             return ended + self._prefill(joining)
         self._owes_tokens = False
         return ended + (self._decode() if self._running else [])
+
+    def check(self) -> None:
+        """Raise LedgerError where the memory that is claimed is not that of the requests that run."""
+        self._memory.check([one.asked.request for one in self._running], self._cache.held_bytes)
 
     # Deciding
 
@@ -202,18 +209,35 @@ class Engine:
                 out = self._runtime.model(input_ids=tokens, past_key_values=past, use_cache=True, logits_to_keep=1)
                 (token,) = self._choose(out.logits)
         except Exception as error:  # noqa: BLE001  told with `error`; whoever owns the engine decides what becomes of the model
-            return [_never_began(asked, self._clock(), "model_failed", error)]
+            return self._not_begun(asked, error)
+        if token is None:
+            return self._not_begun(asked, self._no_number())
         one = _Running(asked, self._codec.stream())
         enters = all(other.asked.task != asked.task for other in self._running)
         loading_s = self._waited_s() - waited_s if enters else 0.0
         self.took = Took("prefill", len(asked.tokens), self._clock() - began_s, loading_s)
         if self._profiles is not None and enters:
             self._profiles.loaded(asked.task, loading_s)
+        return self._join(one, token, past)
+
+    def _not_begun(self, asked: Asked, error: Exception) -> list[Ended]:
+        self._memory.release(asked.request)
+        return [_never_began(asked, self._clock(), "model_failed", error)]
+
+    def _join(self, one: _Running, token: int, past: Any) -> list[Ended]:
+        """A request with its first token is one of those that run, or has ended with it."""
         if self._take(one, token):
-            return [self._done(one)]
-        self._cache.join(past, len(asked.tokens))
-        self._running.append(one)
-        return []
+            ended = self._done(one)
+        else:
+            try:
+                self._cache.join(past, len(one.asked.tokens))
+            except Exception as error:  # noqa: BLE001  no memory for one more; the others are as they were
+                ended = self._undone(one, self._clock(), "model_failed", error)
+            else:
+                self._running.append(one)
+                return []
+        self._memory.release(one.asked.request)
+        return [ended]
 
     def _decode(self) -> list[Ended]:
         began_s = self._clock()
@@ -225,27 +249,32 @@ class Engine:
         except Exception as error:  # noqa: BLE001  whoever owns the engine decides what becomes of the model
             now = self._clock()
             ended = [self._undone(one, now, "model_failed", error) for one in self._running]
-            self._running.clear()
-            self._cache.clear()
+            self._keep([])
             return ended
         self._cache.grew()
-        self.took = Took("decode", len(self._running), self._clock() - began_s)
+        if any(token is not None for token in tokens):
+            self.took = Took("decode", len(self._running), self._clock() - began_s)
         going, ended = list[int](), list[Ended]()
         for place, (one, token) in enumerate(zip(self._running, tokens, strict=True)):
-            if self._take(one, token):
+            if token is None:
+                ended.append(self._undone(one, self._clock(), "model_failed", self._no_number()))
+            elif self._take(one, token):
                 ended.append(self._done(one))
             else:
                 going.append(place)
         self._keep(going)
         return ended
 
-    def _choose(self, logits: torch.Tensor) -> list[int]:
-        """The most likely token of each row; logits: (B, 1, V). ModelError where they are no numbers."""
+    def _choose(self, logits: torch.Tensor) -> list[int | None]:
+        """The most likely token of each row, None for a row that is no numbers; logits: (B, 1, V)."""
         best = logits[:, -1].float().max(dim=-1)
-        if not bool(best.values.isfinite().all()):
-            folder = Path(getattr(self._runtime.model.config, "name_or_path", "") or ".")
-            raise ModelError(folder, "the model's answer is not a number: its weights are damaged, import them again")
-        return best.indices.tolist()
+        tokens = zip(best.indices.tolist(), best.values.isfinite().tolist(), strict=True)
+        return [token if is_number else None for token, is_number in tokens]
+
+    def _no_number(self) -> AnswerError:
+        folder = Path(getattr(self._runtime.model.config, "name_or_path", "") or ".")
+        message = "the model's answer is not a number: if other texts have none either, its weights are damaged,"
+        return AnswerError(folder, f"{message} import them again")
 
     # Books
 
@@ -265,8 +294,13 @@ class Engine:
         return is_last
 
     def _keep(self, places: list[int]) -> None:
+        """Only these go on; the memory of the others is free again."""
         if len(places) < len(self._running):
-            self._running = [self._running[place] for place in places]
+            going = [self._running[place] for place in places]
+            for one in self._running:
+                if one not in going:
+                    self._memory.release(one.asked.request)
+            self._running = going
             self._cache.keep(places)
 
     def _done(self, one: _Running) -> Ended:

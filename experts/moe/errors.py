@@ -10,3 +10,7 @@ class ModelError(Exception):
         super().__init__(f"{file}: {message}")
         self.file = file
         self.message = message
+
+
+class AnswerError(ModelError):
+    """What was computed for one text is no number: it lies in this text, or the weights are damaged."""

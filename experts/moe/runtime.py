@@ -113,6 +113,13 @@ class MoeRuntime:
             message = f"the prompt has {tokens} tokens{answer}, the model's context {limit}; shorten it"
             raise ModelError(file, f"{message} to {max(limit - new_tokens, 0)}" if new_tokens else message)
 
+    def check(self) -> None:
+        """Raise what a failed step has left that later ones would stumble over: books that are wrong, a lost device."""
+        self.cache.check()
+        device = next(self.model.parameters()).device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
     def close(self) -> None:
         """End loading and give the memory of all slots back."""
         self.mode.close()

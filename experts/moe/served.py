@@ -8,6 +8,7 @@ from typing import Any
 from experts.moe.arch import MoeArch
 from experts.moe.dense import dense_bytes
 from experts.moe.errors import ModelError
+from experts.moe.keys_values import TextMemory, bytes_per_token, require_text_memory
 from experts.moe.modes import open_mode
 from experts.moe.runtime import open_store, read_model, require_budget
 from experts.moe.text import TextCodec
@@ -24,7 +25,15 @@ class Served:
 
 
 def examine(
-    folder: Path, mode: str, options: Mapping[str, Any], memory_bytes: int, least_bytes: int, storage: str
+    folder: Path,
+    mode: str,
+    options: Mapping[str, Any],
+    memory_bytes: int,
+    least_bytes: int,
+    storage: str,
+    *,
+    text_bytes: int,
+    max_new_tokens: int,
 ) -> Served:
     """Read configuration, headers, tokenizer and what the mode needs prepared; ModelError names the first mistake.
 
@@ -44,6 +53,8 @@ def examine(
     opened.close()
     open_store(arch, checkpoint, storage).close()
     TextCodec.open(folder)
+    memory = TextMemory(bytes_per_token(model.config, arch.dtype), text_bytes)
+    require_text_memory(folder, memory, arch.context_tokens, max_new_tokens)
     return Served(arch, dense_bytes(folder))
 
 

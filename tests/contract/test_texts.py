@@ -25,7 +25,7 @@ MODEL: dict[str, Any] = {
     "max_new_tokens": 40,
     "tasks": ["report", "chat"],
 }
-LARGE_BYTES, DEVICE_BYTES = 38_000_000, 106_000_000
+LARGE_BYTES, DEVICE_BYTES, LARGE_TEXTS_BYTES = 38_000_000, 112_000_000, 6_000_000
 GENERATION = (
     "topic seq at id source model mode task text prompt_tokens new_tokens ttft_ms tpot_ms total_ms status reason"
 )
@@ -47,12 +47,14 @@ def spare(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
 def line(
     tmp_path_factory: pytest.TempPathFactory, experts_folder: Path, checkpoint: Path, spare: Path
 ) -> Iterator[Line]:
-    """Real experts of 45 MB and a model of 38 MB share 106 MB: one expert beside the model, two if it makes way."""
+    """Real experts of 45 MB, a model of 38 MB and 6 MB for its texts share 112 MB: one expert beside the model, two if
+    it makes way.
+    """
     folder = tmp_path_factory.mktemp("texts")
     wide = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 2048}
     models = {name: MODEL | {"checkpoint": str(place)} for name, place in (("tiny", checkpoint), ("spare", spare))}
     large = {"checkpoint": str(a_text_model(folder / "large", **wide)), "mode": "ondemand", "max_new_tokens": 24}
-    models["large"] = large | {"memory": LARGE_BYTES}
+    models["large"] = large | {"memory": LARGE_BYTES, "text_memory": LARGE_TEXTS_BYTES}
     with running(folder / "line", experts_folder, memory=str(DEVICE_BYTES), models=models) as found:
         yield found
 
@@ -213,6 +215,7 @@ def test_status_and_metrics_tell_of_models(line: Line) -> None:
     text = line.control("metrics")["text"]
     assert 'coserve_texts_total{reason="",status="done"}' in text
     assert "coserve_text_first_token_seconds_count" in text
+    assert (model["text_used_bytes"], model["text_budget_bytes"]) == (0, 37_500)
 
 
 def test_a_kill_a_stop_and_a_lost_model_leave_every_accepted_text_with_exactly_one_result(
@@ -347,6 +350,32 @@ def test_a_board_is_explained_by_the_template_or_by_the_model_that_is_configured
         line.send(board=named, component=component, designator=designator)
     (board,) = line.boards("B-1")
     assert board["verdict"] == "fail"
+def test_texts_that_do_not_fit_at_once_wait_their_turn_and_one_that_never_fits_is_refused(line: Line) -> None:
+    """The large model's texts have 6 MB: 1,464 tokens of 4 KB. Eight rows of its context could come to 16,384."""
+    made(line, model="large", prompt="hello", max_new_tokens=2)
+    assert status_of(line, "large")["text_budget_bytes"] == LARGE_TEXTS_BYTES
+    answer = ask(line, generate("x" * 1441, model="large"))
+    assert (answer["type"], answer["code"]) == ("rejected", "bad_field")
+    assert "its 1441 tokens and 24 new ones (max_new_tokens) are more than the 1464 that" in answer["reason"]
+    assert "models.large.text_memory holds, 6000000 bytes" in answer["reason"]
+    headers = [generate(str(number) * 700, model="large", max_new_tokens=24) for number in range(5)]
+    with line.peer() as peer:
+        for header in headers:
+            peer.send(header)
+        assert {peer.take()["type"] for _ in headers} == {"accepted"}
+    seen: list[dict[str, Any]] = []
+
+    def are_done() -> bool:
+        seen.append(status_of(line, "large"))
+        return seen[-1]["requests"] == 0
+
+    line.wait(are_done)
+    assert [line.result(header["id"])["status"] for header in headers] == ["done"] * 5
+    assert max(one["running"] for one in seen) == 2
+    assert max(one["text_used_bytes"] for one in seen) == 2 * 724 * 4096
+    assert status_of(line, "large")["text_used_bytes"] == 0
+
+
     said = run(line, "report", "B-1", "--template")
     assert "Board B-1 (named, lot L42), attempt 1 of 1, FAILED: 3 of 3 positions inspected." in said
     assert "- F1 (F) failed: defect missing_void; QFP64 saw " in said

@@ -14,13 +14,14 @@ from daemon.config import Config, Device, Model
 from daemon.control import ControlError
 from daemon.language import Language
 
-DEVICE, MOST, LEAST = 1000, 400, 100
+DEVICE, MOST, LEAST, TEXTS = 1000, 400, 100, 50
 
 
 class Memory:
     """A model in service, as far as its memory goes: the machine has `there_is` bytes for it."""
 
     is_idle = True
+    text_tokens = 10
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
@@ -92,10 +93,10 @@ class Line:
 
     def __init__(self, folder: Path, *devices: str) -> None:
         models = {
-            name: Model(checkpoint=folder / "none", device=device, memory=MOST, least_memory=LEAST)
+            name: Model(checkpoint=folder / "none", device=device, memory=MOST, least_memory=LEAST, text_memory=TEXTS)
             for name, device in zip("mn", devices, strict=False)
         }
-        budgets = {device: Device(expert_memory=DEVICE) for device in devices}
+        budgets = {device: Device(expert_memory=DEVICE + TEXTS) for device in devices}
         config = Config(rules=folder / "rules", catalog=folder, devices=budgets, models=models)
         self.opened: list[Memory] = []
         self.language = Language(config, lambda _name, _model: self.open, lambda _outcome: None)

@@ -52,6 +52,8 @@ def test_a_model_that_can_be_served_has_no_problem(checkpoint: Path, tmp_path: P
         ({"memory": 2 * EXPERT_BYTES - 1}, f"model: a budget of {2 * EXPERT_BYTES - 1} bytes"),
         ({"memory": 2 * EXPERT_BYTES}, "least_memory (a quarter of memory where it is not set): a budget of"),
         ({"least_memory": EXPERT_BYTES}, "least_memory (a quarter"),
+        ({"text_memory": "10KB"}, "holds 19 tokens of 512 bytes, a text may come to 64: give at least 32768"),
+        ({"text_memory": "10KB", "max_new_tokens": 19}, "a text may come to 20: give at least 10240"),
         ({"mode": "popularity"}, "coserve moe trace"),
         ({"mode": "resident"}, "keeps all experts in memory"),
         ({"mode": "swapmoe", "options": {"periodd": 5}}, "periodd"),
@@ -103,8 +105,10 @@ def test_images_get_what_models_leave_and_nothing_is_a_mistake(checkpoint: Path,
     config = load_config(a_config(tmp_path), {})
     left_bytes = images_config(config).devices["cpu"].expert_memory
     whole_bytes = (folder / "model.safetensors").stat().st_size
-    dense_bytes = 1_000_000 - 200_000 - left_bytes
+    dense_bytes = 1_000_000 - 200_000 - 50_000 - left_bytes
     assert 0 < dense_bytes < whole_bytes - 24 * EXPERT_BYTES
+    for_texts = load_config(a_config(tmp_path, text_memory="60KB"), {})
+    assert images_config(for_texts).devices["cpu"].expert_memory == left_bytes - 10_000
     assert sharing_problems(config) == []
     (found,) = sharing_problems(load_config(a_config(tmp_path, memory="1MB"), {}))
     assert "leaves nothing for images: models tiny take" in found

@@ -5,8 +5,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from daemon.config import Model
 from daemon.records import AcceptedText, TextOutcome, TextRequest
@@ -16,15 +18,16 @@ from daemon.model_open import ServedModel, learned
 from daemon.model_thread import ModelThread
 from experts.moe.engine import Took
 from experts.moe.errors import ModelError
+from experts.moe.gating import Step
 from experts.moe.policy.schedule import Costs
 from experts.transfer import Place
 from tests.tiny_text import EXPERT_BYTES, EXPERTS, a_text_model
 
 
 @contextmanager
-def served(checkpoint: Path) -> Iterator[ServedModel]:
+def served(checkpoint: Path, **settings: Any) -> Iterator[ServedModel]:
     memory = EXPERTS * EXPERT_BYTES
-    model = Model(checkpoint=checkpoint, memory=memory, mode="ondemand", rows=1)
+    model = Model(checkpoint=checkpoint, **{"memory": memory, "mode": "ondemand", "rows": 1, **settings})
     found = ServedModel(model, memory, lambda: None, lambda _text, _index, _piece: None)
     yield found
     found.close()
@@ -54,14 +57,15 @@ def test_a_prompt_beyond_a_context_that_the_configuration_leaves_to_the_library_
     config = json.loads(file.read_text())
     del config["max_position_embeddings"]
     file.write_text(json.dumps(config))
-    with served(checkpoint) as model:
+    with served(checkpoint, text_memory=3_000_000) as model:
         assert reason(model, "a" * 300_000) == "bad_prompt"
         assert reason(model, "a" * 5_000) is None
 
 
 def test_a_model_whose_memory_cannot_grow_holds_what_it_held(tmp_path: Path) -> None:
     little = 8 * EXPERT_BYTES
-    model = Model(checkpoint=a_text_model(tmp_path / "model"), memory=little, mode="ondemand", rows=1)
+    checkpoint = a_text_model(tmp_path / "model")
+    model = Model(checkpoint=checkpoint, memory=little, text_memory=64 * 512, mode="ondemand", rows=1)
     opened: list[ServedModel] = []
     outcomes: list[TextOutcome] = []
 
@@ -114,3 +118,130 @@ def test_a_token_that_the_model_does_not_have_costs_its_own_request_only(tmp_pat
     with served(a_text_model(tmp_path / "model", vocab_size=100)) as model:
         assert reason(model, "\u00e9") == "bad_prompt"
         assert reason(model, "a") is None
+
+
+def test_a_text_that_its_memory_can_never_hold_is_refused_although_it_was_let_in(tmp_path: Path) -> None:
+    with served(a_text_model(tmp_path / "model"), text_memory=50 * 512, max_new_tokens=20) as model:
+        assert model.text_tokens == 50
+        assert reason(model, "a" * 49) == "bad_prompt"
+        assert reason(model, "a" * 48) is None
+
+
+def test_a_model_whose_texts_have_no_memory_is_not_opened_and_says_what_it_needs(tmp_path: Path) -> None:
+    folder = a_text_model(tmp_path / "model")
+    said = r"text_memory .* holds 20 tokens of 512 bytes, a text may come to 21: give at least 10752"
+    with pytest.raises(ModelError, match=said), served(folder, text_memory=20 * 512, max_new_tokens=20):
+        pass
+
+
+class Line:
+    """A model's thread with a real model, that a test breaks amid a layer."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        memory, checkpoint = EXPERTS * EXPERT_BYTES, a_text_model(folder / "model")
+        self.model = Model(checkpoint=checkpoint, **{"memory": memory, "mode": "ondemand"} | settings)
+        self.opened: list[ServedModel] = []
+        self.outcomes: dict[int, TextOutcome] = {}
+        #: Called with the rows of each layer of each step.
+        self.breaks: Callable[[Step], None] = lambda _step: None
+        self.thread = ModelThread("m", self.open, memory, on_outcome=self.ended)
+        self.thread.start()
+
+    def open(self, budget_bytes: int, gets_on: Callable[[], None]) -> ServedModel:
+        found = ServedModel(self.model, budget_bytes, gets_on, lambda _text, _index, _piece: None)
+        found._runtime.observers.append(lambda step, routing, _done: self.breaks(step) if routing.layer == 1 else None)
+        self.opened.append(found)
+        return found
+
+    def ended(self, outcome: TextOutcome) -> None:
+        self.outcomes[outcome.generation_id] = outcome
+
+    def ask(self, prompts: dict[int, str]) -> None:
+        for number, prompt in prompts.items():
+            request = TextRequest("s", str(number), "m", prompt, max_new_tokens=20)
+            self.thread.submit(AcceptedText(number, request, time.time(), time.monotonic()))
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        until_s = time.monotonic() + 60
+        while not happened():
+            assert time.monotonic() < until_s, "it did not happen"
+            time.sleep(0.005)
+
+    def texts(self, *numbers: int) -> dict[int, str | None]:
+        """What they came to: the text, or the reason why there is none."""
+        self.until(lambda: all(number in self.outcomes for number in numbers))
+        found = {number: self.outcomes.pop(number) for number in numbers}
+        return {number: one.text if one.reason is None else one.reason for number, one in found.items()}
+
+
+PROMPTS = {1: "hello", 2: "of the board", 4: "x"}
+
+
+def no_memory(step: Step) -> None:
+    """Really no memory, amid the prefill of the third request."""
+    if step.rows[0].request == "3" and step.phase == "prefill":
+        torch.empty(1 << 60)
+
+
+@pytest.mark.parametrize("mode", ["resident", "ondemand", "lookahead"])
+def test_a_prefill_that_finds_no_memory_costs_its_own_text_and_the_model_stays_open(tmp_path: Path, mode: str) -> None:
+    line = Line(tmp_path, mode=mode)
+    line.ask(PROMPTS)
+    expected = line.texts(1, 2, 4)
+    assert all(isinstance(text, str) for text in expected.values())
+    line.breaks = no_memory
+    line.ask({1: PROMPTS[1], 2: PROMPTS[2], 3: "y" * 20, 4: PROMPTS[4]})
+    assert line.texts(1, 2, 3, 4) == expected | {3: "model_failed"}
+    status = line.thread.status()
+    assert (status["state"], status["text_used_bytes"], line.thread.is_failing) == ("ready", 0, False)
+    assert "RuntimeError" in status["last_error"]
+    line.breaks = lambda _step: None
+    line.ask({3: "y" * 20})
+    assert line.texts(3)[3] not in (None, "model_failed")
+    assert line.thread.stop(5.0)
+    assert len(line.opened) == 1
+
+
+def test_a_decoding_step_that_fails_costs_the_texts_that_run_and_none_that_wait(tmp_path: Path) -> None:
+    line = Line(tmp_path, rows=2)
+    line.ask(PROMPTS)
+    expected = line.texts(1, 2, 4)
+    failed: list[Step] = []
+
+    def once(step: Step) -> None:
+        if len(step.rows) == 2 and not failed:
+            failed.append(step)
+            raise MemoryError("no memory for this step")
+
+    line.breaks = once
+    line.ask(PROMPTS)
+    assert line.texts(1, 2, 4) == {1: "model_failed", 2: "model_failed", 4: expected[4]}
+    line.ask(PROMPTS)
+    assert line.texts(1, 2, 4) == expected
+    assert line.thread.stop(5.0)
+    assert len(line.opened) == 1
+
+
+@pytest.mark.parametrize("what", ["nothing but failures", "wrong books", "a damaged file"])
+def test_a_model_whose_state_is_lost_is_closed_and_the_next_text_opens_it(tmp_path: Path, what: str) -> None:
+    line = Line(tmp_path)
+    line.ask(PROMPTS)
+    expected = line.texts(1, 2, 4)
+
+    def fail(_step: Step) -> None:
+        if what == "wrong books":
+            line.opened[-1]._runtime.cache._books.count += 1
+        if what == "a damaged file":
+            raise ModelError(tmp_path, "an expert is not what it was")
+        raise ValueError("this text")
+
+    line.breaks = fail
+    for number in (1, 2, 4) if what == "nothing but failures" else (1,):
+        line.ask({number: PROMPTS[number]})
+        assert line.texts(number) == {number: "model_failed"}
+    line.until(lambda: line.thread.is_failing)
+    line.breaks = lambda _step: None
+    line.ask(PROMPTS)
+    assert line.texts(1, 2, 4) == expected
+    assert line.thread.stop(5.0)
+    assert len(line.opened) == 2

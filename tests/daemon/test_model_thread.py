@@ -14,6 +14,8 @@ from daemon.records import AcceptedText, TextOutcome, TextRequest
 class Steps:
     """Ends one request a step; a test holds a step, breaks it or changes the files."""
 
+    text_tokens = 100
+
     def __init__(self, gets_on: Callable[[], None]) -> None:
         self.gets_on = gets_on
         self.going = threading.Event()
@@ -228,7 +230,7 @@ def test_a_checkpoint_that_cannot_be_opened_fails_each_request_and_is_tried_agai
     bench.submit(1)
     assert bench.reasons(1) == ["model_failed"]
     assert bench.thread.status() | {"requests": 0} == {
-        "name": "m", "state": "failed", "requests": 0, "budget_bytes": 100, "used_bytes": 100,
+        "name": "m", "state": "failed", "requests": 0, "budget_bytes": 100, "used_bytes": 0,
         "last_error": "no such folder",
     }  # fmt: skip
     bench.fails_to_open = None

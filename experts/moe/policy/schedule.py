@@ -3,8 +3,9 @@
 The engine asks `admit(waiting, running, now)` before each decode step and prefills those that it names, in their order.
 What ends is told to `Profiles.ended`, what an admission loaded to `Profiles.loaded`. Times in seconds on one clock.
 
-How the paper's listing is read (docs/decisions.md): T is the tokens that scheduled requests may come to hold, not the
-length of a queue; line 6 adds R, not S; waiting counts towards a latency; an SLO that is lost holds nobody up.
+How the paper's listing is read (docs/decisions.md): T is the tokens that scheduled requests may come to hold, padding
+included, not the length of a queue; line 6 adds R, not S; waiting counts towards a latency; an SLO that is lost holds
+nobody up.
 """
 
 import math
@@ -44,16 +45,18 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one batch may hold: rows, and tokens in them (T_max). What alone is beyond `tokens` is never admitted:
-    intake refuses it.
+    """What one batch may hold: rows, and tokens in them (T_max), each row as long as the longest may become.
+
+    What alone is beyond `tokens` is never admitted: intake refuses it.
     """
 
     rows: int
     tokens: int
 
     def room(self, scheduled: Sequence[Generation], candidate: Generation) -> bool:
-        held = sum(one.held_tokens for one in scheduled)
-        return len(scheduled) < self.rows and held + candidate.held_tokens <= self.tokens
+        rows = len(scheduled) + 1
+        longest = max((one.held_tokens for one in scheduled), default=0)
+        return rows <= self.rows and rows * max(longest, candidate.held_tokens) <= self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,8 @@ class SloSlack:
     Slack is what is left of the SLO after the expected rest of the request (Eq. 3). *Ours*: only a request with slack
     enough waits for others; who cannot make the SLO any more waits behind those who can, up to `patience_s` after
     arrival, and then goes first, as long as such requests hold no more than a quarter of the rows. A request without
-    SLO has until `patience_s`.
+    SLO has until `patience_s`. One without room for its tokens is passed over until then, and then holds up those
+    behind it: a long text would wait for ever while short ones come and go.
     """
 
     def __init__(self, limits: Limits, costs: Costs, profiles: Profiles, *, patience_s: float = 60.0) -> None:
@@ -151,7 +155,10 @@ class SloSlack:
         for candidate in self._order(waiting, running, now):
             if len(running) + len(new) >= self._limits.rows:
                 break
-            if self._limits.room([*running, *new], candidate) and not self._should_wait(running, new, candidate, now):
+            if not self._limits.room([*running, *new], candidate):
+                if now - candidate.arrived_s > self._patience_s:
+                    break
+            elif not self._should_wait(running, new, candidate, now):
                 new.append(candidate)
         return tuple(new)
 

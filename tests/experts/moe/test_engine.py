@@ -1,102 +1,31 @@
-"""Continuous batching on a tiny random Mixtral: unmodified transformers, so that only the engine is looked at."""
+"""Continuous batching: who is beside whom changes nothing, and what is streamed, ended and counted is right."""
 
 import itertools
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from experts.moe.engine import Asked, Ended, Engine, Said, Took
+from experts.moe.engine import Asked, Engine, Took
 from experts.moe.gating import Row
-from experts.moe.library import transformers as import_transformers
-from experts.moe.policy.schedule import FirstCome, Limits, Profiles
+from experts.moe.policy.schedule import FirstCome, Profiles
 from experts.moe.text import PromptError, TextCodec
 
-tokenizers = pytest.importorskip("tokenizers", reason="the extra `moe` is not installed")
 pytest.importorskip("transformers", reason="the extra `moe` is not installed")
-transformers = import_transformers()
-
-CONTEXT = 64
-
-
-class Plain:
-    """A model with nothing replaced; notes the rows of each step."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.steps: list[tuple[Row, ...]] = []
-
-    def step(self, rows: Sequence[Row]) -> AbstractContextManager[None]:
-        self.steps.append(tuple(rows))
-        return nullcontext()
-
-
-def a_model() -> Any:
-    config = transformers.MixtralConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        max_position_embeddings=CONTEXT,
-    )
-    torch.manual_seed(3)
-    return transformers.MixtralForCausalLM(config).eval()
-
-
-def a_codec(ends: frozenset[int] = frozenset()) -> TextCodec:
-    """A token for each byte."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    bytewise = tokenizers.models.BPE({letter: number for number, letter in enumerate(alphabet)}, [])
-    tokenizer = tokenizers.Tokenizer(bytewise)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    return TextCodec(tokenizer, CONTEXT, ends)
-
-
-MODEL = a_model()
-
-
-class Bench:
-    """An engine, its clock and what it said."""
-
-    def __init__(self, *, rows: int = 4, ends: frozenset[int] = frozenset()) -> None:
-        self.now = 0.0
-        self.said: list[Said] = []
-        self.ended: dict[str, Ended] = {}
-        self.runtime = Plain(MODEL)
-        self.codec = a_codec(ends)
-        scheduler = FirstCome(Limits(rows, rows * CONTEXT))
-        self.engine = Engine(self.runtime, self.codec, scheduler, on_token=self.said.append, clock=lambda: self.now)
-
-    def ask(self, name: str, prompt: str, new: int = 8, **more: Any) -> None:
-        tokens = tuple(self.codec.encode(prompt))
-        self.engine.submit(Asked(name, tokens, new, None, self.now, **more))
-
-    def step(self) -> None:
-        self.now += 1.0
-        for one in self.engine.step():
-            assert one.request not in self.ended, "a request ends once"
-            self.ended[one.request] = one
-
-    def run(self) -> None:
-        while not self.engine.is_idle:
-            self.step()
-
-    def text_of(self, name: str) -> str:
-        return "".join(one.text for one in self.said if one.request == name)
-
-
-def alone(prompt: str, new: int) -> str | None:
-    bench = Bench()
-    bench.ask("only", prompt, new)
-    bench.run()
-    return bench.ended["only"].text
+from tests.experts.moe.batches import (
+    MODEL,
+    ROOM,
+    Bench,
+    Plain,
+    a_codec,
+    a_memory,
+    a_model,
+    alone,
+    tokenizers,
+    transformers,
+)
 
 
 def generated(prompt: str, new: int) -> list[int]:
@@ -261,7 +190,7 @@ class Broken(Plain):
 def test_a_prefill_that_fails_costs_its_own_request() -> None:
     bench = Bench()
     bench.runtime = Broken(MODEL)
-    bench.engine = Engine(bench.runtime, bench.codec, FirstCome(Limits(4, 999)), clock=lambda: bench.now)
+    bench.engine = Engine(bench.runtime, bench.codec, FirstCome(ROOM), a_memory(), clock=lambda: bench.now)
     bench.runtime.fails = "b"
     for name in "abc":
         bench.ask(name, "hello", 6)
@@ -273,7 +202,7 @@ def test_a_prefill_that_fails_costs_its_own_request() -> None:
 def test_a_step_that_computes_nothing_has_no_costs() -> None:
     bench = Bench()
     bench.runtime = Broken(MODEL)
-    bench.engine = Engine(bench.runtime, bench.codec, FirstCome(Limits(4, 999)), clock=lambda: bench.now)
+    bench.engine = Engine(bench.runtime, bench.codec, FirstCome(ROOM), a_memory(), clock=lambda: bench.now)
     bench.runtime.fails = "b"
     bench.ask("a", "hello", 2)
     bench.step()
@@ -289,7 +218,7 @@ def test_weights_that_give_no_numbers_are_named() -> None:
     bench = Bench()
     broken = a_model()
     broken.lm_head.weight.data[5] = float("nan")
-    bench.engine = Engine(Plain(broken), bench.codec, FirstCome(Limits(4, 999)), clock=lambda: bench.now)
+    bench.engine = Engine(Plain(broken), bench.codec, FirstCome(ROOM), a_memory(), clock=lambda: bench.now)
     bench.ask("a", "hello")
     bench.run()
     assert "not a number" in str(bench.ended["a"].error)
@@ -301,7 +230,7 @@ def test_an_encoder_decoder_is_refused_by_name(tmp_path: Path) -> None:
     )
     model = transformers.SwitchTransformersForConditionalGeneration(config)
     with pytest.raises(Exception, match="encoder-decoder"):
-        Engine(Plain(model), a_codec(), FirstCome(Limits(1, 99)))
+        Engine(Plain(model), a_codec(), FirstCome(ROOM), a_memory())
 
 
 def test_a_task_that_enters_is_profiled_with_what_it_waited_for_and_not_with_its_computing() -> None:
@@ -318,7 +247,8 @@ def test_a_task_that_enters_is_profiled_with_what_it_waited_for_and_not_with_its
     bench.engine = Engine(
         Slow(MODEL),
         bench.codec,
-        FirstCome(Limits(4, 999)),
+        FirstCome(ROOM),
+        a_memory(),
         profiles=profiles,
         waited_s=lambda: waited_s[0],
         clock=lambda: bench.now,

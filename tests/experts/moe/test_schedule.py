@@ -28,10 +28,11 @@ def test_first_come_first_served_holds_up_those_behind_the_first_without_room():
     assert names(FirstCome(Limits(4, 200)).admit(waiting, [], 0.0)) == ["a"]
 
 
-def test_room_is_what_requests_may_come_to_hold():
+def test_room_is_what_requests_may_come_to_hold_each_row_as_long_as_the_longest():
     limits = Limits(rows=2, tokens=200)
     assert limits.room([a_request(tokens=60)], a_request(tokens=60))
     assert not limits.room([a_request(tokens=60)], a_request(tokens=61))
+    assert not limits.room([a_request(tokens=61)], a_request(tokens=1))
     assert not limits.room([a_request(tokens=1), a_request(tokens=1)], a_request(tokens=1))
 
 
@@ -48,6 +49,25 @@ def test_slack_counts_what_was_waited_and_what_is_to_come():
 def test_one_that_has_no_room_does_not_hold_up_those_behind_it():
     waiting = [a_request("large", tokens=900, slo_s=20.0), a_request("small", tokens=50, slo_s=60.0)]
     assert names(by_slack(tokens=200).admit(waiting, [], 0.0)) == ["small"]
+
+
+@pytest.mark.parametrize("slo_s", [None, 30.0])
+def test_a_long_one_gets_its_turn_although_short_ones_come_for_ever(slo_s):
+    """Its tokens fit alone only; a short one takes five steps, and there are always some more."""
+    scheduler = by_slack(tokens=400, patience_s=60.0)
+    large = a_request("large", tokens=300, slo_s=slo_s)
+    waiting = [large]
+    until = {a_request(f"first-{end}", tokens=10): end for end in (2, 3, 4, 5)}
+    now = 0
+    while large in waiting:
+        now += 1
+        until = {one: end for one, end in until.items() if now < end}
+        waiting += [a_request(f"{now}-{number}", tokens=10, arrived_s=float(now), slo_s=slo_s) for number in range(2)]
+        admitted = scheduler.admit(waiting, list(until), float(now))
+        waiting = [one for one in waiting if one not in admitted]
+        until |= dict.fromkeys(admitted, now + 5)
+        assert now < 100
+    assert now > 60
 
 
 def test_nobody_begins_who_would_cost_a_running_request_its_slo():
@@ -136,7 +156,7 @@ def test_limits_hold_and_an_idle_engine_always_gets_somebody(waiting, running, k
     assert all(one in waiting for one in admitted)
     assert len(running) + len(admitted) <= 4
     if admitted:
-        assert sum(one.held_tokens for one in [*running, *admitted]) <= 600
+        assert max(one.held_tokens for one in [*running, *admitted]) * (len(running) + len(admitted)) <= 600
     if waiting and not running:
         assert admitted
     assert scheduler.admit(waiting, running, 100.0) == admitted
