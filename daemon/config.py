@@ -6,36 +6,24 @@ Paths are relative to the file. An environment variable overrides one value: `CO
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
 
+from daemon.addresses import absolute_database, absolute_endpoint, absolute_secret, http_endpoint
 from daemon.consumers.settings import NAME as _CONSUMER_NAME
 from daemon.consumers.settings import MqttSettings, consumer_mistakes
 from daemon.errors import ConfigError
 from daemon.quantities import Bytes, Count, Seconds
 from daemon.renamed import RENAMED, new_name_of, understand_old_names
-from daemon.sockets import ipc_problem
 from routing_rules.load import Document, KeyPath, Problem, nearest, read_yaml, validate
 
 PREFIX = "COSERVE_"
 #: A variable with this prefix that is no setting: where the command line looks for the file.
 NOT_A_SETTING = "COSERVE_CONFIG"
-
-#: Stands in `security` for the folder in which systemd puts the secrets of `LoadCredential=`.
-CREDENTIALS = "$CREDENTIALS_DIRECTORY"
-
-
-def _http_endpoint(value: str) -> str:
-    if re.fullmatch(r"http://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", value) is None:
-        raise ValueError(
-            f"expected http://ADDRESS:PORT such as http://127.0.0.1:9470 (TLS: docs/security.md), not {value!r}"
-        )
-    return value
-
 
 #: As PROTOCOL.md lets a publisher name one, without what a shell would trip over.
 _MODEL_NAME = r"^[A-Za-z0-9._:-]{1,128}$"
@@ -55,7 +43,7 @@ class Endpoints(_Section):
     intake: Annotated[list[str], Field(min_length=1)] = ["ipc://$RUNTIME_DIRECTORY/intake.sock", "tcp://127.0.0.1:5570"]
     results: str = "tcp://127.0.0.1:5571"
     control: str = "ipc://$RUNTIME_DIRECTORY/control.sock"
-    http: Annotated[str, AfterValidator(_http_endpoint)] | None = None
+    http: Annotated[str, AfterValidator(http_endpoint)] | None = None
 
 
 def _within_an_hour(value: float) -> float:
@@ -89,7 +77,6 @@ class Model(_Section):
     """A language model: `checkpoint` is its folder in Hugging Face format.
 
     `memory` is bytes for its experts, out of the `expert_memory` of its `device`; while images need that, it shrinks to
-    text_memory: Bytes | None = None
     `least_memory` (a quarter of `memory` where it is not set). `text_memory` (a quarter of `memory` too) comes out of
     `expert_memory` beside it: keys and values of the texts that run. `storage`: experts are read from the checkpoint,
     or from what `coserve moe import` wrote, exact or in fewer bits. `options` are the mode's own. A request without
@@ -102,14 +89,10 @@ class Model(_Section):
     device: str = "cpu"
     memory: Bytes
     least_memory: Bytes | None = None
+    text_memory: Bytes | None = None
     storage: Literal["auto", "checkpoint", "exact", "int8", "int4"] = "auto"
     options: dict[str, Any] = {}
     rows: Count = 8
-    @property
-    def text_bytes(self) -> int:
-        """What its texts may hold beside its experts."""
-        return self.memory // 4 if self.text_memory is None else self.text_memory
-
     max_new_tokens: Count = 256
     tasks: list[str] = []
     schedule: Literal["slo", "fcfs"] = "slo"
@@ -121,6 +104,11 @@ class Model(_Section):
     def least_bytes(self) -> int:
         """What it keeps while images need its memory."""
         return min(self.memory, self.memory // 4 if self.least_memory is None else self.least_memory)
+
+    @property
+    def text_bytes(self) -> int:
+        """What its texts may hold beside its experts."""
+        return self.memory // 4 if self.text_memory is None else self.text_memory
 
     @property
     def mode_options(self) -> dict[str, Any]:
@@ -266,6 +254,15 @@ def read_settings(
     return document, warnings, problems
 
 
+def at_their_lines(path: Path, found: Sequence[tuple[KeyPath, str]]) -> list[str]:
+    """Mistakes that were found after `path` was read, a key and what is wrong with it, each with its line."""
+    try:
+        document = read_settings(path)[0] if found else None
+    except ConfigError:
+        document = None
+    return [str(document.problem(key, text) if document else Problem(str(path), 1, 1, text)) for key, text in found]
+
+
 def is_setting(name: str) -> bool:
     """Whether an environment variable of this name is meant to override a setting."""
     return name.startswith(PREFIX) and name != NOT_A_SETTING
@@ -332,7 +329,7 @@ def _resolve(
 
     def endpoint(value: str, *path: str) -> str:
         try:
-            return _absolute_endpoint(value, folder, environ)
+            return absolute_endpoint(value, folder, environ)
         except ValueError as error:
             problems.append(Problem(*at(*path), str(error)))
             return value
@@ -355,12 +352,12 @@ def _resolve(
         models[name] = model.model_copy(update={"checkpoint": folder / model.checkpoint})
     database = config.database
     try:
-        database = _absolute_database(database, folder)
+        database = absolute_database(database, folder)
     except ValueError as error:
         problems.append(Problem(*at("database"), str(error)))
     problems += [Problem(*at("consumers", *path), message) for path, message in consumer_mistakes(config.consumers)]
     consumers = {
-        name: consumer.resolved(lambda file: _absolute_secret(file, folder, environ))
+        name: consumer.resolved(lambda file: absolute_secret(file, folder, environ))
         for name, consumer in config.consumers.items()
     }
     secrets, mistakes = _absolute_secrets(config.security, folder, environ)
@@ -406,44 +403,12 @@ def _model_mistakes(model: Model, devices: Mapping[str, Device]) -> list[tuple[s
     return found
 
 
-def _absolute_secret(given: Path, folder: Path, environ: Mapping[str, str]) -> Path:
-    """Commands that only read the configuration run where systemd has not set it: the start says what is missing."""
-    return folder / str(given).replace(CREDENTIALS, environ.get(CREDENTIALS[1:]) or CREDENTIALS)
-
-
 def _absolute_secrets(
     security: Security, folder: Path, environ: Mapping[str, str]
 ) -> tuple[Security, list[tuple[tuple[str, ...], str]]]:
     found: list[tuple[tuple[str, ...], str]] = []
     given = {name: getattr(security, name) for name in ("server_key", "allowed_clients", "http_token")}
-    files = {name: _absolute_secret(file, folder, environ) if file else None for name, file in given.items()}
+    files = {name: absolute_secret(file, folder, environ) if file else None for name, file in given.items()}
     if (security.server_key is None) != (security.allowed_clients is None):
         found.append(((), "CURVE needs both server_key and allowed_clients"))
     return Security(**files, weights=[folder / place for place in security.weights]), found
-
-
-def _absolute_database(value: str, folder: Path) -> str:
-    scheme, separator, rest = value.partition("://")
-    if not separator or not re.fullmatch(r"[a-z0-9]+(\+[a-z0-9_]+)?", scheme):
-        raise ValueError(f"expected a SQLAlchemy URL such as sqlite:///inspection.db, not {value!r}")
-    if scheme.split("+")[0] != "sqlite":
-        return value
-    file = rest.removeprefix("/")
-    if file in ("", ":memory:"):
-        raise ValueError("expected a file, for example sqlite:///inspection.db: results in memory are lost")
-    return f"{scheme}:///{folder / file}"
-
-
-def _absolute_endpoint(value: str, folder: Path, environ: Mapping[str, str]) -> str:
-    if value.startswith("tcp://"):
-        if re.fullmatch(r"tcp://[^:/]+(:\d{1,5}|:\*)|tcp://\[[0-9a-fA-F:]+\]:(\d{1,5}|\*)", value) is None:
-            raise ValueError(f"expected tcp://ADDRESS:PORT, not {value!r}")
-        return value
-    if not value.startswith("ipc://"):
-        raise ValueError(f"expected an endpoint such as ipc://run/intake.sock or tcp://127.0.0.1:5570, not {value!r}")
-    runtime = environ.get("RUNTIME_DIRECTORY") or str(folder / "run")
-    path = folder / value.removeprefix("ipc://").replace("$RUNTIME_DIRECTORY", runtime)
-    problem = ipc_problem(str(path))
-    if problem:
-        raise ValueError(problem)
-    return f"ipc://{path}"

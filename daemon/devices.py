@@ -65,6 +65,18 @@ def pools_and_executors(config: Config) -> tuple[tuple[PoolFacts, ...], tuple[Ex
     return tuple(pools), tuple(executors)
 
 
+def device_problems(config: Config) -> list[str]:
+    """The devices of `config` that this machine has not."""
+    import torch  # noqa: PLC0415 - commands that only read a line need none
+
+    there = torch.cuda.device_count()
+    return [
+        f"devices.{name}: torch sees {there} such GPUs here: name another device, or install torch for CUDA"
+        for name in config.devices
+        if name != "cpu" and int(name.removeprefix("cuda:")) >= there
+    ]
+
+
 def memory_problems(config: Config, used: Sequence[str], catalog: Mapping[ExpertId, ExpertSpec]) -> list[str]:
     """The experts of the rules (`used`) that fit no pool as the policy divides the memory, and what to do.
 

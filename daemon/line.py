@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.config import CREDENTIALS, Config, Security, load_config
+from daemon.addresses import CREDENTIALS
+from daemon.config import Config, Security, load_config
 from daemon.consumers.check import consumer_problems, consumer_warnings
-from daemon.devices import Measurements, complete, memory_problems, profile_warnings
+from daemon.devices import Measurements, complete, device_problems, memory_problems, profile_warnings
 from daemon.endpoints import CurveKeys, check_allowed_clients, check_endpoints, check_http
 from daemon.errors import ConfigError
 from daemon.model_check import model_problems
@@ -187,8 +188,7 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
     problems += model_problems(path, config)
     problems += consumer_problems(path, config)
     if are_settings_sound:
-        taken = sharing_problems(config) or memory_problems(images_config(config), routes.experts(), catalog)
-        problems += [f"{path}: {problem}" for problem in taken]
+        problems += [f"{path}: {problem}" for problem in _room_problems(config, routes, catalog)]
     facts = {
         "boards": len(routes.recipes),
         "experts": len(catalog),
@@ -202,6 +202,12 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
         ],
     }
     return problems, facts
+
+
+def start_problems(line: Line) -> list[str]:
+    """Why this machine cannot serve a line whose files fit together."""
+    problems = settings_problems(line.config) + device_problems(line.config)
+    return problems or _room_problems(line.config, line.routes, line.catalog)
 
 
 def settings_problems(config: Config) -> list[str]:
@@ -226,6 +232,11 @@ def curve_keys(security: Security) -> CurveKeys | None:
     if security.server_key is None or security.allowed_clients is None:
         return None
     return CurveKeys(security.server_key, security.allowed_clients)
+
+
+def _room_problems(config: Config, routes: Routes, catalog: Catalog) -> list[str]:
+    """Models and experts that the devices' memory does not hold."""
+    return sharing_problems(config) or memory_problems(images_config(config), routes.experts(), catalog)
 
 
 def _weights_problems(path: Path, catalog: Catalog) -> list[str]:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.config import CREDENTIALS, Config
+from daemon.addresses import CREDENTIALS
+from daemon.config import Config
 from daemon.sockets import is_open, is_open_host
 from daemon.store.database import sqlite_path
 

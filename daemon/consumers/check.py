@@ -2,21 +2,21 @@
 
 from pathlib import Path
 
-from daemon.config import CREDENTIALS, Config, read_settings
+from daemon.addresses import CREDENTIALS
+from daemon.config import Config, at_their_lines
 from daemon.consumers.credentials import credential_problems
 from daemon.consumers.kinds import make
 from daemon.consumers.settings import MqttSettings
-from daemon.errors import ConfigError
 from daemon.extras import MissingExtraError
 from daemon.sockets import is_open_host
-from routing_rules.load import Document, KeyPath, Problem
+from routing_rules.load import KeyPath
 
 _UNSET = f"{CREDENTIALS} is not set here: systemd sets it for a unit with LoadCredential="
 
 
 def consumer_problems(path: Path, config: Config) -> list[str]:
     """Every mistake of each consumer, with its line."""
-    return _at(path, [found for name in config.consumers for found in _problems(config, name)])
+    return at_their_lines(path, [found for name in config.consumers for found in _problems(config, name)])
 
 
 def consumer_warnings(path: Path, config: Config) -> list[str]:
@@ -25,7 +25,7 @@ def consumer_warnings(path: Path, config: Config) -> list[str]:
     for name, settings in config.consumers.items():
         if settings.password is not None and settings.tls is None and is_open_host(settings.host):
             found.append((("consumers", name, "password"), "crosses the network as it is: add `tls: {}`"))
-    return _at(path, found)
+    return at_their_lines(path, found)
 
 
 def _problems(config: Config, name: str) -> list[tuple[KeyPath, str]]:
@@ -41,13 +41,3 @@ def _problems(config: Config, name: str) -> list[tuple[KeyPath, str]]:
 def _files(settings: MqttSettings) -> list[tuple[tuple[str, ...], str]]:
     unset = [(key, _UNSET) for key, file in settings.files().items() if CREDENTIALS in file.parts]
     return unset or credential_problems(settings)
-
-
-def _at(path: Path, found: list[tuple[KeyPath, str]]) -> list[str]:
-    if not found:
-        return []
-    try:
-        document: Document | None = read_settings(path)[0]
-    except ConfigError:
-        document = None
-    return [str(document.problem(key, text) if document else Problem(str(path), 1, 1, text)) for key, text in found]
