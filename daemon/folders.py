@@ -1,4 +1,4 @@
-"""Folders that the daemon makes: mode 0750, so that others read through the group (RESULTS.md); names that stay."""
+"""Folders that the daemon makes: mode 0750, so that others read through the group (RESULTS.md); what is durable."""
 
 import os
 from pathlib import Path
@@ -14,9 +14,9 @@ def make_folder(folder: Path) -> None:
         path.chmod(FOLDER_MODE)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable: what was made, renamed or removed there stays so after a power cut."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: Path) -> None:
+    """After a power cut a file holds what was written to it, a folder the names that were made, changed or removed."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from daemon.folders import make_folder, sync_folder
+from daemon.folders import make_folder, sync
 from daemon.records import JournalKey
 
 FILE_MODE = 0o640
@@ -73,7 +73,7 @@ class Journal:
         self._end = 0
         if not folder.is_dir():
             make_folder(folder)
-            sync_folder(folder.parent)
+            sync(folder.parent)
         self._sizes = {number: self._path(number).stat().st_size for number in self._numbers()}
         self._active = max(self._sizes, default=0)
 
@@ -196,7 +196,7 @@ class Journal:
                 make_folder(self._folder)
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
             os.fchmod(fd, FILE_MODE)
-            sync_folder(self._folder)
+            sync(self._folder)
             self._reader(number)  # opened now, it can be read whatever becomes of its name
         except OSError as error:
             if fd is not None:

@@ -20,6 +20,24 @@ class ServiceError(Exception):
     """The daemon did not start, or ended before its time; the text carries the end of its log."""
 
 
+def files_in(folder: Path | str) -> dict[str, str]:
+    """Settings of a daemon whose results, journal and images lie in `folder`, whatever its configuration says."""
+    return {
+        "COSERVE_DATABASE": f"sqlite:///{folder}/inspection.db",
+        "COSERVE_JOURNAL": f"{folder}/journal",
+        "COSERVE_IMAGES": f"{folder}/images",
+    }
+
+
+def sockets_in(folder: Path | str) -> dict[str, str]:
+    """The same for where it listens."""
+    return {
+        "COSERVE_ENDPOINTS_INTAKE": f"[ipc://{folder}/intake.sock]",
+        "COSERVE_ENDPOINTS_RESULTS": f"ipc://{folder}/results.sock",
+        "COSERVE_ENDPOINTS_CONTROL": f"ipc://{folder}/control.sock",
+    }
+
+
 class Service:
     """`coserve run CONFIG` as a process of its own: ready on entry, stopped by SIGTERM on exit."""
 

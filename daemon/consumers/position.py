@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from daemon.folders import make_folder, sync_folder
+from daemon.folders import make_folder, sync
 
 _MODE = 0o640
 
@@ -78,12 +78,12 @@ class PositionFile:
     def load(self) -> Position | None:
         """What was saved last; None where nothing was, PositionError where it cannot be told."""
         try:
-            text = self.path.read_bytes()
+            content = self.path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise PositionError(f"{self.path} cannot be read: {error.strerror}") from None
-        said, _, checksum = text.rstrip(b"\n").partition(b"\n")
+        said, _, checksum = content.rstrip(b"\n").partition(b"\n")
         if checksum.decode("ascii", "replace") != _checksum(said):
             raise PositionError(f"{self.path} is damaged: its second line is not the sha256 of its first")
         try:
@@ -105,7 +105,7 @@ class PositionFile:
         finally:
             os.close(fd)
         part.replace(self.path)
-        sync_folder(self.path.parent)
+        sync(self.path.parent)
 
 
 def _understood(said: Any) -> Position:

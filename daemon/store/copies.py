@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from daemon.folders import sync
+from daemon.sizes import size_text
 from daemon.store.database import FILE_MODE, StoreError
 
 #: Pages of one step: 1 MiB at SQLite's usual 4 KiB, so that progress is told often.
@@ -34,9 +36,9 @@ def copy_database(
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
         part.chmod(FILE_MODE)
         _copy(path, part, at_snapshot, on_progress)
-        _sync(part)
+        sync(part)
         part.replace(target)
-        _sync(target.parent)
+        sync(target.parent)
     except (sqlite3.Error, OSError) as error:
         raise StoreError(f"cannot copy {path} to {target}: {error}; see to its disk and try again") from error
     finally:
@@ -89,7 +91,7 @@ def room_problem(folder: Path, needed_bytes: int, what: str) -> str | None:
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes >= needed_bytes:
         return None
-    return f"{what} needs {_megabytes(needed_bytes)} in {folder}, and {_megabytes(free_bytes)} are free: make room"
+    return f"{what} needs {size_text(needed_bytes)} in {folder}, and {size_text(free_bytes)} are free: make room"
 
 
 def _copy(
@@ -114,15 +116,3 @@ def _copy(
 
 def _connect(uri: str) -> sqlite3.Connection:
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_TIMEOUT_S)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"

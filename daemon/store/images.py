@@ -13,6 +13,7 @@ import structlog
 from daemon.folders import make_folder
 from daemon.journal import JournalError
 from daemon.records import JournalKey, Pixels
+from daemon.store import raw_pixels
 from daemon.store.values import Keep, Kept
 
 FILE_MODE = 0o640
@@ -24,7 +25,7 @@ _SIGNATURES = (
     (b"II*\x00", ".tif"),
     (b"MM\x00*", ".tif"),
 )
-_SUFFIXES = frozenset({*(suffix for _, suffix in _SIGNATURES), ".pgm", ".ppm", ".bin"})
+_SUFFIXES = frozenset({*(suffix for _, suffix in _SIGNATURES), *raw_pixels.SUFFIXES, ".bin"})
 
 
 class ImageFolder:
@@ -111,11 +112,9 @@ def _may_be_read_later(cause: BaseException | None) -> TypeGuard[OSError]:
 
 
 def _format(payload: bytes, pixels: Pixels) -> tuple[bytes, str]:
-    """What stands before the bytes in the file, and the suffix. Raw pixels become PGM or PPM: viewers open them."""
+    """What stands before the bytes in the file, and the suffix."""
     if pixels.shape is not None:
-        height, width, channels = pixels.shape
-        kind, suffix = ("P5", ".pgm") if channels == 1 else ("P6", ".ppm")
-        return f"{kind}\n{width} {height}\n255\n".encode("ascii"), suffix
+        return raw_pixels.header_of(pixels.shape)
     return b"", next((suffix for signature, suffix in _SIGNATURES if payload.startswith(signature)), ".bin")
 
 

@@ -1,12 +1,11 @@
 """The instrument before what it measures: the browser of the tests hears what it must hear."""
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from tests.dashboard.browser import BOARDS, Pages, ShownLine
+from tests.small_site import a_site
 
 PAGES = {
     "/good": b"<!doctype html><title>good</title><link rel=icon href=data:,><p>good",
@@ -18,25 +17,8 @@ PAGES = {
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = PAGES.get(self.path)
-            self.send_response(200 if body else 404)
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(body or b"")))
-            self.end_headers()
-            self.wfile.write(body or b"")
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's signature
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with a_site(PAGES) as address:
+        yield address
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -2,15 +2,14 @@
 
 import io
 import shutil
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.small_site import a_site
 from tools.screenshots.pictures import MAX_BYTES, Page, ScreenshotError, chromium, small, take
 
 PAGE = (
@@ -20,24 +19,8 @@ PAGE = (
 
 @pytest.fixture
 def site() -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/" else 404)
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(PAGE)))
-            self.end_headers()
-            self.wfile.write(PAGE)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's signature
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with a_site({"/": PAGE}) as address:
+        yield address
 
 
 def size_of(file: Path) -> tuple[int, int]:

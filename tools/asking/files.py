@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from daemon.folders import sync
 from tools.console import fail
 
 #: As the database: others read through the group.
@@ -27,15 +28,6 @@ def complete_or_not(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
         raise
     sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """What was written to a file, or which names a folder has, is on the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def why(error: OSError, path: Path) -> str:

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-from daemon.folders import sync_folder
+from daemon.folders import sync
 from daemon.journal import segment_file
 from daemon.store.copies import (
     State,
@@ -90,7 +90,7 @@ def write_backup(
             head = _head(snapshot, with_images=with_images)
             _write(GentleWriter(out), [_Member(HEAD, head, len(head)), *members], contents.warnings, progress)
             os.fchmod(out, 0o600 if any(member.mode == 0o600 for member in members) else 0o640)
-        sync_folder(archive.parent)
+        sync(archive.parent)
     except OSError as error:
         raise BackupError(f"{error.filename or archive}: {error.strerror or error}") from error
     state = snapshot.state

@@ -13,7 +13,7 @@ from typing import Any
 
 from alembic.script import ScriptDirectory
 
-from daemon.folders import make_folder, sync_folder
+from daemon.folders import make_folder, sync
 from daemon.store.copies import room_problem
 from daemon.store.migrate import alembic_config
 from tools.backup.archive import FORMAT, HEAD, SUMS, forget_members
@@ -55,7 +55,7 @@ def unpack(archive: Path, folder: Path, progress: Progress = lambda _what, _done
         make_folder(part)
         said = _Unpacking(archive, part, total, progress).run()
         part.replace(folder)
-        sync_folder(folder.parent)
+        sync(folder.parent)
     except OSError as error:
         raise BackupError(f"{error.filename or archive}: {error.strerror or error}") from error
     finally:

@@ -95,19 +95,16 @@ def _row(kind: str, pairs: list[Pair]) -> dict[str, Any]:
 
 def _measure(scratch: Path, kind: str, seconds: float, rate: float, number: int) -> Pair:
     from daemon.config import load_config
-    from tools.service import Service
+    from tools.service import Service, files_in
     from tools.stress.hostile import Attack
     from tools.stress.line import make_jpegs, make_small_line
     from tools.stress.steady import SteadyPublisher
 
     folder = scratch / "line"  # one folder after the other, for the experts are made once
     config = make_small_line(folder)
-    environ = {
-        "COSERVE_DATABASE": f"sqlite:///{scratch}/run-{number}/inspection.db",
-        "COSERVE_JOURNAL": f"{scratch}/run-{number}/journal",
-        "COSERVE_IMAGES": f"{scratch}/run-{number}/images",
-    }
-    (scratch / f"run-{number}").mkdir()
+    run = scratch / f"run-{number}"
+    run.mkdir()
+    environ = files_in(run)
     endpoints = load_config(config, environ).endpoints
     with Service(config, scratch / f"daemon-{number}.log", environ) as service:
         steady = SteadyPublisher(endpoints.intake[0], "quiet", make_jpegs(8, 20_000), rate)

@@ -18,7 +18,7 @@ from tools.bench.intake_camera import Order, Seen
 from tools.bench.intake_line import a_jpeg_of, make_line
 from tools.bench.raw_disk import Loop
 from tools.console import quiet_start
-from tools.service import Service
+from tools.service import Service, files_in
 
 _WARM_S = 0.7
 _DAEMON = {"idle": ("tools.bench.intake_line",), "saturated": ("tools", "run")}
@@ -184,14 +184,8 @@ class Bench:
         folder = self._plan.folder
         self._runs += 1
         run = folder / f"run-{self._runs}"
-        environ = {
-            "COSERVE_DATABASE": f"sqlite:///{run}/inspection.db",
-            "COSERVE_JOURNAL": f"{run}/journal",
-            "COSERVE_IMAGES": f"{run}/images",
-            **faults,
-        }
         try:
-            with Service(self._config, folder / "daemon.log", environ, command=_DAEMON[kind]):
+            with Service(self._config, folder / "daemon.log", {**files_in(run), **faults}, command=_DAEMON[kind]):
                 yield f"ipc://{folder}/intake.sock"
         finally:
             shutil.rmtree(run, ignore_errors=True)

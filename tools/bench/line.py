@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tools.console import AsJson, console, errors, fail, print_json, print_table
+from tools.wrong_use import must_be_policies
 
 if TYPE_CHECKING:
     from tools.camera.publisher import Image
@@ -49,6 +50,7 @@ def bench_line(
     Example: coserve bench line --dir demo
     """
     chosen = policies or ["samba", "coserve-plus"]
+    must_be_policies(chosen)
     bench_policies(folder, boards=boards, rounds=rounds, policies=chosen, as_json=as_json)
 
 
@@ -100,19 +102,10 @@ def run_line(
     from daemon.config import load_config
     from daemon.control import ask
     from tools.camera.publisher import Publisher, publish_images
-    from tools.service import Service, ServiceError
+    from tools.service import Service, ServiceError, files_in, sockets_in
 
     with tempfile.TemporaryDirectory(prefix="coserve-bench-") as scratch:
-        settings = {
-            "COSERVE_DATABASE": f"sqlite:///{scratch}/inspection.db",
-            "COSERVE_JOURNAL": f"{scratch}/journal",
-            "COSERVE_IMAGES": f"{scratch}/images",
-            "COSERVE_ENDPOINTS_INTAKE": f"[ipc://{scratch}/intake.sock]",
-            "COSERVE_ENDPOINTS_RESULTS": f"ipc://{scratch}/results.sock",
-            "COSERVE_ENDPOINTS_CONTROL": f"ipc://{scratch}/control.sock",
-            "COSERVE_ENDPOINTS_HTTP": "null",
-            **environ,
-        }
+        settings = {**files_in(scratch), **sockets_in(scratch), "COSERVE_ENDPOINTS_HTTP": "null", **environ}
         endpoints = load_config(config, settings).endpoints
         try:
             with Service(config, Path(scratch) / "daemon.log", settings) as service, beside():

@@ -20,6 +20,7 @@ import typer
 
 from tools.bench.line import RunFigures, run_line
 from tools.console import AsJson, console, errors, fail, print_json, print_table
+from tools.service import Service, files_in, sockets_in
 
 if TYPE_CHECKING:
     from tools.bench.broker import Broker, Subscriber
@@ -90,7 +91,6 @@ def restart_a_broker(config: Path, images: "list[Image]", restarts: int, *, pers
     from daemon.config import load_config
     from tools.bench.broker import Broker, Subscriber
     from tools.camera.publisher import Publisher, publish_images
-    from tools.service import Service
 
     with tempfile.TemporaryDirectory(prefix="coserve-plant-") as scratch:
         broker = Broker(Path(scratch) / "broker", persistence=persistence)
@@ -216,15 +216,7 @@ def _consumer(port: int) -> dict[str, str]:
 
 
 def _settings(scratch: str, port: int) -> dict[str, str]:
-    return {
-        "COSERVE_DATABASE": f"sqlite:///{scratch}/inspection.db",
-        "COSERVE_JOURNAL": f"{scratch}/journal",
-        "COSERVE_IMAGES": f"{scratch}/images",
-        "COSERVE_ENDPOINTS_INTAKE": f"[ipc://{scratch}/intake.sock]",
-        "COSERVE_ENDPOINTS_RESULTS": f"ipc://{scratch}/results.sock",
-        "COSERVE_ENDPOINTS_CONTROL": f"ipc://{scratch}/control.sock",
-        **_consumer(port),
-    }
+    return {**files_in(scratch), **sockets_in(scratch), **_consumer(port)}
 
 
 def _rows(scratch: str) -> tuple[set[int], set[int]]:

@@ -16,6 +16,7 @@ from daemon.config import load_config
 from tools.fuzz.mutate import Frames, Mutator, Seed
 from tools.service import Service
 from tools.stress.account import Books, audit
+from tools.stress.hostile import connected
 from tools.stress.line import BOARD_TYPE, IMAGES_PER_BOARD, OPEN_BOARD_TYPE, make_jpegs, make_small_line
 from tools.stress.sample import Watch
 from tools.stress.soak import percentile
@@ -142,7 +143,7 @@ class _Fuzzer:
         began_s = tell_at_s = time.monotonic()
         told = self._told
         with zmq.Context() as context:
-            dealers = [_connect(context, endpoint) for endpoint in intakes]
+            dealers = [connected(context, endpoint) for endpoint in intakes]
             warm = max(1, frames // 10)
             while told.frames < frames:
                 for dealer in dealers:
@@ -186,11 +187,3 @@ class _Fuzzer:
             self._told.answers[" ".join(filter(None, (answer["type"], answer.get("code"))))] += 1
         except (ValueError, AssertionError, KeyError):
             self._told.malformed_answers += 1
-
-
-def _connect(context: "zmq.Context[Any]", endpoint: str) -> "zmq.Socket[bytes]":
-    dealer: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-    dealer.linger = 0
-    dealer.sndhwm = dealer.rcvhwm = 0
-    dealer.connect(endpoint)
-    return dealer

@@ -3,6 +3,7 @@
 import hashlib
 from pathlib import Path
 
+from daemon.store.raw_pixels import as_sent
 from experts.vision.decode import Encoding
 
 Payload = tuple[bytes, Encoding, tuple[int, int, int] | None]
@@ -24,17 +25,10 @@ def read_picture(images: Path, image_path: str, sha256: str) -> Payload:
         content = file.read_bytes()
     except OSError as error:
         raise PictureError(f"{file}: {error.strerror or error}") from error
-    payload, encoding, shape = _raw(content) if file.suffix in (".pgm", ".ppm") else (content, "image", None)
+    try:
+        payload, shape = as_sent(content, file.suffix)
+    except ValueError as error:
+        raise PictureError(f"{file}: its header is damaged") from error
     if hashlib.sha256(payload).hexdigest() != sha256:
         raise PictureError(f"{file}: is not what the camera sent (its sha256 differs)")
-    return payload, encoding, shape
-
-
-def _raw(content: bytes) -> Payload:
-    """Raw pixels stand behind three lines: kind, width and height, 255."""
-    try:
-        kind, size, _, payload = content.split(b"\n", 3)
-        width, height = map(int, size.split())
-    except ValueError as error:
-        raise PictureError("its header is damaged") from error
-    return payload, "raw", (height, width, 1 if kind == b"P5" else 3)
+    return payload, "image" if shape is None else "raw", shape

@@ -49,7 +49,8 @@ def _inspect(image_id: str, source: str, **fields: Any) -> bytes:
     return encode({"type": "inspect", "id": image_id, "source": source, "board": board, "component": "P", **fields})
 
 
-def _dealer(context: "zmq.Context[Any]", endpoint: str) -> "zmq.Socket[bytes]":
+def connected(context: "zmq.Context[Any]", endpoint: str) -> "zmq.Socket[bytes]":
+    """A connection that drops nothing, however slow its other end is."""
     dealer: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     dealer.linger = 0
     dealer.sndhwm = dealer.rcvhwm = 0
@@ -62,7 +63,7 @@ def _pump(target: Target, connections: int, message: Callable[[int], Sequence[by
     told: Counts = Counter()
     with zmq.Context() as context:
         poller = zmq.Poller()
-        dealers = [_dealer(context, target.intake) for _ in range(connections)]
+        dealers = [connected(context, target.intake) for _ in range(connections)]
         for dealer in dealers:
             poller.register(dealer, zmq.POLLIN)
         number = 0
@@ -129,7 +130,7 @@ def new_names(target: Target) -> Counts:
     told: Counts = Counter()
     with zmq.Context() as context:
         while not target.time_is_up:
-            with _dealer(context, target.intake) as dealer:
+            with connected(context, target.intake) as dealer:
                 for _ in range(100):
                     source = f"name-{target.seed}-{told['sent']}"
                     dealer.send_multipart((MAGIC, _inspect("1", source), payload))

@@ -4,10 +4,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from PIL import Image as Pillow
 from sqlalchemy import Engine
 
 from daemon.config import Config
+from daemon.store.raw_pixels import as_sent
 from experts.errors import ImageError
 from experts.vision.decode import decode
 from tools.asking.explain.experts_now import ExpertsNow
@@ -104,10 +104,8 @@ def _size(settings: Config, engine: Engine, record: Record, way: Way) -> tuple[S
 def _size_of(settings: Config, image_path: str) -> Size | None:
     path = settings.images.parent / image_path
     try:
-        if path.suffix in {".pgm", ".ppm"}:  # raw pixels, with a header put before them
-            with Pillow.open(path) as picture:
-                return picture.size
-        height, width = decode(path.read_bytes(), "image").shape[:2]
-    except (OSError, ImageError):
+        payload, shape = as_sent(path.read_bytes(), path.suffix)
+        height, width = (shape or decode(payload, "image").shape)[:2]
+    except (OSError, ValueError, ImageError):
         return None
     return width, height

@@ -11,12 +11,11 @@ from urllib.parse import quote
 
 from daemon.config import Config
 from daemon.spreadsheets import cell
+from daemon.store.raw_pixels import as_sent
 from tools.asking.package.chosen import Taken
 
 LIST = "pictures.csv"
 _LIST_COLUMNS = ("inspection_id", "serial", "designator", "verdict", "file", "why_not")
-#: With a header that is ours before the bytes that the camera sent.
-_RAW = frozenset({".pgm", ".ppm", ".bin"})
 _LONGEST_NAME = 60
 
 
@@ -71,10 +70,17 @@ def _copy(settings: Config, taken: Taken, row: dict[str, Any], target: Path, don
     target.write_bytes(data)
     done.copied += 1
     done.bytes += len(data)
-    sent = data[-row["image_bytes"] :] if target.suffix in _RAW else data
-    if hashlib.sha256(sent).hexdigest() != row["image_sha256"]:
+    if not _is_as_sent(data, target.suffix, row["image_sha256"]):
         done.damaged.append(number)
     return None
+
+
+def _is_as_sent(data: bytes, suffix: str, sha256: str) -> bool:
+    try:
+        payload, _ = as_sent(data, suffix)
+    except ValueError:
+        return False
+    return hashlib.sha256(payload).hexdigest() == sha256
 
 
 def _why_not_kept(settings: Config, taken: Taken, row: dict[str, Any]) -> str:

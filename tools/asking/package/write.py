@@ -21,8 +21,8 @@ from typing import Any
 from sqlalchemy import Engine
 
 from daemon.config import Config
+from daemon.folders import sync
 from daemon.store.copies import room_problem
-from tools.asking.files import sync
 from tools.asking.package.chosen import Selection, Taken, take_rows
 from tools.asking.package.experts import Experts, take_experts
 from tools.asking.package.pictures import Pictures, copy_pictures
