@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from daemon.errors import ConfigError
 from daemon.policy.matrix import Performance
 from daemon.quantities import Bytes, Count
+from daemon.sizes import size_text
 from experts.spec import ArchitectureId, ExpertId
 from routing_rules.load import Problem, read_yaml, validate
 
@@ -93,7 +94,7 @@ class Machine:
         if self.cores != here.cores:
             found.append(f"it has {self.cores} cores, this one {here.cores}")
         if abs(self.memory_bytes - here.memory_bytes) > _MEMORY_TOLERANCE * self.memory_bytes:
-            found.append(f"it has {self.memory_bytes / 1e9:.1f} GB of memory, this one {here.memory_bytes / 1e9:.1f}")
+            found.append(f"it has {size_text(self.memory_bytes)} of memory, this one {size_text(here.memory_bytes)}")
         if self.gpus != here.gpus:
             found.append(f"its GPUs are {_listed(self.gpus)}, here they are {_listed(here.gpus)}")
         return found

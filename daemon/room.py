@@ -8,6 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from daemon.config import Config
+from daemon.sizes import size_text
+from daemon.store.database import sqlite_path
+
 #: A verdict's rows and their pages in the write-ahead log: an image, a few stages, a few dozen boxes.
 _VERDICT_BYTES = 4096
 #: On a small disk the reserve is this share of it.
@@ -81,7 +85,7 @@ class Room:
                 self._refused |= arriving_bytes > 0
                 return (
                     f"the disk of the {' and the '.join(places)} ({self._places[places[0]]}) has"
-                    f" {space.free_bytes / 1e6:,.1f} MB free, and {floor / 1e6:,.1f} MB are kept for what is accepted"
+                    f" {size_text(space.free_bytes)} free, and {size_text(floor)} are kept for what is accepted"
                     " already: free some room, or let old images go (retention in coserve.yaml)"
                 )
         self._let_in_bytes += arriving_bytes
@@ -97,8 +101,8 @@ class Room:
         for name, size_bytes in (("journal", arriving_bytes), ("database", 0)):
             space = self.space(name)
             if space is not None and space.free_bytes - size_bytes < self.reserve_bytes(space) // 2:
-                free_mb = space.free_bytes / 1e6
-                return f"the disk of the {name} ({self._places[name]}) is nearly full: {free_mb:,.1f} MB are free"
+                free = size_text(space.free_bytes)
+                return f"the disk of the {name} ({self._places[name]}) is nearly full: {free} are free"
         return None
 
     def may_copy(self, size_bytes: int) -> bool:
@@ -123,6 +127,13 @@ class Room:
             here = [name for name, space in spaces.items() if space.disk == disk]
             space = spaces[here[0]]
             yield here, space, int(more * self.reserve_bytes(space)) + sum(needed[name] for name in here)
+
+
+def places(config: Config) -> dict[str, Path]:
+    """Where the line writes, as `Room` takes it."""
+    found = {"journal": config.journal, "images": config.images}
+    database = sqlite_path(config.database)
+    return found | ({"database": database.parent} if database is not None else {})
 
 
 def _space(folder: Path) -> Space:

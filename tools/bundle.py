@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
+from daemon.sizes import size_text
+
 _ROOT = Path(__file__).resolve().parent.parent
 #: What our wheel is built from. A copy of it, for setuptools leaves folders behind and packs what lies in them again.
 _SOURCES = ("daemon", "experts", "routing_rules", "tools", "systemd", "docs", "pyproject.toml", "README.md", "LICENSE")
@@ -86,7 +88,7 @@ def main() -> None:
     except subprocess.CalledProcessError as error:
         raise SystemExit(error.returncode) from None  # pip has said why
     archive = write_bundle(wheels.glob("*.whl"), build)
-    print(f"{archive}  {archive.stat().st_size / 1e6:,.0f} MB: unpack it on the line's PC and run install.sh")
+    print(f"{archive}  {size_text(archive.stat().st_size)}: unpack it on the line's PC and run install.sh")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from daemon.sizes import size_text
 from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, fail, print_json
 
 db_app = typer.Typer(no_args_is_help=True, help="Copy, check and prune the results database, also while the line runs.")
@@ -52,7 +53,7 @@ def backup(
     if as_json:
         print_json({"file": str(file), "bytes": size_bytes})
     else:
-        console.print(f"{file}: {size_bytes / 1e6:,.1f} MB", markup=False)
+        console.print(f"{file}: {size_text(size_bytes)}", markup=False)
 
 
 @db_app.command()
@@ -104,7 +105,7 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
         print_json(pruned)
         return
     console.print(
-        f"pruned {pruned['images']} images ({pruned['image_bytes'] / 1e6:,.1f} MB), {pruned['boards']} boards with"
+        f"pruned {pruned['images']} images ({size_text(pruned['image_bytes'])}), {pruned['boards']} boards with"
         f" {pruned['inspections']} inspections, {pruned['stray_files']} stray files"
     )
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from daemon.config import Config
 from daemon.dashboard.questions_machine import Holdings
+from daemon.room import Room, Space, places
+from daemon.sizes import size_text
 from daemon.store.database import sqlite_path
 
 _DAY_S = 86400.0
@@ -56,16 +58,12 @@ def files(config: Config) -> Files:
 
 def disks(config: Config, known: Files, held: Holdings | None, now: datetime) -> list[Disk]:
     """The disks of journal, images and database, each once, and when they are full at today's rate."""
-    database = sqlite_path(config.database)
-    places = {"journal": config.journal, "images": config.images}
-    places |= {"database": database.parent} if database else {}
-    by_disk: dict[int, list[str]] = {}
-    for name, folder in places.items():
-        found = _nearest(folder)
-        if found is not None:
-            by_disk.setdefault(found.stat().st_dev, []).append(name)
+    spaces = Room(places(config), config.retention.reserve).look()
     rates = growth(config, known, held, now)
-    return [_disk(names, _nearest(places[names[0]]), rates) for names in by_disk.values()]
+    by_disk: dict[int, list[str]] = {}
+    for name, space in spaces.items():
+        by_disk.setdefault(space.disk, []).append(name)
+    return [_disk(names, spaces[names[0]], rates) for names in by_disk.values()]
 
 
 def growth(config: Config, known: Files, held: Holdings | None, now: datetime) -> dict[str, float]:
@@ -81,17 +79,16 @@ def growth(config: Config, known: Files, held: Holdings | None, now: datetime) -
     return rates
 
 
-def _disk(names: Sequence[str], folder: Path | None, rates: Mapping[str, float]) -> Disk:
-    assert folder is not None
-    space = os.statvfs(folder)
-    free = space.f_bavail * space.f_frsize
+def _disk(names: Sequence[str], space: Space, rates: Mapping[str, float]) -> Disk:
     rate = sum(rates.get(name, 0.0) for name in names)
+    full_in_s = None
     if not rates:
-        return Disk(names, free, space.f_blocks * space.f_frsize, None, "no image came today")
-    if rate <= 0:
-        return Disk(names, free, space.f_blocks * space.f_frsize, None, "nothing on it grows, or retention keeps up")
-    because = f"{rate * 3600 / 1e6:,.1f} MB an hour".replace(",", "\u202f")
-    return Disk(names, free, space.f_blocks * space.f_frsize, free / rate, because)
+        because = "no image came today"
+    elif rate <= 0:
+        because = "nothing on it grows, or retention keeps up"
+    else:
+        full_in_s, because = space.free_bytes / rate, f"{size_text(rate * 3600)} an hour"
+    return Disk(names, space.free_bytes, space.total_bytes, full_in_s, because)
 
 
 def duration(seconds: float | None) -> str:
@@ -112,20 +109,16 @@ def retention(config: Config) -> list[tuple[str, str]]:
     return [
         ("Pictures that stay", pictures),
         ("For how long", duration(kept.images_for) if kept.images_for else "no limit (images_for)"),
-        ("At most", _size(kept.images_bytes) if kept.images_bytes else "no limit (images_bytes)"),
-        ("Free on their disk", _size(kept.free) if kept.free else "no floor (free)"),
+        ("At most", size_text(kept.images_bytes) if kept.images_bytes else "no limit (images_bytes)"),
+        ("Free on their disk", size_text(kept.free) if kept.free else "no floor (free)"),
         ("Results stay", duration(kept.results_for) if kept.results_for else "for ever (results_for)"),
-        ("Never filled", f"{_size(kept.reserve)}, or an eighth of a small disk (reserve)"),
-        ("Refused images", f"at most {_size(kept.quarantine)} (quarantine)"),
+        ("Never filled", f"{size_text(kept.reserve)}, or an eighth of a small disk (reserve)"),
+        ("Refused images", f"at most {size_text(kept.quarantine)} (quarantine)"),
     ]
 
 
 def today_begins() -> str:
     return f"{datetime.now(UTC):%Y-%m-%d}T00:00:00.000Z"
-
-
-def _size(value: int) -> str:
-    return f"{value / 1e9:.1f} GB" if value >= 1e9 else f"{value / 1e6:.0f} MB"
 
 
 def _file(path: Path | None) -> int | None:
@@ -147,17 +140,6 @@ def _folder(folder: Path) -> int | None:
     except OSError:
         return None
     return total
-
-
-def _nearest(folder: Path) -> Path | None:
-    """The folder, or the nearest above it that is there."""
-    for one in (folder, *folder.parents):
-        try:
-            one.stat()
-        except OSError:
-            continue
-        return one
-    return None
 
 
 def steps(samples: Sequence[Mapping[str, Any]], now_s: float, seconds: float, most: int) -> list[Mapping[str, Any]]:

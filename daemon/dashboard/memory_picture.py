@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from daemon.sizes import size_text
+
 WIDE, NARROW = 1120, 336
 #: By width: height of a row, gap, rows at the most, and what a typical block should be wide, so that it has a name.
 _ROWS = {WIDE: (34, 5, 14, 92), NARROW: (26, 4, 30, 60)}
@@ -76,10 +78,6 @@ def state_of(expert: Mapping[str, Any]) -> str:
     return ", ".join([*words, "pinned"] if expert["is_pinned"] else words)
 
 
-def megabytes(size_bytes: float) -> str:
-    return f"{size_bytes / 1e6:,.1f} MB".replace(",", "\u202f")
-
-
 def _spans(pool: Mapping[str, Any]) -> list[tuple[str, int, str, str, str | None]]:
     """(class, bytes, name, title, expert) in order: experts, what a load that hangs holds, what is free."""
     spans: list[tuple[str, int, str, str, str | None]] = []
@@ -88,14 +86,14 @@ def _spans(pool: Mapping[str, Any]) -> list[tuple[str, int, str, str, str | None
         kind += " pinned" if one["is_pinned"] else ""
         sign = "↓ " if one["is_loading"] else "▶ " if one["is_in_use"] else ""
         name = f"{sign}{'◆ ' if one['is_pinned'] else ''}{one['expert']}"
-        title = f"{one['expert']}: {megabytes(one['bytes'])}, {state_of(one)}"
+        title = f"{one['expert']}: {size_text(one['bytes'])}, {state_of(one)}"
         spans.append((kind, one["bytes"], name, title, one["expert"]))
     held = pool["used_bytes"] - sum(one["bytes"] for one in pool["experts"])
     if held > 0:
-        spans.append(("held", held, "held", f"{megabytes(held)} held by a load that hangs", None))
+        spans.append(("held", held, "held", f"{size_text(held)} held by a load that hangs", None))
     free = pool["budget_bytes"] - pool["used_bytes"]
     if free > 0:
-        spans.append(("free", free, f"free {megabytes(free)}", f"{megabytes(free)} free", None))
+        spans.append(("free", free, f"free {size_text(free)}", f"{size_text(free)} free", None))
     return spans
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from daemon.sizes import size_text
+
 WIDE, NARROW = 1120, 336
 _NAME_HEIGHT, _LANE_HEIGHT, _GAP = 15, 20, 7
 _TONES = 6
@@ -115,7 +117,7 @@ def _bar(span: _Span, kind: str, y: int, scale: float) -> Bar:
         title = f"{name}: {span.images} images in {some}, {took}"
         text = f"{name} ×{span.images}"
     else:
-        title = f"{name}: {span.count} loads, {span.bytes / 1e6:,.1f} MB, {took}"
+        title = f"{name}: {span.count} loads, {size_text(span.bytes)}, {took}"
         text = name
     look = "mixed" if span.what is None else f"tone-{tone(span.what)}"
     letters = int((width - 6) / _PER_LETTER)

@@ -123,7 +123,7 @@ def test_two_hundred_experts_of_one_layout_cost_what_one_costs(
 
 def test_memory_that_holds_no_expert_is_refused_with_what_is_needed(tmp_path: Path, experts: Path):
     config = a_line(tmp_path / "line", experts)
-    with pytest.raises(ProfileError, match=r"hold no expert beside one image per executor, which takes \d+ MB"):
+    with pytest.raises(ProfileError, match=r"hold no expert beside one image per executor, which takes [\d.]+ MB"):
         profile_line(load_line(config), a_wish(memory_bytes=20_000_000), quiet)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from daemon.sizes import size_text
 from tools.console import AsJson, ConfigPath, console, errors, fail, print_json
 
 ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A tar file.", show_default=False)]
@@ -62,7 +63,7 @@ def backup(
     for warning in report.warnings:
         console.print(f"warning: {warning}", markup=False, style="yellow")
     console.print(
-        f"{archive}: {report.files} files, {report.bytes / 1e6:,.1f} MB, results up to seq {report.last_seq},"
+        f"{archive}: {report.files} files, {size_text(report.bytes)}, results up to seq {report.last_seq},"
         f" {report.waiting} images that wait",
         markup=False,
     )

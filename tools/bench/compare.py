@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from daemon.sizes import size_text
 from tools.bench.bound import Bound, live_bound
 from tools.bench.job import DISKS, NAIVE, ORDINARY, OTHER_SIDES, PACED_BYTES_PER_S, RAY, Disk, Job, Run
 from tools.bench.stage import SideError, Size, Stage, set_stage
@@ -158,13 +159,13 @@ class Comparison:
         total_bytes = sum(spec.weights_bytes for spec in self.stage.specs.values())
         console.print(
             f"{recipe.classifiers} {recipe.classifier} and {recipe.detectors} {recipe.detector}, random weights,"
-            f" {recipe.dtype}, {total_bytes / 1e9:.2f} GB; memory for {self.stage.memory_bytes / 1e9:.2f} GB of them;"
+            f" {recipe.dtype}, {size_text(total_bytes)}; memory for {size_text(self.stage.memory_bytes)} of them;"
             f" {size.requests} images, all waiting; {size.executors} executors, {size.threads} threads on"
             f" {os.cpu_count()} cores"
         )
         console.print(
-            f"cold disk: {machine.cold_bytes_per_s / 1e6:,.0f} MB/s past the page cache ({machine.read_method});"
-            f" paced disk: the same through a reader that sleeps, {PACED_BYTES_PER_S / 1e6:.0f} MB/s"
+            f"cold disk: {size_text(machine.cold_bytes_per_s)}/s past the page cache ({machine.read_method});"
+            f" paced disk: the same through a reader that sleeps, {size_text(PACED_BYTES_PER_S)}/s"
         )
         for row in machine.rows:
             console.print(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from daemon.sizes import size_text
 from tools.bench.line import RunFigures, run_line
 from tools.console import AsJson, console, errors, fail, print_json, print_table
 
@@ -60,7 +61,7 @@ def bench_dashboard(
         print_table(title, ("pages", "images/s (median)", "expert switches (median)"), rows)
         console.print(
             f"ratio {figures['ratio']:.3f} (median of the rounds; {', '.join(map(str, figures['ratios']))});"
-            f" {readers} pages heard {figures['events']} events, {figures['event_bytes'] / 1e6:.1f} MB;"
+            f" {readers} pages heard {figures['events']} events, {size_text(figures['event_bytes'])};"
             f" on {os.cpu_count()} cores, trained experts of {folder}"
         )
     raise SystemExit(0 if figures["ratio"] >= PROMISED else 1)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from daemon.sizes import size_text
 from tools.bench.tables import print_narrow
 from tools.console import AsJson, console, errors, fail, print_json
 
@@ -66,7 +67,7 @@ def bench_upkeep(
         size_bytes = (Path(there) / "inspection.db").stat().st_size
         if not as_json:
             console.print(
-                f"{rows:,} inspections, {size_bytes / 1e6:,.0f} MB, made in {time.monotonic() - began_s:.0f} s;"
+                f"{rows:,} inspections, {size_text(size_bytes)}, made in {time.monotonic() - began_s:.0f} s;"
                 f" {rate:g} images of 20 KB a second come in\n"
             )
         line = BenchLine(Path(there), rate, 20_000)
@@ -131,7 +132,7 @@ def _backup(folder: Path) -> str:
     from daemon.store.copies import copy_database
 
     copy_database(folder / "inspection.db", folder / "copy.db")
-    return f"{(folder / 'copy.db').stat().st_size / 1e6:,.0f} MB"
+    return size_text((folder / "copy.db").stat().st_size)
 
 
 def _check(folder: Path) -> str:
@@ -147,12 +148,12 @@ def _long_reader(line: "BenchLine", for_s: float) -> str:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM boards").fetchone()
         time.sleep(for_s)
-        return f"log {line.log_bytes() / 1e6:,.0f} MB"
+        return f"log {size_text(line.log_bytes())}"
 
 
 def _until_log_begins_anew(line: "BenchLine", for_s: float) -> str:
     time.sleep(for_s / 2)
-    return f"log {line.log_bytes() / 1e6:,.0f} MB"
+    return f"log {size_text(line.log_bytes())}"
 
 
 def _round(thread: Any, what: str) -> str:
@@ -171,7 +172,7 @@ def _until_shrunk(line: "BenchLine") -> str:
         while looking.vacuum_is_due():
             time.sleep(_POLL_S)
     time.sleep(2.0)  # the file shrinks at a checkpoint
-    return f"{before / 1e6:,.0f} to {database.stat().st_size / 1e6:,.0f} MB"
+    return f"{size_text(before)} to {size_text(database.stat().st_size)}"
 
 
 def _cells(row: Row) -> tuple[object, ...]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 
 from daemon.room import Room
-from tools.doctor.findings import Finding, megabytes, ok, warn, wrong
+from daemon.sizes import size_text
+from tools.doctor.findings import Finding, ok, warn, wrong
 from tools.doctor.patient import Patient, acting_as
 
 _NETWORK = frozenset(
@@ -80,7 +81,7 @@ def _room(patient: Patient, keys: Sequence[str], folder: Path, *, is_full: bool)
     assert patient.config is not None
     found = os.statvfs(folder)
     free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-    so = f"{' and '.join(keys)}: {megabytes(free)} of {megabytes(total)} free"
+    so = f"{' and '.join(keys)}: {size_text(free)} of {size_text(total)} free"
     retention = patient.config.retention
     prunes = retention.free or retention.images_bytes
     if is_full:
@@ -112,7 +113,7 @@ def _speed(patient: Patient, keys: Sequence[str], folder: Path) -> Iterator[Find
         except OSError:
             return  # what may not be written there is a finding of the permissions
     so = (
-        f"{' and '.join(keys)}: writes {written / 1e6:,.0f} MB/s, reads {read / 1e6:,.0f} MB/s,"
+        f"{' and '.join(keys)}: writes {size_text(written)}/s, reads {size_text(read)}/s,"
         f" makes a small write durable in {sync_s * 1e3:.1f} ms"
     )
     if sync_s > _SLOW_SYNC_S or written < _SLOW_WRITE:

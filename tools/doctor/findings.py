@@ -29,8 +29,3 @@ def warn(check: str, so: str, do: str) -> Finding:
 def wrong(check: str, so: str, do: str) -> Finding:
     """The line does not run, or loses what it should keep."""
     return Finding(check, "wrong", so, do)
-
-
-def megabytes(count: float) -> str:
-    """Bytes for a person."""
-    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"

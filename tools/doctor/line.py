@@ -13,12 +13,13 @@ from daemon.config import Config
 from daemon.errors import ConfigError
 from daemon.extras import install_with
 from daemon.line import load_rules_and_catalog, settings_problems
+from daemon.sizes import size_text
 from daemon.storage import storage_problems
 from daemon.store.check import quick_look
 from daemon.store.database import StoreError, open_for_reading
 from daemon.store.schema import inspections
 from daemon.store.times import to_wall_s
-from tools.doctor.findings import Finding, megabytes, ok, warn, wrong
+from tools.doctor.findings import Finding, ok, warn, wrong
 from tools.doctor.patient import Patient, database_of
 from tools.service_files import NAME, exec_words
 
@@ -100,10 +101,10 @@ def database(patient: Patient) -> Iterator[Finding]:
         yield wrong("database", f"{path} is damaged: {damage[0]}", remedy)
         return
     seen = "no damage" if is_whole else f"no damage in what {_LOOK_S:.0f} s can see (coserve db check sees all)"
-    yield ok("database", f"{path}, {megabytes(path.stat().st_size)}: {seen}")
+    yield ok("database", f"{path}, {size_text(path.stat().st_size)}: {seen}")
     log = path.with_name(path.name + "-wal")
     if log.exists() and log.stat().st_size > _LARGE_LOG_BYTES:
-        so = f"its log {log} has grown to {megabytes(log.stat().st_size)}"
+        so = f"its log {log} has grown to {size_text(log.stat().st_size)}"
         yield warn("database", so, "somebody keeps a read transaction open: end that program")
 
 

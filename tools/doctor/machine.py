@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 
-from tools.doctor.findings import Finding, megabytes, ok, warn, wrong
+from daemon.sizes import size_text
+from tools.doctor.findings import Finding, ok, warn, wrong
 from tools.doctor.patient import Patient
 
 _LIBRARIES = """
@@ -70,7 +71,7 @@ def _gpus(patient: Patient, torch: dict[str, Any]) -> Iterator[Finding]:
         else:
             yield ok("gpu", "no NVIDIA driver answers here, and the line names no GPU")
         return
-    names = ", ".join(f"{gpu.name} {megabytes(gpu.total_bytes)}" for gpu in driver.gpus) or "none"
+    names = ", ".join(f"{gpu.name} {size_text(gpu.total_bytes)}" for gpu in driver.gpus) or "none"
     versions = f"driver {driver.version} (CUDA {driver.cuda[0]}.{driver.cuda[1]}), GPUs: {names}"
     if not wanted:
         if driver.gpus and patient.config:
@@ -123,25 +124,25 @@ def gpu_memory(patient: Patient, name: str) -> Iterator[Finding]:
     assert patient.config is not None
     gpu, device = patient.driver.gpus[int(name.removeprefix("cuda:"))], patient.config.devices[name]
     asked = device.expert_memory + (device.activation_memory or 0)
-    has = f"{name} has {megabytes(gpu.total_bytes)}, {megabytes(gpu.free_bytes)} free; the line asks for"
+    has = f"{name} has {size_text(gpu.total_bytes)}, {size_text(gpu.free_bytes)} free; the line asks for"
     if asked > gpu.total_bytes:
-        yield wrong("gpu memory", f"{has} {megabytes(asked)}", f"lower devices.{name}.expert_memory")
+        yield wrong("gpu memory", f"{has} {size_text(asked)}", f"lower devices.{name}.expert_memory")
     elif asked > gpu.free_bytes and not patient.is_running:
         remedy = "end what else uses the GPU (nvidia-smi), or lower expert_memory"
-        yield warn("gpu memory", f"{has} {megabytes(asked)}", remedy)
+        yield warn("gpu memory", f"{has} {size_text(asked)}", remedy)
     else:
-        yield ok("gpu memory", f"{has} {megabytes(asked)}")
+        yield ok("gpu memory", f"{has} {size_text(asked)}")
 
 
 def memory(patient: Patient) -> Iterator[Finding]:
     """What the line may take of RAM, against what there is; and whether this machine swaps."""
     has = psutil.virtual_memory()
-    so = f"{megabytes(has.total)} of RAM, {megabytes(has.available)} free"
+    so = f"{size_text(has.total)} of RAM, {size_text(has.available)} free"
     if patient.config is None:
         yield ok("memory", so)
     else:
         asked = _asked_ram(patient)
-        so = f"{so}; the line may take {megabytes(asked)}"
+        so = f"{so}; the line may take {size_text(asked)}"
         if asked > has.total:
             yield wrong("memory", so, "lower expert_memory or host_cache, or add memory: it would swap, or be killed")
         elif asked > has.available and not patient.is_running:
@@ -150,11 +151,11 @@ def memory(patient: Patient) -> Iterator[Finding]:
             yield ok("memory", so)
     swap = psutil.swap_memory()
     if swap.used > _SWAPPED_BYTES:
-        so = f"{megabytes(swap.used)} of {megabytes(swap.total)} swap are in use"
+        so = f"{size_text(swap.used)} of {size_text(swap.total)} swap are in use"
         remedy = "a swapped expert is slower than one on disk: lower expert_memory, or swapoff -a"
         yield warn("swap", so, remedy)
     else:
-        yield ok("swap", f"{megabytes(swap.used)} of {megabytes(swap.total)} swap in use")
+        yield ok("swap", f"{size_text(swap.used)} of {size_text(swap.total)} swap in use")
 
 
 def _asked_ram(patient: Patient) -> int:

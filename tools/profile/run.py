@@ -14,6 +14,7 @@ from daemon.line import Line
 from daemon.policy.matrix import Performance
 from daemon.policy.predict import expert_facts
 from daemon.profile import ProfileFile, this_machine
+from daemon.sizes import size_text
 from experts.catalog import UNREADABLE
 from experts.slot import LayoutShelf
 from experts.spec import ArchitectureId, ExpertId, ExpertSpec, LayoutId
@@ -137,8 +138,8 @@ def _profile_device(
     if plan.most_experts() == 0:
         needed = plan.largest_expert_bytes + plan.least_batches_bytes
         raise ProfileError(
-            f"{device}: {plan.memory_bytes / 1e6:,.0f} MB hold no expert beside one image per executor, which takes"
-            f" {needed / 1e6:,.0f} MB; give it more (--memory, or expert_memory in the configuration)"
+            f"{device}: {size_text(plan.memory_bytes)} hold no expert beside one image per executor, which takes"
+            f" {size_text(needed)}; give it more (--memory, or expert_memory in the configuration)"
         )
     split = search_split(plan, initial=wish.initial, margin=wish.margin, pick=wish.pick)
     expert_bytes, batches_bytes = limited_split(plan)

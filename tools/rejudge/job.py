@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.line import load_routes
+from daemon.sizes import size_text
 from experts.catalog import Catalog, CatalogEntry
 from experts.errors import ExpertError
 from experts.versions import VersionsError, version_of
@@ -77,7 +78,7 @@ def rejudge_line(
 
     torch.set_num_threads(threads)
     cv2.setNumThreads(threads)
-    tell(f"{len(chosen.images)} images; takes up to {(memory_bytes(catalog) + _PROCESS_BYTES) / 1e6:,.0f} MB of memory")
+    tell(f"{len(chosen.images)} images; takes up to {size_text(memory_bytes(catalog) + _PROCESS_BYTES)} of memory")
     done = 0
 
     def finished(count: int) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
+from daemon.sizes import size_text
 from tools.asking.files import leave_cleanly, why
 from tools.asking.package.chosen import Selection
 from tools.asking.package.verify import verify_package
@@ -41,7 +42,7 @@ def make_package(config: Path, selection: Selection, out: Path, *, with_weights:
         console.print(f"warning: {warning}", markup=False, style="yellow")
     console.print(
         f"{out}: {report.boards:,} boards, {report.images:,} images, {report.pictures:,} pictures;"
-        f" {report.files:,} files, {report.bytes / 1e6:,.1f} MB",
+        f" {report.files:,} files, {size_text(report.bytes)}",
         markup=False,
     )
     for reason, count in report.missing.items():
@@ -64,10 +65,10 @@ def check_package(package: Path, *, as_json: bool) -> int:
         return 0 if found.is_whole else 1
     for what, names in (("changed", found.changed), ("missing", found.missing), ("added", found.added)):
         for name in names:
-            console.print(f"{what}: {ascii(name)[1:-1]}", markup=False)
+            console.print(f"{what}: {ascii(name)[1:-1]}{' (a link)' if name in found.links else ''}", markup=False)
     if found.is_whole:
         console.print(
-            f"{package}: whole, {found.files + 1:,} files, {found.boards} boards, made {found.made}", markup=False
+            f"{package}: whole, {found.files:,} files, {found.boards} boards, made {found.made}", markup=False
         )
     console.print(f"fingerprint {found.fingerprint}", markup=False)
     return 0 if found.is_whole else 1
