@@ -108,7 +108,8 @@ def test_yaml_that_asks_for_python_objects_is_refused_unrun(tmp_path: Path, expe
 @pytest.mark.parametrize("kind", ["zip", "legacy", "pickle"])
 @pytest.mark.parametrize("name", ["model.pt", "model.pth", "model.safetensors"])
 def test_importing_a_malicious_file_runs_nothing_unless_it_is_trusted(tmp_path: Path, kind: str, name: str) -> None:
-    from tools.importer import ImportRefusedError, Target, import_file
+    from tools.expert_file import ImportRefusedError
+    from tools.importer import Target, import_file
 
     trace, file = tmp_path / "it-ran", tmp_path / name
     file.write_bytes(malicious_models(trace)[kind])

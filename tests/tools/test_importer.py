@@ -14,15 +14,8 @@ from experts.vision.infer import infer
 from experts.vision.networks import select_head
 from experts.vision.preprocess import fit
 from tests.experts.samples import PICTURES, a_model, encoded, labels
-from tools.importer import (
-    CONFIDENCE_TOLERANCES,
-    Form,
-    ImportRefusedError,
-    Target,
-    import_classifier,
-    import_detector,
-    import_file,
-)
+from tools.expert_file import CONFIDENCE_TOLERANCES, Form, ImportRefusedError
+from tools.importer import Target, import_classifier, import_detector, import_file
 
 CLASSES = labels(5)
 

@@ -12,18 +12,9 @@ from daemon.line import load_catalog
 from experts.spec import ExpertId
 from experts.vision.decode import decode
 from experts.vision.preprocess import to_square
-from tools.train.detector import (
-    Effort,
-    Photograph,
-    PhotographSampler,
-    Progress,
-    Sample,
-    TrainingError,
-    collate,
-    fit_detector,
-    read_yolo_data,
-    train_detector,
-)
+from tools.train.detector import train_detector
+from tools.train.detector_loop import Effort, Progress, Sample, TrainingError, collate, fit_detector
+from tools.train.photographs import Photograph, PhotographSampler, read_yolo_data
 
 SIZE = 64
 
@@ -91,7 +82,7 @@ def test_a_stopped_training_goes_on_from_its_checkpoint(tmp_path: Path, monkeypa
         if progress.step == 2:
             raise StoppedError
 
-    monkeypatch.setattr("tools.train.detector._SECONDS_BETWEEN_CHECKPOINTS", -1.0)
+    monkeypatch.setattr("tools.train.detector_loop._SECONDS_BETWEEN_CHECKPOINTS", -1.0)
     with pytest.raises(StoppedError):
         fit_detector(a_bright_square, ["square"], "yolo11n", SIZE, first, checkpoint=checkpoint, on_progress=stop)
     resumed, seen = fit(4, checkpoint=checkpoint)

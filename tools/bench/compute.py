@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from experts.slot import Slot
     from experts.spec import Answer, ExpertSpec
     from experts.vision.preprocess import Prepared
-    from tools.importer import ImportReport
+    from tools.expert_file import ImportReport
     from tools.profile.executors import Pair
     from tools.profile.samples import Samples
 
@@ -206,7 +206,8 @@ def _make(
     from experts.vision.decode import decode
     from experts.vision.networks import build_original
     from experts.vision.preprocess import to_square
-    from tools.importer import Form, import_model
+    from tools.expert_file import Form
+    from tools.importer import import_model
 
     known, size = ARCHITECTURES[name], NETWORKS.get(name, 224)
     images = [decode(payload, "image") for payload in samples.payloads[:4]]

@@ -26,7 +26,8 @@ from experts.spec import ExpertSpec
 from experts.vision.architectures import ARCHITECTURES
 from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.networks import build_original
-from tools.importer import Form, import_classifier
+from tools.expert_file import Form
+from tools.importer import import_classifier
 from tools.proof import pattern_images
 
 _LABELS = ("ok", "bridge", "missing", "shifted")

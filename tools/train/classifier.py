@@ -14,8 +14,9 @@ from experts.vision.architectures import ARCHITECTURES
 from experts.vision.decode import decode
 from experts.vision.preprocess import fit as fit_image
 from experts.vision.preprocess import to_square
+from tools.expert_file import Form, ImportRefusedError
 from tools.experts.measure import answers_of, by_label
-from tools.importer import Form, ImportRefusedError, import_classifier
+from tools.importer import import_classifier
 from tools.train import fit
 from tools.train.fit import Pictures, Targets
 

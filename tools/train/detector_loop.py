@@ -1,0 +1,261 @@
+"""Fitting a YOLO detector within minutes that the user grants: one small loop around ultralytics' model and loss.
+
+Ultralytics' own trainer thinks in epochs, keeps a core for data loaders and validates as it goes; on two cores and a
+budget in minutes more steps fit into a plain loop. Model and loss are theirs, unchanged. What an image is comes from a
+*sampler*, so photographs, a renderer, and defects drawn on real boards all train through the same loop.
+"""
+
+import copy
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from experts.vision.architectures import ARCHITECTURES, YOLO_STRIDE_PIXELS
+from experts.vision.networks import build_original
+
+Image = NDArray[np.uint8]
+#: One training example: (S, S) or (S, S, 3) uint8 RGB, and (n, 5) float32 rows of x1 y1 x2 y2 class in its pixels.
+Sample = tuple[Image, NDArray[np.float32]]
+Sampler = Callable[[np.random.Generator], Sample]
+
+#: AdamW as for fine-grained targets: decay on matrices only, a short second moment for a short training.
+_WEIGHT_DECAY, _BETAS, _MAX_GRADIENT = 0.02, (0.9, 0.99), 10.0
+_WARM_UP_STEPS, _WARM_UP_SHARE = 300, 0.05
+_LAST_LEARNING_RATE = 0.01
+_EMA_DECAY = 0.999
+#: Where ultralytics' two-headed loss thinks in epochs, the training counts as this many.
+_EPOCHS = 100
+_SECONDS_BETWEEN_CHECKPOINTS = 60.0
+
+
+class TrainingError(Exception):
+    """The training cannot be started, or went wrong; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to train, and how. Either `minutes` of the clock or a number of `steps` (then runs repeat exactly).
+
+    `closing_share` is the last part of the training, in which the closing sampler is asked instead.
+    """
+
+    minutes: float | None = None
+    steps: int | None = None
+    batch: int = 16
+    learning_rate: float = 2e-3
+    seed: int = 0
+    threads: int = 2
+    closing_share: float = 0.15
+
+    def __post_init__(self) -> None:
+        if (self.minutes is None) == (self.steps is None):
+            raise TrainingError("say how long to train: either minutes or steps")
+
+    def share(self, step: int, spent_s: float) -> float:
+        """How much of the training is over, 0 to 1."""
+        done = step / self.steps if self.steps is not None else spent_s / (cast("float", self.minutes) * 60)
+        return min(done, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """After a step: how many there were, the share of the training that is over, the smoothed loss of one image."""
+
+    step: int
+    share: float
+    loss: float
+    spent_s: float
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def fit_detector(
+    sampler: Sampler,
+    classes: Sequence[str],
+    architecture: str,
+    input_size: int,
+    effort: Effort,
+    *,
+    closing: Sampler | None = None,
+    checkpoint: Path | None = None,
+    on_progress: OnProgress | None = None,
+) -> nn.Module:
+    """An ultralytics DetectionModel trained on what `sampler` gives: averaged weights, evaluation mode.
+
+    `closing` replaces the sampler towards the end: examples as they will be, after examples as varied as can be. With
+    `checkpoint` the state goes into that file every minute, and a training that finds it there goes on from it.
+    Raises TrainingError.
+    """
+    known = ARCHITECTURES.get(architecture)
+    if known is None or known.task != "detect":
+        raise TrainingError(f"{architecture!r} is no detector; known are yolov5n … yolo26x")
+    if input_size % YOLO_STRIDE_PIXELS:
+        raise TrainingError(f"an input of {input_size} pixels is not a multiple of {YOLO_STRIDE_PIXELS}")
+    with limited_threads(effort.threads):
+        torch.manual_seed(effort.seed)
+        model = _new_model(build_original(known, len(classes)), classes)
+        run = _Run(model, sampler, closing or sampler, input_size, effort)
+        identity = f"{architecture} {input_size} {' '.join(classes)}"
+        if checkpoint is not None and checkpoint.exists():
+            run.restore(checkpoint, identity)
+        saved_s = run.spent_s
+        for progress in run.steps():
+            if on_progress is not None:
+                on_progress(progress)
+            if checkpoint is not None and progress.spent_s - saved_s > _SECONDS_BETWEEN_CHECKPOINTS:
+                run.save(checkpoint, identity)
+                saved_s = progress.spent_s
+        if checkpoint is not None:
+            run.save(checkpoint, identity)
+    return run.average
+
+
+def _new_model(model: nn.Module, classes: Sequence[str]) -> nn.Module:
+    from ultralytics.cfg import get_cfg
+
+    detector = cast("Any", model)
+    detector.args = get_cfg(overrides={"epochs": _EPOCHS})  # the loss reads its gains from here
+    detector.names = dict(enumerate(classes))
+    return detector.to(memory_format=torch.channels_last).train()
+
+
+@contextmanager
+def limited_threads(count: int) -> Iterator[None]:
+    """`count` threads for torch; OpenCV's own would only fight for the same cores."""
+    torch_threads, opencv_threads = torch.get_num_threads(), cv2.getNumThreads()
+    torch.set_num_threads(count)
+    cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(torch_threads)
+        cv2.setNumThreads(opencv_threads)
+
+
+class _Run:
+    """The state of one training; `steps` carries it on."""
+
+    def __init__(self, model: nn.Module, sampler: Sampler, closing: Sampler, input_size: int, effort: Effort) -> None:
+        self.model = model
+        self.average = copy.deepcopy(model).eval().requires_grad_(False)
+        self.spent_s = 0.0
+        self._step, self._loss = 0, 0.0
+        self._sampler, self._closing, self._input_size, self._effort = sampler, closing, input_size, effort
+        self._random = np.random.default_rng(effort.seed)
+        matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+        vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": _WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
+        self._optimizer = torch.optim.AdamW(groups, lr=effort.learning_rate, betas=_BETAS)
+
+    def steps(self) -> Iterator[Progress]:
+        """Train until the effort is spent; time that the caller takes between steps is not counted."""
+        while (share := self._effort.share(self._step, self.spent_s)) < 1:
+            begin_s = time.perf_counter()
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._learning_rate(share)
+            loss = self._train_once(self._closing if share > 1 - self._effort.closing_share else self._sampler)
+            if not math.isfinite(loss):
+                raise TrainingError(f"the loss is {loss} at step {self._step}; train with a lower learning rate")
+            self._loss = loss if self._step == 0 else 0.98 * self._loss + 0.02 * loss
+            self._step += 1
+            self._follow()
+            self._shift_heads(share)
+            self.spent_s += time.perf_counter() - begin_s
+            yield Progress(self._step, self._effort.share(self._step, self.spent_s), self._loss, self.spent_s)
+
+    def save(self, file: Path, identity: str) -> None:
+        """At once and complete, so that a training that is killed while it saves still has the last one."""
+        state = {
+            "identity": identity,
+            "model": self.average.state_dict(),
+            "training": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "random": self._random.bit_generator.state,
+            "step": self._step,
+            "loss": self._loss,
+            "spent_s": self.spent_s,
+        }
+        temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            torch.save(state, temporary)
+            temporary.replace(file)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def restore(self, file: Path, identity: str) -> None:
+        try:
+            state: Any = torch.load(file, map_location="cpu", weights_only=True)
+            found = state["identity"]
+        except Exception as error:  # the restricted unpickler lets through whatever damaged bytes cause
+            raise TrainingError(f"{file}: is no checkpoint of this training; move it away to begin anew") from error
+        if found != identity:
+            raise TrainingError(f"{file}: is of another training ({found}); move it away to begin anew")
+        self.average.load_state_dict(state["model"])
+        self.model.load_state_dict(state["training"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._random.bit_generator.state = state["random"]
+        self._step, self._loss, self.spent_s = state["step"], state["loss"], state["spent_s"]
+
+    def _learning_rate(self, share: float) -> float:
+        """Linear warm-up over 300 steps, less in short trainings, then half a cosine down to a hundredth."""
+        warm_up = min(1.0, max((self._step + 1) / _WARM_UP_STEPS, share / _WARM_UP_SHARE))
+        cosine = 0.5 * (1 + math.cos(math.pi * share))
+        return self._effort.learning_rate * warm_up * (_LAST_LEARNING_RATE + (1 - _LAST_LEARNING_RATE) * cosine)
+
+    def _train_once(self, sampler: Sampler) -> float:
+        """One step; returns the loss of one image."""
+        samples = [sampler(self._random) for _ in range(self._effort.batch)]
+        loss = cast("Any", self.model).loss(collate(samples, self._input_size))[0].sum()
+        self._optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), _MAX_GRADIENT)
+        self._optimizer.step()
+        return float(loss.detach()) / len(samples)
+
+    def _shift_heads(self, share: float) -> None:
+        """YOLO26 learns with two heads; its loss moves from the one to the other as the training goes on."""
+        criterion = cast("Any", self.model).criterion
+        while hasattr(criterion, "updates") and criterion.updates < int(share * _EPOCHS):
+            criterion.update()
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """The average follows the trained weights: quickly at first, then over some thousand steps."""
+        keep = min(_EMA_DECAY, (1 + self._step) / (10 + self._step))
+        trained = self.model.state_dict()
+        for name, value in self.average.state_dict().items():
+            if value.dtype.is_floating_point:
+                value.mul_(keep).add_(trained[name], alpha=1 - keep)
+            else:
+                value.copy_(trained[name])
+
+
+def collate(samples: Sequence[Sample], size: int) -> dict[str, torch.Tensor]:
+    """A batch as ultralytics' loss takes it: `img` (B, 3, S, S) in 0..1, boxes as centre and size in 0..1."""
+    images = [image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2) for image, _ in samples]
+    if any(image.shape != (size, size, 3) for image in images):
+        shapes = sorted({image.shape for image in images})
+        raise TrainingError(f"the sampler gave images of {shapes}; the input is {size} x {size}")
+    pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float().div_(255)
+    owners = np.concatenate([np.full(len(boxes), index, np.float32) for index, (_, boxes) in enumerate(samples)])
+    rows = torch.from_numpy(np.concatenate([boxes for _, boxes in samples]).astype(np.float32).reshape(-1, 5))
+    centres, sizes = (rows[:, :2] + rows[:, 2:4]) / 2, rows[:, 2:4] - rows[:, :2]
+    return {
+        "img": pixels.contiguous(memory_format=torch.channels_last),
+        "batch_idx": torch.from_numpy(owners),
+        "cls": rows[:, 4:],
+        "bboxes": torch.cat((centres, sizes), 1) / size,
+    }
