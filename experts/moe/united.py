@@ -137,22 +137,6 @@ class Unite:
         return {f"{layer}.gate_up": gate_up, f"{layer}.down": down}
 
 
-def averaged_united(store: ExpertStore, way: int) -> United:
-    """The peer for a whole model: means of weights."""
-    arch = store.arch
-    groups = in_order(arch.experts, way)
-    gate_up: list[torch.Tensor] = []
-    down: list[torch.Tensor] = []
-    for layer in range(arch.layers):
-        means = [
-            averaged(read_expert(store, layer, each) for each in range(arch.experts) if groups[each] == group)
-            for group in range(groups[-1] + 1)
-        ]
-        gate_up.append(torch.stack([each.gate_up for each in means]).to(arch.dtype))
-        down.append(torch.stack([each.down for each in means]).to(arch.dtype))
-    return United(way, tuple(gate_up), tuple(down), (groups,) * arch.layers)
-
-
 def read_expert(store: ExpertStore, layer: int, expert: int) -> ExpertWeights:
     """Weights in float32, in memory of their own. Raises ModelError."""
     memory = bytearray(store.expert_bytes)

@@ -5,9 +5,10 @@ before each step it says how many experts it must load and how many it runs, aft
 
     tasks = [Task("json", prompt_tokens=64, output_tokens=16), …]
     costs = Machine(Costs(prefill_token_s=2e-4, step_s=5e-3, row_s=1e-3), load_s=2e-3, access_s=0.0)
-    rate = 0.9 * capacity_per_s(tasks, FirstCome(limits), costs, Free())
+    work = TaskLoading(frequencies, {}, slots=64, least=2)  # of serving_costs.py
+    rate = 0.9 * capacity_per_s(tasks, FirstCome(limits), costs, work)
     trace = poisson(tasks, rate, requests=1000, seed=1, slo_s=slos(tasks, costs))
-    outcome = replay(trace, SloSlack(limits, costs.compute, profiles), costs, Free(), profiles)
+    outcome = replay(trace, SloSlack(limits, costs.compute, profiles), costs, work, profiles)
     outcome.violations, outcome.violations_of("prefill", 0.25)
 """
 
@@ -81,16 +82,6 @@ class Work(Protocol):
         ...
 
 
-class Free:
-    """Every expert is in memory and costs nothing beside the model's own computing."""
-
-    def begin(self, step: Step, now: float) -> Effort:  # noqa: ARG002
-        return Effort()
-
-    def end(self, step: Step, latencies_s: Sequence[float], now: float) -> None:
-        """Nothing to learn."""
-
-
 @dataclass(frozen=True, slots=True)
 class Done:
     """A completed request; times in seconds. `tokens_s`: when each of its tokens came, the first of the prefill."""
@@ -129,11 +120,6 @@ class Outcome:
     def violations(self) -> float:
         """Share of requests that took longer than their SLO, from arrival to the last token."""
         return sum(one.late for one in self.done) / max(1, len(self.done))
-
-    def violations_by_task(self) -> dict[str | None, float]:
-        tasks = dict.fromkeys(one.arrival.generation.task for one in self.done)
-        parts = {task: [one for one in self.done if one.arrival.generation.task == task] for task in tasks}
-        return {task: sum(one.late for one in part) / len(part) for task, part in parts.items()}
 
     def violations_of(self, phase: Phase, slo_s: float) -> float:
         """Share of the tokens of one phase that took longer than `slo_s` (BrownoutServe §V.A)."""

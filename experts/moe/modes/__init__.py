@@ -1,4 +1,4 @@
-"""All modes of serving by name, with what must have been prepared for each."""
+"""All modes of serving by name."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,45 +17,31 @@ from experts.moe.modes.popularity import Popularity
 from experts.moe.modes.prune import Prune
 from experts.moe.modes.resident import Resident
 from experts.moe.modes.swapmoe import SwapMoe
-from experts.moe.prepared import POPULARITY
 
 __all__ = ["MODES", "BaseMode", "Gate", "Mode", "ModeEntry", "open_mode"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModeEntry:
-    """`make(checkpoint, options)` gives a mode and raises ModelError where a part that it `needs` is missing.
+    """`make(checkpoint, options)` gives a mode and raises ModelError where a part is missing that must be prepared.
 
-    `needs` are names of prepared parts (experts.moe.prepared), as far as every use of the mode needs them. `options`
-    are all that there are; None where `make` looks at them itself.
+    `options` are all that there are; None where `make` looks at them itself.
     """
 
     make: Callable[[Path, Mapping[str, Any]], Mode]
-    needs: tuple[str, ...]
-    lossless: bool
     options: tuple[str, ...] | None = None
 
 
 MODES: dict[str, ModeEntry] = {
-    "resident": ModeEntry(lambda _, __: Resident(), (), True, ()),
-    "ondemand": ModeEntry(lambda _, __: OnDemand(), (), True, ()),
-    "lookahead": ModeEntry(lambda _, __: Lookahead(), (), True, ()),
-    "popularity": ModeEntry(Popularity.open, (POPULARITY,), True, ()),
-    "prune": ModeEntry(Prune.open, (POPULARITY,), False, ()),
-    "duoserve": ModeEntry(
-        DuoServe.open,
-        ("duoserve/layer-1", "popularity"),
-        True,
-        ("overlap",),
-    ),
-    "brownout": ModeEntry(Brownout.open, ("united-4",), False),
-    "swapmoe": ModeEntry(SwapMoe.open, (), False),
-    "emoe": ModeEntry(
-        Emoe.open,
-        ("emoe/predictor",),
-        False,
-        ("period", "variant", "task_aware"),
-    ),
+    "resident": ModeEntry(lambda _, __: Resident(), ()),
+    "ondemand": ModeEntry(lambda _, __: OnDemand(), ()),
+    "lookahead": ModeEntry(lambda _, __: Lookahead(), ()),
+    "popularity": ModeEntry(Popularity.open, ()),
+    "prune": ModeEntry(Prune.open, ()),
+    "duoserve": ModeEntry(DuoServe.open, ("overlap",)),
+    "brownout": ModeEntry(Brownout.open),
+    "swapmoe": ModeEntry(SwapMoe.open),
+    "emoe": ModeEntry(Emoe.open, ("period", "variant", "task_aware")),
 }
 
 

@@ -23,8 +23,9 @@ from experts.moe.policy.salc import Salc, SalcRule
 from experts.moe.prepared import TRAIN, Prepared
 from experts.moe.runtime import MoeRuntime
 from experts.moe.trace import Trace, save_trace
-from experts.moe.united import Recipe, Unite, United, averaged_united, load_united
-from tests.experts.moe.tiny import VOCABULARY, load_unmodified, prompts, write_tiny
+from experts.moe.united import Recipe, Unite, United, load_united
+from tests.experts.moe.tiny import VOCABULARY, fail_amid_each_layer, load_unmodified, prompts, write_tiny
+from tests.moe.averaged import averaged_united
 from tools.cli import app
 from tools.moe.unite import unite_all
 
@@ -75,6 +76,14 @@ def test_threshold_1_changes_no_bit(tiny: Path, way: int):
     assert torch.equal(logits(tiny, mode, **inputs), expected)
     assert mode.accesses["prefill"].share == 1.0
     assert mode.accesses["prefill"].choices_united == 0
+
+
+def test_a_step_that_fails_amid_its_layers_changes_no_answer_after_it(tiny: Path):
+    runtime = a_runtime(tiny, a_mode(tiny), 12 * 3 * 32 * 24 * 4)
+    with torch.no_grad():
+        fail_amid_each_layer(runtime, lambda: runtime.model(**prompts(2)))
+        assert torch.equal(runtime.model(**prompts(3, 24)).logits, load_unmodified(tiny)(**prompts(3, 24)).logits)
+    runtime.close()
 
 
 def test_below_1_fewer_experts_run_and_no_token_is_lost(tiny: Path):
