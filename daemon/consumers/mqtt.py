@@ -88,7 +88,7 @@ class Mqtt:
                     self._must_stand()
                     raise self._trouble(answer)
                 break
-            waits = not self._counts(message, answer)
+            waits = not self._is_delivered(message, answer)
             if waits:
                 break
             reached = message["seq"]
@@ -145,8 +145,8 @@ class Mqtt:
             answers.append(answer)
         await asyncio.wait(answers)
 
-    def _counts(self, message: Message, reason_code: int) -> bool:
-        """Whether a message that the broker took is delivered: not while its listeners are not back yet."""
+    def _is_delivered(self, message: Message, reason_code: int) -> bool:
+        """Whether a message that the broker took has arrived: not while its listeners are not back yet."""
         kind = message["topic"].partition("/")[0]
         if reason_code != _NOBODY_LISTENS:
             self._listened.add(kind)

@@ -59,7 +59,7 @@ class ExpertRow:
 class Listing:
     """All experts, and what could not be found out, in words."""
 
-    lines: Sequence[ExpertRow]
+    rows: Sequence[ExpertRow]
     hit_rate: float | None
     problems: Sequence[str]
 
@@ -95,15 +95,15 @@ class ExpertFacts:
     def listing(self) -> Listing:
         gathered = _Gathered()
         catalog, broken = self.catalog.get()
-        rows = gathered("Where experts are", self._experts.get, None)
-        if rows is None:
-            rows = [_not_asked(catalog, name) for name in catalog]
+        told = gathered("Where experts are", self._experts.get, None)
+        if told is None:
+            told = [_not_asked(catalog, name) for name in catalog]
         recent = gathered("Rates and loads", self._recent.get, questions.Recent({}, {}, {}))
         histograms = gathered("Drift", self._confidences.get, {})
         calls: Sequence[Calls] = gathered("False calls and escapes", self._calls.get, ())
         by_version = {(one.expert, one.expert_version): one for one in calls}
-        lines = [_line(row, catalog, recent, histograms, by_version) for row in rows]
-        return Listing(lines, recent.hit_rate, [*gathered.problems, *broken])
+        rows = [_row_of(one, catalog, recent, histograms, by_version) for one in told]
+        return Listing(rows, recent.hit_rate, [*gathered.problems, *broken])
 
     def trained(self, name: str) -> Mapping[str, Sequence[int]] | None:
         """How sure it was on images held out in training; None where nobody has measured that."""
@@ -126,14 +126,14 @@ def _not_asked(catalog: Catalog, name: ExpertId) -> dict[str, Any]:
     return {**known, "usage": 0.0, "resident": [], "loading": [], "pinned": [], "queued": 0, "failed": None}
 
 
-def _line(
-    row: Mapping[str, Any],
+def _row_of(
+    told: Mapping[str, Any],
     catalog: Catalog,
     recent: questions.Recent,
     histograms: questions.Histograms,
     calls: Mapping[tuple[str, str], Calls],
 ) -> ExpertRow:
-    name, version = row["expert"], row["version"]
+    name, version = told["expert"], told["version"]
     rates, batches, loads = recent.rates.get(name), recent.batches.get(name), recent.loads.get(name)
     # The file may name another version than the daemon has: that one's training says nothing of this one.
     is_in_force = name in catalog and catalog[name].version == version
@@ -142,16 +142,16 @@ def _line(
     judged = calls.get((name, version))
     return ExpertRow(
         name=name,
-        architecture=row["architecture"],
+        architecture=told["architecture"],
         version=version,
-        size_bytes=row["bytes"],
-        health=_health(row, rates, drift),
-        why=row["failed"],
-        resident=row["resident"],
-        loading=row["loading"],
-        pinned=row["pinned"],
-        queued=row["queued"],
-        usage=row["usage"],
+        size_bytes=told["bytes"],
+        health=_health(told, rates, drift),
+        why=told["failed"],
+        resident=told["resident"],
+        loading=told["loading"],
+        pinned=told["pinned"],
+        queued=told["queued"],
+        usage=told["usage"],
         answers=rates.answers if rates else 0,
         confidence=rates.confidence if rates else None,
         fail_rate=rates.fail_rate if rates else None,
@@ -179,37 +179,37 @@ def _health(row: Mapping[str, Any], rates: Any, drift: Drift | None) -> str:
 # The list's order
 
 
-def _worst_first(line: ExpertRow) -> tuple[Any, ...]:
-    return HEALTH.index(line.health), -line.answers, line.name
+def _worst_first(row: ExpertRow) -> tuple[Any, ...]:
+    return HEALTH.index(row.health), -row.answers, row.name
 
 
 #: What the list can be sorted by; the largest comes first but for names and the worst.
 SORTS: Mapping[str, Any] = {
     "health": _worst_first,
-    "name": lambda line: line.name,
-    "size": lambda line: -line.size_bytes,
-    "usage": lambda line: -line.usage,
-    "answers": lambda line: -line.answers,
-    "confidence": lambda line: line.confidence if line.confidence is not None else 2.0,
-    "fail": lambda line: -(line.fail_rate or 0.0),
-    "hit": lambda line: line.hit_rate if line.hit_rate is not None else 2.0,
-    "loads": lambda line: -line.loads,
-    "drift": lambda line: -(line.drift.value if line.drift else -1.0),
-    "calls": lambda line: (-line.escapes, -line.false_calls),
+    "name": lambda row: row.name,
+    "size": lambda row: -row.size_bytes,
+    "usage": lambda row: -row.usage,
+    "answers": lambda row: -row.answers,
+    "confidence": lambda row: row.confidence if row.confidence is not None else 2.0,
+    "fail": lambda row: -(row.fail_rate or 0.0),
+    "hit": lambda row: row.hit_rate if row.hit_rate is not None else 2.0,
+    "loads": lambda row: -row.loads,
+    "drift": lambda row: -(row.drift.value if row.drift else -1.0),
+    "calls": lambda row: (-row.escapes, -row.false_calls),
 }
 SHOWN: Mapping[str, Any] = {
-    "all": lambda _line: True,
-    "resident": lambda line: bool(line.resident or line.loading),
-    "trouble": lambda line: line.health in HEALTH[:3],
-    "pinned": lambda line: bool(line.pinned),
-    "unused": lambda line: line.health == "never used",
+    "all": lambda _row: True,
+    "resident": lambda row: bool(row.resident or row.loading),
+    "trouble": lambda row: row.health in HEALTH[:3],
+    "pinned": lambda row: bool(row.pinned),
+    "unused": lambda row: row.health == "never used",
 }
 
 
-def chosen(lines: Sequence[ExpertRow], text: str, show: str, sort: str) -> list[ExpertRow]:
+def chosen(rows: Sequence[ExpertRow], text: str, show: str, sort: str) -> list[ExpertRow]:
     """Those whose name or architecture has `text` in it, in the order asked for."""
     wanted = text.casefold()
-    found = [line for line in lines if wanted in f"{line.name} {line.architecture}".casefold() and SHOWN[show](line)]
+    found = [row for row in rows if wanted in f"{row.name} {row.architecture}".casefold() and SHOWN[show](row)]
     return sorted(found, key=SORTS[sort])
 
 

@@ -51,7 +51,7 @@ def router(site: Site) -> APIRouter:
         page: Annotated[int, Query(ge=1, le=1000)] = 1,
     ) -> HTMLResponse:
         listing = facts.listing()
-        found = chosen(listing.lines, q.strip(), show, sort)
+        found = chosen(listing.rows, q.strip(), show, sort)
         first = (page - 1) * _PAGE
 
         def link(**changed: Any) -> str:
@@ -153,9 +153,9 @@ def _newest_version(histograms: questions.Histograms, name: str, facts: ExpertFa
 def _expert(site: Site, facts: ExpertFacts, request: Request, name: str) -> HTMLResponse:
     catalog, broken = facts.catalog.get()
     listing = facts.listing()
-    line = next((one for one in listing.lines if one.name == name), None)
+    row = next((one for one in listing.rows if one.name == name), None)
     versions = questions.versions(site.database, name)
-    if line is None and not versions:
+    if row is None and not versions:
         raise HTTPException(404, "no expert of this name is in the catalog or has ever answered: see the page Experts")
     problems = [*listing.problems, *(one for one in broken if name in one)]
     calls = _or_none(lambda: {one.expert_version: one for one in questions.calls(site.database, name)}, problems)
@@ -167,7 +167,7 @@ def _expert(site: Site, facts: ExpertFacts, request: Request, name: str) -> HTML
         request,
         "expert.html",
         name=name,
-        line=line,
+        row=row,
         spec=catalog.get(ExpertId(name)),
         uses=uses(routes, name) if routes else (),
         versions=versions,

@@ -17,7 +17,7 @@ Question = Select[*tuple[Any, ...]]
 
 
 def image(inspection_id: int) -> Question:
-    """One image with its board; `is_copied` is false while its picture is on its way to `images/`."""
+    """One image with its board; `is_copied_later` while its picture is on its way to `images/`."""
     table, board = inspections.c, boards.c
     is_waiting = exists().where(pending.c.inspection_id == table.inspection_id, pending.c.task == "keep")
     return (

@@ -21,7 +21,7 @@ _KEPT_PICTURES = 4
 
 @dataclass(slots=True)
 class Seen:
-    """What passed: pictures of the source, boards that were cut and handed on, boards that were not, and why."""
+    """What passed: pictures of the source, boards that were cut and handed on, boards that were not."""
 
     pictures: int = 0
     boards: int = 0
@@ -41,8 +41,8 @@ class Station:
     lot: str | None = None
     stop: threading.Event = field(default_factory=threading.Event)
 
-    def run(self, seen: Seen, progress: Callable[[Seen], None] = lambda _: None) -> None:
-        """Fill in `seen` on the way; `progress` hears of each board."""
+    def run(self, seen: Seen) -> None:
+        """Fill in `seen` on the way."""
         while not self.stop.is_set() and self._advance(seen):
             if not self._is_wanted(seen):
                 continue
@@ -53,7 +53,6 @@ class Station:
                 return
             if is_serial(serial, self.say):
                 self._show(serial, seen)
-                progress(seen)
 
     def _advance(self, seen: Seen) -> bool:
         """The next picture. At a recording a line is waited for first, so that each line takes one picture."""

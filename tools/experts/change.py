@@ -21,6 +21,7 @@ from tools.experts.line import ExpertsLine
 from tools.experts.verify import entry_problems
 
 _RELOAD_S = 60.0
+_NO_DAEMON = "no daemon runs: it is in force from the next start on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,11 @@ class Switched:
     heard: bool
     note: str | None
     lost_comments: bool
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nobody has to do anything more."""
+        return self.heard or self.note == _NO_DAEMON
 
 
 def find_candidate(name: str, source: Path) -> Candidate:
@@ -142,7 +148,7 @@ def _reload(
             return False, f"it is in the catalog, but the daemon did not read it again ({error.reason}): coserve reload"
         change.take_back(name, text, before)
         raise VersionsError(f"the daemon refused the catalog, which is as before now: {error.reason}") from None
-    return (True, None) if answer is not None else (False, "no daemon runs: it is in force from the next start on")
+    return (True, None) if answer is not None else (False, _NO_DAEMON)
 
 
 def prunable(line: ExpertsLine, expert: Expert, keep: int) -> list[str]:

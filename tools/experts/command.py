@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from daemon.sizes import size_text
 from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
 from tools.experts.tables import table_of
 
@@ -215,7 +216,8 @@ def prune(
     elif not pruned:
         console.print("nothing to prune")
     else:
-        table_of("Pruned", ("expert", "version", "bytes freed"), [tuple(row.values()) for row in pruned])
+        rows = [(row["expert"], row["version"], size_text(row["freed_bytes"])) for row in pruned]
+        table_of("Pruned", ("expert", "version", "freed"), rows)
 
 
 @experts_app.command("measure")
@@ -267,7 +269,7 @@ def _switch(config: Path, name: str, version: str | None, *, as_json: bool) -> N
             console.print("the catalog was written anew: its form allows no edit, so its comments are gone")
         if done.note:
             console.print(done.note, markup=False)
-    raise SystemExit(0 if done.heard or done.note is None or done.note.startswith("no daemon") else 1)
+    raise SystemExit(0 if done.is_well else 1)
 
 
 def _print_shown(found: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config import Config, load_config
@@ -94,15 +93,11 @@ class ExpertsLine:
             return None
         try:
             with engine.connect() as connection:
-                return _asked(question, connection, *arguments)
+                return question(connection, *arguments)
         except SQLAlchemyError as error:
             fail(f"cannot read {self.config.database} ({error.__class__.__name__})", status=1)
         finally:
             engine.dispose()
-
-
-def _asked(question: Any, connection: Connection, *arguments: Any) -> Any:
-    return question(connection, *arguments)
 
 
 def open_line(path: Path) -> ExpertsLine:
