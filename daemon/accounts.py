@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from daemon.backlog import Backlog, BacklogLimits
+from daemon.config import Limits
 from daemon.messages import Answer, answer
 from daemon.quota import QuotaLimits, Quotas
 
@@ -33,6 +34,17 @@ class IntakeLimits:
     max_pixels: int
     in_memory_bytes: int = 512 * 2**20
     quota: QuotaLimits = field(default_factory=QuotaLimits)
+
+
+def intake_limits(limits: Limits) -> IntakeLimits:
+    """As a line is configured."""
+    quota = QuotaLimits(limits.source_images_per_s, limits.source_bytes_per_s)
+    return IntakeLimits(limits.credit, limits.max_payload_bytes, limits.max_pixels, limits.in_memory, quota)
+
+
+def backlog_limits(limits: Limits) -> BacklogLimits:
+    """As a line is configured."""
+    return BacklogLimits(limits.backlog_images, limits.backlog_bytes, limits.source_images, limits.source_bytes)
 
 
 @dataclass(frozen=True, slots=True)

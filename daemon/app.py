@@ -4,24 +4,24 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import structlog
-import torch
 import zmq
 
 from daemon.access import Access, Http
-from daemon.accounts import IntakeLimits
+from daemon.accounts import backlog_limits, intake_limits
 from daemon.admission import Admission
 from daemon.asking import Asking
-from daemon.backlog import Backlog, BacklogLimits
+from daemon.backlog import Backlog
+from daemon.catalogs import Catalogs
 from daemon.changed_settings import StartSettings
 from daemon.channel import Channels
 from daemon.children import Children, ChildSpec
 from daemon.config import Config
 from daemon.consumers.deliveries import Deliveries
 from daemon.control import ControlServer
-from daemon.devices import Measurements, memory_problems, pools_and_executors
+from daemon.devices import Measurements, pools_and_executors
 from daemon.drive import Drive
 from daemon.endpoints import Gate
 from daemon.errors import ConfigError, StartError
@@ -33,9 +33,10 @@ from daemon.http_server import HttpServer
 from daemon.intake import Intake
 from daemon.journal import Journal
 from daemon.language import Language
-from daemon.line import Line, compile_kept_rules, curve_keys, settings_problems
+from daemon.line import Line, compile_kept_rules, curve_keys, start_problems
 from daemon.loader import PoolLoader
 from daemon.lock import claim
+from daemon.made import made
 from daemon.marks import Marks
 from daemon.metrics import Metrics
 from daemon.model_open import opener
@@ -45,39 +46,24 @@ from daemon.pages import Pages, missing_packages
 from daemon.policy.assign import partition
 from daemon.policy.presets import Tuning, preset
 from daemon.probe import examine
-from daemon.publish import ResultsStream, Token
+from daemon.publish import ResultsStream
 from daemon.pulse import Pulse, Station
 from daemon.quarantine import BadImages, Quarantine
-from daemon.quota import QuotaLimits
-from daemon.records import (
-    Accepted,
-    AcceptedText,
-    BatchDone,
-    ExpertSwitch,
-    ExpertVersion,
-    Outcome,
-    Published,
-    TextOutcome,
-)
+from daemon.records import Outcome
+from daemon.reports import Reports
 from daemon.retention import RetentionThread
-from daemon.room import Claims, Room, segment_bytes
+from daemon.room import Claims, Room, places, segment_bytes
 from daemon.rulebook import Rulebook
-from daemon.sharing import images_config, sharing_problems
+from daemon.sharing import images_config
 from daemon.sockets import end_context
-from daemon.stages import version_of
-from daemon.store.database import StoreError, sqlite_path
+from daemon.store.database import sqlite_path
 from daemon.store.home import Home
 from daemon.store.reader import Reader
-from daemon.store.store import Store, open_store
+from daemon.store.store import open_store
 from daemon.texts import TextRows
 from daemon.timeline import Timeline
 from daemon.writer import Writer
-from experts.catalog import Catalog
 from experts.slot import LayoutShelf, SlotPool
-from experts.spec import ExpertId
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _BAD_IMAGES_S = 1.0
 #: How often a stop that finishes the backlog looks whether it is done, and what the last batches get at the least.
@@ -92,35 +78,31 @@ class App:
         """`tell` hears what a start that takes long is busy with: a database that is brought to this version."""
         self._path = path
         self._config = config = line.config
-        self._catalog = line.catalog
-        #: Weights of catalogs before it: images that they have judged may still wait to be written.
-        self._earlier: dict[tuple[str, str], ExpertVersion] = {}
         self._log: Any = structlog.get_logger("app")
-        problems = settings_problems(config)
-        problems += [problem for name in config.devices for problem in _device_problems(name)]
-        problems = problems or sharing_problems(config)
-        problems = problems or memory_problems(images_config(config), line.routes.experts(), line.catalog)
+        problems = start_problems(line)
         if problems:
             raise ConfigError([f"{path}: {problem}" for problem in problems])
         for warning in line.warnings:
             self._log.warning("profile_incomplete", problem=warning)
         for warning in config.warnings:
             self._log.warning("setting_renamed", problem=warning)
-        self._locks = _made(claim, sqlite_path(config.database), config.journal)
-        self._metrics = Metrics(self._architecture_of)
+        self._locks = made(claim, sqlite_path(config.database), config.journal)
+        self._catalogs = Catalogs(line.catalog)
+        self._metrics = Metrics(self._catalogs.architecture_of)
         self._timeline = Timeline(time.time)
         self._context: zmq.Context[Any] = zmq.Context()
         keys = curve_keys(config.security)
         self._gate = Gate(self._context, keys) if keys else None
         self._access = Access(self._gate)
         self._rulebook = Rulebook(line.routes)
-        self._backlog = Backlog(_backlog_limits(config))
+        self._backlog = Backlog(backlog_limits(config.limits))
+        self._reports = Reports(self._metrics, self._timeline, self._backlog)
         self._open_storage(config, tell)
-        self._recover(line.catalog)
+        self._recover()
         self._drive = self._make_drive(images_config(config), line.measured)
-        self._language = Language(config, opener(self._said), self._text_finished)
+        self._language = Language(config, opener(self._reports.said), self._reports.text_finished)
         self._admission = Admission(
-            _intake_limits(config),
+            intake_limits(config.limits),
             self._rulebook,
             self._reader,
             self._writer,
@@ -135,7 +117,83 @@ class App:
         self._retention = self._make_retention(config)
         self._children = Children([])
         self._deliveries = Deliveries(config, self._path)
-        self.operations = Operations(
+        self.operations = self._make_operations(config)
+        self._make_sockets(config)
+        self._reports.connect(
+            drive=self._drive,
+            writer=self._writer,
+            texts=self._texts,
+            language=self._language,
+            results=self._results,
+        )
+        #: For whoever watches over this line (serve.py).
+        self.pulse = Pulse(self._stations())
+        register_gauges(self._metrics.registry, self.operations.facts)
+
+    def _open_storage(self, config: Config, tell: Callable[[str], None]) -> None:
+        self._room = Room(places(config), config.retention.reserve, self._claims)
+        self._journal = made(Journal, config.journal, segment_bytes(config.journal, config.retention.segment))
+        database = sqlite_path(config.database)
+        self._home = Home(database) if database else None
+        if self._home:
+            self._home.settle()
+        self._store = made(
+            open_store,
+            config.database,
+            keep=config.retention.keep,
+            expert_version=self._catalogs.version,
+            tell=tell,
+        )
+        self._reader = Reader(config.database)
+        self._quarantine = Quarantine(config.quarantine, config.retention.quarantine)
+        self._bad_images = BadImages(self._quarantine, self._journal.read)
+        self._writer = Writer(
+            self._store,
+            self._journal,
+            self._rulebook,
+            config.images,
+            on_accepted=self._reports.accepted,
+            on_published=self._reports.published,
+            on_done=self._reports.done,
+            room=self._room,
+        )
+        self._texts = TextRows(
+            self._writer,
+            on_accepted=self._reports.texts_accepted,
+            on_published=self._reports.published,
+            on_done=self._reports.texts_done,
+        )
+
+    def _claims(self) -> Claims:
+        """What is accepted and still to be written."""
+        may_stay_bytes = self._backlog.bytes if self._config.retention.keep else 0
+        arriving_bytes = self._admission.bytes_in_memory
+        return Claims(self._backlog.images, may_stay_bytes, self._writer.to_copy_bytes, arriving_bytes)
+
+    def _make_retention(self, config: Config) -> RetentionThread:
+        return made(
+            RetentionThread,
+            *(config.database, config.images, config.retention, self._room),
+            admission=self._admission,
+            writer=self._writer,
+            metrics=self._metrics,
+        )
+
+    def _recover(self) -> None:
+        """What the last run left undone, and the rules that its open board attempts began with."""
+        self._recovery = self._writer.recover()
+        self._texts_to_make = self._store.texts_to_make()
+        for text in self._recovery.rules_texts.values():
+            kept = compile_kept_rules(text, self._catalogs.current)
+            if kept is not None:
+                self._rulebook.keep(kept)
+        self._marks = Marks(self._config.journal / "decoding.marks")
+        pending = self._recovery.pending
+        suspects = self._marks.keep({image.key for image in pending})
+        self._poison = examine(suspects, pending, self._journal.read, self._config.limits.hang_after)
+
+    def _make_operations(self, config: Config) -> Operations:
+        return Operations(
             config,
             drive=self._drive,
             language=self._language,
@@ -151,66 +209,9 @@ class App:
             held_by=lambda: self.pulse.held_by(),  # noqa: PLW0108 - of the pulse that is made below
             children=lambda: self._children.status(),  # noqa: PLW0108 - of those that the start makes
             deliveries=self._deliveries,
-            settings=StartSettings(path),
-            on_catalog=self._use_catalog,
+            settings=StartSettings(self._path),
+            on_catalog=self._catalogs.replace,
         )
-        self._make_sockets(config)
-        #: For whoever watches over this line (serve.py).
-        self.pulse = Pulse(self._stations())
-        register_gauges(self._metrics.registry, self.operations.facts)
-
-    def _open_storage(self, config: Config, tell: Callable[[str], None]) -> None:
-        self._room = Room(_places(config), config.retention.reserve, self._claims)
-        self._journal = _made(Journal, config.journal, segment_bytes(config.journal, config.retention.segment))
-        database = sqlite_path(config.database)
-        self._home = Home(database) if database else None
-        if self._home:
-            self._home.settle()
-        self._store = _open_store(config, self._expert_version, tell)
-        self._reader = Reader(config.database)
-        self._quarantine = Quarantine(config.quarantine, config.retention.quarantine)
-        self._bad_images = BadImages(self._quarantine, self._journal.read)
-        self._writer = Writer(
-            self._store,
-            self._journal,
-            self._rulebook,
-            config.images,
-            on_accepted=self._accepted,
-            on_published=self._published,
-            on_done=self._done,
-            room=self._room,
-        )
-
-        self._texts = TextRows(
-            self._writer,
-            on_accepted=self._texts_accepted,
-            on_published=self._published,
-            on_done=self._texts_done,
-        )
-
-    def _make_retention(self, config: Config) -> RetentionThread:
-        try:
-            return RetentionThread(
-                *(config.database, config.images, config.retention, self._room),
-                admission=self._admission,
-                writer=self._writer,
-                metrics=self._metrics,
-            )
-        except StoreError as error:
-            raise StartError(str(error)) from None
-
-    def _recover(self, catalog: Catalog) -> None:
-        """What the last run left undone, and the rules that its open board attempts began with."""
-        self._recovery = self._writer.recover()
-        self._texts_to_make = self._store.texts_to_make()
-        for text in self._recovery.rules_texts.values():
-            kept = compile_kept_rules(text, catalog)
-            if kept is not None:
-                self._rulebook.keep(kept)
-        self._marks = Marks(self._config.journal / "decoding.marks")
-        pending = self._recovery.pending
-        suspects = self._marks.keep({image.key for image in pending})
-        self._poison = examine(suspects, pending, self._journal.read, self._config.limits.hang_after)
 
     def _make_sockets(self, config: Config) -> None:
         keys = self._gate.keys if self._gate else None
@@ -250,12 +251,12 @@ class App:
         """Pools and executors as the policy divides the devices: one pool per device, or one per executor."""
         facts, executors = partition(*pools_and_executors(config), preset(config.policy))
         shelf = LayoutShelf()
-        self._pools = pools = {one.pool: _made(SlotPool, one.device, one.budget_bytes, shelf) for one in facts}
+        self._pools = pools = {one.pool: made(SlotPool, one.device, one.budget_bytes, shelf) for one in facts}
         channels = Channels()
-        return _made(
+        return made(
             Drive,
             rulebook=self._rulebook,
-            catalog=self._catalog,
+            catalog=self._catalogs.current,
             pools=facts,
             executors=[
                 ExecutorThread(
@@ -271,16 +272,30 @@ class App:
             policy=config.policy,
             matrix=measured.matrix,
             usage=measured.usage,
-            on_outcome=self._finished,
-            on_switch=self._switched,
+            on_outcome=self._reports.finished,
+            on_switch=self._reports.switched,
             on_bad_image=self._bad_images.keep,
-            on_batch=self._batch_done,
+            on_batch=self._reports.batch_done,
             on_sample=self._timeline.sample,
             tuning=Tuning(max_wait_s=config.limits.max_wait),
             record=config.record,
             last_batch_id=self._recovery.last_batch_id,
             hang_after_s=config.limits.hang_after,
         )
+
+    def _stations(self) -> list[tuple[str, Station]]:
+        """The threads on the way of an image, for a probe to go through (pulse.py)."""
+
+        def writer_turn(then: Callable[[], None]) -> None:
+            self._writer.run(lambda _store: then())
+
+        return [
+            ("intake", self._intake.call),
+            ("journal", self._writer.call_journal),
+            ("writer", writer_turn),
+            ("drive", self.operations.ask_drive),
+            ("publish", self._results.call),
+        ]
 
     # Life
 
@@ -322,24 +337,18 @@ class App:
         pending = len(self._recovery.pending) + len(self._texts_to_make)
         self._log.info("started", pending=pending, policy=self._config.policy)
 
+    def _accept_again(self) -> None:
+        """What the last run left, but for images that it died of: these end here."""
+        poison = {image.inspection_id: reason for image, reason in self._poison}
+        self._drive.accept([image for image in self._recovery.pending if image.inspection_id not in poison])
+        for image, reason in self._poison:
+            self._bad_images.keep(image, reason)
+            self._reports.finished(Outcome(image.inspection_id, "unknown", None, "bad_image", ()))
+
     def _child_specs(self) -> list[ChildSpec]:
         """The processes beside the line."""
         pages = [self._http.child()] if isinstance(self._http, Pages) else []
         return pages + self._deliveries.children(self._recovery.last_seq)
-
-    def _stations(self) -> list[tuple[str, Station]]:
-        """The threads on the way of an image, for a probe to go through (pulse.py)."""
-
-        def writer_turn(then: Callable[[], None]) -> None:
-            self._writer.run(lambda _store: then())
-
-        return [
-            ("intake", self._intake.call),
-            ("journal", self._writer.call_journal),
-            ("writer", writer_turn),
-            ("drive", self.operations.ask_drive),
-            ("publish", self._results.call),
-        ]
 
     def stop(self, goes_on: Callable[[int], bool] = lambda _: True) -> None:
         """In this order, since each step feeds the next.
@@ -404,124 +413,7 @@ class App:
         config = self._config
         pages = f" pages {self._http_url}," if isinstance(self._http, Pages) else ""
         return (
-            f"{len(self._rulebook.current.recipes)} board types, {len(self._catalog)} experts, policy {config.policy},"
-            f" intake {', '.join(config.endpoints.intake)}, results {config.endpoints.results},{pages}"
-            f" {len(self._recovery.pending)} images recovered"
+            f"{len(self._rulebook.current.recipes)} board types, {len(self._catalogs.current)} experts,"
+            f" policy {config.policy}, intake {', '.join(config.endpoints.intake)},"
+            f" results {config.endpoints.results},{pages} {len(self._recovery.pending)} images recovered"
         )
-
-    # What drivers report
-
-    def _accepted(self, images: list[Accepted], *, again: bool = False) -> None:
-        if not again:
-            self._metrics.accepted(images)
-        self._drive.accept(images)
-
-    def _accept_again(self) -> None:
-        """What the last run left, but for images that it died of: these end here."""
-        poison = {image.inspection_id: reason for image, reason in self._poison}
-        self._accepted([image for image in self._recovery.pending if image.inspection_id not in poison], again=True)
-        for image, reason in self._poison:
-            self._bad_images.keep(image, reason)
-            self._finished(Outcome(image.inspection_id, "unknown", None, "bad_image", ()))
-
-    def _published(self, messages: list[Published]) -> None:
-        self._metrics.published(messages)
-        self._results.publish(messages)
-
-    def _finished(self, outcome: Outcome) -> None:
-        self._metrics.finished(outcome)
-        self._writer.finish(outcome)
-
-    def _batch_done(self, batch: BatchDone) -> None:
-        self._metrics.batch_done(batch)
-        self._timeline.batch(batch)
-
-    def _architecture_of(self, expert: str) -> str | None:
-        spec = self._catalog.get(ExpertId(expert))
-        return None if spec is None else spec.architecture
-
-    def _switched(self, switch: ExpertSwitch) -> None:
-        self._metrics.switched(switch)
-        self._timeline.load(switch)
-        self._writer.switch(switch)
-
-    def _done(self, images: list[tuple[str, int]]) -> None:
-        for source, size_bytes in images:
-            self._backlog.leave(source, size_bytes)
-        self._metrics.completed(len(images))
-
-    def _texts_accepted(self, texts: list[AcceptedText]) -> None:
-        self._metrics.texts_accepted(len(texts))
-        self._language.submit(texts)
-
-    def _said(self, text: AcceptedText, index: int, piece: str) -> None:
-        self._results.tell(Token(text.request.source, text.request.request_id, index, piece))
-
-    def _text_finished(self, outcome: TextOutcome) -> None:
-        self._metrics.text_finished(outcome)
-        self._texts.finish(outcome)
-
-    def _texts_done(self, texts: list[tuple[str, int]]) -> None:
-        for source, size_bytes in texts:
-            self._backlog.leave(source, size_bytes)
-
-    def _claims(self) -> Claims:
-        """What is accepted and still to be written."""
-        may_stay_bytes = self._backlog.bytes if self._config.retention.keep else 0
-        arriving_bytes = self._admission.bytes_in_memory
-        return Claims(self._backlog.images, may_stay_bytes, self._writer.to_copy_bytes, arriving_bytes)
-
-    def _use_catalog(self, catalog: Catalog) -> None:
-        """Before the drive uses it: its weights may give a verdict at once, and those before it still do."""
-        for expert, spec in self._catalog.items():
-            known = version_of(self._catalog, expert, spec.version)
-            if known is not None:
-                self._earlier[expert, spec.version] = known
-        self._catalog = catalog
-
-    def _expert_version(self, expert: str, expert_version: str) -> ExpertVersion | None:
-        """Describe weights at their first verdict, by any catalog since the start."""
-        return version_of(self._catalog, expert, expert_version) or self._earlier.get((expert, expert_version))
-
-
-def _places(config: Config) -> dict[str, Path]:
-    """Where the line writes."""
-    places = {"journal": config.journal, "images": config.images}
-    database = sqlite_path(config.database)
-    return places | ({"database": database.parent} if database is not None else {})
-
-
-def _device_problems(name: str) -> list[str]:
-    """Why this machine cannot serve the device `name`, if it cannot."""
-    there = torch.cuda.device_count()
-    if name == "cpu" or int(name.removeprefix("cuda:")) < there:
-        return []
-    return [f"devices.{name}: torch sees {there} such GPUs here: name another device, or install torch for CUDA"]
-
-
-def _made(make: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """What `make` gives; an operating system's refusal becomes one sentence for the user."""
-    try:
-        return make(*arguments, **named)
-    except OSError as error:
-        raise StartError(f"{error.filename or arguments[0]}: {error.strerror or error}") from None
-
-
-def _open_store(
-    config: Config, expert_version: Callable[[str, str], ExpertVersion | None], tell: Callable[[str], None]
-) -> Store:
-    try:
-        return open_store(config.database, keep=config.retention.keep, expert_version=expert_version, tell=tell)
-    except StoreError as error:
-        raise StartError(str(error)) from None
-
-
-def _backlog_limits(config: Config) -> BacklogLimits:
-    limits = config.limits
-    return BacklogLimits(limits.backlog_images, limits.backlog_bytes, limits.source_images, limits.source_bytes)
-
-
-def _intake_limits(config: Config) -> IntakeLimits:
-    limits = config.limits
-    quota = QuotaLimits(limits.source_images_per_s, limits.source_bytes_per_s)
-    return IntakeLimits(limits.credit, limits.max_payload_bytes, limits.max_pixels, limits.in_memory, quota)

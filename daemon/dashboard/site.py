@@ -22,6 +22,7 @@ from daemon.dashboard.database import Database
 from daemon.dashboard.kept import Kept
 from daemon.dashboard.live import Live
 from daemon.dashboard.pictures import Pictures
+from daemon.sizes import size_text
 
 _ANSWER_WITHIN_S = 1.0
 _STATUS_KEEPS_S = 0.5
@@ -120,10 +121,4 @@ def _ms(value: float | None) -> str:
 
 
 def _size(value: float | None) -> str:
-    if value is None:
-        return "–"
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit in ("B", "kB") else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
+    return "–" if value is None else size_text(value)
