@@ -245,7 +245,8 @@ class App:
         if missing:
             self._log.warning("no_web_pages", missing=", ".join(missing), install=install_with("dashboard"))
             return HttpServer(endpoint, self._metrics.registry, self.operations.health, token)
-        return Pages(self._path, endpoint, token, lambda name: self._children.hang_up(name))  # noqa: PLW0108
+        stand_in = HttpServer(endpoint, self._metrics.registry, self.operations.health, token, stands_in=True)
+        return Pages(self._path, endpoint, token, lambda name: self._children.hang_up(name), stand_in)  # noqa: PLW0108
 
     def _make_drive(self, config: Config, measured: Measurements) -> Drive:
         """Pools and executors as the policy divides the devices: one pool per device, or one per executor."""
@@ -416,4 +417,5 @@ class App:
             f"{len(self._rulebook.current.recipes)} board types, {len(self._catalogs.current)} experts,"
             f" policy {config.policy}, intake {', '.join(config.endpoints.intake)},"
             f" results {config.endpoints.results},{pages} {len(self._recovery.pending)} images recovered"
+            f"{''.join(f'; {said}' for said in self._language.unopened())}"
         )

@@ -13,7 +13,7 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,17 @@ _OOM_SCORE_ADJUST = "500"
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """A program to keep running; `pass_fds` are open files that it inherits under their own numbers."""
+    """A program to keep running; `pass_fds` are open files that it inherits under their own numbers.
+
+    `on_wait(seconds)` is called when it has ended and waits so long for its next start, `on_start` right before that.
+    """
 
     name: str
     argv: tuple[str, ...]
     nice: int = 10
     pass_fds: tuple[int, ...] = ()
+    on_wait: Callable[[float], None] = lambda _: None
+    on_start: Callable[[], None] = lambda: None
 
 
 class Children:
@@ -136,6 +141,7 @@ class _Child:
         spec = self._spec
         self._starts += 1
         self.is_to_hang_up = False
+        spec.on_start()
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own programs, no shell
                 spec.argv,
@@ -169,6 +175,7 @@ class _Child:
         self._last_end = end
         self._start_at_s = now_s + self._back_off_s
         self._log.warning("child_ended", child=self._spec.name, end=end, again_in_s=self._back_off_s)
+        self._spec.on_wait(self._back_off_s)
         self._back_off_s = min(2 * self._back_off_s, _LONGEST_BACK_OFF_S)
         self._say()
 

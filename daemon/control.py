@@ -104,7 +104,7 @@ def ask(endpoint: str, kind: str, /, *, timeout_s: float = 5.0, **fields: Any) -
 
     ControlError with the daemon's own code where it refuses, with `no_daemon` or `no_answer` where nobody does.
     """
-    _must_listen(endpoint)
+    must_listen(endpoint)
     context: zmq.Context[Any] = zmq.Context()
     try:
         with context.socket(zmq.DEALER) as dealer:
@@ -125,8 +125,8 @@ def ask(endpoint: str, kind: str, /, *, timeout_s: float = 5.0, **fields: Any) -
     return answer
 
 
-def _must_listen(endpoint: str) -> None:
-    """Find out at once, instead of by waiting, that nobody is there or that we may not ask."""
+def must_listen(endpoint: str) -> None:
+    """Find out at once, instead of by waiting, that nobody is there or that we may not ask: ControlError."""
     path = endpoint.removeprefix("ipc://")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)

@@ -183,7 +183,8 @@ def executor_rows(
 ) -> list[dict[str, Any]]:
     """`executors` of control's `status`: `queued` is what waits for the experts in an executor's pool.
 
-    Executors that share a pool show the same experts and bytes; one that is out of service says why.
+    Executors that share a pool show the same experts and bytes, which `pool_rows` has once; one that is out of service
+    says why.
     """
     pools = {pool.pool: pool for pool in now.pools}
     rows: list[dict[str, Any]] = []
@@ -193,6 +194,7 @@ def executor_rows(
         row = {
             "name": facts.executor,
             "device": device_of(facts.pool),
+            "pool": facts.pool,
             "resident": list(resident),
             "used_bytes": 0 if pool is None else pool.used_bytes,
             "budget_bytes": 0 if pool is None else pool.budget_bytes,
@@ -231,14 +233,18 @@ def memory_rows(
     return rows
 
 
-def pool_rows(now: Snapshot) -> list[dict[str, Any]]:
-    """The pools in numbers, for counting by device."""
+def pool_rows(executors: Iterable[ExecutorFacts], now: Snapshot) -> list[dict[str, Any]]:
+    """`pools` of control's `status`: each once, with the executors that share it (none: host memory beside a GPU)."""
+    executors = tuple(executors)
     return [
         {
+            "pool": pool.pool,
             "device": device_of(pool.pool),
-            "resident": len(pool.resident),
+            "executors": [facts.executor for facts in executors if facts.pool == pool.pool],
+            "experts": len(pool.resident),
             "used_bytes": pool.used_bytes,
             "budget_bytes": pool.budget_bytes,
+            "queued": sum(now.queued.get(expert, 0) for expert in pool.resident),
         }
         for pool in now.pools
     ]

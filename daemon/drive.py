@@ -395,7 +395,7 @@ class Drive:
             "under_way": self._flow.under_way,
             "failed": dict(now.failed),
             "last_error": self._flow.last_error,
-            "pools": pool_rows(now),
+            "pools": pool_rows(facts, now),
             "queued": dict(zip(("by_device", "unloaded"), queue_lengths(now), strict=True)),
             "retries": self._flow.retries,
         }

@@ -36,6 +36,7 @@ class Facts:
     scheduler: Mapping[str, Any] = field(default_factory=dict[str, Any])
     children: Sequence[Mapping[str, Any]] = ()
     consumers: Sequence[Mapping[str, Any]] = ()
+    models: Sequence[Mapping[str, Any]] = ()
     temperatures: Sequence[Reading] = ()
 
 
@@ -52,7 +53,7 @@ class Gauges(Collector):
         except Exception:  # noqa: BLE001 - counters are told all the same
             self._log.exception("gauges_failed")
             return
-        for part in (_line, _scheduler, _disks, _beside):
+        for part in (_line, _scheduler, _disks, _beside, _models):
             yield from part(facts)
 
     def describe(self) -> Iterable[Metric]:
@@ -85,7 +86,7 @@ def _scheduler(facts: Facts) -> Iterator[Metric]:
     pools, executors = known["pools"], known["executors"]
     yield _by_device("expert_memory_used_bytes", "Bytes of experts in memory", pools, "used_bytes")
     yield _by_device("expert_memory_budget_bytes", "Bytes that experts may have in memory", pools, "budget_bytes")
-    yield _by_device("resident_experts", "Experts in memory", pools, "resident")
+    yield _by_device("resident_experts", "Experts in memory", pools, "experts")
     queued = {(device,): count for device, count in known["queued"]["by_device"].items()}
     yield _gauge("queued_requests", "Requests that wait for experts resident on a device", {("device",): queued})
     unloaded = known["queued"]["unloaded"]
@@ -120,6 +121,18 @@ def _beside(facts: Facts) -> Iterator[Metric]:
     )
     heat = {(reading.sensor,): reading.celsius for reading in facts.temperatures}
     yield _gauge("temperature_celsius", "The hottest of each sensor chip and GPU", {("sensor",): heat})
+
+
+def _models(facts: Facts) -> Iterator[Metric]:
+    used: dict[tuple[str, ...], float] = {}
+    budget: dict[tuple[str, ...], float] = {}
+    for one in facts.models:
+        for what, of in (("experts", ""), ("texts", "text_")):
+            used[one["name"], what] = one.get(f"{of}used_bytes", 0)
+            budget[one["name"], what] = one.get(f"{of}budget_bytes", 0)
+    labels = ("model", "what")
+    yield _gauge("model_memory_used_bytes", "Bytes of a language model's experts, of what its texts hold", {labels: used})
+    yield _gauge("model_memory_budget_bytes", "Bytes that a language model may have for them", {labels: budget})
 
 
 def _gauge(name: str, what: str, value: float | Mapping[tuple[str, ...], Mapping[tuple[str, ...], float]]) -> Metric:

@@ -1,6 +1,7 @@
 """HTTP without the web pages: `/metrics` for Prometheus, `/healthz` and `/readyz`. It changes nothing.
 
-With the extra `dashboard` the web pages answer these paths too (daemon/dashboard), on a socket that is bound here.
+With the extra `dashboard` the web pages answer these paths too (daemon/dashboard), on a socket that is bound here;
+while their process is away for longer, this stands in for it (daemon/pages.py).
 
 The standard library's WSGI server, kept from doing three things: to wait for ever for a slow client, to start a thread
 for each of a thousand clients, and to ask a name server for this machine's name.
@@ -31,6 +32,10 @@ _CONNECTIONS = 16
 _REQUEST_S = 5.0
 _LOOK_UP_S = 0.1
 _BACKLOG = 128
+_PAGES_AWAY = (
+    "The web pages end again and again and are started anew in half a minute at the latest; the line itself goes on."
+    " The daemon's log says why (child_ended)."
+)
 
 
 def bind_http(endpoint: str, *, has_token: bool) -> socket.socket:
@@ -57,8 +62,14 @@ class HttpServer:
         registry: CollectorRegistry,
         health: Callable[[], Mapping[str, Any]],
         token_file: Path | None = None,
+        *,
+        stands_in: bool = False,
     ) -> None:
-        """`health` is control's answer of that name (health_answer.py). TokenError where the token cannot be used."""
+        """`health` is control's answer of that name (health_answer.py). TokenError where the token cannot be used.
+
+        One that `stands_in` says of every other path that the web pages are away.
+        """
+        self._stands_in = stands_in
         self._endpoint = endpoint
         self._health = health
         self._token_file = token_file
@@ -69,12 +80,17 @@ class HttpServer:
 
     def start(self) -> str:
         """Bind and begin to answer. The endpoint as bound; StartError where that fails, or where it would be open."""
-        self._server = _Server(bind_http(self._endpoint, has_token=self._token is not None))
-        bound, port = self._server.server_address[:2]
-        self._server.set_app(self._answer)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(_LOOK_UP_S,), name="http", daemon=True)
-        self._thread.start()
-        return f"http://[{bound}]:{port}" if ":" in str(bound) else f"http://{bound}:{port}"
+        bound, port = self.serve(bind_http(self._endpoint, has_token=self._token is not None))
+        return f"http://[{bound}]:{port}" if ":" in bound else f"http://{bound}:{port}"
+
+    def serve(self, listener: socket.socket) -> tuple[str, int]:
+        """Begin to answer at a socket that listens, and that `stop` closes. Its address."""
+        server = _Server(listener)
+        server.set_app(self._answer)
+        thread = threading.Thread(target=server.serve_forever, args=(_LOOK_UP_S,), name="http", daemon=True)
+        thread.start()
+        self._server, self._thread = server, thread
+        return str(server.server_address[0]), int(server.server_address[1])
 
     def reload(self) -> list[str]:
         """Read the token again; what is wrong with it, and then the old one stays."""
@@ -87,15 +103,19 @@ class HttpServer:
         return []
 
     def stop(self) -> None:
-        """Close; requests in hand are cut."""
+        """Close; requests in hand are cut. Nothing where it does not serve."""
         if self._server is None or self._thread is None:
             return
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
         self._server.cut_all()
+        self._server = self._thread = None
 
     def _answer(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        if self._stands_in and environ["PATH_INFO"] not in PATHS:
+            again = ("Retry-After", "30")
+            return _say(start_response, "503 Service Unavailable", _PAGES_AWAY, again)
         authorization = environ.get("HTTP_AUTHORIZATION", "")
         if self._token is not None and not self._token.matches(authorization):
             challenge = ("WWW-Authenticate", 'Bearer realm="coserve"')

@@ -158,6 +158,15 @@ class Language:
         failing = (thread for thread in self.threads.values() if thread.is_failing)
         return next((f"model {thread.name}: {thread.last_error}" for thread in failing), None)
 
+    @property
+    def is_opening(self) -> bool:
+        return any(thread.is_opening for thread in self.threads.values())
+
+    def unopened(self) -> list[str]:
+        """Of each model that cannot write why not, on one line."""
+        out = [one for one in self.threads.values() if one.is_opening or one.is_failing]
+        return [f"model {one.name}: {' '.join((one.last_error or 'still opens').split())}" for one in out]
+
     def status(self) -> list[dict[str, Any]]:
         """`models` of control's `status`."""
         return [{"device": self._config.models[name].device, **one.status()} for name, one in self.threads.items()]

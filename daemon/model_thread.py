@@ -166,6 +166,10 @@ class ModelThread:
         return self._given_up or (self._model is None and self.last_error is not None)
 
     @property
+    def is_opening(self) -> bool:
+        return self._model is None and self.last_error is None
+
+    @property
     def waiting(self) -> int:
         """Requests that it has, those that run included."""
         return len(self._texts)
@@ -187,7 +191,7 @@ class ModelThread:
         self._letters.put(None)  # it may wait for one by now
 
     def status(self) -> dict[str, Any]:
-        state = "ready" if self._model is not None else "failed" if self.last_error else "opening"
+        state = "ready" if self._model is not None else "opening" if self.is_opening else "failed"
         return {
             "name": self.name,
             "state": "hanging" if self._given_up else state,
@@ -275,13 +279,13 @@ class ModelThread:
         self._ended_s = self._clock()
         self._took_s = self._ended_s - began_s
         for generation_id, finished in ended:
+            if finished.error is not None:
+                self.last_error = finished.error
+                self._log.warning("text_failed", generation=generation_id, error=finished.error)
             self._end(generation_id, finished)
         self._account = model.account()
         if error is not None:
             self._fail(str(error))
-            if finished.error is not None:
-                self.last_error = finished.error
-                self._log.warning("text_failed", generation=generation_id, error=finished.error)
 
     def _resize(self, resize: "_Resize") -> None:
         with self._lock:
@@ -343,11 +347,11 @@ class ModelThread:
         self._failed_at_s = self.last_error = None
         self._given_up = False
         self._account = self._model.account()
+        self.text_tokens = self._model.text_tokens
         self._log.info("model_opened", took_s=round(self._clock() - now, 3), **self._account)
         return True
 
     def _come_back(self) -> None:
-        self.text_tokens = self._model.text_tokens
         """What hung has ended after all, well or not: the next request opens the model anew."""
         self._close()
         self._given_up = False
@@ -365,11 +369,11 @@ class ModelThread:
         if model is None:
             return
         self._left_cycles = True
+        self._account = self._account | {name: 0 for name in _HELD if name in self._account}
         try:
             model.close()
         except Exception:  # noqa: BLE001  its memory may be lost, the line is not
             self._log.exception("model_not_closed")
-        self._account = self._account | {name: 0 for name in _HELD if name in self._account}
 
     def _gets_on(self) -> None:
         """A layer was computed: what takes long because there is much of it does not hang."""

@@ -118,6 +118,11 @@ class Operations:
         is_failing = is_failing or self._language.is_failing
         return "degraded" if is_failing or self._access.problem or self._admission.held else "ready"
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the pools are filled and the models open, or known not to be: what a start has to say is known."""
+        return self.state != "starting" and not self._language.is_opening
+
     def ask_drive(self, then: Callable[[], None]) -> None:
         """Have the drive answer, for `sentence` to tell what it said, and call `then` in its thread."""
 
@@ -179,6 +184,7 @@ class Operations:
             scheduler=self._known,
             children=children,
             consumers=() if last_seq is None else self._deliveries.status(last_seq, children),
+            models=self._language.status(),
             temperatures=self._thermometer.read(),
         )
 
@@ -210,7 +216,7 @@ class Operations:
 
     def _status(self) -> dict[str, Any]:
         known = self._drive.ask("status", {})
-        for inner in ("failed", "under_way", "pools", "queued", "retries"):
+        for inner in ("failed", "under_way", "queued", "retries"):
             del known[inner]
         children, last_seq = self._children(), self._reader.last_seq()
         completed = self._metrics.completed_count  # durable verdicts; the drive's count runs ahead of the disk

@@ -1,9 +1,11 @@
 """`endpoints.http` where the extra `dashboard` is installed: bound here, served by a process beside the line.
 
 The daemon keeps the listening socket: a port in use ends its start as ever, and whoever connects while the web process
-is started again waits a moment instead of being refused.
+is started again waits a moment instead of being refused. Where it ends again and again and its next start is far, the
+daemon answers probes itself until then: how the pages are is no sign of how the line is.
 """
 
+import contextlib
 import importlib.util
 import socket
 import sys
@@ -11,10 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from daemon.children import ChildSpec
-from daemon.http_server import bind_http
+from daemon.http_server import HttpServer, bind_http
 from daemon.http_token import TokenError, read_token
 
 NAME = "dashboard"
+#: A wait that is longer is answered: the first after an end is half a second, and a page then only takes longer.
+_STAND_IN_S = 0.5
 #: What the web process imports beyond what the line itself needs, by the names of the packages.
 _NEEDED = {
     "fastapi": "fastapi",
@@ -40,9 +44,17 @@ def _is_there(module: str) -> bool:
 class Pages:
     """The socket of the web process, and what is told to it. As daemon/http_server.py for whoever starts and stops."""
 
-    def __init__(self, config: Path, endpoint: str, token_file: Path | None, hang_up: Callable[[str], None]) -> None:
-        """`hang_up` sends SIGHUP to a child. TokenError where the token cannot be used."""
+    def __init__(
+        self,
+        config: Path,
+        endpoint: str,
+        token_file: Path | None,
+        hang_up: Callable[[str], None],
+        stand_in: HttpServer,
+    ) -> None:
+        """`hang_up` sends SIGHUP to a child; `stand_in` answers while that is away. TokenError: no usable token."""
         self._config = config
+        self._stand_in = stand_in
         self._endpoint = endpoint
         self._token_file = token_file
         self._hang_up = hang_up
@@ -61,7 +73,14 @@ class Pages:
         assert self._listener is not None
         fd = self._listener.fileno()
         argv = (sys.executable, "-m", "daemon.dashboard", str(self._config.resolve()), "--fd", str(fd))
-        return ChildSpec(NAME, argv, pass_fds=(fd,))
+        return ChildSpec(NAME, argv, pass_fds=(fd,), on_wait=self._answer_meanwhile, on_start=self._stand_in.stop)
+
+    def _answer_meanwhile(self, wait_s: float) -> None:
+        assert self._listener is not None
+        if wait_s > _STAND_IN_S:
+            # A machine at its limits has no descriptor or no thread left: then whoever asks waits.
+            with contextlib.suppress(OSError, RuntimeError):
+                self._stand_in.serve(self._listener.dup())
 
     def reload(self) -> list[str]:
         """Have the token read again; what is wrong with it, and then the old one stays."""
@@ -72,9 +91,10 @@ class Pages:
         except TokenError as error:
             return [f"security.http_token: {error}"]
         self._hang_up(NAME)
-        return []
+        return self._stand_in.reload()
 
     def stop(self) -> None:
         """Close the socket; the process is stopped with the other children."""
+        self._stand_in.stop()
         if self._listener is not None:
             self._listener.close()

@@ -137,19 +137,15 @@ class _Vigil:
 
     def keep(self) -> None:
         """Until a signal says stop."""
-        # Images are served at once, so a fill that takes long holds nobody up.
+        # Images are served at once, so a fill or a model that takes long holds nobody up.
         ready_by_s = time.monotonic() + _READY_WITHIN_S
         said = False
         while not self._signals.stop.wait(_POLL_S if said else _STARTING_POLL_S):
             self._feel_pulse()
             self._look_after_reload()
-            if not said and self._heard and (self._is_filled or time.monotonic() > ready_by_s):
+            if not said and self._heard and (self._app.operations.is_begun or time.monotonic() > ready_by_s):
                 print(f"coserve ready: {self._app.describe()}", flush=True)
                 said = True
-
-    @property
-    def _is_filled(self) -> bool:
-        return self._app.operations.state != "starting"
 
     def _feel_pulse(self) -> None:
         now_s = time.monotonic()

@@ -37,7 +37,7 @@ def _is_list(value: object) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
-def _is_name(value: object) -> TypeGuard[str]:
+def is_name(value: object) -> TypeGuard[str]:
     """What the wire allows as board type and component: PROTOCOL.md, `inspect`."""
     return (
         isinstance(value, str)
@@ -49,7 +49,7 @@ def _is_name(value: object) -> TypeGuard[str]:
 
 def _name(what: str) -> Callable[[object], str]:
     def check(value: object) -> str:
-        if not _is_name(value):
+        if not is_name(value):
             raise _expected(f"{what}: text of 1 to {MAX_NAME} characters without blanks around it")
         return value
 
@@ -57,7 +57,7 @@ def _name(what: str) -> Callable[[object], str]:
 
 
 def _label(value: object) -> str:
-    if not _is_name(value) or value == ANY_LABEL:
+    if not is_name(value) or value == ANY_LABEL:
         raise _expected(f"a label: text of 1 to {MAX_NAME} characters; `*` for all labels is not possible here")
     return value
 
@@ -72,7 +72,7 @@ def is_glob(text: str) -> bool:
 
 
 def _glob(value: object) -> str:
-    if not _is_name(value):
+    if not is_name(value):
         raise _expected(f"a pattern of component types such as QFP*: text of 1 to {MAX_NAME} characters")
     if "[" in value or "]" in value:
         raise _expected("a pattern in which only * (any text) and ? (one character) are wild, no brackets")
@@ -82,7 +82,7 @@ def _glob(value: object) -> str:
 
 
 def _expert(value: object) -> str:
-    if not _is_name(value):
+    if not is_name(value):
         raise _expected('the name of an expert, in quotes where it has {component}: expert: "{component}"')
     if set("{}") & set(value.replace(COMPONENT, "")):
         raise _expected(f"the name of an expert, with no braces but those of `{COMPONENT}`")

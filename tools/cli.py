@@ -24,9 +24,11 @@ from tools.report import command as report
 from tools.review import command as review
 from tools.simulate import command as simulate
 from tools.stress import command as stress
+from tools.wrong_use import Commands
 
 app = typer.Typer(
     name="coserve",
+    cls=Commands,
     help="Visual inspection with hundreds of experts on one PC.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

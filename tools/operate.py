@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from daemon.sizes import size_text
 from tools import top
 from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, ConfigPath, console, fail, print_json, print_table
 
@@ -60,7 +61,7 @@ def check(config: ConfigPath, as_json: AsJson = False) -> None:
         if not problems:
             console.print(
                 f"{config}: all well: {facts['boards']} board types, {facts['experts']} experts,"
-                f" {facts['weights_bytes'] / 1e6:,.0f} MB of weights, rules {facts['rules_version']}"
+                f" {size_text(facts['weights_bytes'])} of weights, rules {facts['rules_version']}"
                 + (f", {facts['models']} language models" if facts["models"] else "")
             )
     raise SystemExit(1 if problems else 0)
@@ -115,14 +116,22 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         (
             e["name"],
             e["device"],
-            len(e["resident"]),
-            f"{e['used_bytes'] / 1e6:,.0f} of {e['budget_bytes'] / 1e6:,.0f} MB",
-            e["queued"],
             "out of service" if e.get("out_of_service") else f"{e['busy_share']:.0%}",
         )
         for e in answer["executors"]
     ]
-    print_table("Executors", ("executor", "device", "experts resident", "expert memory", "queued", "busy"), rows)
+    print_table("Executors", ("executor", "device", "busy"), rows)
+    pools = [
+        (
+            one["pool"],
+            ", ".join(one["executors"]) or None,
+            one["experts"],
+            f"{size_text(one['used_bytes'])} of {size_text(one['budget_bytes'])}",
+            one["queued"],
+        )
+        for one in answer["pools"]
+    ]
+    print_table("Expert memory", ("pool", "used by", "experts resident", "memory", "queued"), pools)
     models = [
         (
             one["name"],
@@ -136,7 +145,8 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         for one in answer.get("models", ())
     ]
     if models:
-        print_table("Language models", ("model", "device", "state", "expert memory", "requests", "last error"), models)
+        columns = ("model", "device", "state", "expert memory", "text memory", "requests", "last error")
+        print_table("Language models", columns, models)
     _show_beside(answer)
 
 

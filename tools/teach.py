@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from daemon.sizes import size_text
 from tools.console import AsJson, console, errors, fail, print_json, print_table
 from tools.deeppcb.command import register as register_deeppcb
+from tools.wrong_use import must_be_architecture
 
 if TYPE_CHECKING:
-    from tools.importer import ImportReport
+    from tools.expert_file import ImportReport
 
 train_app = typer.Typer(no_args_is_help=True, help="Train an expert on your own images.")
 
@@ -63,8 +65,10 @@ def import_expert(
     """
     if not file.is_file():
         fail(f"no file {file}", status=2)
-    from tools.importer import Form, ImportRefusedError, Target, import_file
+    from tools.expert_file import Form, ImportRefusedError
+    from tools.importer import Target, import_file
 
+    must_be_architecture("--architecture", architecture, "classify", "detect")
     labels = tuple(label.strip() for label in classes.split(",")) if classes else None
     form = Form(dtype=dtype.value, origin=f"imported from {file.name}")
     target = Target(architecture, input_size, out, labels, expert, catalog, form)
@@ -91,7 +95,7 @@ def import_expert(
         console.print(f"not tried: {reason}", markup=False)
     proof = f"images of {images}" if images is not None else "generated patterns (no photos: name some with --images)"
     console.print(
-        f"{report.expert}: {report.weights_bytes / 1e6:,.1f} MB, {report.file}, {report.dtype}; on"
+        f"{report.expert}: {size_text(report.weights_bytes)}, {report.file}, {report.dtype}; on"
         f" {agreement.images} {proof} it names the same on {agreement.same_labels} and differs from the original by at"
         f" most {agreement.confidence:.1e} in confidence and {agreement.box_pixels:.1e} pixels",
         markup=False,
@@ -131,6 +135,7 @@ def train_classifier(
     from tools.train.classifier import TrainingError, train_classifier
     from tools.train.fit import Schedule
 
+    must_be_architecture("--architecture", architecture, "classify")
     schedule = Schedule(epochs, seed=seed)
     with _bar("training") as (bar, task):
         try:
@@ -173,8 +178,10 @@ def train_detector(
     """
     if not data.is_file():
         fail(f"no file {data}: name the YAML file of a YOLO data set", status=2)
-    from tools.train.detector import Effort, TrainingError, train_detector
+    from tools.train.detector import train_detector
+    from tools.train.detector_loop import Effort, TrainingError
 
+    must_be_architecture("--architecture", architecture, "detect")
     with _bar("training") as (bar, task):
         try:
             report = train_detector(

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from daemon.sizes import size_text
 from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
 
 #: Groups of waiting images that are shown; the rest is a number.
@@ -69,7 +70,7 @@ def draw(seen: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [_headline(seen)]
     if seen["last_error"]:
         parts.append(Text(f"last error: {seen['last_error']}", style="red", overflow="ellipsis", no_wrap=True))
-    return Group(*parts, _executors(seen), _queues(seen))
+    return Group(*parts, _executors(seen), _memory(seen), _queues(seen))
 
 
 def _headline(seen: dict[str, Any]) -> Text:
@@ -81,17 +82,24 @@ def _headline(seen: dict[str, Any]) -> Text:
 
 
 def _executors(seen: dict[str, Any]) -> Table:
-    table = Table("executor", "runs", "busy", "experts", "expert memory", "waits for them")
+    table = Table("executor", "runs", "busy")
     running = {row["executor"]: row["expert"] for row in seen["running"]}
     for row in seen["executors"]:
-        share = row["used_bytes"] / row["budget_bytes"] if row["budget_bytes"] else 0.0
         runs = "out of service" if row.get("out_of_service") else running.get(row["name"], "–")
+        table.add_row(row["name"], runs, f"{row['busy_share']:.0%}")
+    return table
+
+
+def _memory(seen: dict[str, Any]) -> Table:
+    """Each pool once, whoever shares it."""
+    table = Table("expert memory", "used by", "experts", "full", "waits for them")
+    for row in seen["pools"]:
+        share = row["used_bytes"] / row["budget_bytes"] if row["budget_bytes"] else 0.0
         table.add_row(
-            row["name"],
-            runs,
-            f"{row['busy_share']:.0%}",
-            str(len(row["resident"])),
-            f"{_bar(share)} {row['used_bytes'] / 1e6:,.0f} of {row['budget_bytes'] / 1e6:,.0f} MB",
+            row["pool"],
+            ", ".join(row["executors"]) or "–",
+            str(row["experts"]),
+            f"{_bar(share)} {size_text(row['used_bytes'])} of {size_text(row['budget_bytes'])}",
             str(row["queued"]),
         )
     return table

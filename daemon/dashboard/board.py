@@ -4,13 +4,15 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import anyio
+import anyio.to_thread
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from sqlalchemy import Row
 from starlette.exceptions import HTTPException
 
 from daemon.dashboard import questions_board as questions
-from daemon.dashboard.pictures import NoPicture
+from daemon.dashboard.pictures import WIDTHS, NoPicture
 from daemon.dashboard.questions_board import COUNTED, LIST, PART, WHOLE, Component, Search
 from daemon.dashboard.site import Site
 
@@ -18,6 +20,8 @@ from daemon.dashboard.site import Site
 MAX_ID = 2**63 - 1
 #: Findings that are shown with picture and stages; of a board with more the others are one click away.
 _FINDINGS = 24
+#: Each holds an unpacked picture, and a core: pages go on meanwhile in threads of their own.
+_REDUCED_AT_ONCE = 1
 
 Id = Annotated[int, Path(ge=0, le=MAX_ID)]
 Text = Annotated[str, Query(max_length=128)]
@@ -121,21 +125,32 @@ def _json_list(value: str | None) -> list[dict[str, Any]]:
 
 
 def _add_pictures(routes: APIRouter, site: Site) -> None:
+    reducing = anyio.CapacityLimiter(_REDUCED_AT_ONCE)
+
     @routes.get("/pictures/{inspection_id}")
-    def picture(request: Request, inspection_id: Id) -> Response:
-        found = questions.image_path(site.database, inspection_id)
-        if found is None:
-            raise HTTPException(404, f"There is no inspection {inspection_id}.")
-        if found.image_path is None:
-            raise HTTPException(404, f"The picture of inspection {inspection_id} was not kept, or was pruned.")
-        try:
-            picture = site.pictures.open(found.image_path)
-        except NoPicture as error:
-            raise HTTPException(404, f"The picture of inspection {inspection_id} is not shown: {error}.") from None
+    async def picture(request: Request, inspection_id: Id, width: Annotated[int, Query()] = 0) -> Response:
+        if width not in (0, *WIDTHS):
+            raise HTTPException(422, f"width: expected {' or '.join(map(str, WIDTHS))}, or none for the whole picture")
+        known = request.headers.get("if-none-match")
+        limiter = reducing if width else None
+        return await anyio.to_thread.run_sync(_picture, site, inspection_id, width, known, limiter=limiter)
+
+
+def _picture(site: Site, inspection_id: int, width: int, known: str | None) -> Response:
+    found = questions.image_path(site.database, inspection_id)
+    if found is None:
+        raise HTTPException(404, f"There is no inspection {inspection_id}.")
+    if found.image_path is None:
+        raise HTTPException(404, f"The picture of inspection {inspection_id} was not kept, or was pruned.")
+    try:
+        stored = site.pictures.open(found.image_path)
         # It is asked for again each time, and mostly answered "unchanged": a pruned one is gone from every screen.
-        headers = {"Cache-Control": "private, no-cache", "ETag": picture.etag}
-        if request.headers.get("if-none-match") == picture.etag:
-            picture.file.close()
+        headers = {"Cache-Control": "private, no-cache", "ETag": stored.etag(width)}
+        if known == stored.etag(width):
+            stored.close()
             return Response(status_code=304, headers=headers)
-        headers["Content-Length"] = str(picture.length_bytes)
-        return StreamingResponse(picture.chunks(), media_type=picture.media_type, headers=headers)
+        picture = stored.picture(width)
+    except NoPicture as error:
+        raise HTTPException(404, f"The picture of inspection {inspection_id} is not shown: {error}.") from None
+    headers["Content-Length"] = str(picture.length_bytes)
+    return StreamingResponse(picture.chunks(), media_type=picture.media_type, headers=headers)

@@ -15,11 +15,15 @@ from typing import BinaryIO
 
 from PIL import Image
 
+#: Widths, in pixels, in which a picture may be asked for: for lists and cards, and for a desk's screen.
+WIDTHS = (480, 1600)
 _MEDIA_TYPES = {".jpg": "image/jpeg", ".png": "image/png", ".bmp": "image/bmp"}
 #: What browsers do not show: they get it as PNG, where it is small enough to be unpacked for them.
 _CONVERTED = (".tif", ".pgm", ".ppm")
-_CONVERTED_PIXELS = 25_000_000
+#: What is unpacked here at all, by the header and before a pixel is read: four bytes each.
+_UNPACKED_PIXELS = 25_000_000
 _CHUNK_BYTES = 256 * 1024
+_QUALITY = 90
 
 
 class NoPicture(Exception):  # noqa: N818
@@ -49,6 +53,41 @@ class Picture:
                 yield chunk
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A kept picture that is open and not read yet. It is closed by `close`, or with what `picture` gives."""
+
+    file: BinaryIO
+    suffix: str
+    length_bytes: int
+    _mark: str
+
+    def etag(self, width: int = 0) -> str:
+        """Another for each file, each change of it and each width."""
+        return f'"{self._mark}-{width}"' if width else f'"{self._mark}"'
+
+    def close(self) -> None:
+        self.file.close()
+
+    def picture(self, width: int = 0) -> Picture:
+        """The picture, `width` pixels wide where it is wider; NoPicture where browsers would not show it.
+
+        One that cannot be made smaller, too large to be unpacked here or damaged, comes whole.
+        """
+        smaller = _smaller(self.file, width) if width else None
+        if smaller is not None:
+            self.close()
+            return Picture(io.BytesIO(smaller), len(smaller), "image/jpeg", self.etag(width))
+        self.file.seek(0)
+        if self.suffix in _MEDIA_TYPES:
+            return Picture(self.file, self.length_bytes, _MEDIA_TYPES[self.suffix], self.etag(width))
+        with self.file as file:
+            if self.suffix not in _CONVERTED:
+                raise NoPicture("this image's format is one that browsers do not show")
+            png = _as_png(file)
+        return Picture(io.BytesIO(png), len(png), "image/png", self.etag(width))
+
+
 class Pictures:
     """The images folder."""
 
@@ -56,18 +95,11 @@ class Pictures:
         self._folder = folder
         self._size = lru_cache(maxsize=4096)(self._measured)
 
-    def open(self, image_path: str) -> Picture:
-        """The picture at `inspections.image_path`; NoPicture where it may not be shown, or is not there any more."""
+    def open(self, image_path: str) -> Stored:
+        """What lies at `inspections.image_path`; NoPicture where it may not be shown, or is not there any more."""
         file, facts = self._open(image_path)
-        suffix = PurePosixPath(image_path).suffix
-        etag = f'"{facts.st_mtime_ns:x}-{facts.st_size:x}"'
-        if suffix in _MEDIA_TYPES:
-            return Picture(file, facts.st_size, _MEDIA_TYPES[suffix], etag)
-        with file:
-            if suffix not in _CONVERTED:
-                raise NoPicture("this image's format is one that browsers do not show")
-            png = _as_png(file)
-        return Picture(io.BytesIO(png), len(png), "image/png", etag)
+        mark = f"{facts.st_mtime_ns:x}-{facts.st_size:x}"
+        return Stored(file, PurePosixPath(image_path).suffix, facts.st_size, mark)
 
     def size(self, image_path: str | None) -> Size | None:
         """The size that the picture's own header says; None where there is none to show."""
@@ -111,10 +143,33 @@ class Pictures:
         return os.fdopen(fd, "rb"), facts
 
 
+def _smaller(file: BinaryIO, width: int) -> bytes | None:
+    """A JPEG of that width; None where the picture is not wider, or is none that may be unpacked here."""
+    try:
+        with Image.open(file) as image:
+            if image.width <= width or image.width * image.height > _UNPACKED_PIXELS:
+                return None
+            size = (width, max(1, round(image.height * width / image.width)))
+            image.draft(None, (2 * size[0], 2 * size[1]))  # a JPEG is unpacked no larger than needed
+            shown = _eight_bits(image).resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
+            jpeg = io.BytesIO()
+            shown.save(jpeg, "JPEG", quality=_QUALITY, subsampling=0)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+    return jpeg.getvalue()
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Grey or RGB, as experts see it: alpha dropped, 16 bits cut to their high byte."""
+    if image.mode.startswith("I"):
+        return image.point(lambda value: value / 256).convert("L")
+    return image.convert("L" if image.mode in ("1", "L") else "RGB")
+
+
 def _as_png(file: BinaryIO) -> bytes:
     try:
         with Image.open(file) as image:
-            if image.width * image.height > _CONVERTED_PIXELS:
+            if image.width * image.height > _UNPACKED_PIXELS:
                 raise NoPicture(f"{image.width} × {image.height} pixels are too many to unpack for a browser")
             png = io.BytesIO()
             image.save(png, "PNG", compress_level=1)

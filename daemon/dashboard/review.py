@@ -36,6 +36,8 @@ _STATUS = {"conflict": 409, "not_finished": 409, "no_decision": 409, "unknown_in
 Text = Annotated[str, StringConstraints(max_length=128)]
 ImageId = Annotated[int, Path(ge=1, le=MAX_INTEGER)]
 Seen = Annotated[str, Form(pattern=r"^[0-9]{0,19}$")]
+#: What a browser remembers (static/review.js): at most 200 images.
+Skipped = Annotated[str, Query(pattern=r"^([0-9]{1,19}(,[0-9]{1,19}){0,199})?$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +116,14 @@ def router(site: Site) -> APIRouter:
         which: Annotated[Chosen, Depends(chosen)],
         seat: Annotated[str, Query(pattern=r"^[0-9a-f]{16}$")],
         held: Annotated[str, Query(pattern=r"^[0-9,]{0,400}$")] = "",
+        skipped: Skipped = "",
         count: Annotated[int, Query(ge=0, le=12)] = 4,
         since: Annotated[str, Query(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,12}Z$")] = "9999-12-31T00:00:00Z",
         coserve_reviewer: Annotated[str, Cookie()] = "",
     ) -> JSONResponse:
         holds = [int(part) for part in held.split(",") if part]
         reviewer = name_of(coserve_reviewer)
+        desk.offers.remember(reviewer, [int(part) for part in skipped.split(",") if part])
         found = desk.following(which, seat, reviewer, holds, count)
         return JSONResponse(found | desk.progress(since, reviewer))
 

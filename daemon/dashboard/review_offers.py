@@ -47,6 +47,16 @@ class Offers:
             _bound(self._skipped)
             self._shown.pop(inspection_id, None)
 
+    def remember(self, reviewer: str, skipped: Sequence[int]) -> None:
+        """What the reviewer's browser says was skipped, the longest ago first; what is known already stays as it is.
+
+        A web process that was started anew has forgotten all of it.
+        """
+        with self._lock:
+            for inspection_id in skipped:
+                self._skipped.setdefault((reviewer, inspection_id), time.monotonic())
+            _bound(self._skipped)
+
     def forget(self, inspection_id: int) -> None:
         """It is decided."""
         with self._lock:

@@ -21,7 +21,7 @@ from daemon.control import ask
 from daemon.dashboard.database import Database
 from daemon.dashboard.kept import Kept
 from daemon.dashboard.live import Live
-from daemon.dashboard.pictures import Pictures
+from daemon.dashboard.pictures import WIDTHS, Pictures
 from daemon.sizes import size_text
 
 _ANSWER_WITHIN_S = 1.0
@@ -90,6 +90,7 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["widths"] = WIDTHS
     environment.filters |= {"moment": _moment, "percent": _percent, "number": _number, "ms": _ms, "size": _size}
     return environment
 

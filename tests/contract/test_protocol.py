@@ -667,15 +667,18 @@ def test_status_has_the_documented_fields(line: Line) -> None:
     status = line.status()
     assert set(status) == {"type"} | keys(
         "version uptime_s state accepted completed backlog images_per_s policy rules_version expert_switches last_seq"
-        " last_error executors"
+        " last_error executors pools"
     )
     assert (status["type"], status["state"], status["policy"]) == ("ok", "ready", "coserve-plus")
     (executor,) = status["executors"]
-    assert set(executor) == keys("name device resident used_bytes budget_bytes queued busy_share")
+    assert set(executor) == keys("name device pool resident used_bytes budget_bytes queued busy_share")
     assert (executor["device"], executor["budget_bytes"]) == ("cpu", 150_000_000)
     assert 0 < executor["used_bytes"] <= 150_000_000
     assert 0 <= executor["busy_share"] <= 1
     assert "R0402" in executor["resident"]
+    (pool,) = status["pools"]
+    assert set(pool) == keys("pool device executors experts used_bytes budget_bytes queued")
+    assert (pool["executors"], pool["experts"]) == ([executor["name"]], len(executor["resident"]))
 
 
 def test_experts_queues_pins_and_limits(line: Line) -> None:

@@ -3,6 +3,9 @@
 import itertools
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -212,10 +215,10 @@ def test_status_and_metrics_tell_of_models(line: Line) -> None:
     assert (model["name"], model["device"], model["mode"], model["state"]) == ("tiny", "cpu", "ondemand", "ready")
     assert 0 < model["used_bytes"] <= model["budget_bytes"] == 150_000
     assert model["expert_fetches"] > 0
+    assert (model["text_used_bytes"], model["text_budget_bytes"]) == (0, 37_500)
     text = line.control("metrics")["text"]
     assert 'coserve_texts_total{reason="",status="done"}' in text
     assert "coserve_text_first_token_seconds_count" in text
-    assert (model["text_used_bytes"], model["text_budget_bytes"]) == (0, 37_500)
 
 
 def test_a_kill_a_stop_and_a_lost_model_leave_every_accepted_text_with_exactly_one_result(
@@ -296,6 +299,26 @@ def test_a_model_that_is_removed_damaged_or_put_back_costs_its_own_requests_only
     assert line.status()["state"] == "ready"
 
 
+def test_the_ready_line_names_models_that_could_not_be_opened(
+    tmp_path: Path, experts_folder: Path, checkpoint: Path
+) -> None:
+    damaged = Path(shutil.copytree(checkpoint, tmp_path / "damaged"))
+    (damaged / "model.safetensors").write_bytes(b"nothing\nof the kind")
+    models = {name: MODEL | {"checkpoint": str(place)} for name, place in (("tiny", checkpoint), ("bad", damaged))}
+    line = Line(tmp_path / "line", experts_folder, memory=str(DEVICE_BYTES), models=models)
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(
+        [sys.executable, "-m", "tools", "run", str(line.config)], stdout=subprocess.PIPE, stderr=log, text=True
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert said.startswith("coserve ready: ")
+    assert "0 images recovered; model bad: " in said
+    assert str(damaged) in said
+    assert "tiny" not in said
+
+
 def test_images_take_memory_from_a_model_and_the_sum_stays_within_the_device(line: Line) -> None:
     seen: list[tuple[int, int]] = []
 
@@ -327,29 +350,6 @@ def test_images_take_memory_from_a_model_and_the_sum_stays_within_the_device(lin
     assert max(images for images, _ in seen) > 90_000_000
 
 
-def test_two_peers_and_a_flood_beyond_the_credit_are_all_answered(line: Line) -> None:
-    with line.peer() as one, line.peer() as other:
-        peers: list[Peer] = [one, other]
-        for number in range(40):
-            peers[number % 2].send(generate(f"flood {number}", max_new_tokens=1))
-        answers = [peer.take()["type"] for peer in peers for _ in range(20)]
-    assert set(answers) <= {"accepted", "busy"}
-    line.idle()
-
-
-def test_the_commands_show_models_and_check_them(line: Line) -> None:
-    status = run(line, "status")
-    assert "Language models" in status
-    assert "large" in status
-    assert "3 language models" in run(line, "check", str(line.config))
-
-
-def test_a_board_is_explained_by_the_template_or_by_the_model_that_is_configured(line: Line) -> None:
-    named = {"type": "named", "serial": "B-1", "lot": "L42"}
-    for component, designator in (("P", "P1"), ("P", "P2"), ("F", "F1")):
-        line.send(board=named, component=component, designator=designator)
-    (board,) = line.boards("B-1")
-    assert board["verdict"] == "fail"
 def test_texts_that_do_not_fit_at_once_wait_their_turn_and_one_that_never_fits_is_refused(line: Line) -> None:
     """The large model's texts have 6 MB: 1,464 tokens of 4 KB. Eight rows of its context could come to 16,384."""
     made(line, model="large", prompt="hello", max_new_tokens=2)
@@ -376,6 +376,29 @@ def test_texts_that_do_not_fit_at_once_wait_their_turn_and_one_that_never_fits_i
     assert status_of(line, "large")["text_used_bytes"] == 0
 
 
+def test_two_peers_and_a_flood_beyond_the_credit_are_all_answered(line: Line) -> None:
+    with line.peer() as one, line.peer() as other:
+        peers: list[Peer] = [one, other]
+        for number in range(40):
+            peers[number % 2].send(generate(f"flood {number}", max_new_tokens=1))
+        answers = [peer.take()["type"] for peer in peers for _ in range(20)]
+    assert set(answers) <= {"accepted", "busy"}
+    line.idle()
+
+
+def test_the_commands_show_models_and_check_them(line: Line) -> None:
+    status = run(line, "status")
+    assert "Language models" in status
+    assert "large" in status
+    assert "3 language models" in run(line, "check", str(line.config))
+
+
+def test_a_board_is_explained_by_the_template_or_by_the_model_that_is_configured(line: Line) -> None:
+    named = {"type": "named", "serial": "B-1", "lot": "L42"}
+    for component, designator in (("P", "P1"), ("P", "P2"), ("F", "F1")):
+        line.send(board=named, component=component, designator=designator)
+    (board,) = line.boards("B-1")
+    assert board["verdict"] == "fail"
     said = run(line, "report", "B-1", "--template")
     assert "Board B-1 (named, lot L42), attempt 1 of 1, FAILED: 3 of 3 positions inspected." in said
     assert "- F1 (F) failed: defect missing_void; QFP64 saw " in said

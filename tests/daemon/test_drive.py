@@ -387,6 +387,14 @@ def test_status_names_executors_and_counts():
     assert 0.0 < first["busy_share"] < 1.0
 
 
+def test_status_has_memory_that_executors_share_once_with_who_uses_it():
+    status = ask(a_line(executors=("cpu", "cpu")), "status")
+    assert [row["pool"] for row in status["executors"]] == ["cpu", "cpu"]
+    (pool,) = status["pools"]
+    assert (pool["pool"], pool["device"], pool["executors"]) == ("cpu", "cpu", ["cpu/0", "cpu/1"])
+    assert (pool["budget_bytes"], pool["used_bytes"]) == (30, status["executors"][0]["used_bytes"])
+
+
 def test_an_unknown_policy_is_refused_and_the_known_ones_are_named():
     with pytest.raises(UnknownPolicyError, match=r"samba, .*coserve-plus"):
         a_line(policy="fastest")

@@ -32,9 +32,9 @@ def a_scrape(**changed: object) -> str:
         "disks": {"journal": Space(1, 1000, 10)},
         "scheduler": {
             "pools": [
-                {"device": "cpu", "resident": 2, "used_bytes": 10, "budget_bytes": 20},
-                {"device": "cpu", "resident": 3, "used_bytes": 5, "budget_bytes": 20},
-                {"device": "cuda:0", "resident": 1, "used_bytes": 1, "budget_bytes": 2},
+                {"device": "cpu", "experts": 2, "used_bytes": 10, "budget_bytes": 20},
+                {"device": "cpu", "experts": 3, "used_bytes": 5, "budget_bytes": 20},
+                {"device": "cuda:0", "experts": 1, "used_bytes": 1, "budget_bytes": 2},
             ],
             "executors": [
                 {"name": "cpu/0", "busy_share": 0.5},
@@ -49,6 +49,10 @@ def a_scrape(**changed: object) -> str:
             {"name": HOSTILE, "state": "waiting", "restarts": 5},
         ],
         "consumers": [{"name": "plant", "behind": 12}, {"name": "new", "behind": None}],
+        "models": [
+            {"name": "writer", "budget_bytes": 9, "used_bytes": 8, "text_budget_bytes": 3, "text_used_bytes": 2},
+            {"name": HOSTILE, "budget_bytes": 5},
+        ],
         "temperatures": [Reading("cuda:0", 71.0), Reading("coretemp", 48.5)],
     } | changed
     register_gauges(metrics.registry, lambda: Facts(**facts))  # pyright: ignore[reportArgumentType]
@@ -83,6 +87,8 @@ def test_devices_are_summed_over_their_pools_and_states_are_one_hot() -> None:
     assert 'coserve_consumer_lag_messages{consumer="plant"} 12.0' in said
     assert 'consumer="new"' not in said
     assert 'coserve_child_up{child="dashboard"} 1.0' in said
+    assert 'coserve_model_memory_used_bytes{model="writer",what="experts"} 8.0' in said
+    assert 'coserve_model_memory_budget_bytes{model="writer",what="texts"} 3.0' in said
     assert 'coserve_temperature_celsius{sensor="coretemp"} 48.5' in said
     states = dict(re.findall(r'coserve_state\{state="(\w+)"\} (\S+)', said))
     assert states == {state: "1.0" if state == "degraded" else "0.0" for state in STATES}

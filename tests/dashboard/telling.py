@@ -26,6 +26,7 @@ STATUS: Mapping[str, Any] = {
     "last_seq": 10,
     "last_error": None,
     "executors": [],
+    "pools": [],
     "children": [],
     "consumers": [],
 }

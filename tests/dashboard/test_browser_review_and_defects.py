@@ -1,5 +1,7 @@
 """Review and Defects as people use them, in a real Chromium before a real line: by keyboard alone, by touch, by two."""
 
+import os
+import signal
 import sqlite3
 import time
 from contextlib import closing
@@ -270,6 +272,28 @@ def test_from_a_number_of_the_defects_to_its_images_and_to_a_decision(
     page.keyboard.press("p")
     shown_line.wait(lambda: decisions(shown_line, image))
     assert decisions(shown_line, image)[-1][1] == "pass"
+
+
+def test_what_was_skipped_still_comes_last_when_the_web_process_was_started_anew(
+    shown_line: ShownLine, open_page: Pages
+) -> None:
+    open_page.forgive("ERR_|Failed to load")
+    ids = publish(shown_line, "anew", 4)
+    page = open_page(shown_line.url("/review?lot=anew"))
+    begin(page, "Ada Anew")
+    for image in (ids[0], ids[1]):
+        showing(page, image)
+        page.keyboard.press("s")
+    showing(page, ids[2])
+    (before,) = (one for one in shown_line.status()["children"] if one["name"] == "dashboard")
+    os.kill(before["pid"], signal.SIGKILL)
+    shown_line.wait(lambda: shown_line.status()["children"][0]["pid"] not in (before["pid"], None))
+    shown_line.wait_until_it_shows()
+    page.goto(shown_line.url("/review?lot=anew"))
+    for image in (ids[2], ids[3], ids[0], ids[1]):
+        showing(page, image)
+        page.keyboard.press("p")
+    page.wait_for_selector("#review-empty:visible")
 
 
 def test_what_was_skipped_comes_last_and_the_counts_keep_up(shown_line: ShownLine, open_page: Pages) -> None:

@@ -120,6 +120,30 @@ def test_a_killed_web_process_comes_back_and_the_line_goes_on_meanwhile(running:
     assert "coserve_images_accepted_total 1.0" in running.get("/metrics")[1]
 
 
+def test_where_the_web_process_ends_again_and_again_the_daemon_answers_probes_meanwhile(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(OLD, encoding="utf-8")
+    token.chmod(0o600)
+    line = ShownLine(tmp_path / "line", experts_folder, security={"http_token": str(token)})
+    with line.service():
+        line.wait_until_it_shows()
+        for ends in range(4):  # after the fourth it waits four seconds
+            line.wait(lambda: child(line)["state"] == "running")
+            os.kill(child(line)["pid"], signal.SIGKILL)
+            line.wait(lambda ends=ends: child(line)["restarts"] == ends and child(line)["state"] == "waiting")
+        for path, said in (("/readyz", "ready\n"), ("/healthz", "alive\n")):
+            assert get(line.url(path), Authorization=f"Bearer {OLD}") == (200, said)
+        assert "coserve_images_accepted_total" in get(line.url("/metrics"), Authorization=f"Bearer {OLD}")[1]
+        assert get(line.url("/metrics"))[0] == 401
+        status, said = get(line.url("/boards"))
+        assert (status, "The web pages end again and again" in said) == (503, True)
+        assert child(line)["state"] == "waiting", "the answers are to come before its next start"
+        line.wait(lambda: get(line.url("/boards"), Authorization=f"Bearer {OLD}")[0] == 200)
+        assert child(line)["state"] == "running"
+
+
 def test_a_reload_gives_the_web_process_its_new_token(running: Running) -> None:
     restarts = child(running.line)["restarts"]
     assert get(running.line.url("/boards"))[0] == 401

@@ -48,8 +48,12 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
 
 
 def an_executor(name: str, **more: Any) -> dict[str, Any]:
-    known = {"name": name, "device": name.partition("/")[0], "resident": [], "used_bytes": 100, "budget_bytes": 1000}
-    return {**known, "queued": 0, "busy_share": 0.5, **more}
+    return {"name": name, "device": name.partition("/")[0], "pool": name, "resident": [], "busy_share": 0.5, **more}
+
+
+def a_pool(name: str, executors: list[str], **more: Any) -> dict[str, Any]:
+    known = {"pool": name, "device": "cpu", "executors": executors, "experts": 3, "queued": 0}
+    return {**known, "used_bytes": 2_500_000_000, "budget_bytes": 10_000_000_000, **more}
 
 
 def some_work(seconds: float = 60.0) -> dict[str, Any]:
@@ -84,8 +88,9 @@ def plain(text: str) -> str:
 
 def test_a_whole_machine_is_on_one_page_and_nothing_of_it_is_believed(web: Web) -> None:
     executors = [
-        an_executor("cpu/0", queued=7),
-        an_executor("cuda:0", used_bytes=0, budget_bytes=0, busy_share=0.0, out_of_service=f"CUDA error: {HOSTILE}"),
+        an_executor("cpu/0"),
+        an_executor("cpu/1"),
+        an_executor("cuda:0", busy_share=0.0, out_of_service=f"CUDA error: {HOSTILE}"),
     ]
     children = [
         {"name": "dashboard", "state": "running", "pid": 4711, "restarts": 0, "last_end": None},
@@ -99,7 +104,8 @@ def test_a_whole_machine_is_on_one_page_and_nothing_of_it_is_believed(web: Web) 
         "state": "refused",
         "last_error": HOSTILE,
     }
-    status = {**STATUS, "executors": executors, "children": children, "consumers": [consumer]}
+    pools = [a_pool("cpu", ["cpu/0", "cpu/1"], queued=7), a_pool("ram", [])]
+    status = {**STATUS, "executors": executors, "pools": pools, "children": children, "consumers": [consumer]}
     running = [{"executor": "cpu/0", "expert": HOSTILE}]
     pruned = {"pruning": False, "last_at": "2026-11-21T09:28:11.123Z", "images": 5, "image_bytes": 5000, "boards": 2}
     with telling(web, status=status, queues={"running": running}, timeline=some_work(), prune=pruned):
@@ -116,6 +122,8 @@ def test_a_whole_machine_is_on_one_page_and_nothing_of_it_is_believed(web: Web) 
     assert "1 images to judge (5 kB)" in said
     assert "0123456789ab" in said
     assert "2 hours" in said  # up
+    assert said.count("cpu/0, cpu/1 7 2.5") == 1, "memory that two executors share is there once, with both"
+    assert "ram copies for the GPUs 0 2.5" in said
     assert "R0402 ×8" in said
     assert "loads into cpu" in said
 

@@ -82,6 +82,15 @@ def test_who_decides_is_asked_once_and_remembered(web: Web) -> None:
     assert "Who decides?" not in page.text
 
 
+def test_what_a_browser_remembers_as_skipped_comes_last_for_its_reviewer_alone(web: Web) -> None:
+    assert ids(web, "1" * 16, "coserve_reviewer=Uma", skipped="4,1") == [3, 4, 1]
+    assert ids(web, "1" * 16, "coserve_reviewer=Uma") == [3, 4, 1]
+    assert ids(web, "1" * 16, "coserve_reviewer=Ole") == [1, 3, 4]
+    for wrong in ("x", "1,,2", "1 OR 1=1", ",".join(["1"] * 201), "1" * 20):
+        found = web.get(f"/review/next?{urlencode({'seat': SEAT, 'skipped': wrong})}", Cookie=EVA)
+        assert (found.status, "skipped" in found.text) == (422, True)
+
+
 @pytest.mark.parametrize("name", ["", "   ", "x" * 129, "a\nb", "\x00"])
 def test_a_name_that_no_row_could_hold_is_refused(web: Web, name: str) -> None:
     answer = web.post("/review/name", f"reviewer={quote(name)}", Origin=f"http://{web.host}")

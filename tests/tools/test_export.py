@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+import os
 import shutil
 import signal
 import sqlite3
@@ -113,14 +114,21 @@ def test_sha256sum_accepts_it_and_so_do_we(package: Path) -> None:
     assert package.stat().st_mode & 0o007 == 0
 
 
+def _replace_by_link(path: Path) -> None:
+    path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (lambda p: (p / "rows/boards.csv").write_text("x", encoding="utf-8"), "changed: rows/boards.csv"),
         (lambda p: (p / "README.txt").unlink(), "missing: README.txt"),
         (lambda p: (p / "rows/more.csv").write_text("x", encoding="utf-8"), "added: rows/more.csv"),
-        (lambda p: (p / "more").symlink_to("/etc/passwd"), "added: more"),
-        (lambda p: _replace_by_link(p / "manifest.json"), "changed: manifest.json"),
+        (lambda p: (p / "more").symlink_to("/etc/passwd"), "added: more (a link)"),
+        (lambda p: _replace_by_link(p / "manifest.json"), "changed: manifest.json (a link)"),
+        (lambda p: _replace_by_link(p / "rows"), "added: rows (a link)"),
+        (lambda p: (p / os.fsdecode(b"\xff.csv")).touch(), "added: \\\\xff.csv"),
         (lambda p: (p / "a\nb\x1b").write_text("x", encoding="utf-8"), "added: a\\nb\\x1b"),
     ],
 )  # fmt: skip
@@ -130,9 +138,52 @@ def test_what_was_changed_taken_away_or_added_is_found(copy: Path, change: Calla
     assert (done.exit_code, said in done.stdout) == (1, True), done.stdout
 
 
-def _replace_by_link(path: Path) -> None:
-    path.rename(path.parent.parent / "elsewhere")
-    path.symlink_to(path.parent.parent / "elsewhere")
+def test_a_program_hears_the_same_of_every_file_the_checksums_too(copy: Path) -> None:
+    def verified() -> tuple[int, dict[str, Any]]:
+        done = CliRunner().invoke(app, ["export", "--verify", str(copy), "--json"])
+        return done.exit_code, json.loads(done.stdout)
+
+    files = sum(path.is_file() for path in copy.rglob("*"))
+    status, said = verified()
+    assert (status, said["is_whole"], said["files"], said["links"]) == (0, True, files, [])
+    assert f"{files:,} files" in CliRunner().invoke(app, ["export", "--verify", str(copy)]).stdout
+    _replace_by_link(copy / "README.txt")
+    (copy / os.fsdecode(b"\xff.csv")).touch()
+    sums = copy / "SHA256SUMS"
+    rows = sums.read_text(encoding="utf-8").splitlines(keepends=True)
+    sums.write_text("".join(row for row in rows if not row.endswith("  rows/boards.csv\n")), encoding="utf-8")
+    status, changed = verified()
+    assert (status, changed["is_whole"], changed["changed"], changed["missing"]) == (1, False, ["README.txt"], [])
+    assert changed["added"] == ["\\xff.csv", "rows/boards.csv"]
+    assert changed["links"] == ["README.txt"]
+    assert changed["fingerprint"] != said["fingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_replace_by_link, "SHA256SUMS is a link"),
+        (lambda sums: sums.unlink(), "has no SHA256SUMS"),
+        (lambda sums: sums.write_text(sums.read_text() + f"{'0' * 64}  README.txt\n"), "README.txt has no place here"),
+        (lambda sums: sums.write_text(sums.read_text() + f"{'0' * 64}  SHA256SUMS\n"), "SHA256SUMS has no place here"),
+        (lambda sums: _forge(sums.with_name("manifest.json"), b"[]"), "manifest.json does not say when it was made"),
+        (lambda sums: _forge(sums.with_name("manifest.json"), b"\xff{"), "manifest.json does not say when it was made"),
+    ],
+)  # fmt: skip
+def test_checksums_and_a_manifest_that_are_not_ours_are_named(
+    copy: Path, change: Callable[[Path], Any], said: str
+) -> None:
+    change(copy / "SHA256SUMS")
+    done = CliRunner().invoke(app, ["export", "--verify", str(copy)])
+    assert (done.exit_code, len(done.stderr.splitlines()), said in done.stderr) == (1, 1, True), done.stderr
+
+
+def _forge(path: Path, data: bytes) -> None:
+    """Other bytes, and their checksum beside."""
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_bytes(data)
+    sums = path.with_name("SHA256SUMS")
+    sums.write_text(sums.read_text().replace(before, hashlib.sha256(data).hexdigest()))
 
 
 @pytest.mark.parametrize("line", ["", "0" * 64 + "  ../../etc/passwd", "0" * 64 + "  /etc/passwd", "nonsense"])

@@ -42,6 +42,15 @@ def test_without_a_question_a_line_is_made_whose_only_lack_is_its_experts(tmp_pa
     assert "#" in (tmp_path / "line/coserve.yaml").read_text()
 
 
+def test_designators_are_those_that_the_rules_take(tmp_path: Path) -> None:
+    done = init("line", "--board", "a U=GND,null,1e3,~,Ü/α R0402=MARK", "--yes", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "line/rules.yaml").read_text(encoding="utf-8")
+    written = yaml.safe_load(text)["boards"]["a"]["components"]
+    assert written == {"U": ["GND", "null", "1e3", "~", "Ü/α"], "R0402": ["MARK"]}
+    assert set(compile_rules(text, "rules").experts()) == {"U", "R0402"}
+
+
 def test_with_experts_in_the_folder_the_line_is_complete(tmp_path: Path, experts_folder: Path) -> None:
     shutil.copytree(experts_folder, tmp_path / "line/experts")
     catalog = (tmp_path / "line/experts/catalog.yaml").read_text()
@@ -111,7 +120,9 @@ def test_nothing_is_overwritten_and_nothing_is_left_of_a_refusal(tmp_path: Path)
     [
         (("--board", "a R0402"), "expected COMPONENT=QUANTITY"),
         (("--board", "a R0402=0"), "at least 1"),
-        (("--board", "a R0402=x"), "expected how many there are, or designators, each with a number"),
+        (("--board", "a R0402=,"), "expected how many there are, or designators of 1 to 128 characters"),
+        (("--board", f"a R0402={'R' * 129}"), "expected how many there are, or designators of 1 to 128 characters"),
+        (("--board", "a R0402=R1,\x07"), "not '\\x07'"),
         (("--board", " "), "expected a board such as"),
         (("--data", "mainboard-b R0402=4"), "looks like a board type and its components"),
         (("--images", "nowhere"), "no folder nowhere"),

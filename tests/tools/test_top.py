@@ -7,19 +7,16 @@ from tools.top import draw
 
 
 def a_look(**changes: Any) -> dict[str, Any]:
-    """What the daemon says of itself, with two executors that have their own memory."""
-    executors = [
-        {
-            "name": f"cpu/{number}",
-            "device": "cpu",
-            "resident": ["R0402", "C0603"][: number + 1],
-            "used_bytes": 90_000_000,
-            "budget_bytes": 100_000_000,
-            "queued": 3 * number,
-            "busy_share": 0.5,
-        }
-        for number in range(2)
-    ]
+    """What the daemon says of itself, with two executors that share their memory."""
+    executors = [{"name": f"cpu/{number}", "device": "cpu", "pool": "cpu", "busy_share": 0.5} for number in range(2)]
+    pool = {
+        "pool": "cpu",
+        "executors": ["cpu/0", "cpu/1"],
+        "experts": 2,
+        "used_bytes": 90_000_000,
+        "budget_bytes": 100_000_000,
+        "queued": 3,
+    }
     return {
         "state": "ready",
         "uptime_s": 12.3,
@@ -30,6 +27,7 @@ def a_look(**changes: Any) -> dict[str, Any]:
         "expert_switches": 5,
         "last_error": None,
         "executors": executors,
+        "pools": [pool],
         "running": [{"executor": "cpu/1", "expert": "R0402"}],
         "queues": [{"expert": "QFP64", "queued": 7, "resident": [], "loading": ["cpu/0"]}],
     } | changes
@@ -44,8 +42,9 @@ def shown(look: dict[str, Any]) -> str:
 
 def test_a_look_says_what_runs_what_is_resident_and_what_waits() -> None:
     said = shown(a_look())
-    for part in ("42.0 images/s", "backlog 7", "cpu/1", "R0402", "90 of 100 MB", "QFP64", "█"):
+    for part in ("42.0 images/s", "backlog 7", "cpu/1", "R0402", "cpu/0, cpu/1", "QFP64", "█"):
         assert part in said
+    assert said.count("█ ") + said.count("█░") == 1, "memory that two executors share is there once"
 
 
 def test_an_executor_that_is_out_of_service_and_the_last_error_are_shown() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from tools.console import fail
+from tools.wrong_use import must_be_architecture
 
 _DEFAULT_SIDES = "all eight policies, samba-ordinary, naive and ray-serve"
 Name = TypeVar("Name", bound=str)
@@ -55,6 +56,8 @@ def bench_live(
     from tools.bench.stock import Recipe
     from tools.bench.workload import ORDERS
 
+    must_be_architecture("--classifier", classifier, "classify")
+    must_be_architecture("--detector", detector, "detect")
     recipe = Recipe(experts, detectors, classifier, detector, input_size)
     settings = Settings(
         folder=folder or default_folder(),

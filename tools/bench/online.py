@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tools.console import console, fail
+from tools.wrong_use import must_be_architecture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,6 +75,8 @@ def bench_online(
         from tools.bench.stage import SideError, Size, default_folder
         from tools.bench.stock import Recipe
 
+        must_be_architecture("--classifier", classifier, "classify")
+        must_be_architecture("--detector", detector, "detect")
         size = Size(Recipe(experts, detectors, classifier, detector, input_size), requests, memory, 2, 2, limit_s)
         settings = OnlineSettings(folder or default_folder(), size, shares, deadline_s)
         with tempfile.TemporaryDirectory(prefix="coserve-bench-") as scratch:

@@ -18,6 +18,7 @@ from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFa
 from daemon.policy.scheduler import Scheduler
 from experts.spec import ArchitectureId, ExpertId
 from tools.console import print_json, print_table
+from tools.wrong_use import must_be_policies
 
 _CLASSIFIERS, _DETECTORS, _EXPERT_BYTES = 350, 8, 178_000_000
 _PASS_RATE = 0.95
@@ -172,6 +173,7 @@ def register(app: typer.Typer) -> None:
         """
         sizes = queued or [100, 10_000, 1_000_000]
         names = policy or ["coserve", "coserve-plus"]
+        must_be_policies(names)
         costs = [measure(name, size, requests=requests, rounds=rounds) for name in names for size in sizes]
         if as_json:
             print_json(

@@ -9,6 +9,7 @@ from typing import Literal
 import psutil
 
 from daemon.quantities import parse_bytes, parse_seconds
+from routing_rules.schema import MAX_NAME, is_name
 from tools.doctor.gpu import Gpu
 
 #: One board type: component types with a quantity, or with their designators.
@@ -68,10 +69,10 @@ def _quantity(component: str, number: int) -> int:
 
 def _designators(component: str, amount: str) -> list[str]:
     found = list(dict.fromkeys(filter(None, amount.split(","))))
-    odd = [name for name in found if not any(sign.isdecimal() for sign in name)]
+    odd = [name for name in found if not is_name(name)]
     if odd or not found:
         raise AnswerError(
-            f"{component}={amount}: expected how many there are, or designators, each with a number, such as"
+            f"{component}={amount}: expected how many there are, or designators of 1 to {MAX_NAME} characters, such as"
             f" {component}=4 or {component}=R1,R2{f', not {odd[0]!r}' if odd else ''}"
         )
     return found

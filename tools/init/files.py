@@ -1,5 +1,6 @@
 """The files of a new line, as a person would write them: with a comment for what will be asked next."""
 
+import json
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ import psutil
 import yaml
 
 from daemon.folders import make_folder
+from routing_rules.document import read_yaml_text
 from tools.init.answers import Answers, Components, free_floor, size
 
 PORT = 9470
@@ -139,5 +141,8 @@ classifiers:   # the first pattern that matches a component type
 
 
 def _flow(value: Any) -> str:
-    """A value on one line, quoted where YAML needs it."""
-    return yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6).removesuffix("...\n").strip()
+    """A value on one line, quoted where the reader of rules needs it: to YAML 1.2, `1e3` is a number."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_flow, value))}]"
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6).removesuffix("...\n").strip()
+    return text if read_yaml_text(text, "").data == value else json.dumps(value, ensure_ascii=False)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tools.console import AsJson, errors, fail, print_json, print_table
+from tools.console import AsJson, errors, print_json, print_table
+from tools.wrong_use import must_be_one_of
 
 if TYPE_CHECKING:
     import torch
@@ -41,8 +42,7 @@ def import_model(
     from experts.moe.slotfile import STORAGES
 
     known: dict[str, Storage] = {name: name for name in STORAGES}
-    if storage not in known:
-        fail(f"there is no storage {storage!r}; choose one of {', '.join(known)}", status=2)
+    must_be_one_of("--storage", storage, known)
     report = import_checkpoint(folder, known[storage])
     if as_json:
         print_json(report)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from daemon.sizes import size_text
 from tools.console import AsJson, ConfigPath, console, errors, fail, print_json, print_table
 
 if TYPE_CHECKING:
@@ -58,9 +59,14 @@ def profile(  # one parameter for each option
     try:
         line = load_line(config, with_profiles=False)
         samples = read_samples(images) if images is not None else rendered_samples()
-        memory_bytes = parse_bytes(memory) if memory is not None else None
     except (ConfigError, ValueError) as error:
         fail(str(error), status=2)
+    try:
+        memory_bytes = parse_bytes(memory) if memory is not None else None
+    except ValueError as error:
+        fail(f"--memory: {error}", status=2)
+    if usage not in ("rules", "database") and not Path(usage).is_dir():
+        fail(f"--usage: expected rules, database, or a folder of sample images, not {usage!r}", status=2)
     if missing := devices_missing(line.config):
         fail(f"{config}: this machine has no {', '.join(missing)}; profile on the machine that runs the line", status=2)
     wish = Wish(samples, usage, memory_bytes, initial, margin, pick, effort)
@@ -124,8 +130,8 @@ def _print_device(found: "DeviceProfile") -> None:
         f" kept {found.chosen.executors} × {found.chosen.threads}"
     )
     console.print(
-        f"{found.device}: {found.expert_bytes / 1e6:,.0f} MB for experts (the {found.kept} most used),"
-        f" {found.batches_bytes / 1e6:,.0f} MB for batches"
+        f"{found.device}: {size_text(found.expert_bytes)} for experts (the {found.kept} most used),"
+        f" {size_text(found.batches_bytes)} for batches"
     )
 
 

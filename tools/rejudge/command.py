@@ -1,7 +1,7 @@
 """`coserve rejudge`: what new rules, or another version of an expert, would make of images that are stored."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -36,7 +36,9 @@ def rejudge(
     lot: Annotated[str | None, typer.Option(help="Only images of this lot.")] = None,
     since: Annotated[str | None, typer.Option(metavar="TIME", help="Judged then or later: 2026-11-21, 2h ago.")] = None,
     component: Annotated[str | None, typer.Option(help="Only this component type.")] = None,
-    verdict: Annotated[str | None, typer.Option(help="Only images that got this verdict.")] = None,
+    verdict: Annotated[
+        Literal["pass", "fail", "review", "unknown"] | None, typer.Option(help="Only images that got this verdict.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 1000,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads; the line needs the others.")] = 1,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write a row per change to FILE.")] = None,

@@ -8,6 +8,7 @@ from typing import Any
 import zmq
 
 from daemon.config import Config
+from daemon.control import ControlError, must_listen
 from daemon.frames import MAGIC, encode
 from tools.report.board import BoardReport, in_words
 
@@ -24,6 +25,10 @@ def written_by(config: Config, model: str, board: BoardReport, wait_s: float) ->
     endpoint = next((place for place in config.endpoints.intake if place.startswith("ipc://")), None)
     if endpoint is None:
         raise NoTextError("the line has no ipc endpoint among endpoints.intake to ask it by")
+    try:
+        must_listen(endpoint)
+    except ControlError as error:
+        raise NoTextError(error.reason) from None
     until_s = time.monotonic() + wait_s
     context: zmq.Context[Any] = zmq.Context()
     try:

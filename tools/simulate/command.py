@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.policy.presets import PRESETS, UnknownPolicyError, preset
+from daemon.policy.presets import PRESETS
 from tools.console import AsJson, console, errors, fail, print_json, print_table
+from tools.wrong_use import must_be_policies
 
 if TYPE_CHECKING:
     from tools.simulate.engine import Outcome
@@ -49,11 +50,7 @@ def simulate_command(
     Example: coserve simulate --device device.json --task task.json.gz --policy coserve --policy coserve-plus
     """
     names = list(dict.fromkeys(policy or ([] if trace else PRESETS)))
-    for name in names:
-        try:
-            preset(name)
-        except UnknownPolicyError as error:
-            fail(str(error), status=2)
+    must_be_policies(names)
     if (trace is None) == (device is None and task is None):
         fail("name either --device and --task, or --trace", status=2)
     if trace is not None:

@@ -9,10 +9,11 @@
   const EMPTY_AGAIN_MS = 4000;
   const HOLD_AGAIN_MS = 25000; // what is shown here is offered to others last, for a minute each time
   const DOUBLE_TAP_MS = 250;
+  const SKIPPED = 200; // as many as the server takes at once
   const find = (id) => document.getElementById(id);
   const stage = find("review-stage");
   const note = find("review-note");
-  const { seat, query } = place.dataset;
+  const { seat, query, reviewer } = place.dataset;
 
   const queue = []; // images that come next: {id, node}
   const undoable = []; // decisions of this page: {id, newest, name}
@@ -29,6 +30,21 @@
   const midnight = () => new Date(new Date().setHours(0, 0, 0, 0)).toISOString();
   const inZone = (text) => text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (at) => FORMATS.full.format(new Date(at)));
 
+  /* What this reviewer skipped today, the longest ago first: kept here, where a restart of the server does not reach. */
+  function skipped(change = (ids) => ids) {
+    const key = `coserve-skipped ${reviewer}`;
+    const day = new Date().toDateString();
+    let ids = [];
+    try {
+      const kept = JSON.parse(localStorage.getItem(key)) || {};
+      if (kept.day === day) ids = kept.ids.filter(Number.isSafeInteger);
+      ids = change(ids).slice(-SKIPPED);
+      localStorage.setItem(key, JSON.stringify({ day, ids }));
+    } catch {
+      // A browser that keeps nothing: the server remembers while it runs.
+    }
+    return ids;
+  }
   async function ask(path, options = {}) {
     const answer = await fetch(path, { ...options, headers: { Accept: "application/json" } });
     const text = await answer.text();
@@ -56,7 +72,7 @@
     const held = [current, ...queue].filter(Boolean).map((one) => one.id);
     const count = Math.max(0, HELD - queue.length);
     try {
-      const more = new URLSearchParams({ seat, held: held.join(","), count, since: midnight() });
+      const more = new URLSearchParams({ seat, held: held.join(","), skipped: skipped().join(","), count, since: midnight() });
       const { ok, body } = await ask(`/review/next?${query ? query + "&" : ""}${more}`);
       if (!ok) throw new Error(body.reason);
       const known = new Set([current, ...queue].filter(Boolean).map((one) => one.id));
@@ -212,6 +228,7 @@
     unsent = null;
     complain("");
     skipping = ask(`/review/items/${id}/skip`, { method: "POST" }).catch(() => {});
+    skipped((ids) => [...ids.filter((one) => one !== id), id]);
     say(`${node.dataset.name}: skipped, it comes last.`);
     next();
   }
@@ -260,7 +277,12 @@
     const x = ((at.x + at.width / 2) / size.width) * drawn.offsetWidth;
     const y = ((at.y + at.height / 2) / size.height) * drawn.offsetHeight;
     picture.scrollTo(x - picture.clientWidth / 2, y - picture.clientHeight / 2);
+    wider(drawn, `${100 * factor}vw`);
     picture.focus({ preventScroll: true });
+  }
+  function wider(drawn, sizes) {
+    const image = drawn.querySelector("img");
+    if (image && image.srcset) image.sizes = sizes; // the browser fetches more of the picture's pixels where it has more
   }
   function zoom() {
     const now = Number(stage.dataset.zoom || 1);
@@ -280,6 +302,7 @@
     const beside = document.createElement("div");
     beside.className = "good";
     beside.append(good.cloneNode(true));
+    wider(beside, "50vw");
     picture.append(beside);
   }
 

@@ -1,0 +1,199 @@
+"""Pictures that are served smaller than they lie: for lists, cards and a desk's screen, and never at any price."""
+
+import http.client
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.dashboard.browser import Pages
+from tests.dashboard.web import AT, Web
+
+pytest.importorskip("fastapi", reason="needs the extra dashboard")
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator
+
+SIZE = (2448, 1648)  # a camera of 4 megapixels
+BOX = (1200, 800, 1440, 960)
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **more: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **more)
+    return buffer.getvalue()
+
+
+def a_photo(size: tuple[int, int] = SIZE) -> Image.Image:
+    """Grey noise, with a red block where the box is: nothing that compresses to nothing."""
+    noise = np.random.default_rng(0).integers(80, 120, (size[1] // 8, size[0] // 8, 3), np.uint8)
+    photo = Image.fromarray(noise).resize(size, Image.Resampling.BILINEAR)
+    photo.paste((220, 20, 20), BOX)
+    return photo
+
+
+def a_bomb(side: int) -> bytes:
+    """A PNG of a few hundred kilobytes that would unpack to side × side pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    packing, row = zlib.compressobj(1), b"\0" * (1 + side)
+    body = b"".join([*(packing.compress(row) for _ in range(side)), packing.flush()])
+    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+    """A board with one finding, whose picture is a large PNG with a box; the expert's page shows it too."""
+    line = Web(tmp_path_factory.mktemp("reduced") / "line")
+    line.add_board(1, "B-1")
+    line.add_image(1, 1, image_path="images/d/1.png", designator="R1")
+    line.add_stage(1, label="bridge")
+    line.sql("UPDATE stream_position SET last_seq = 1")
+    line.sql("INSERT INTO expert_versions VALUES ('R0402', 'abcdefabcdef', 'a', 'r', '[]', 1, 'f', '', :at)", at=AT)
+    line.sql(f"INSERT INTO detections VALUES (1, 1, 0, 'bridge', 0.9, {', '.join(map(str, BOX))})")  # noqa: S608 - our own
+    line.add_picture("images/d/1.png", encoded(a_photo()))
+    with line.running() as running:
+        yield running
+
+
+def add(web: Web, number: int, data: bytes, suffix: str = ".png") -> int:
+    web.add_image(number, 1, "pass", image_path=f"images/d/{number}{suffix}")
+    web.add_picture(f"images/d/{number}{suffix}", data)
+    return number
+
+
+def fetch(web: Web, path: str) -> tuple[int, str, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", web.port, timeout=30)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.headers["content-type"], answer.read()
+    finally:
+        connection.close()
+
+
+def shown(web: Web, path: str) -> Image.Image:
+    status, _, data = fetch(web, path)
+    assert status == 200, data
+    return Image.open(io.BytesIO(data))
+
+
+def peak_kib(web: Web) -> int:
+    assert web.process
+    text = Path(f"/proc/{web.process.pid}/status").read_text(encoding="ascii")
+    return next(int(row.split()[1]) for row in text.splitlines() if row.startswith("VmHWM"))
+
+
+def test_a_large_picture_is_served_in_two_widths_and_whole(web: Web) -> None:
+    whole = fetch(web, "/pictures/1")[2]
+    for width in (480, 1600):
+        status, kind, data = fetch(web, f"/pictures/1?width={width}")
+        assert (status, kind) == (200, "image/jpeg")
+        assert len(data) < len(whole) / 4
+        image = Image.open(io.BytesIO(data))
+        assert image.size == (width, round(SIZE[1] * width / SIZE[0]))
+        at = width / SIZE[0]
+        red, green, _ = image.getpixel((int(1320 * at), int(880 * at)))  # pyright: ignore[reportGeneralTypeIssues]
+        assert red > 180
+        assert green < 60
+    assert shown(web, "/pictures/1").size == SIZE
+
+
+def test_each_width_is_unchanged_by_its_own_mark_and_is_not_unpacked_again(web: Web) -> None:
+    marks = {}
+    for path in ("/pictures/1", "/pictures/1?width=480", "/pictures/1?width=1600"):
+        first = web.get(path)
+        assert first.headers["cache-control"] == "private, no-cache"
+        marks[first.headers["etag"]] = path
+        again = web.get(path, If_None_Match=first.headers["etag"])
+        assert (again.status, again.text) == (304, "")
+    assert len(marks) == 3
+    small = next(mark for mark, path in marks.items() if path.endswith("480"))
+    assert web.get("/pictures/1?width=1600", If_None_Match=small).status == 200
+
+
+@pytest.mark.parametrize("width", ["1", "479", "481", "100000000", "-480", "480.5", "x", "' OR 1=1"])
+def test_a_width_that_is_not_offered_is_refused_by_name(web: Web, width: str) -> None:
+    found = web.get(f"/pictures/1?width={width.replace(' ', '%20')}")
+    assert found.status == 422
+    assert "width" in found.text
+
+
+def test_every_kind_of_picture_is_made_smaller_or_comes_whole(web: Web) -> None:
+    wide = a_photo((960, 640))
+    deep = Image.fromarray(np.full((640, 960), 200 * 256 + 17, np.uint16))
+    kinds = {
+        "P": (encoded(wide.convert("P")), ".png"),
+        "RGBA": (encoded(wide.convert("RGBA")), ".png"),
+        "1": (encoded(wide.convert("1")), ".png"),
+        "L": (encoded(wide.convert("L"), "JPEG"), ".jpg"),
+        "CMYK": (encoded(wide.convert("CMYK"), "JPEG"), ".jpg"),
+        "progressive": (encoded(wide, "JPEG", progressive=True), ".jpg"),
+        "16 bits": (encoded(deep), ".png"),
+        "TIFF": (encoded(wide, "TIFF"), ".tif"),
+        "BMP": (encoded(wide, "BMP"), ".bmp"),
+        "PPM": (encoded(wide, "PPM"), ".ppm"),
+    }
+    for number, (kind, (data, suffix)) in enumerate(kinds.items(), 100):
+        image = shown(web, f"/pictures/{add(web, number, data, suffix)}?width=480")
+        assert (kind, image.format, image.size) == (kind, "JPEG", (480, 320))
+        if kind == "16 bits":
+            assert abs(image.getpixel((240, 160)) - 200) < 4  # pyright: ignore[reportOperatorIssue]
+    narrow = encoded(a_photo((480, 320)))
+    assert fetch(web, f"/pictures/{add(web, 150, narrow)}?width=480") == (200, "image/png", narrow)
+    cut = encoded(wide)[:-20_000]
+    assert fetch(web, f"/pictures/{add(web, 151, cut)}?width=480") == (200, "image/png", cut)
+    assert fetch(web, f"/pictures/{add(web, 152, b'no picture', '.tif')}?width=480")[0] == 404
+
+
+@pytest.mark.parametrize("side", [6000, 30_000])
+def test_a_bomb_comes_as_it_lies_and_takes_no_memory(web: Web, side: int) -> None:
+    bomb = a_bomb(side)
+    assert len(bomb) < 5_000_000 < side * side
+    add(web, 200 + side, bomb)
+    fetch(web, "/pictures/1?width=480")
+    before = peak_kib(web)
+    assert fetch(web, f"/pictures/{200 + side}?width=480") == (200, "image/png", bomb)
+    assert web.get("/boards/1").status == 200
+    assert peak_kib(web) - before < 16 * 1024
+
+
+def chosen(image: "Locator") -> str:
+    """Which source the browser took."""
+    image.evaluate("(i) => i.decode()")
+    return str(image.evaluate("(i) => i.currentSrc")).partition("/pictures/")[2]
+
+
+def test_a_card_takes_the_small_one_and_its_box_stays_over_its_pixels(web: Web, open_page: Pages) -> None:
+    page = open_page(f"http://{web.host}/boards/1")
+    picture = page.locator(".card-picture .picture").first
+    assert chosen(picture.locator("img")) == "1?width=480"
+    drawn, box = picture.bounding_box(), picture.locator("svg rect").bounding_box()
+    assert drawn
+    assert box
+    scale = drawn["width"] / SIZE[0]
+    assert drawn["height"] == pytest.approx(SIZE[1] * scale, abs=1)
+    assert box["x"] - drawn["x"] == pytest.approx(BOX[0] * scale, abs=2)
+    assert box["y"] - drawn["y"] == pytest.approx(BOX[1] * scale, abs=2)
+    assert box["width"] == pytest.approx((BOX[2] - BOX[0]) * scale, abs=4)
+    page.goto(f"http://{web.host}/experts/R0402")
+    assert chosen(page.locator(".thumbs img").first) == "1?width=480"
+
+
+def test_a_reviewer_sees_a_screen_full_and_every_pixel_when_zooming(web: Web, open_page: Pages) -> None:
+    page = open_page(f"http://{web.host}/review?image=1", extra_http_headers={"Cookie": "coserve_reviewer=Eva"})
+    image = page.locator(".review-picture img")
+    image.wait_for()
+    assert chosen(image) == "1?width=1600"
+    page.keyboard.press("z")
+    page.wait_for_function("() => document.querySelector('.review-picture img').currentSrc.endsWith('/pictures/1')")
+    assert chosen(image) == "1"
