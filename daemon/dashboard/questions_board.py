@@ -8,6 +8,7 @@ from typing import Any, Final
 from sqlalchemy import Row, bindparam, text
 
 from daemon.dashboard.database import Database
+from daemon.store.serials import beginning
 
 #: Boards in one list, and components in one part of a large board.
 LIST: Final = 50
@@ -16,6 +17,8 @@ PART: Final = 100
 WHOLE: Final = 400
 #: Beyond this many images nobody needs the exact number.
 COUNTED: Final = 20_000
+#: So many boards are found by their serials.
+_FEW: Final = 1000
 _ATTEMPTS: Final = 50
 _STAGES_EACH: Final = 8
 _BOXES_EACH: Final = 50
@@ -79,20 +82,34 @@ class Component:
 
 def find_boards(database: Database, search: Search) -> list[Row[Any]]:
     """At most LIST + 1 boards, the newest first. A serial is looked for by its beginning, in either case."""
-    where = {
-        "lower(substr(serial, 1, :length)) = lower(:serial)": search.serial,
+    asked = {
         "verdict IS NULL" if search.verdict == "open" else "verdict = :verdict": search.verdict,
         "board_type = :board_type": search.board_type,
         "lot = :lot": search.lot,
         "board_id < :before": search.before,
     }
-    asked = " AND ".join(condition for condition, value in where.items() if value)
-    places = {
-        **{name: getattr(search, name) for name in ("serial", "verdict", "board_type", "lot", "before")},
-        "length": len(search.serial),
-    }
-    sql = f"{_BOARD} {f'WHERE {asked}' if asked else ''} ORDER BY board_id DESC LIMIT {LIST + 1}"
+    where = [condition for condition, value in asked.items() if value]
+    places: dict[str, Any] = {name: getattr(search, name) for name in ("verdict", "board_type", "lot", "before")}
+    if search.serial:
+        by_serial, texts = _by_serial(database, search.serial)
+        where.append(by_serial)
+        places |= texts
+    sql = f"{_BOARD} WHERE {' AND '.join(where) or '1 = 1'} ORDER BY board_id DESC LIMIT {LIST + 1}"
     return database.rows(sql, {name: value for name, value in places.items() if f":{name}" in sql}, limit=LIST + 1)
+
+
+def _by_serial(database: Database, text: str) -> tuple[str, dict[str, Any]]:
+    """The condition for serials that begin with `text`, and its values: by the index where it finds few.
+
+    The newest of many are found sooner on the way through all, the newest first; and the index has no other filter.
+    """
+    first, behind = beginning(text)
+    within = "lower(serial) >= :first" + (" AND lower(serial) < :behind" if behind is not None else "")
+    places = {"first": first} | ({"behind": behind} if behind is not None else {})
+    found = database.rows(f"SELECT board_id FROM boards WHERE {within} LIMIT {_FEW + 1}", places, limit=_FEW + 1)  # noqa: S608
+    if len(found) <= _FEW:
+        return within, places
+    return "lower(substr(serial, 1, :length)) = :first", {"first": first, "length": len(text)}
 
 
 def board(database: Database, board_id: int) -> Row[Any] | None:

@@ -20,6 +20,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    func,
 )
 
 metadata = MetaData(
@@ -36,6 +37,8 @@ metadata = MetaData(
 _Big = BigInteger().with_variant(Integer(), "sqlite")
 #: 64 bits everywhere: what PostgreSQL calls REAL has 32.
 _Real = Double().with_variant(REAL(), "sqlite")
+#: In the order of its bytes, with a case for A to Z alone: as SQLite has every text. `daemon.store.serials` asks so.
+_Serial = Text().with_variant(Text(collation="C"), "postgresql")
 _VERDICTS = "('pass', 'fail', 'review', 'unknown')"
 
 rules_versions = Table(
@@ -63,7 +66,7 @@ boards = Table(
     metadata,
     Column("board_id", _Big, primary_key=True),
     Column("board_type", Text, nullable=False),
-    Column("serial", Text, nullable=False),
+    Column("serial", _Serial, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("lot", Text),
     Column("station", Text),
@@ -81,6 +84,9 @@ boards = Table(
     CheckConstraint(f"verdict IN {_VERDICTS}", name="verdict"),
     CheckConstraint("reason IN ('complete', 'time_limit')", name="reason"),
 )
+
+#: Boards by serial, in either case of A to Z.
+Index("ix_boards_serial", func.lower(boards.c.serial))
 
 inspections = Table(
     "inspections",

@@ -11,7 +11,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Engine, func, select
 
 from daemon.store.schema import boards
-from tools.asking.rows import BOARDS, Filters, NotAskedOfError, Rows, after, conditions, of_boards
+from daemon.store.serials import has_serial
+from tools.asking.rows import Filters, NotAskedOfError, Rows, after, conditions, of_boards
 
 BATCH_ROWS = 5000
 #: So many numbers are looked through in one transaction: some tenths of a second.
@@ -127,9 +128,10 @@ def _windows(engine: Engine, question: Question) -> Iterator[ColumnElement[bool]
     rows, filters = question.rows, question.filters
     seq = rows.columns["seq"]
     with engine.connect() as connection:
-        first, last = connection.execute(select(func.min(seq), func.max(seq)).select_from(seq.table)).one()
+        # Two questions: one for both would read all numbers.
+        first, last = (connection.execute(select(most(seq))).scalar() for most in (func.min, func.max))
         few = _few_boards(connection, question)
-    if first is None:
+    if first is None or last is None:
         return
     first, last = max(first, filters.seq_from or first), min(last, last if filters.seq_to is None else filters.seq_to)
     if few is not None:
@@ -145,8 +147,10 @@ def _few_boards(connection: Connection, question: Question) -> list[int] | None:
     equal = {
         name: question.filters.equal[name] for name in ("serial", "lot", "station") if name in question.filters.equal
     }
-    if not equal or question.rows is BOARDS:
+    if not equal:
         return None
-    chosen = [boards.c[name].in_(values) for name, values in equal.items()]
+    chosen = [
+        has_serial(*values) if name == "serial" else boards.c[name].in_(values) for name, values in equal.items()
+    ]
     found = connection.execute(select(boards.c.board_id).where(*chosen).limit(_FEW_BOARDS + 1)).scalars().all()
     return list(found) if len(found) <= _FEW_BOARDS else None

@@ -11,6 +11,7 @@ from sqlalchemy import REAL, BigInteger, ColumnElement, FromClause, Integer, and
 from sqlalchemy.sql.type_api import TypeEngine
 
 from daemon.store.schema import boards, inspections, reviews, stages
+from daemon.store.serials import has_serial
 
 #: `time` is UTC text such as 2026-11-21T09:28:11.123Z.
 Kind = Literal["text", "int", "real", "time"]
@@ -67,7 +68,9 @@ def conditions(rows: Rows, filters: Filters) -> list[ColumnElement[bool]]:
         unknown.append("latency_ms")
     if unknown:
         raise NotAskedOfError(f"{rows.name} have no {', '.join(unknown)}")
+    serials = equal.pop("serial", None)
     found = [rows.finished, *(rows.columns[name].in_(values) for name, values in equal.items())]
+    found += [has_serial(*serials)] if serials is not None else []
     if of_a_stage:
         found.append(exists().where(stages.c.inspection_id == inspections.c.inspection_id, *of_a_stage))
     bounds = [

@@ -11,12 +11,16 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.store.database import StoreError, open_for_reading
+from daemon.store.serials import folded
 from tools.console import fail
 
 _ATTEMPTS = """
 SELECT board_id, board_type, serial, attempt, lot, station, first_seen_at, completed_at, expected, inspected, verdict,
        reason, missing
-FROM boards WHERE serial = :serial AND (:board_type IS NULL OR board_type = :board_type) ORDER BY board_id
+FROM boards
+WHERE board_id IN (SELECT board_id FROM boards WHERE lower(serial) = :folded) AND serial = :serial
+  AND (:board_type IS NULL OR board_type = :board_type)
+ORDER BY board_id
 """
 
 #: Everything that did not pass, or that an operator has decided upon.
@@ -91,7 +95,7 @@ def _read(engine: Engine, serial: str, board_type: str | None, attempt: int | No
         def rows(sql: str, **values: Any) -> list[Any]:
             return list(connection.execute(text(sql), values).mappings())
 
-        boards = rows(_ATTEMPTS, serial=serial, board_type=board_type)
+        boards = rows(_ATTEMPTS, folded=folded(serial), serial=serial, board_type=board_type)
         types = sorted({row["board_type"] for row in boards})
         if len(types) > 1:
             fail(f"serial {serial} is on boards of several types: name one with --type ({', '.join(types)})", status=2)

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, select
 
 from daemon.store.schema import boards, detections, expert_versions, inspections, reviews, rules_versions, stages
+from daemon.store.serials import has_serial
 
 Row = Mapping[str, Any]
 #: Farther away the camera may have been another.
@@ -81,7 +82,7 @@ def _find(connection: Connection, wanted: Wanted) -> list[int]:
         query = (
             select(number, boards.c.board_type)
             .join(boards, boards.c.board_id == inspections.c.board_id)
-            .where(boards.c.serial == name, inspections.c.designator == wanted.designator)
+            .where(has_serial(name), inspections.c.designator == wanted.designator)
             .order_by(boards.c.attempt.desc(), number.desc())
         )
         if wanted.board_type is not None:
@@ -122,7 +123,7 @@ def _find(connection: Connection, wanted: Wanted) -> list[int]:
 
 
 def _is_serial(connection: Connection, name: str) -> bool:
-    return connection.execute(select(boards.c.board_id).where(boards.c.serial == name).limit(1)).scalar() is not None
+    return connection.execute(select(boards.c.board_id).where(has_serial(name)).limit(1)).scalar() is not None
 
 
 def _versions(connection: Connection, answers: Sequence[Row]) -> dict[tuple[str, str], Row]:

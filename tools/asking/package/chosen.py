@@ -21,6 +21,7 @@ from daemon.store.schema import (
     stages,
     stream_position,
 )
+from daemon.store.serials import has_serial
 from tools.asking.formats import Csv, JsonLines, Parquet, Writer
 from tools.asking.rows import IMAGES, Kind, kind_of
 
@@ -38,8 +39,9 @@ class Selection:
     until: str | None = None
 
     def condition(self) -> ColumnElement[bool]:
-        named = ((boards.c.lot, self.lots), (boards.c.serial, self.serials), (boards.c.board_type, self.board_types))
+        named = ((boards.c.lot, self.lots), (boards.c.board_type, self.board_types))
         parts = [column.in_(values) for column, values in named if values]
+        parts += [has_serial(*self.serials)] if self.serials else []
         at = func.coalesce(boards.c.completed_at, boards.c.first_seen_at)
         parts += [at >= self.since] if self.since else []
         parts += [at < self.until] if self.until else []
