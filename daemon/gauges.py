@@ -131,7 +131,7 @@ def _models(facts: Facts) -> Iterator[Metric]:
             used[one["name"], what] = one.get(f"{of}used_bytes", 0)
             budget[one["name"], what] = one.get(f"{of}budget_bytes", 0)
     labels = ("model", "what")
-    yield _gauge("model_memory_used_bytes", "Bytes of a language model's experts, of what its texts hold", {labels: used})
+    yield _gauge("model_memory_used_bytes", "Bytes of a language model's experts, and of its texts", {labels: used})
     yield _gauge("model_memory_budget_bytes", "Bytes that a language model may have for them", {labels: budget})
 
 

@@ -1,8 +1,10 @@
 """DuoServe on tiny random models: the answers of the unmodified model, and what is fetched when."""
 
+from functools import partial
+
 import pytest
 import torch
-from tiny import load_unmodified, prompts, write_tiny
+from tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
 
 from experts.moe.duoserve.fitting import Recipe, fit_layer, load_predictors, paths_of, save_layer, states_of
 from experts.moe.duoserve.predictor import Predictor
@@ -181,3 +183,13 @@ def test_without_a_predictor_it_is_loading_on_demand_with_a_streamed_prefill(fol
     decode(runtime, prompts(1))
     assert runtime.cache.metrics.of_phase["decode"].fetches_prefetch == 0
     runtime.close()
+
+
+def test_a_step_that_fails_amid_its_layers_changes_no_answer_after_it(folders):
+    answers = []
+    for mode in (Resident(), a_mode(folders["mixtral"])):
+        runtime = open_runtime(folders["mixtral"], mode, 8 if isinstance(mode, Resident) else 2)
+        fail_amid_each_layer(runtime, partial(decode, runtime, prompts(3)))
+        answers.append(decode(runtime, prompts(1)))
+        runtime.close()
+    assert all(torch.equal(*both) for both in zip(*answers, strict=True))

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tiny import load_unmodified, prompts, write_tiny
+from tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
 
 from experts.moe.emoe.fitting import Recipe, Stream, fit_predictor, is_fitted, load_predictor, save_predictor
 from experts.moe.emoe.measuring import WrongRouting, measure
@@ -92,6 +92,15 @@ def test_with_room_for_all_experts_the_logits_are_those_of_the_unmodified_model(
     for number in range(3):
         assert torch.equal(say(runtime, "even", number), load_unmodified(folder)(a_text("even", number)).logits)
     assert runtime.cache.metrics.counts.fetches == 0
+    runtime.close()
+
+
+def test_a_step_that_fails_amid_its_layers_changes_no_answer_after_it(fitted):
+    folder, _ = fitted
+    runtime = open_runtime(folder, emoe(folder, period=2))
+    fail_amid_each_layer(runtime, lambda: say(runtime, "odd", 1))
+    for number in range(3):
+        assert torch.equal(say(runtime, "even", number), load_unmodified(folder)(a_text("even", number)).logits)
     runtime.close()
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("transformers", reason="language models need the extra `moe`
 from experts.moe.modes import open_mode
 from experts.moe.modes.swapmoe import SwapMoe, expert_norms, importance, token_count
 from experts.moe.runtime import MoeRuntime
-from tests.experts.moe.tiny import load_unmodified, prompts, write_tiny
+from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
 
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
 EXPERT_BYTES = 3 * 24 * 32 * 4
@@ -69,6 +69,12 @@ def test_with_every_expert_in_memory_the_answer_is_the_unmodified_models(checkpo
     with serving(checkpoint, LAYERS * EXPERTS) as runtime, torch.no_grad():
         expected = load_unmodified(checkpoint)(**prompts(1, 9, seed=1)).logits
         assert torch.equal(say(runtime, 1), expected)
+
+
+def test_a_step_that_fails_amid_its_layers_changes_no_answer_after_it(checkpoint: Path):
+    with serving(checkpoint, LAYERS * EXPERTS) as runtime, torch.no_grad():
+        fail_amid_each_layer(runtime, lambda: say(runtime, 2))
+        assert torch.equal(say(runtime, 1), load_unmodified(checkpoint)(**prompts(1, 9, seed=1)).logits)
 
 
 def test_only_what_is_in_memory_computes_and_nothing_is_waited_for(checkpoint: Path):

@@ -1,6 +1,7 @@
 """Tiny models with random weights, written by transformers as it writes checkpoints; made in a fraction of a second."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,21 @@ def prompts(batch: int = 1, tokens: int = 9, *, seed: int = 1) -> dict[str, torc
         ids[row, : 2 * row] = 0
         mask[row, : 2 * row] = 0
     return {"input_ids": ids, "attention_mask": mask}
+
+
+def fail_amid_each_layer(runtime: Any, step: Callable[[], object]) -> None:
+    """A step that finds no memory at a layer, for each of them; what it leaves is whole."""
+    for layer in range(runtime.arch.layers):
+
+        def fail(_step: Any, gate: Any, _done: Any, layer: int = layer) -> None:
+            if gate.layer == layer:
+                raise MemoryError("no memory for this step")
+
+        runtime.observers.append(fail)
+        with pytest.raises(MemoryError):
+            step()
+        runtime.observers.remove(fail)
+        runtime.check()
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
