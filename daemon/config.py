@@ -321,47 +321,21 @@ def _setting(suffix: str, data: Mapping[str, Any]) -> KeyPath | None:
 def _resolve(
     config: Config, folder: Path, document: Document, environ: Mapping[str, str]
 ) -> tuple[Config, list[Problem]]:
-    problems: list[Problem] = []
-
-    def at(*path: str) -> tuple[str, int, int]:
-        place = document.problem(path, "")
-        return place.file, place.line, place.column
-
-    def endpoint(value: str, *path: str) -> str:
-        try:
-            return absolute_endpoint(value, folder, environ)
-        except ValueError as error:
-            problems.append(Problem(*at(*path), str(error)))
-            return value
-
-    endpoints = Endpoints(
-        intake=[endpoint(value, "endpoints", "intake") for value in config.endpoints.intake],
-        results=endpoint(config.endpoints.results, "endpoints", "results"),
-        control=endpoint(config.endpoints.control, "endpoints", "control"),
-        http=config.endpoints.http,
-    )
-    if not endpoints.control.startswith("ipc://"):
-        problems.append(Problem(*at("endpoints", "control"), "control is reached over ipc only: ipc://PATH"))
-    devices: dict[str, Device] = {}
+    """Paths absolute and endpoints expanded; and what cannot be so, each with its line."""
+    endpoints, mistakes = _absolute_endpoints(config.endpoints, folder, environ)
+    found: list[tuple[KeyPath, str]] = [(("endpoints", *path), message) for path, message in mistakes]
     for name, device in config.devices.items():
-        problems += [Problem(*at("devices", name, *path), message) for path, message in _device_mistakes(name, device)]
-        devices[name] = device.model_copy(update={"profile": folder / device.profile if device.profile else None})
-    models: dict[str, Model] = {}
+        found += [(("devices", name, *path), message) for path, message in _device_mistakes(name, device)]
     for name, model in config.models.items():
-        problems += [Problem(*at("models", name, key), message) for key, message in _model_mistakes(model, devices)]
-        models[name] = model.model_copy(update={"checkpoint": folder / model.checkpoint})
+        found += [(("models", name, key), message) for key, message in _model_mistakes(model, config.devices)]
     database = config.database
     try:
         database = absolute_database(database, folder)
     except ValueError as error:
-        problems.append(Problem(*at("database"), str(error)))
-    problems += [Problem(*at("consumers", *path), message) for path, message in consumer_mistakes(config.consumers)]
-    consumers = {
-        name: consumer.resolved(lambda file: absolute_secret(file, folder, environ))
-        for name, consumer in config.consumers.items()
-    }
+        found.append((("database",), str(error)))
+    found += [(("consumers", *path), message) for path, message in consumer_mistakes(config.consumers)]
     secrets, mistakes = _absolute_secrets(config.security, folder, environ)
-    problems += [Problem(*at("security", *path), message) for path, message in mistakes]
+    found += [(("security", *path), message) for path, message in mistakes]
     update: dict[str, Any] = {
         "endpoints": endpoints,
         "database": database,
@@ -369,13 +343,45 @@ def _resolve(
         "rules": folder / config.rules,
         "catalog": folder / config.catalog,
         "images": folder / config.images,
-        "devices": devices,
-        "models": models,
-        "consumers": consumers,
+        "devices": {
+            name: device.model_copy(update={"profile": folder / device.profile if device.profile else None})
+            for name, device in config.devices.items()
+        },
+        "models": {
+            name: model.model_copy(update={"checkpoint": folder / model.checkpoint})
+            for name, model in config.models.items()
+        },
+        "consumers": {
+            name: consumer.resolved(lambda file: absolute_secret(file, folder, environ))
+            for name, consumer in config.consumers.items()
+        },
         "record": folder / config.record if config.record else None,
         "security": secrets,
     }
-    return config.model_copy(update=update), problems
+    return config.model_copy(update=update), [document.problem(path, message) for path, message in found]
+
+
+def _absolute_endpoints(
+    given: Endpoints, folder: Path, environ: Mapping[str, str]
+) -> tuple[Endpoints, list[tuple[tuple[str, ...], str]]]:
+    found: list[tuple[tuple[str, ...], str]] = []
+
+    def absolute(key: str, value: str) -> str:
+        try:
+            return absolute_endpoint(value, folder, environ)
+        except ValueError as error:
+            found.append(((key,), str(error)))
+            return value
+
+    endpoints = Endpoints(
+        intake=[absolute("intake", value) for value in given.intake],
+        results=absolute("results", given.results),
+        control=absolute("control", given.control),
+        http=given.http,
+    )
+    if not endpoints.control.startswith("ipc://"):
+        found.append((("control",), "control is reached over ipc only: ipc://PATH"))
+    return endpoints, found
 
 
 def _device_mistakes(name: str, device: Device) -> list[tuple[tuple[str, ...], str]]:
