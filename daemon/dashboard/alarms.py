@@ -1,7 +1,7 @@
 """What needs a person now, in their words: each alarm says what is wrong and what to do about it.
 
-Made from control's `status` alone. Whoever has something to raise an alarm about writes a function from that status
-to alarms, and adds it to SOURCES.
+Made from control's `status` and, put beside it as `drifted`, the experts that drift. Whoever has something to raise an
+alarm about writes a function from that to alarms, and adds it to SOURCES.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,7 +56,7 @@ def _consumers(status: Status) -> Iterable[Alarm]:
         if missed:
             remedy = "Keep results longer (retention.results_for), or mend what holds it up sooner."
             yield Alarm("notice", f"Consumer {name} missed {missed:,} results: they were pruned before it.", remedy)
-        if error or state in ("refused", "waiting", "disconnected"):
+        if error or state in ("refused", "waiting"):
             why = f": {error}" if error else ""
             waits = f", {behind:,} results behind" if behind else ""
             yield Alarm("notice", f"Consumer {name} is {state}{waits}{why}", _CATCHES_UP)

@@ -48,12 +48,14 @@ def whole_boards(layout: Layout, lot: str | None) -> ImagesOf:
             raise UnfitError(str(error)) from None
         board = board_of(layout.board, serial, lot)
         return [
-            Image(content_id(key(serial), dropped, number), part.png, board, part.component, _more(part.designator))
+            Image(
+                content_id(key(serial), dropped, number),
+                part.png,
+                board,
+                part.component,
+                {"designator": part.designator},
+            )
             for number, part in enumerate(found)
         ]
 
     return images_of
-
-
-def _more(designator: str) -> dict[str, Any]:
-    return {"designator": designator}

@@ -31,6 +31,8 @@ class FrameSource(Protocol):
 
     #: Whether boards pass while nobody looks: a picture that was missed is gone.
     is_live: bool
+    #: How often the camera was away: what came meanwhile belongs to no picture.
+    times_lost: int
 
     def advance(self) -> bool:
         """Take the next picture; False where there will be none. SourceError where there should be."""
@@ -52,6 +54,7 @@ class VideoFile:
     """A recording, as fast as it can be read; its clock is that of the recording."""
 
     is_live = False
+    times_lost = 0
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():

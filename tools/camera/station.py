@@ -61,11 +61,11 @@ class Station:
             while not typed.wait(_LINE_WAIT_S):
                 if typed.is_over or self.stop.is_set():
                     return False
-        lost = getattr(self.source, "times_lost", 0)
+        lost = self.source.times_lost
         if not self.source.advance():
             return False
         seen.pictures += 1
-        if typed is not None and lost != getattr(self.source, "times_lost", 0) and (dropped := typed.forget()):
+        if typed is not None and lost != self.source.times_lost and (dropped := typed.forget()):
             self.say(f"{dropped} lines were read while the camera was away: scan those boards again")
         return not (typed is not None and typed.is_over)
 
