@@ -132,24 +132,24 @@ class ServedModel:
     def _lost(self, errors: Sequence[Exception]) -> Exception | None:
         """Why the model cannot go on after what broke this step; None where that was the matter of its texts.
 
-        It cannot where its files are damaged, where books or device are not whole any more, and where nothing but
-        failures has come for some steps, whatever they were.
+        It cannot where its files are damaged, where books or device are not whole any more (looked at when it is idle,
+        too), and where nothing but failures has come for some steps, whatever they were.
         """
         if self._engine.took is not None:
             self._failed_steps = 0
-        if not errors:
-            return None
+        elif errors:
+            self._failed_steps += 1
         for error in errors:
             if isinstance(error, ModelError) and not isinstance(error, AnswerError):
                 return error
-        if self._engine.took is None:
-            self._failed_steps += 1
+        if not (errors or self._engine.is_idle):
+            return None
         try:
             self._engine.check()
             self._runtime.check()
         except Exception as error:  # noqa: BLE001  whatever it is, nothing more is computed with this
             return error
-        return errors[0] if self._failed_steps >= _FAILED_STEPS else None
+        return errors[0] if errors and self._failed_steps >= _FAILED_STEPS else None
 
     def was_changed(self) -> str | None:
         """Files that are gone or others: what was read of them and what is still to be read would not fit."""

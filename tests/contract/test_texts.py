@@ -437,4 +437,4 @@ def test_a_report_falls_back_to_the_template_and_says_why(line: Line) -> None:
     done = CliRunner().invoke(app, ("report", "B-1", "--wait", "0.3", "--json", "--config", str(nobody)))
     fallen_back = json.loads(done.output)
     assert (fallen_back["by"], fallen_back["text"].startswith("Board B-1")) == ("template", True)
-    assert "did not answer" in fallen_back["why_not_the_model"]
+    assert "no daemon answers" in fallen_back["why_not_the_model"]
