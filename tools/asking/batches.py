@@ -149,8 +149,6 @@ def _few_boards(connection: Connection, question: Question) -> list[int] | None:
     }
     if not equal:
         return None
-    chosen = [
-        has_serial(*values) if name == "serial" else boards.c[name].in_(values) for name, values in equal.items()
-    ]
+    chosen = [has_serial(*values) if name == "serial" else boards.c[name].in_(values) for name, values in equal.items()]
     found = connection.execute(select(boards.c.board_id).where(*chosen).limit(_FEW_BOARDS + 1)).scalars().all()
     return list(found) if len(found) <= _FEW_BOARDS else None
