@@ -74,7 +74,7 @@ def _answer_errors(app: FastAPI, site: Site) -> None:
 
     @app.exception_handler(TooMuchToCount)
     def too_much(request: Request, error: TooMuchToCount) -> Response:  # pyright: ignore[reportUnusedFunction]
-        remedy = str(error) or "The question was stopped after 5 seconds. Ask for a shorter time or fewer rows."
+        remedy = str(error) or "The question took too long and was stopped. Ask for a shorter time or fewer rows."
         return say(request, 503, "Too much to count", remedy)
 
     @app.exception_handler(NoDatabase)

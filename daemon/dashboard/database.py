@@ -13,7 +13,7 @@ _AT_MOST_S = 5.0
 
 
 class TooMuchToCount(Exception):  # noqa: N818 - what the page says
-    """The question was broken off after 5 s: the page says so, and how to ask for less."""
+    """The question took too long and was broken off: the page says so, and how to ask for less."""
 
 
 class NoDatabase(Exception):  # noqa: N818

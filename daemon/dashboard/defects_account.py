@@ -19,7 +19,6 @@ class NotPassed(Protocol):
     day: str
     lot: str | None
     station: str | None
-    board_type: str
     component: str
     said: str | None
     decided: str | None

@@ -55,7 +55,7 @@ class Among:
 def not_passed(span: Span) -> Question:
     """What is no plain pass, counted by where it is from, what the line said, what a person said, and the defect."""
     columns = (
-        *(_day.label("day"), boards.c.lot, boards.c.station, boards.c.board_type, inspections.c.component),
+        *(_day.label("day"), boards.c.lot, boards.c.station, inspections.c.component),
         *(inspections.c.verdict.label("said"), _newest.c.verdict.label("decided"), _final_defect.label("defect")),
     )
     is_plain = (inspections.c.verdict == "pass") & ~_is_reviewed
