@@ -58,6 +58,13 @@ def test_a_network_that_is_not_known_is_refused_before_anything_is_read(
     assert answer.endswith("not 'resnet19'")
 
 
+def test_a_profile_is_refused_before_the_line_is_read(tmp_path: Path) -> None:
+    config = tmp_path / "coserve.yaml"
+    config.touch()
+    assert refused("profile", str(config), "--memory", "much").startswith("coserve: --memory: expected a size such as")
+    assert refused("profile", str(config), "--usage", "guess").startswith("coserve: --usage: expected rules, database,")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -66,6 +73,7 @@ def test_a_network_that_is_not_known_is_refused_before_anything_is_read(
         (["bench", "line", "--policy", "best"], "--policy: policy 'best' is unknown: expected one of samba, "),
         (["bench", "live", "--classifier", "yolo11n"], "--classifier: expected one of resnet18, "),
         (["bench", "online", "--live", "--detector", "x"], "--detector: expected one of yolov5n, "),
+        (["moe", "bench", ".", "--device", "tpu"], "--device: expected cpu, cuda:0, cuda:1, … or auto, not 'tpu'"),
         (["moe", "import", ".", "--storage", "zip"], "--storage: expected one of exact, int8, int4, not 'zip'"),
         (
             ["rejudge", "c.yaml", "--verdict", "bad"],

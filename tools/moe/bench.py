@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -69,6 +70,8 @@ def bench(
 
     Prepare with `coserve moe fixture`, `trace`, `fit`, `unite` and `plan`. A side that lacks something is named.
     """
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", device) is None:
+        fail(f"--device: expected cpu, cuda:0, cuda:1, … or auto, not {device!r}", status=2)
     import torch
 
     from experts.moe.modes import MODES

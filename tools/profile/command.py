@@ -55,18 +55,18 @@ def profile(  # one parameter for each option
     from tools.profile.samples import read_samples, rendered_samples
     from tools.profile.usage import UsageError
 
-    effort = replace(QUICK, max_batch=min(max_batch, QUICK.max_batch)) if quick else Effort(max_batch=max_batch)
-    try:
-        line = load_line(config, with_profiles=False)
-        samples = read_samples(images) if images is not None else rendered_samples()
-    except (ConfigError, ValueError) as error:
-        fail(str(error), status=2)
     try:
         memory_bytes = parse_bytes(memory) if memory is not None else None
     except ValueError as error:
         fail(f"--memory: {error}", status=2)
     if usage not in ("rules", "database") and not Path(usage).is_dir():
         fail(f"--usage: expected rules, database, or a folder of sample images, not {usage!r}", status=2)
+    effort = replace(QUICK, max_batch=min(max_batch, QUICK.max_batch)) if quick else Effort(max_batch=max_batch)
+    try:
+        line = load_line(config, with_profiles=False)
+        samples = read_samples(images) if images is not None else rendered_samples()
+    except (ConfigError, ValueError) as error:
+        fail(str(error), status=2)
     if missing := devices_missing(line.config):
         fail(f"{config}: this machine has no {', '.join(missing)}; profile on the machine that runs the line", status=2)
     wish = Wish(samples, usage, memory_bytes, initial, margin, pick, effort)
