@@ -11,15 +11,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from PIL import Image
+from PIL.TiffImagePlugin import TiffImageFile
 
 #: Widths, in pixels, in which a picture may be asked for: for lists and cards, and for a desk's screen.
 WIDTHS = (480, 1600)
 _MEDIA_TYPES = {".jpg": "image/jpeg", ".png": "image/png", ".bmp": "image/bmp"}
 #: What browsers do not show: they get it as PNG, where it is small enough to be unpacked for them.
 _CONVERTED = (".tif", ".pgm", ".ppm")
+#: What intake takes; Pillow knows dozens more, and starts programs for some.
+_FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "PPM")
+_ORIENTATION = 274
+#: Pillow turns a TIFF by its orientation mark, which experts and boxes know nothing of: what turns it back.
+_TURNED_BACK = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+_SIDEWAYS = tuple(_TURNED_BACK[mark] for mark in (5, 6, 7, 8))
 #: What is unpacked here at all, by the header and before a pixel is read: four bytes each.
 _UNPACKED_PIXELS = 25_000_000
 _CHUNK_BYTES = 256 * 1024
@@ -82,8 +97,6 @@ class Stored:
         if self.suffix in _MEDIA_TYPES:
             return Picture(self.file, self.length_bytes, _MEDIA_TYPES[self.suffix], self.etag(width))
         with self.file as file:
-            if self.suffix not in _CONVERTED:
-                raise NoPicture("this image's format is one that browsers do not show")
             png = _as_png(file)
         return Picture(io.BytesIO(png), len(png), "image/png", self.etag(width))
 
@@ -108,8 +121,8 @@ class Pictures:
     def _measured(self, image_path: str) -> Size | None:
         try:
             file, _ = self._open(image_path)
-            with file, Image.open(file) as image:
-                return Size(*image.size)
+            with file, Image.open(file, formats=_FORMATS) as image:
+                return _stored_size(image)
         except (NoPicture, OSError, ValueError, Image.DecompressionBombError):
             return None
 
@@ -118,6 +131,8 @@ class Pictures:
         parts = PurePosixPath(image_path).parts
         if len(parts) < 2 or parts[0] != self._folder.name or any(part in ("", "..", "/") for part in parts):
             raise NoPicture("its path leads out of the images folder")
+        if PurePosixPath(image_path).suffix not in (*_MEDIA_TYPES, *_CONVERTED):
+            raise NoPicture("this image's format is one that browsers do not show")
         folders = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             at = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -146,17 +161,35 @@ class Pictures:
 def _smaller(file: BinaryIO, width: int) -> bytes | None:
     """A JPEG of that width; None where the picture is not wider, or is none that may be unpacked here."""
     try:
-        with Image.open(file) as image:
-            if image.width <= width or image.width * image.height > _UNPACKED_PIXELS:
+        with Image.open(file, formats=_FORMATS) as image:
+            stored = _stored_size(image)
+            if stored.width <= width or stored.width * stored.height > _UNPACKED_PIXELS:
                 return None
-            size = (width, max(1, round(image.height * width / image.width)))
+            size = (width, max(1, round(stored.height * width / stored.width)))
             image.draft(None, (2 * size[0], 2 * size[1]))  # a JPEG is unpacked no larger than needed
-            shown = _eight_bits(image).resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
+            shown = _eight_bits(_as_stored(image)).resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
             jpeg = io.BytesIO()
             shown.save(jpeg, "JPEG", quality=_QUALITY, subsampling=0)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
     return jpeg.getvalue()
+
+
+def _turn_back(image: Image.Image) -> Image.Transpose | None:
+    """Before its pixels are read."""
+    mark: Any = image.tag_v2.get(_ORIENTATION) if isinstance(image, TiffImageFile) else None
+    return _TURNED_BACK.get(mark)
+
+
+def _stored_size(image: Image.Image) -> Size:
+    """Of an image whose pixels are not read yet: Pillow gives a TIFF's as turned."""
+    width, height = image.size
+    return Size(height, width) if _turn_back(image) in _SIDEWAYS else Size(width, height)
+
+
+def _as_stored(image: Image.Image) -> Image.Image:
+    back = _turn_back(image)
+    return image if back is None else image.transpose(back)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
@@ -168,11 +201,11 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 def _as_png(file: BinaryIO) -> bytes:
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=_FORMATS) as image:
             if image.width * image.height > _UNPACKED_PIXELS:
                 raise NoPicture(f"{image.width} × {image.height} pixels are too many to unpack for a browser")
             png = io.BytesIO()
-            image.save(png, "PNG", compress_level=1)
+            _as_stored(image).save(png, "PNG", compress_level=1)
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise NoPicture(f"it cannot be unpacked: {error}") from None
     return png.getvalue()

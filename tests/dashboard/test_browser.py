@@ -1,5 +1,6 @@
 """The instrument before what it measures: the browser of the tests hears what it must hear."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -32,8 +33,11 @@ def test_a_good_page_has_no_complaints_and_the_asked_width(open_page: Pages, sit
     ("path", "said"), [("/script", "nobody"), ("/missing", "404"), ("/abroad", "another host: http://192.0.2.1")]
 )
 def test_an_error_a_missing_file_and_another_host_are_heard(open_page: Pages, site: str, path: str, said: str) -> None:
-    open_page(site + path, wait_until="domcontentloaded").wait_for_timeout(100)
-    assert any(said in one for one in open_page.complaints), open_page.complaints
+    page = open_page(site + path, wait_until="domcontentloaded")
+    until_s = time.monotonic() + 15.0
+    while not any(said in one for one in open_page.complaints):
+        assert time.monotonic() < until_s, open_page.complaints
+        page.wait_for_timeout(20)  # the browser's events are heard meanwhile
     open_page.forgive(".")
 
 

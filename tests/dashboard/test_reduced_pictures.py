@@ -155,6 +155,28 @@ def test_every_kind_of_picture_is_made_smaller_or_comes_whole(web: Web) -> None:
     assert fetch(web, f"/pictures/{add(web, 152, b'no picture', '.tif')}?width=480")[0] == 404
 
 
+@pytest.mark.parametrize("mark", range(1, 9))
+def test_a_picture_lies_as_experts_saw_it_whatever_its_orientation_mark_says(web: Web, mark: int) -> None:
+    flat = Image.new("RGB", (960, 640))
+    flat.paste((220, 20, 20), (0, 0, 240, 240))
+    number = add(web, 300 + mark, encoded(flat, "TIFF", tiffinfo={274: mark}), ".tif")
+    for query in ("", "?width=480"):
+        image = shown(web, f"/pictures/{number}{query}").getchannel("R")
+        assert image.width / image.height == 1.5
+        corners = [image.getpixel((x, y)) for x in (10, image.width - 10) for y in (10, image.height - 10)]
+        assert [bool(red > 128) for red in corners] == [True, False, False, False]  # pyright: ignore[reportOperatorIssue]
+    assert f'viewBox="0 0 {flat.width} {flat.height}"' in web.get(f"/boards/1?inspection={number}").text
+
+
+def test_what_no_camera_may_send_is_not_unpacked_at_any_width(web: Web) -> None:
+    """Pillow would start Ghostscript for EPS."""
+    gif, eps = (encoded(a_photo((960, 640)), kind) for kind in ("GIF", "EPS"))
+    for number, (foreign, suffix) in enumerate([(gif, ".bin"), (eps, ".bin"), (gif, ".tif"), (eps, ".tif")], 320):
+        for path in (f"/pictures/{add(web, number, foreign, suffix)}", f"/pictures/{number}?width=480"):
+            assert fetch(web, path)[0] == 404
+    assert fetch(web, f"/pictures/{add(web, 330, gif, '.png')}?width=480") == (200, "image/png", gif)
+
+
 @pytest.mark.parametrize("side", [6000, 30_000])
 def test_a_bomb_comes_as_it_lies_and_takes_no_memory(web: Web, side: int) -> None:
     bomb = a_bomb(side)
