@@ -27,7 +27,7 @@ from daemon.policy.presets import Tuning
 from daemon.policy.request import PoolFacts, PoolId
 from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample
 from daemon.rulebook import Rulebook
-from daemon.stages import batch_of, stage_of, switch_of
+from daemon.stages import FreshLoad, batch_of, stage_of, switch_of
 from daemon.trace import Makeup, RecordingScheduler
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.routes import Routes
@@ -103,7 +103,7 @@ class Drive:
         self._desk = Desk(self._scheduler, lambda: self._flow.catalog, self._health.is_lost)
         self._events = Events()
         self._thread = threading.Thread(target=self._loop, name="drive", daemon=True)
-        self._fresh_load_ms: dict[tuple[PoolId, ExpertId], float] = {}
+        self._fresh_loads: dict[tuple[PoolId, ExpertId], FreshLoad] = {}
         self._last_batch_id = last_batch_id
         self._switches = 0
         self._stopping = False
@@ -258,7 +258,8 @@ class Drive:
         self._last_batch_id += 1
         images = tuple(self._flow.order_of(request) for request in run.batch)
         order = BatchOrder(self._last_batch_id, self._flow.catalog[run.expert], images)
-        load_ms = self._fresh_load_ms.pop((self._hands.pool_of(run.executor), run.expert), 0.0)
+        fresh = self._fresh_loads.pop((self._hands.pool_of(run.executor), run.expert), None)
+        load_ms = fresh.held_up_ms(run.batch) if fresh else 0.0
         predicted_s = self._scheduler.predicted_s(run.executor, run.expert, len(images))
         self._hands.begin(Running(run, order, load_ms, now), predicted_s)
 
@@ -282,7 +283,7 @@ class Drive:
         if self._failing:
             self._note_failures()
             self._flow.release(load.expert)  # it may have come into another pool than the one whose load hangs
-        self._fresh_load_ms[load.pool, load.expert] = end.load_ms
+        self._fresh_loads[load.pool, load.expert] = FreshLoad(end.load_ms, now)
         self._switches += load.cause != "startup"
         self._on_switch(switch_of(end, self._wall()))
 

@@ -20,7 +20,7 @@ _MOST_LEFT = 4
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A batch under way. `load_ms` is the load that it waited for."""
+    """A batch under way. `load_ms` is how long it waited for a load."""
 
     run: Run
     order: BatchOrder

@@ -170,7 +170,7 @@ class ExpertSwitch:
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """One batch that ended. Times are seconds since the epoch; `load_ms` is the load that it waited for, 0 for none."""
+    """One batch that ended. Times are seconds since the epoch; `load_ms` is how long it waited for a load."""
 
     executor: str
     device: str

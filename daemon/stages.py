@@ -3,6 +3,9 @@
 Tables `stages`, `expert_switches`, `expert_versions`.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from daemon.orders import Answered, BatchOrder, BatchReport, LoadEnd, device_of
 from daemon.policy.actions import Run
 from daemon.policy.request import PoolId, Request
@@ -11,10 +14,23 @@ from experts.catalog import Catalog
 from experts.spec import ExpertId
 
 
+@dataclass(frozen=True, slots=True)
+class FreshLoad:
+    """A load that no batch has run after yet. `ended_s` is of the drive's clock."""
+
+    load_ms: float
+    ended_s: float
+
+    def held_up_ms(self, batch: Sequence[Request]) -> float:
+        """How long the first of `batch` waited for this load; 0 where it came later: start-up, a prefetch in time."""
+        since_s = min(request.arrived_s for request in batch)
+        return min(self.load_ms, max(0.0, self.ended_s - since_s) * 1000.0)
+
+
 def stage_of(
     request: Request, result: Answered, order: BatchOrder, report: BatchReport, pool: PoolId, load_ms: float
 ) -> Stage:
-    """`load_ms` is the load that this batch waited for, 0 where its expert was resident already."""
+    """`load_ms` is how long this batch waited for a load, 0 where its expert was resident already."""
     return Stage(
         expert=request.expert,
         expert_version=order.spec.version,

@@ -8,7 +8,9 @@ import pytest
 
 from daemon.control import ControlError
 from daemon.policy.presets import PRESETS, UnknownPolicyError
+from daemon.policy.request import Request, RequestId
 from daemon.rulebook import Rulebook
+from daemon.stages import FreshLoad
 from experts.spec import ExpertId
 from tests.daemon.bench_line import RULES, Line, a_catalog, a_line, a_spec, an_image, routes, says
 
@@ -277,6 +279,22 @@ def test_stages_carry_the_load_of_the_first_batch_and_the_wait_of_each_image():
     assert first.queued_ms == pytest.approx(500.0)
     assert second.queued_ms == pytest.approx(520.0)
     assert first.infer_ms == pytest.approx(20.0)
+
+
+def test_a_load_that_was_over_when_the_image_came_held_up_nobody():
+    line = a_line(budgets={"cpu": 30}, load_s=0.5)
+    line.run()
+    assert "B" in line.pools["cpu"].resident()
+    line.accept(an_image(1, "B"))
+    line.run()
+    stage = line.outcomes[1].stages[0]
+    assert (stage.load_ms, stage.queued_ms) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("came_s", "held_up_ms"), [((3.0, 9.0), 500.0), ((9.9, 9.75), 250.0), ((10.0,), 0.0)])
+def test_a_load_holds_up_a_batch_from_when_its_first_image_came(came_s: tuple[float, ...], held_up_ms: float):
+    batch = [Request(RequestId(number), ExpertId("B"), at_s) for number, at_s in enumerate(came_s)]
+    assert FreshLoad(load_ms=500.0, ended_s=10.0).held_up_ms(batch) == pytest.approx(held_up_ms)
 
 
 def test_samba_takes_images_in_order_and_each_detector_right_after_its_classifier():

@@ -124,7 +124,7 @@ def _expert(record: Record, row: Row, now: ExpertsNow) -> Iterator[str]:
 
 
 def _times(row: Row) -> Iterator[str]:
-    loading = f"its load took {row['load_ms']:.1f} ms" if row["load_ms"] else "it was resident already"
+    loading = f"its load held it up for {row['load_ms']:.1f} ms" if row["load_ms"] else "it was resident already"
     yield (
         f"  on {row['executor']} ({row['device']}): queued {row['queued_ms']:.1f} ms, {loading}; batch"
         f" {row['batch_id']} of {row['batch_size']} took {row['infer_ms']:.1f} ms"
