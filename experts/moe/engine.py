@@ -183,7 +183,7 @@ class Engine:
         if not self._waiting:
             return None
         waiting = [_as_generation(asked) for asked in self._waiting.values()]
-        running = [_as_generation(one.asked, len(one.new)) for one in self._running]
+        running = [_as_generation(one.asked, len(one.new), one.first_s) for one in self._running]
         admitted = self.scheduler.admit(waiting, running, now)
         return self._waiting[admitted[0].request] if admitted else None
 
@@ -334,7 +334,7 @@ def _is_late(asked: Asked, now: float) -> bool:
     return asked.deadline_s is not None and now > asked.deadline_s
 
 
-def _as_generation(asked: Asked, generated: int = 0) -> Generation:
+def _as_generation(asked: Asked, generated: int = 0, began_s: float | None = None) -> Generation:
     return Generation(
         request=asked.request,
         task=asked.task,
@@ -343,4 +343,5 @@ def _as_generation(asked: Asked, generated: int = 0) -> Generation:
         arrived_s=asked.arrived_s,
         slo_s=asked.slo_s,
         generated=generated,
+        began_s=began_s,
     )

@@ -249,7 +249,9 @@ class _Replay:
         effort = self._pass(step)
         self._tell_loading(step, effort)
         for one in new:
-            active = _Active(self._by_name[one.request], replace(one, generated=1), begun_s, [self._now])
+            active = _Active(
+                self._by_name[one.request], replace(one, generated=1, began_s=begun_s), begun_s, [self._now]
+            )
             self._active.append(active)
         self._work.end(step, [self._now - one.arrived_s for one in new], self._now)
         self._collect()

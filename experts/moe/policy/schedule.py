@@ -27,7 +27,10 @@ _TASKS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One request for text. `slo_s`: from arrival to the last token; None where nobody asked for one."""
+    """One request for text. `slo_s`: from arrival to the last token; None where nobody asked for one.
+
+    `began_s`: when it was taken in; None while it waits.
+    """
 
     request: str
     task: str | None
@@ -36,6 +39,7 @@ class Generation:
     arrived_s: float
     slo_s: float | None = None
     generated: int = 0
+    began_s: float | None = None
 
     @property
     def held_tokens(self) -> int:
@@ -172,7 +176,9 @@ class SloSlack:
         return self._deadline(generation) - now - rest_s
 
     def _order(self, waiting: Sequence[Generation], running: Sequence[Generation], now: float) -> list[Generation]:
-        overdue_rows = sum(1 for one in running if now - one.arrived_s > self._patience_s)
+        # Not by their age now: where texts take longer than patience, all that run would count, and nobody went first.
+        began = [one.began_s - one.arrived_s for one in running if one.began_s is not None]
+        overdue_rows = sum(1 for waited_s in began if waited_s > self._patience_s)
         overdue_left = max(1, self._limits.rows // 4) - overdue_rows
         ranked: list[tuple[int, float, int, Generation]] = []
         for place, one in enumerate(waiting):

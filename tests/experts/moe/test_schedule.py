@@ -1,5 +1,7 @@
 """Which generations begin: eMoE's Algorithm 1 by slack, and first come, first served."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +13,8 @@ COSTS = Costs(prefill_token_s=0.01, step_s=1.0, row_s=0.1)
 PROFILES = {"short": 4.0, "long": 20.0}
 
 
-def a_request(name="a", task="short", tokens=100, arrived_s=0.0, slo_s=None, generated=0, most=40):
-    return Generation(name, task, tokens, most, arrived_s, slo_s, generated)
+def a_request(name="a", task="short", tokens=100, arrived_s=0.0, slo_s=None, generated=0, most=40, began_s=None):
+    return Generation(name, task, tokens, most, arrived_s, slo_s, generated, began_s)
 
 
 def by_slack(rows=4, tokens=10_000, **options):
@@ -51,13 +53,13 @@ def test_one_that_has_no_room_does_not_hold_up_those_behind_it():
     assert names(by_slack(tokens=200).admit(waiting, [], 0.0)) == ["small"]
 
 
-@pytest.mark.parametrize("slo_s", [None, 30.0])
-def test_a_long_one_gets_its_turn_although_short_ones_come_for_ever(slo_s):
-    """Its tokens fit alone only; a short one takes five steps, and there are always some more."""
+@pytest.mark.parametrize(("slo_s", "takes_s"), [(None, 5), (30.0, 5), (300.0, 100)])
+def test_a_long_one_gets_its_turn_although_short_ones_come_for_ever(slo_s, takes_s):
+    """Its tokens fit alone only; short ones take five steps or longer than patience, and there are always some more."""
     scheduler = by_slack(tokens=400, patience_s=60.0)
     large = a_request("large", tokens=300, slo_s=slo_s)
     waiting = [large]
-    until = {a_request(f"first-{end}", tokens=10): end for end in (2, 3, 4, 5)}
+    until = {a_request(f"first-{end}", tokens=10, began_s=0.0): end * takes_s // 5 for end in (2, 3, 4, 5)}
     now = 0
     while large in waiting:
         now += 1
@@ -65,8 +67,8 @@ def test_a_long_one_gets_its_turn_although_short_ones_come_for_ever(slo_s):
         waiting += [a_request(f"{now}-{number}", tokens=10, arrived_s=float(now), slo_s=slo_s) for number in range(2)]
         admitted = scheduler.admit(waiting, list(until), float(now))
         waiting = [one for one in waiting if one not in admitted]
-        until |= dict.fromkeys(admitted, now + 5)
-        assert now < 100
+        until |= {replace(one, began_s=float(now)): now + takes_s for one in admitted}
+        assert now < 100 + 2 * takes_s
     assert now > 60
 
 
@@ -104,7 +106,7 @@ def test_who_waited_beyond_patience_goes_first_within_a_quarter_of_the_rows():
     admitted = names(by_slack(rows=8, patience_s=60.0).admit(waiting, [], 100.0))
     assert admitted[:2] == ["old0", "old1"]
     assert "old2" not in admitted[:8]
-    running = [a_request(f"run{number}", slo_s=1.0, generated=1) for number in range(2)]
+    running = [a_request(f"run{number}", slo_s=1.0, generated=1, began_s=70.0) for number in range(2)]
     assert names(by_slack(rows=8, patience_s=60.0).admit(waiting, running, 100.0))[0] == "new0"
 
 
