@@ -22,6 +22,7 @@ from tools.profile import command as profile
 from tools.rejudge import command as rejudge
 from tools.report import command as report
 from tools.review import command as review
+from tools.service import ServiceError
 from tools.simulate import command as simulate
 from tools.stress import command as stress
 from tools.wrong_use import Commands
@@ -58,10 +59,12 @@ service_install.register(app)
 
 
 def main() -> Any:
-    """Entry point: a person sees one sentence, not a traceback, when a pipe closes or they press Ctrl-C."""
+    """Entry point: a person sees one sentence, not a traceback, when a pipe closes, they press Ctrl-C or a line does not start."""
     try:
         return app()
     except KeyboardInterrupt:
         fail("stopped by Ctrl-C", status=1)
+    except ServiceError as error:
+        fail(str(error), status=1)
     except BrokenPipeError:
         raise SystemExit(0) from None

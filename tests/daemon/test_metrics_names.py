@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -119,3 +120,12 @@ def test_sensors_are_asked_at_most_every_five_seconds_and_a_machine_without_is_n
     assert thermometer.read() is first
     now = 5.0
     assert {one.sensor for one in thermometer.read()} == {one.sensor for one in first}
+
+
+def test_every_metric_that_the_documentation_names_is_one_that_is_told() -> None:
+    root = Path(__file__).parents[2]
+    formats = {"coserve_format", "coserve_backup"}  # of files
+    told = formats | set(re.findall(r"^# TYPE (\w+) ", a_scrape(), re.MULTILINE))
+    for page in (root / "README.md", *(root / "docs").glob("*.md")):
+        for name in re.findall(r"`(coserve_\w+)[`{]", page.read_text(encoding="utf-8")):
+            assert re.sub("_(bucket|count|sum)$", "", name) in told, f"{page.name}: {name}"

@@ -97,6 +97,21 @@ def test_a_whole_review_by_keyboard_alone(shown_line: ShownLine, open_page: Page
     assert page.locator("#help").get_by_text("Undo the last decision").is_visible()
 
 
+def test_on_a_line_without_codes_a_fail_takes_two_presses_as_everywhere(
+    shown_line: ShownLine, open_page: Pages
+) -> None:
+    ids = publish(shown_line, "no-codes", 2)
+    page = open_page(shown_line.url("/review?lot=no-codes"))
+    begin(page, "Eva")
+    page.evaluate("document.querySelectorAll('.code').forEach((button) => button.remove())")
+    page.keyboard.press("f")
+    page.wait_for_selector("text=Write its code, or the same again for none")
+    assert decisions(shown_line, *ids) == []
+    page.keyboard.press("f")
+    showing(page, ids[1])
+    assert decisions(shown_line, *ids) == [(ids[0], "fail", None, "Eva", None)]
+
+
 def review_of(line: ShownLine, image: int) -> int:
     return line.rows("SELECT min(review_id) FROM reviews WHERE inspection_id = ?", image)[0][0]
 

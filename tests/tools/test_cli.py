@@ -1,5 +1,7 @@
 import json
 import os
+import re
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -185,9 +187,20 @@ def test_results_are_printed_as_json(tmp_path: Path, experts_folder: Path) -> No
         assert (account["accepted"], account["rejected bad_image"]) == (3, 1)
         while ask(f"ipc://{tmp_path}/run/control.sock", "status")["backlog"]:
             time.sleep(0.05)
+        assert re.search(r", ready, up for \d+ s, policy", coserve("status", "--config", str(config)).stdout)
     rows = json.loads(coserve("results", "--config", str(config), "--json").stdout)
     assert [row["serial"] for row in rows] == ["S1"] * 3
     assert {row["verdict"] for row in rows} <= {"pass", "fail", "review"}
+
+
+def test_a_benchmark_whose_line_does_not_start_ends_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("COSERVE_ENDPOINTS_HTTP", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        done = coserve("bench", "fairness", "--rounds", "1", "--kind", "junk")
+    assert done.returncode == 1
+    assert done.stderr.startswith("coserve: the daemon did not start")
+    assert "Address already in use" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_line_that_cannot_start_says_so_in_one_line(tmp_path: Path, experts_folder: Path) -> None:

@@ -1,7 +1,9 @@
 """docs/sql-cookbook.md: every question answers, as its sample shows, and some are counted again by other means."""
 
 import re
+import sqlite3
 from collections import Counter, defaultdict
+from contextlib import closing
 from datetime import datetime
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -9,10 +11,14 @@ from typing import Any
 
 import pytest
 
+from daemon.store.reviews import Decision
+from daemon.store.store import open_store
 from tests.tools.asked_database import make
 from tests.tools.cookbook_questions import COOKBOOK, Question, ask, ask_the_shell, questions
 
 QUESTIONS = questions()
+#: The last one tells how old what is open has become by now.
+NOT_BY_THE_CLOCK = range(1, 20)
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +171,22 @@ def test_hot_places_fail_more_than_once_and_are_measured_against_their_kind(
         of_its_kind = [rate for (_, _, component), rate in rates.items() if component == key[2]]
         mean = sum(of_its_kind) / len(of_its_kind)
         assert row["times_the_mean_of_its_type"] == pytest.approx(rates[key] / mean, abs=0.051)
+
+
+def test_a_decision_that_was_undone_changes_no_answer(database: Path, tmp_path: Path) -> None:
+    path = tmp_path / "inspection.db"
+    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(path)) as copy:
+        source.backup(copy)
+    waiting = ask(path, "SELECT inspection_id FROM inspections WHERE verdict IN ('fail', 'review') ORDER BY seq DESC")
+    reviewed = {row["inspection_id"] for row in ask(path, "SELECT inspection_id FROM reviews")}
+    image = next(row["inspection_id"] for row in waiting if row["inspection_id"] not in reviewed)
+    before = [answer(path, number) for number in NOT_BY_THE_CLOCK]
+    was_open = {row["verdict"]: row["open"] for row in answer(path, 20)}
+    store = open_store(f"sqlite:///{path}")
+    decided = store.review(Decision(image, "carla", None, "pass"))
+    during = [answer(path, number) for number in NOT_BY_THE_CLOCK]
+    store.review(Decision(image, "carla", decided.review_id, None))
+    store.close()
+    assert during[3] != before[3], "the part left the list of those to look at"
+    assert [answer(path, number) for number in NOT_BY_THE_CLOCK] == before
+    assert {row["verdict"]: row["open"] for row in answer(path, 20)} == was_open

@@ -103,6 +103,18 @@ def test_what_waits_is_listed_and_undoing_makes_it_wait_again(line: Path) -> Non
     assert "nothing to undo" in review(line, "--undo", 1).stderr
 
 
+def test_what_waits_again_is_decided_as_it_is_listed_and_by_one_person(line: Path) -> None:
+    review(line, 1, "unknown")
+    review(line, "--undo", 1)
+    assert review(line, 1, "pass", "--reviewer", "Eva").exit_code == 0
+    assert "nothing waits" in review(line, "--list").stdout
+    refused = review(line, 1, "unknown", "--reviewer", "Ben")
+    assert (refused.exit_code, len(rows(line.parent))) == (1, 3)
+    assert "Eva decided pass" in refused.stderr
+    assert review(line, 1, "review", "--reviewer", "Ben", "--after", 3).exit_code == 0  # wants another look
+    assert review(line, 1, "fail", "--reviewer", "Eva").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [

@@ -13,6 +13,7 @@ from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, p
 
 if TYPE_CHECKING:
     from daemon.config import Config
+    from daemon.store.reviews import Review
 
 _WAIT_S = 10.0
 
@@ -37,7 +38,7 @@ def review(
         str | None, typer.Option(metavar="NAME", help="Who decides; without it, the user of this terminal.")
     ] = None,
     after: Annotated[
-        int | None, typer.Option(metavar="REVIEW", min=1, help="Decide anew after this review, which you have seen.")
+        int | None, typer.Option(metavar="REVIEW", min=1, help="Overrule this review, which you have seen.")
     ] = None,
     undo: Annotated[
         int | None, typer.Option("--undo", metavar="ID", min=1, help="Take back the newest decision about this image.")
@@ -94,6 +95,8 @@ def _write(settings: "Config", fields: dict[str, Any], config: Path) -> Mapping[
         decision(fields)
     except ControlError as error:
         fail(str(error), status=2)
+    if "newest" not in fields and (waits_since := _newest_open(settings, fields["inspection_id"])) is not None:
+        fields["newest"] = waits_since
     try:
         return ask(settings.endpoints.control, "review", timeout_s=_WAIT_S, **fields)
     except ControlError as error:
@@ -203,9 +206,19 @@ def _own_defect(settings: "Config", inspection_id: int) -> str | None:
 
 
 def _newest(settings: "Config", inspection_id: int) -> int | None:
+    past = _history(settings, inspection_id)
+    return past[-1].review_id if past else None
+
+
+def _newest_open(settings: "Config", inspection_id: int) -> int | None:
+    """The newest row where it leaves the image waiting, as one does that undoes: there is no decision to overrule."""
+    past = _history(settings, inspection_id)
+    return past[-1].review_id if past and past[-1].is_open else None
+
+
+def _history(settings: "Config", inspection_id: int) -> "list[Review]":
     from daemon.store.reviews import history
     from tools.opened import reading
 
     with reading(settings) as engine, engine.connect() as connection:
-        past = history(connection, inspection_id)
-    return past[-1].review_id if past else None
+        return history(connection, inspection_id)

@@ -215,11 +215,12 @@
     if (!current) return;
     const { defect } = current.node.dataset;
     if (defect) decide("fail", defect);
-    else if (isChoosing || !place.querySelector(".code")) decide("fail");
+    else if (isChoosing) decide("fail");
     else {
       isChoosing = true;
       nameFail();
-      say("Which defect? Choose one, or the same again for none.");
+      const how = place.querySelector(".code") ? "Choose one" : "Write its code";
+      say(`Which defect? ${how}, or the same again for none.`);
     }
   }
   function skip() {
