@@ -208,8 +208,10 @@ def train_detector(
 
 @contextmanager
 def _bar(title: str) -> Iterator[tuple[Any, Any]]:
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    from tools.progress import Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors) as bar:
+    with Bars(*columns, console=errors) as bar:
         yield bar, bar.add_task(title, total=1.0)

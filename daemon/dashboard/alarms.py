@@ -69,7 +69,8 @@ def _drifted(status: Status) -> Iterable[Alarm]:
     names = [one.expert for one in status.get("drifted", ())]
     if names:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        title = f"Drift: {', '.join(names[:_NAMED])}{more} answer with other confidence than in training."
+        answer = "answers" if len(names) == 1 else "answer"
+        title = f"Drift: {', '.join(names[:_NAMED])}{more} {answer} with other confidence than in training."
         yield Alarm("notice", title, "Look at light, lens and parts; coserve experts show NAME; train again.")
 
 

@@ -101,7 +101,10 @@ def calls_by_version(connection: Connection, expert: str | None = None, after: i
 
 
 def confidences_statement(expert: str | None = None, answers: int = RECENT_ANSWERS) -> Select[*tuple[Any, ...]]:
-    """(expert, expert_version, label, bin, count) of each version's newest `answers`, in the newest `RECENT_IMAGES`."""
+    """(expert, expert_version, label, bin, count) of each version's newest `answers`, in the newest `RECENT_IMAGES`.
+
+    A picture that came more than once counts once: a version answers it the same each time, which is no more evidence.
+    """
     confidence = stages.c.confidence
     # Steps of a CASE and no arithmetic: databases round a division each in their own way.
     bins = case(*((confidence < edge, number) for number, edge in enumerate(EDGES)), else_=BINS - 1)
@@ -109,13 +112,17 @@ def confidences_statement(expert: str | None = None, answers: int = RECENT_ANSWE
     place = func.row_number().over(
         partition_by=(stages.c.expert, stages.c.expert_version), order_by=stages.c.inspection_id.desc()
     )
-    found = select(stages.c.expert, stages.c.expert_version, stages.c.label, bins.label("bin"), place.label("place"))
+    kept = (stages.c.inspection_id, stages.c.expert, stages.c.expert_version, stages.c.label)
+    found = select(*kept, bins.label("bin"), place.label("place"))
     found = found.where(stages.c.inspection_id > after, confidence.is_not(None), stages.c.label.is_not(None))
     if expert is not None:
         found = found.where(stages.c.expert == expert)
     recent = found.subquery("recent")
     key = (recent.c.expert, recent.c.expert_version, recent.c.label, recent.c.bin)
-    return select(*key, func.count()).where(recent.c.place <= literal(answers)).group_by(*key).order_by(*key)
+    # The pictures of the newest answers alone are looked up.
+    counted = select(*key, func.count(inspections.c.image_sha256.distinct())).select_from(recent)
+    counted = counted.join(inspections, inspections.c.inspection_id == recent.c.inspection_id)
+    return counted.where(recent.c.place <= literal(answers)).group_by(*key).order_by(*key)
 
 
 def recent_confidences(

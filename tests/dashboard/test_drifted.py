@@ -10,7 +10,7 @@ import numpy as np
 
 from daemon.config import load_config
 from daemon.dashboard.alarms import alarms
-from daemon.dashboard.drifted import DriftWatch
+from daemon.dashboard.drifted import Drifted, DriftWatch
 from daemon.dashboard.site import make_site
 from experts.catalog import write_catalog
 from experts.drift import histogram
@@ -30,7 +30,7 @@ def a_judged_line(folder: Path, experts: Path, now: tuple[float, float], answers
     entries["R0402"] = entries["R0402"].model_copy(update={"confidences": trained})
     write_catalog(versions.catalog, {name: entry.model_dump(mode="json") for name, entry in entries.items()})
     store = a_store(folder)
-    arrivals = [an_arrival(f"i{n}", type="loose", serial="S1") for n in range(answers)]
+    arrivals = [an_arrival(f"i{n}", type="loose", serial="S1", payload=f"i{n}".encode()) for n in range(answers)]
     version = entries["R0402"].sha256[:12]
     outcomes = [
         an_outcome(image.inspection_id, stages=[a_stage("R0402", expert_version=version, confidence=confidence)])
@@ -47,7 +47,9 @@ def test_an_expert_that_sees_other_images_raises_a_notice_with_its_name(tmp_path
     assert (found.expert, found.value > 0.25) == ("R0402", True)
     (alarm,) = alarms({"state": "ready", "drifted": [found]})
     assert alarm.level == "notice"
-    assert "R0402" in alarm.title
+    assert "R0402 answers with other confidence" in alarm.title
+    (two,) = alarms({"state": "ready", "drifted": [found, Drifted("C0603", "v", 0.3)]})
+    assert "R0402, C0603 answer with other confidence" in two.title
     site.database.close()
 
 

@@ -148,7 +148,7 @@ class Web:
             "verdict": verdict,
             "late": 0,
             "rules_version": "0123456789ab",
-            "image_sha256": "00",
+            "image_sha256": f"{inspection_id:064x}",
             "latency_ms": 12.5,
             "seq": inspection_id if verdict else None,
             **more,

@@ -1,6 +1,9 @@
 """What `coserve camera` publishes, seen by a socket in the daemon's place; test_cli has the command line."""
 
+import inspect
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +27,7 @@ from tools.camera.command import (
 )
 from tools.camera.render import board_types, render_board
 from tools.demo.prepare import JUDGED_SEEDS, PANELS
+from tools.watch import demo
 
 
 @contextmanager
@@ -128,6 +132,19 @@ def test_every_board_of_a_plan_has_a_serial_and_a_seed_of_its_own():
 
 def test_published_boards_are_none_that_training_or_judging_saw():
     assert min(seed for _, _, seed in board_plan(4, 0, "D1")) >= FIRST_SEED > max(*JUDGED_SEEDS, PANELS)
+
+
+def test_the_command_draws_other_boards_than_the_demo_unless_a_seed_says_which(tmp_path: Path):
+    def published(*words: str) -> list[bytes]:
+        with an_intake(tmp_path) as (config, received):
+            command = [sys.executable, "-m", "tools", "camera", str(config), "--render", "1", *words]
+            assert subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == 0
+        return [payload for _, payload in received]
+
+    seed = inspect.signature(demo).parameters["seed"].default
+    shown = {image.payload for image in rendered_images(1, seed, "D1", None)}
+    assert shown.isdisjoint(published())
+    assert shown == set(published("--seed", str(seed)))
 
 
 def test_rendered_boards_are_published_as_their_crops(tmp_path: Path):

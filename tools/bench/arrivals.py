@@ -6,12 +6,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from tools.bench.job import Job, Run
 from tools.bench.stage import Size, Stage, set_stage
 from tools.bench.workload import Order, Trace
 from tools.console import errors
+from tools.progress import Bars
 from tools.simulate.report import quantile
 
 Arrivals = Literal["poisson", "bursty"]
@@ -51,7 +52,7 @@ class LiveRow:
 def run_online(settings: OnlineSettings, scratch: Path, policies: Sequence[str]) -> tuple[str, list[dict[str, Any]]]:
     """A title and a row per kind of arrivals, load and policy. Raises SideError."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors) as bar:
+    with Bars(*columns, console=errors) as bar:
         total = len(_ORDERS) * (1 + len(settings.loads) * len(policies) * 2)
         task = bar.add_task("preparing", total=total)
         stage = set_stage(settings.folder, scratch, settings.size, (), lambda text: bar.update(task, description=text))

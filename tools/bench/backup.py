@@ -50,9 +50,9 @@ def bench_backup(
     """
     if folder is not None and not folder.is_dir():
         fail(f"no folder {folder}", status=2)
-    from rich.progress import Progress
+    from tools.progress import Bars
 
-    with tempfile.TemporaryDirectory(dir=folder) as scratch, Progress(console=errors) as bar:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch, Bars(console=errors) as bar:
         task = bar.add_task("making experts", total=2 * rounds)
         config = _make_line(Path(scratch) / "line", experts)
         windows: list[Window] = []

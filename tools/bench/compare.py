@@ -19,6 +19,7 @@ from tools.bench.stage import SideError, Size, Stage, set_stage
 from tools.bench.tables import print_narrow
 from tools.bench.workload import Order
 from tools.console import console, errors
+from tools.progress import Bars
 from tools.simulate.report import quantile
 
 #: Sides slower than this share of the fastest run once.
@@ -201,7 +202,7 @@ def compare(
     `after_cell` sees what is there after each trace and disk: an hour's figures need not be lost with its last run.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors) as bar:
+    with Bars(*columns, console=errors) as bar:
         cells = len(settings.traces) * len(settings.disks)
         total = (cells * len(settings.sides) + settings.fits * len(_FITTING_SIDES)) * settings.rounds
         task = bar.add_task("preparing", total=total)

@@ -276,9 +276,11 @@ def _print(figures: dict[str, Any], sides: Sequence[Side], pairs: "Sequence[Pair
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, float], None]]:
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    from tools.progress import Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors) as bar:
+    with Bars(*columns, console=errors) as bar:
         task = bar.add_task("starting", total=1.0)
         yield lambda what, share: bar.update(task, description=what, completed=share)

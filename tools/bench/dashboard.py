@@ -69,11 +69,11 @@ def bench_dashboard(
 
 def compare(config: Path, images: "list[Image]", *, readers: int, rounds: int) -> dict[str, Any]:
     """Runs with and without pages in turn, each round beginning with the other one; medians and ratios."""
-    from rich.progress import Progress
+    from tools.progress import Bars
 
     runs: dict[str, list[RunFigures]] = {"without": [], "with": []}
     heard: list[tuple[int, int]] = []
-    with Progress(console=errors) as bar:
+    with Bars(console=errors) as bar:
         task = bar.add_task("runs", total=2 * rounds)
         for number in range(rounds):
             for name in ("without", "with") if number % 2 else ("with", "without"):

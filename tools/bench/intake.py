@@ -66,17 +66,16 @@ def bench_intake(
 
 
 def _measure(plan: "Plan", *, delayed: bool, saturated: bool) -> "tuple[list[Flood], list[Steady]]":
-    from rich.progress import Progress
-
     from tools.bench.intake_runs import Bench, BenchError
     from tools.faults.shim import ShimError, shim_environment
+    from tools.progress import Bars
     from tools.service import ServiceError
 
     try:
         disks: dict[str, dict[str, str]] = {"as it is": {}}
         if delayed:
             disks[_DELAY] = shim_environment(["sync:delay=5"])
-        with Progress(console=errors) as bar:
+        with Bars(console=errors) as bar:
             task = bar.add_task("experts", total=None)
             bench = Bench(plan, lambda what: bar.update(task, description=what))
             floods = [bench.flood(size, disk, faults) for size in plan.sizes for disk, faults in disks.items()]

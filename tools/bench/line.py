@@ -56,15 +56,14 @@ def bench_line(
 
 def bench_policies(folder: Path, *, boards: int, rounds: int, policies: list[str], as_json: bool) -> None:
     """Run every policy `rounds` times, interleaved, and print medians and the ratio to the first policy."""
-    from rich.progress import Progress
-
     from tools.camera.command import rendered_images
     from tools.demo.prepare import prepare
+    from tools.progress import Bars
 
     prepare(folder)
     images = list(rendered_images(boards, _SEED, "B", lot=None))
     figures: dict[str, list[RunFigures]] = {policy: [] for policy in policies}
-    with Progress(console=errors) as bar:
+    with Bars(console=errors) as bar:
         task = bar.add_task("runs", total=rounds * len(policies))
         for _ in range(rounds):
             for policy in policies:

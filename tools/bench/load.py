@@ -98,9 +98,9 @@ def _measure(names: list[str], dtype: str, rounds: int, folder: Path | None) -> 
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    from rich.progress import Progress
+    from tools.progress import Bars
 
-    with Progress(console=errors, transient=True) as bar:
+    with Bars(console=errors, transient=True) as bar:
         yield bar
 
 

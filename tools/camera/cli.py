@@ -6,6 +6,7 @@ Files and rendered boards are published as they are; a watched folder and a came
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,7 +59,9 @@ def camera(
         float | None, typer.Option(min=0.01, help="Images per second; without it, as fast as the daemon takes them.")
     ] = None,
     source: Annotated[str, typer.Option(help="The camera's name.")] = "camera",
-    seed: Annotated[int, typer.Option(help="Which boards --render draws.")] = 7,
+    seed: Annotated[
+        int | None, typer.Option(help="Which boards --render draws; without it others each time.", show_default=False)
+    ] = None,
     lot: Annotated[str | None, typer.Option(help="The lot that the boards belong to.")] = None,
     serials: Annotated[
         str | None, typer.Option(metavar="PREFIX", help="Serials begin so, and count up: PREFIX-000001.")
@@ -124,7 +127,8 @@ def camera(
         others = {"--watch": watch, "--layout": layout, "--serial": serial, "--serials-from": serials_from}
         others |= {"--every": every, "--interval": interval, "--on-enter": on_enter}
         _only([*how, *(name for name, value in others.items() if value)], {"--video"}, "--render")
-        _render(asked, render, video, rate=rate, seed=seed, prefix=serials)
+        # From the clock: the same picture twice is no other part, to the line as little as to who looks at it.
+        _render(asked, render, video, rate=rate, seed=int(time.time()) if seed is None else seed, prefix=serials)
     if len(how) != 1:
         fail("name one of: a FOLDER of images, --watch with it, --video FILE, --device DEVICE, --render N", status=2)
     if folder is not None:

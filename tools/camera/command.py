@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import cv2
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from tools.camera.files import board_of
 from tools.camera.layout import Layout, WrongSizeError, cut
@@ -14,6 +14,7 @@ from tools.camera.render import Board, board_types, render_board
 from tools.camera.watch_folder import SUFFIXES
 from tools.console import errors, fail
 from tools.opened import settings_of
+from tools.progress import Bars
 
 #: A person at a terminal wants to hear sooner than a camera does that nobody answers.
 _PATIENCE_S = 15.0
@@ -146,7 +147,7 @@ def _publish(
     endpoint = config if isinstance(config, str) else endpoint_of(config)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
-        Progress(*columns, console=errors) as bar,
+        Bars(*columns, console=errors) as bar,
         Publisher(endpoint, source, patience_s=_PATIENCE_S, curve=curve) as publisher,
     ):
         task = bar.add_task(f"publishing to {endpoint}", total=total)

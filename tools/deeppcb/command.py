@@ -33,11 +33,12 @@ def train_deeppcb(
     """
     if detector is not None and not detector.is_file():
         fail(f"no file {detector}", status=2)
-    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     from tools.deeppcb.report import print_report
     from tools.deeppcb.run import run
     from tools.deeppcb.tiles import DataError
+    from tools.progress import Bars
     from tools.train.detector_loop import TrainingError
 
     columns: tuple[Any, ...] = (
@@ -46,7 +47,7 @@ def train_deeppcb(
         TaskProgressColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=errors) as bars:
+    with Bars(*columns, console=errors) as bars:
         tasks: dict[str, TaskID] = {}
 
         def show(name: str, share: float) -> None:

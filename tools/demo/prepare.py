@@ -17,7 +17,7 @@ from queue import Queue
 from typing import Any
 
 import numpy as np
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 import tools.camera.render
 import tools.train
@@ -27,6 +27,7 @@ from tools.demo import files, judge, samples, teach, thresholds
 from tools.demo.judge import Quality
 from tools.demo.samples import Sample
 from tools.experts.measure import Answers
+from tools.progress import Bars
 
 PANELS, UNITS = 95, 20
 _BOARDS_PER_TASK = 5
@@ -58,7 +59,7 @@ class PrepareReport:
 
 
 def prepare(folder: Path) -> PrepareReport:
-    """Make the line in `folder`, or find it made. Shows progress bars; minutes the first time, at once afterwards."""
+    """Make the line in `folder`, or find it made. Shows its progress; minutes the first time, at once afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
     config = files.write_configuration(folder)
     key = code_key()
@@ -135,10 +136,9 @@ def _teach(rendered: list[Sample], out: Path, bars: Progress) -> Catalog:
     longest = sorted(range(len(teach.DETECTORS)), key=lambda number: -teach.DETECTORS[number].effort)
     jobs = [_Job(f"training {teach.DETECTORS[number].expert} ({teach.DETECTOR})", number) for number in longest]
     jobs.insert(1, _Job(f"training 16 classifiers ({teach.CLASSIFIER})", None))
-    tasks = {job.title: bars.add_task(job.title, total=1.0) for job in jobs}
     with multiprocessing.get_context("spawn").Manager() as manager, _two_processes() as pool:
         shares: Queue[tuple[str, float] | None] = manager.Queue()
-        listener = threading.Thread(target=_follow, args=(shares, bars, tasks), daemon=True)
+        listener = threading.Thread(target=_follow, args=(shares, bars), daemon=True)
         listener.start()
         running: list[Future[dict[str, dict[str, Any]]]] = [
             pool.submit(_in_process, job, rendered, out, shares) for job in jobs
@@ -164,6 +164,7 @@ def _in_process(job: _Job, rendered: Sequence[Sample], out: Path, shares: "Queue
     import cv2
 
     cv2.setNumThreads(1)
+    shares.put((job.title, 0.0))
     last = 0.0
 
     def on_share(share: float) -> None:
@@ -177,9 +178,13 @@ def _in_process(job: _Job, rendered: Sequence[Sample], out: Path, shares: "Queue
     return teach.teach_detector(job.detector, list(rendered), out, on_share)
 
 
-def _follow(shares: "Queue[tuple[str, float] | None]", bars: Progress, tasks: dict[str, Any]) -> None:
+def _follow(shares: "Queue[tuple[str, float] | None]", bars: Progress) -> None:
+    """A bar for each job from its first share on: what waits for a core is not shown as if it ran."""
+    tasks: dict[str, TaskID] = {}
     while (heard := shares.get()) is not None:
         name, share = heard
+        if name not in tasks:
+            tasks[name] = bars.add_task(name, total=1.0)
         bars.update(tasks[name], completed=share)
 
 
@@ -192,4 +197,4 @@ def _two_processes() -> Iterator[ProcessPoolExecutor]:
 
 def _bars() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console)
+    return Bars(*columns, console=console)

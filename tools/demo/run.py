@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from daemon.config import load_config
 from daemon.control import ControlError, ask
@@ -18,6 +18,7 @@ from tools.camera.render import Board, board_types, render_board
 from tools.console import console, fail, print_table, quiet_start
 from tools.demo.draw import draw_board
 from tools.demo.verdicts import PartVerdict, part_verdicts
+from tools.progress import Bars
 from tools.service import Service, ServiceError
 
 SOURCE = "demo-camera"
@@ -89,7 +90,7 @@ def _publish_and_wait(config: Path, boards: int, seed: int, prefix: str) -> None
     )
     endpoint = load_config(config).endpoints.control
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bar:
+    with Bars(*columns, console=console) as bar:
         task = bar.add_task(f"{boards} boards through the line", total=total)
         while True:
             try:

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.progress import Progress
-
 from experts.moe.errors import ModelError
 from tools.console import console
 from tools.moe.evaluate import Prompt, Quality, held_out_prompts, open_runtime, perplexity
 from tools.moe.load_curve import brownout_points, scheduler_points
+from tools.progress import Bars
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 PERIODS = (1, 2, 5, 10, 20, 40)
@@ -40,7 +39,7 @@ def measure_curves(checkpoint: Path) -> dict[str, list[dict[str, Any]]]:
         "load": load_curve,
         "brownout_load": brownout_load_curve,
     }
-    with Progress(console=console) as progress:
+    with Bars(console=console) as progress:
         for name, curve in curves.items():
             bar = progress.add_task(name, total=None)
             try:

@@ -49,15 +49,16 @@ def fit(
 
 def fit_duoserve(prepared: "Prepared") -> None:
     """The perceptrons of DuoServe, layer by layer; prints how often they are right on held-out files."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from experts.moe.duoserve.fitting import Recipe, fit_layer, is_fitted, save_layer
     from experts.moe.prepared import TRAIN
     from experts.moe.trace import load_trace
+    from tools.progress import Bars
 
     trace, recipe = load_trace(prepared, TRAIN), Recipe()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
+    with Bars(*columns, console=console) as progress:
         for layer in range(1, trace.layers):
             what = f"duoserve, layer {layer} of {trace.layers - 1}"
             if is_fitted(prepared, layer, trace, recipe):

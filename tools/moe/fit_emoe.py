@@ -59,10 +59,12 @@ def measure_sensitivity(prepared: "Prepared") -> "Shares":
 
 
 def _progress():
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    from tools.progress import Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console)
+    return Bars(*columns, console=console)
 
 
 def _show(shares: "Shares") -> None:

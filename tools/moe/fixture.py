@@ -154,10 +154,11 @@ def _model(recipe: Recipe) -> Any:
 def _train(part: Path, recipe: Recipe, documents: "list[Document]", tokenizer: Any) -> dict[str, Any]:
     """Train from where an earlier run stopped, and keep how far it got now and then; returns the report."""
     import torch
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from tools.moe.corpus import DOMAINS
     from tools.moe.text import encode
+    from tools.progress import Bars
 
     text = encode(documents, tokenizer, held_out=False)
     model = _model(recipe)
@@ -174,7 +175,7 @@ def _train(part: Path, recipe: Recipe, documents: "list[Document]", tokenizer: A
         schedule.load_state_dict(state["schedule"])
         seconds, losses = state["seconds"], state["losses"]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
+    with Bars(*columns, console=console) as progress:
         bar = progress.add_task("training", total=recipe.steps, completed=len(losses))
         while len(losses) < recipe.steps:
             began = time.monotonic()

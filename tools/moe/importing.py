@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from tools.console import AsJson, errors, print_json, print_table
+from tools.progress import Bars
 from tools.wrong_use import must_be_one_of
 
 if TYPE_CHECKING:
@@ -147,6 +148,6 @@ def _logits(folder: Path, storage: str) -> "torch.Tensor":
 def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     """A bar on stderr; the function moves it by one."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=errors, transient=True) as progress:
+    with Bars(*columns, console=errors, transient=True) as progress:
         task = progress.add_task(what, total=total)
         yield lambda: progress.advance(task)

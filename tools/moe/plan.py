@@ -301,9 +301,11 @@ def _pass(runtime: "MoeRuntime", windows: "Sequence[torch.Tensor]", profile: Pro
 @contextmanager
 def _progress(what: str, total: int) -> "Iterator[Callable[[], None]]":
     """A bar, and what moves it on by one."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    from tools.progress import Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
+    with Bars(*columns, console=console) as progress:
         bar = progress.add_task(what, total=total)
         yield lambda: progress.advance(bar)

@@ -71,13 +71,14 @@ def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: "Recipe") -> list
 
 
 def _make(runtime: "MoeRuntime", prepared: "Prepared", jobs: "list[Unite]", recipe: "Recipe") -> None:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from experts.moe.united import Activations
+    from tools.progress import Bars
 
     steps = [(job, layer) for job in jobs for layer in job.missing()]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
+    with Bars(*columns, console=console) as progress:
         activations = Activations(runtime.arch.layers, recipe.tokens)
         if steps:
             _collect(runtime, prepared, activations, progress)

@@ -138,12 +138,14 @@ def _print_device(found: "DeviceProfile") -> None:
 def _bar() -> Any:
     from contextlib import contextmanager
 
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    from tools.progress import Bars
 
     @contextmanager
     def shown() -> Any:
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=errors) as bar:
+        with Bars(*columns, console=errors) as bar:
             yield bar, bar.add_task("starting", total=1.0)
 
     return shown()

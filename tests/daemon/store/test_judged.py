@@ -20,10 +20,18 @@ def line(tmp_path: Path) -> Iterator[Line]:
     line.store.close()
 
 
-def judged(line: Line, verdict, *stages: tuple[str, str], label: str = "ok", confidence: float | None = 0.97) -> int:
+def judged(
+    line: Line,
+    verdict,
+    *stages: tuple[str, str],
+    label: str = "ok",
+    confidence: float | None = 0.97,
+    picture: bytes | None = None,
+) -> int:
     """One image that went through `stages` (expert, version)."""
     line.images += 1
-    (image,) = line.accept(an_arrival(f"image-{line.images}", type="loose", serial=f"S{line.images}"))
+    payload = picture or f"picture {line.images}".encode()
+    (image,) = line.accept(an_arrival(f"image-{line.images}", type="loose", serial=f"S{line.images}", payload=payload))
     answers = [
         a_stage(expert, expert_version=version, label=label, confidence=confidence) for expert, version in stages
     ]
@@ -92,6 +100,14 @@ def test_recent_confidences_are_the_newest_of_each_version_by_label(line: Line):
     assert {label: sum(counts) for label, counts in found[("r0402", NEW)].items()} == {"bad": 1}
     newest = asked(line, recent_confidences, "r0402", 2)
     assert newest[("r0402", OLD)] == {"ok": [0] * 19 + [2]}
+
+
+def test_a_picture_that_came_again_is_no_more_evidence(line: Line):
+    for picture in (b"one", b"two", b"one", b"one"):
+        judged(line, "pass", ("r0402", OLD), ("solder", OLD), picture=picture)
+    judged(line, "pass", ("r0402", NEW), picture=b"one")
+    counts = {key: sum(map(sum, by_label.values())) for key, by_label in asked(line, recent_confidences).items()}
+    assert counts == {("r0402", OLD): 2, ("solder", OLD): 2, ("r0402", NEW): 1}
 
 
 def test_the_questions_are_plain_sql_that_postgresql_takes_too():
