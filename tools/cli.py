@@ -59,7 +59,7 @@ service_install.register(app)
 
 
 def main() -> Any:
-    """Entry point: a person sees one sentence, not a traceback, when a pipe closes, they press Ctrl-C or a line does not start."""
+    """Entry point: a sentence, not a traceback, when a pipe closes, they press Ctrl-C or a line does not start."""
     try:
         return app()
     except KeyboardInterrupt:

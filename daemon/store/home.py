@@ -3,16 +3,21 @@
 SQLite goes on writing into a file that somebody has deleted or moved away, and all of it vanishes with the process. A
 hard link beside each of its files (`.inspection.db.held`) keeps the file itself, and whoever looks once a second
 gives it its name back. After a crash the next start does.
+
+A copy of a running line's folder has those second names too, and they are the other line's results. So the database's
+inode is written down beside them (`.inspection.db.held-inode`), which no copy keeps.
 """
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
 
 _SUFFIXES = ("", "-wal", "-shm")
+_WHILE_IT_RUNS = "it was deleted or moved while the daemon runs: stop the daemon first"
 
 
 class Home:
@@ -29,27 +34,29 @@ class Home:
         if not second.exists():
             self._forget()
             return
-        if database.exists() and not database.samefile(second):
-            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-            aside = database.with_name(f"{database.name}.replaced-{stamp}")
-            for name, other in zip(self._names(), _files_of(aside), strict=True):
-                if _second(name).exists():
-                    _second(name).rename(other)
-            self._log.error(
-                "database_replaced",
-                file=str(database),
-                aside=str(aside),
-                advice="another file was put in its place while the line ran: what it had written is in `aside`",
-            )
+        is_other = database.exists() and not database.samefile(second)
+        if (is_other or not database.exists()) and not self._is_own():
+            advice = f"`aside` came with a copy of another line's folder: delete it, or stop and move it to {database}"
+            self._put_aside("copied", advice)
+            return
+        if is_other:
+            advice = "another file was put in its place while the line ran: what it had written is in `aside`"
+            self._put_aside("replaced", advice)
             return
         was_gone = not database.exists()
         for name in self._names():
             if _second(name).exists() and (was_gone or not (name.exists() or _is_older(_second(name), database))):
-                self._put_back(name)
+                self._put_back(
+                    name,
+                    f"it was gone at the start, and {_second(name)} of a daemon that was killed had it still;"
+                    " to begin anew stop this daemon, then delete it",
+                )
         self._forget()
 
     def hold(self) -> None:
         """Give each file its second name. Where the filesystem knows none, deleting stays the end of the results."""
+        with suppress(OSError):  # a full disk: then a copy of this folder is taken for the folder itself
+            self._mark.write_text(f"{self._database.stat().st_ino}\n", encoding="ascii")
         for name in self._names():
             try:
                 _second(name).unlink(missing_ok=True)
@@ -79,17 +86,37 @@ class Home:
                     f"{name} is gone, and its second name {_second(name)} too: nothing that is written now outlives"
                     " the daemon; restart it once the cause is known"
                 )
-            if not self._put_back(name):
+            if not self._put_back(name, _WHILE_IT_RUNS):
                 return f"{name} is gone and cannot be put back: check the folder and its permissions"
         return None
 
     def release(self) -> None:
         """The database is closed: whoever deletes it now deletes it."""
         if self._database in self._held and _stat(self._database) is None:
-            self._put_back(self._database)
+            self._put_back(self._database, _WHILE_IT_RUNS)
         self._forget()
 
-    def _put_back(self, name: Path) -> bool:
+    @property
+    def _mark(self) -> Path:
+        return self._database.with_name(f".{self._database.name}.held-inode")
+
+    def _is_own(self) -> bool:
+        """Whether the second names are of this folder's own line; one that an older version left has no mark."""
+        try:
+            return int(self._mark.read_text(encoding="ascii")) == _second(self._database).stat().st_ino
+        except (FileNotFoundError, ValueError):
+            return True
+
+    def _put_aside(self, what: str, advice: str) -> None:
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        aside = self._database.with_name(f"{self._database.name}.{what}-{stamp}")
+        for name, other in zip(self._names(), _files_of(aside), strict=True):
+            if _second(name).exists():
+                _second(name).rename(other)
+        self._forget()
+        self._log.error(f"database_{what}", file=str(self._database), aside=str(aside), advice=advice)
+
+    def _put_back(self, name: Path, advice: str) -> bool:
         """`name` for the held file again, over whatever file lies there; False where that cannot be."""
         part = name.with_name(f".{name.name}.part")
         try:
@@ -99,11 +126,7 @@ class Home:
         except OSError as error:
             self._log.error("database_not_put_back", file=str(name), error=str(error))
             return False
-        self._log.error(
-            "database_put_back",
-            file=str(name),
-            advice="it was deleted or moved while the daemon runs: stop the daemon first",
-        )
+        self._log.error("database_put_back", file=str(name), advice=advice)
         return True
 
     def _link(self, name: Path, other: Path) -> bool:
@@ -117,6 +140,7 @@ class Home:
     def _forget(self) -> None:
         for name in self._names():
             _second(name).unlink(missing_ok=True)
+        self._mark.unlink(missing_ok=True)
         self._held.clear()
 
     def _names(self) -> Iterator[Path]:

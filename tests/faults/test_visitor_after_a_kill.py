@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from daemon.store.home import Home
 
@@ -54,6 +55,36 @@ def test_files_that_were_deleted_under_a_daemon_that_was_then_killed_come_back(
 ) -> None:
     for name in deleted:
         killed.with_name(name).unlink()
+    with capture_logs() as said:
+        Home(killed).settle()
+    assert rows_of(killed) == list(range(50))
+    (first, *_) = said
+    assert (first["event"], first["file"]) == ("database_put_back", str(killed.with_name(deleted[0])))
+    assert "of a daemon that was killed" in first["advice"]
+    assert "to begin anew stop this daemon, then delete it" in first["advice"]
+    assert "while the daemon runs" not in first["advice"]
+    assert not list(killed.parent.glob(".*"))
+
+
+def test_a_copy_of_a_line_whose_database_was_cleared_begins_anew_and_says_where_the_other_lines_results_lie(
+    killed: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in killed.parent.glob(".*"):  # what `rm -rf copy/*` leaves
+        shutil.copy2(path, copy)
+    with capture_logs() as said:
+        Home(copy / "rows.db").settle()
+    assert not (copy / "rows.db").exists()
+    ((event, aside),) = [(one["event"], Path(one["aside"])) for one in said]
+    assert (event, rows_of(aside)) == ("database_copied", list(range(50)))
+    assert not list(copy.glob(".*"))
+
+
+def test_what_an_older_version_held_comes_back_without_its_inode(killed: Path) -> None:
+    killed.with_name(".rows.db.held-inode").unlink()
+    for suffix in ("", "-wal", "-shm"):
+        killed.with_name(f"rows.db{suffix}").unlink()
     Home(killed).settle()
     assert rows_of(killed) == list(range(50))
 

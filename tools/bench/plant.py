@@ -64,8 +64,8 @@ def bench_plant(
 ) -> None:
     """Rows lost while a real mosquitto is ended again and again, and the rate beside a dead broker.
 
-    Every second end is a SIGKILL. Status 1, with a sentence, where a row is lost, the rate beside a dead broker is below
-    0.97, or the line did not run.
+    Every second end is a SIGKILL. Status 1, with a sentence, where a row is lost, the rate beside a dead broker is
+    below 0.97, or the line did not run.
 
     Example: coserve bench plant --dir demo
     """
@@ -91,7 +91,7 @@ def bench_plant(
 def broken_promises(runs: Sequence[Restarts], rates: Mapping[str, Any]) -> list[str]:
     """Each limit that was passed, in words."""
     broken = [
-        f"{run.lost} of {run.rows} rows never came to the subscriber, and the consumer says that {run.missed} were missed"
+        f"{run.lost} of {run.rows} rows never came to the subscriber and the consumer counts {run.missed} as missed"
         f" ({'with' if run.persistence else 'without'} persistence)"
         for run in runs
         if run.lost or run.missed
