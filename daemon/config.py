@@ -19,7 +19,7 @@ from daemon.consumers.settings import MqttSettings, consumer_mistakes
 from daemon.errors import ConfigError
 from daemon.quantities import Bytes, Count, Seconds
 from daemon.renamed import RENAMED, new_name_of, understand_old_names
-from routing_rules.load import Document, KeyPath, Problem, nearest, read_yaml, validate
+from routing_rules.load import Document, KeyPath, Problem, nearest, read_yaml, salvage
 
 PREFIX = "COSERVE_"
 #: A variable with this prefix that is no setting: where the command line looks for the file.
@@ -226,16 +226,30 @@ def load_config(
     path: Path, environ: Mapping[str, str] = os.environ, renamed: Mapping[KeyPath, KeyPath] = RENAMED
 ) -> Config:
     """Read, override, validate and resolve `path`; ConfigError names every mistake with its line."""
-    document, warnings, problems = read_settings(path, environ, renamed)
-    config, found = validate(Config, document)
-    problems += found
+    config, problems, _ = sound_config(path, environ, renamed)
     if config is None or problems:
         raise ConfigError(problems)
-    resolved, found = _resolve(config, path.resolve().parent, document, environ)
-    if found:
-        raise ConfigError(found)
+    return config
+
+
+def sound_config(
+    path: Path, environ: Mapping[str, str] = os.environ, renamed: Mapping[KeyPath, KeyPath] = RENAMED
+) -> tuple[Config | None, list[Problem], set[str]]:
+    """Every mistake with its line, what of `path` is sound, and the sections that it is not all of.
+
+    So whoever looks for mistakes goes on, and a person hears of all of them at once.
+    """
+    document, warnings, problems = read_settings(path, environ, renamed)
+    config, found, removed = salvage(Config, document)
+    problems += found
+    if config is None:
+        return None, problems, set()
+    resolved, mistakes = _resolve(config, path.resolve().parent, document, environ)
+    for place, message in mistakes:
+        if not any(gone[: len(place)] == place for gone in removed):  # it would follow from what was taken out
+            problems.append(document.problem(place, message))
     resolved._warnings = tuple(warnings)
-    return resolved
+    return resolved, problems, {str(gone[0]) for gone in removed}
 
 
 def read_settings(
@@ -261,6 +275,11 @@ def at_their_lines(path: Path, found: Sequence[tuple[KeyPath, str]]) -> list[str
     except ConfigError:
         document = None
     return [str(document.problem(key, text) if document else Problem(str(path), 1, 1, text)) for key, text in found]
+
+
+def at_their_keys(path: Path, found: Sequence[str]) -> list[str]:
+    """The same of mistakes that begin with their key: `endpoints.http: …`."""
+    return at_their_lines(path, [(tuple(text.partition(":")[0].split(".")), text) for text in found])
 
 
 def is_setting(name: str) -> bool:
@@ -320,14 +339,16 @@ def _setting(suffix: str, data: Mapping[str, Any]) -> KeyPath | None:
 
 def _resolve(
     config: Config, folder: Path, document: Document, environ: Mapping[str, str]
-) -> tuple[Config, list[Problem]]:
-    """Paths absolute and endpoints expanded; and what cannot be so, each with its line."""
+) -> tuple[Config, list[tuple[KeyPath, str]]]:
+    """Paths absolute and endpoints expanded; and what cannot be so, each with its key."""
     endpoints, mistakes = _absolute_endpoints(config.endpoints, folder, environ)
     found: list[tuple[KeyPath, str]] = [(("endpoints", *path), message) for path, message in mistakes]
     for name, device in config.devices.items():
         found += [(("devices", name, *path), message) for path, message in _device_mistakes(name, device)]
+    written = document.keys(("devices",))
     for name, model in config.models.items():
-        found += [(("models", name, key), message) for key, message in _model_mistakes(model, config.devices)]
+        if model.device in config.devices or model.device not in written:
+            found += [(("models", name, key), message) for key, message in _model_mistakes(model, config.devices)]
     database = config.database
     try:
         database = absolute_database(database, folder)
@@ -358,7 +379,7 @@ def _resolve(
         "record": folder / config.record if config.record else None,
         "security": secrets,
     }
-    return config.model_copy(update=update), [document.problem(path, message) for path, message in found]
+    return config.model_copy(update=update), found
 
 
 def _absolute_endpoints(

@@ -19,6 +19,7 @@ from daemon.sockets import TCP, ZAP_DOMAIN, ipc_problem, is_open, is_open_host
 #: A client that is not let in is named in the log so often, and so many of them at most in that time.
 _TELL_AGAIN_S = 60.0
 _REFUSED_TOLD = 32
+_LAST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,10 @@ def _check(name: str, endpoint: str, curve: CurveKeys | None) -> list[str]:
         problem = ipc_problem(endpoint.removeprefix("ipc://"))
         return [f"{name}: {problem}"] if problem else []
     match = TCP.fullmatch(endpoint)
-    if match is None or (match["port"] != "*" and int(match["port"]) > 65535):
+    if match is None:
         return [f"{name}: expected ipc://PATH or tcp://ADDRESS:PORT, not {endpoint!r}"]
+    if match["port"] != "*" and int(match["port"]) > _LAST_PORT:
+        return [f"{name}: {endpoint}: ports end at {_LAST_PORT}"]
     if is_open(endpoint) and curve is None:
         remedy = "set security.server_key and security.allowed_clients, or bind 127.0.0.1"
         return [f"{name}: {endpoint} can be reached from other machines, which needs CURVE: {remedy}"]

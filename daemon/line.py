@@ -5,13 +5,13 @@ check accepts is what the daemon accepts.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from daemon.addresses import CREDENTIALS
-from daemon.config import Config, Security, load_config
+from daemon.config import Config, Security, at_their_keys, load_config, sound_config
 from daemon.consumers.check import consumer_problems, consumer_warnings
 from daemon.devices import Measurements, complete, device_problems, memory_problems, profile_warnings
 from daemon.endpoints import CurveKeys, check_allowed_clients, check_endpoints, check_http
@@ -168,15 +168,18 @@ def check_rules(rules: Path, catalog_path: Path | None) -> list[Problem]:
 def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
     """Every mistake in a whole line, weights files included (each is read and its sha256 compared), and its facts."""
     try:
-        config = load_config(path)
+        config, mistakes, touched = sound_config(path)
     except ConfigError as error:
         return list(error.problems), {}
+    if config is None:
+        return list(map(str, mistakes)), {}
     config, measured, found = complete(path, config, this_machine())
-    problems = [*map(str, found), *(f"{path}: {problem}" for problem in settings_problems(config))]
+    problems = [*map(str, mistakes), *map(str, found), *at_their_keys(path, settings_problems(config, touched))]
     are_settings_sound = not problems
-    problems += [f"{path}: {problem}" for problem in storage_problems(config)]
-    problems += [f"{path}: {problem}" for problem in check_allowed_clients(curve_keys(config.security))]
-    catalog, mistakes, unusable = load_catalog(config.catalog, weights_folders(config))
+    problems += at_their_keys(path, storage_problems(config))
+    problems += at_their_keys(path, check_allowed_clients(curve_keys(config.security)))
+    folders = () if "security" in touched else weights_folders(config)
+    catalog, mistakes, unusable = load_catalog(config.catalog, folders)
     problems += [str(problem) for problem in (*mistakes, *unusable)]
     try:
         routes = load_routes(config.rules, catalog)
@@ -210,13 +213,18 @@ def start_problems(line: Line) -> list[str]:
     return problems or _room_problems(line.config, line.routes, line.catalog)
 
 
-def settings_problems(config: Config) -> list[str]:
-    """What is wrong with a configuration beyond its form: an unknown policy, endpoints that may not be bound."""
+def settings_problems(config: Config, touched: Collection[str] = ()) -> list[str]:
+    """What is wrong with a configuration beyond its form: an unknown policy, endpoints that may not be bound.
+
+    `touched` sections are not all there, so that nothing is said of what hangs on them.
+    """
     problems: list[str] = []
     try:
         preset(config.policy)
     except UnknownPolicyError as error:
-        problems.append(str(error))
+        problems.append(f"policy: {str(error).removeprefix('policy ')}")
+    if not {"endpoints", "security"}.isdisjoint(touched):
+        return problems
     secrets = {"server_key": config.security.server_key, "http_token": config.security.http_token}
     unset = [name for name, file in secrets.items() if file is not None and CREDENTIALS in file.parts]
     if unset:

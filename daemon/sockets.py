@@ -21,7 +21,7 @@ from daemon.folders import make_folder
 
 #: sun_path of a Unix socket, without its final zero byte.
 MAX_IPC_PATH_BYTES = 107
-TCP = re.compile(r"tcp://(?P<host>\[[^\]]+\]|[^:\[\]]+):(?P<port>\d{1,5}|\*)")
+TCP = re.compile(r"tcp://(?P<host>\[[^\]]+\]|[^:\[\]]+):(?P<port>\d{1,9}|\*)")
 #: What CURVE sockets ask the authenticator about. With a domain that is enforced, no answer means no.
 ZAP_DOMAIN = b"coserve"
 _IPC_MODE = 0o660

@@ -112,3 +112,36 @@ def test_a_line_whose_profile_is_still_to_be_measured_can_be_read_without_it(fol
     line = load_line(path, with_profiles=False)
     assert line.config.devices["cpu"].expert_memory == 0
     assert line.measured.matrix == ()
+
+
+def test_one_round_names_every_mistake_of_settings_rules_and_catalog_each_with_its_line(folder: Path) -> None:
+    path = folder / "coserve.yaml"
+    path.write_text(
+        "endpoints:\n"
+        "  intake: ['tcp://127.0.0.1:99999']\n"
+        "  results: 'ipc://run/results.sock'\n"
+        "  control: 'ipc://run/control.sock'\n"
+        "rules: rules.yaml\n"
+        "catalog: experts/catalog.yaml\n"
+        "policy: cosreve\n"
+        "devices:\n"
+        "  cpu: {expert_memory: 150 megs}\n"
+        "limits: {hang_after: soon}\n"
+        "consumers: {plant: {kind: mqqt}}\n"
+        "record: nowhere/trace.jsonl\n"
+    )
+    rules = folder / "rules.yaml"
+    rules.write_text(rules.read_text().replace("review_below: 0.0", "review_below: 1.5"))
+    found = [problem.removeprefix(f"{folder}/") for problem in check_line(path)[0]]
+    for line, said in (
+        (2, "tcp://127.0.0.1:99999: ports end at 65535"),
+        (7, "policy: 'cosreve' is unknown"),
+        (9, "150 megs"),
+        (10, "soon"),
+        (11, "mqqt"),
+        (12, "record: there is no folder"),
+    ):
+        (problem,) = [one for one in found if said in one]
+        assert problem.startswith(f"coserve.yaml:{line}:")
+    assert any(problem.startswith("rules.yaml:") for problem in found)
+    assert not any("missing key `expert_memory`" in problem for problem in found), "it follows from the first"

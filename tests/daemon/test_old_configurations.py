@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from daemon.config import Config, load_config
+from daemon.config import Config, load_config, sound_config
 from daemon.errors import ConfigError
 from daemon.line import check_line, load_catalog
 from daemon.profile import load_profile
@@ -191,7 +191,7 @@ def test_rules_and_catalogs_with_a_key_of_a_newer_release_are_refused_with_its_n
 
 
 def test_the_check_prints_what_was_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("daemon.line.load_config", lambda path: load_config(path, {}, RENAMES))
+    monkeypatch.setattr("daemon.line.sound_config", lambda path: sound_config(path, {}, RENAMES))
     path = a_file(tmp_path, "patience: 3s\n")
     (tmp_path / "experts").mkdir()
     shutil.copy(FORMATS / "catalog.yaml", tmp_path / "experts")
