@@ -57,10 +57,9 @@ class ServedModel:
         # What the library takes where config.json says nothing; a prompt beyond it would wait for ever.
         self._codec.context = self._runtime.arch.context_tokens
         self._vocabulary: int = self._runtime.model.get_input_embeddings().num_embeddings
-        self._memory = TextMemory(
-            bytes_per_token(self._runtime.model.config, self._runtime.arch.dtype), model.text_bytes
-        )
         try:
+            token_bytes = bytes_per_token(self._runtime.model.config, self._runtime.arch.dtype)
+            self._memory = TextMemory(token_bytes, model.text_bytes)
             require_text_memory(model.checkpoint, self._memory, self._codec.context, model.max_new_tokens)
         except ModelError:
             self._runtime.close()

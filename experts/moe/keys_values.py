@@ -20,10 +20,7 @@ class KeyValues:
     """One cache of transformers (`DynamicCache`), edited as rows join and leave. `config` is the model's."""
 
     def __init__(self, config: Any) -> None:
-        if getattr(config, "is_encoder_decoder", False):
-            folder = Path(getattr(config, "name_or_path", "") or ".")
-            message = "an encoder-decoder model is not served: name a decoder (Mixtral, Qwen2-MoE, OLMoE, Qwen3-MoE)"
-            raise ModelError(folder, message)
+        _require_decoder(config)
         self._cache: Any = None
         self._lengths: list[int] = []
 
@@ -135,8 +132,9 @@ class TextMemory:
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     """What a token of a row takes: keys and values in each layer, and in one more, for a layer is copied as it grows.
 
-    `config` is the model's, `dtype` what it computes in.
+    `config` is the model's, `dtype` what it computes in. ModelError where it is an encoder-decoder.
     """
+    _require_decoder(config)
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = config.num_key_value_heads or config.num_attention_heads
     return (config.num_hidden_layers + 1) * 2 * heads * head_width * dtype.itemsize
@@ -149,6 +147,13 @@ def require_text_memory(folder: Path, memory: TextMemory, context: int | None, n
         message = f"text_memory (a quarter of memory where it is not set) of {memory.budget_bytes} bytes holds"
         message += f" {memory.tokens} tokens of {memory.token_bytes} bytes, a text may come to {least}"
         raise ModelError(folder, f"{message}: give at least {least * memory.token_bytes}, or lower max_new_tokens")
+
+
+def _require_decoder(config: Any) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        folder = Path(getattr(config, "name_or_path", "") or ".")
+        message = "an encoder-decoder model is not served: name a decoder (Mixtral, Qwen2-MoE, OLMoE, Qwen3-MoE)"
+        raise ModelError(folder, message)
 
 
 def _joined(mine: torch.Tensor, its: torch.Tensor, longest: int) -> torch.Tensor:
