@@ -42,6 +42,7 @@ from daemon.metrics import Metrics
 from daemon.model_open import opener
 from daemon.operations import Operations
 from daemon.orders import device_of
+from daemon.own_address import reachable
 from daemon.pages import Pages, missing_packages
 from daemon.policy.assign import partition
 from daemon.policy.presets import Tuning, preset
@@ -412,7 +413,7 @@ class App:
     def describe(self) -> str:
         """What the ready line says."""
         config = self._config
-        pages = f" pages {self._http_url}," if isinstance(self._http, Pages) else ""
+        pages = f" pages {reachable(self._http_url)}," if isinstance(self._http, Pages) else ""
         return (
             f"{len(self._rulebook.current.recipes)} board types, {len(self._catalogs.current)} experts,"
             f" policy {config.policy}, intake {', '.join(config.endpoints.intake)},"

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from rich.text import Text
 console = Console(highlight=False, soft_wrap=True, emoji=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
+PROGRAM = "coserve"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The line's coserve.yaml.", show_default=False)]
 ConfigOption = Annotated[
@@ -48,6 +51,24 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
     for row in rows:
         table.add_row(*("–" if cell is None else Text(str(cell)) for cell in row))  # what is in it is no markup
     console.print(table)
+
+
+def as_typed(words: str) -> str:
+    """A command of ours that whoever started this one can paste: `coserve check line/coserve.yaml`."""
+    return f"{_program()} {words}"
+
+
+def _program() -> str:
+    """`coserve` where the PATH leads to it; else as this process was started, or beside its Python."""
+    started = Path(sys.argv[0])
+    if started.name != PROGRAM:
+        started = Path(sys.executable).with_name(PROGRAM)
+        if started.is_relative_to(Path.cwd()):
+            started = started.relative_to(Path.cwd())
+    found = shutil.which(PROGRAM)
+    if not started.is_file() or (found is not None and started.samefile(found)):
+        return PROGRAM
+    return shlex.quote(str(started))
 
 
 def quiet_start(process_env: dict[str, str] | None = None) -> dict[str, str]:

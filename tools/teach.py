@@ -1,6 +1,6 @@
 """Commands that bring experts in: train them on your images, or import networks that you already have."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
@@ -16,6 +16,9 @@ from tools.wrong_use import must_be_architecture
 
 if TYPE_CHECKING:
     from tools.expert_file import ImportReport
+
+#: Pictures held out, all of them answered right, after which an error rate of a quarter would be a surprise (1 in 20).
+_ENOUGH_HELD_OUT = 10
 
 train_app = typer.Typer(no_args_is_help=True, help="Train an expert on your own images.")
 
@@ -137,7 +140,7 @@ def train_classifier(
 
     must_be_architecture("--architecture", architecture, "classify")
     schedule = Schedule(epochs, seed=seed)
-    with _bar("training") as (bar, task):
+    with _bar(f"training {expert or folder.name}") as (bar, task):
         try:
             report = train_classifier(
                 folder,
@@ -152,6 +155,7 @@ def train_classifier(
         except TrainingError as error:
             bar.stop()
             fail(str(error), status=1)
+    _warn_of_few({label.label: label.held_out for label in report.labels}, "a fifth of each label is held out")
     if as_json:
         print_json(asdict(report) | {"file": str(report.file), "accuracy": report.accuracy})
         return
@@ -182,7 +186,7 @@ def train_detector(
     from tools.train.detector_loop import Effort, TrainingError
 
     must_be_architecture("--architecture", architecture, "detect")
-    with _bar("training") as (bar, task):
+    with _bar(f"training {expert or data.stem}") as (bar, task):
         try:
             report = train_detector(
                 data,
@@ -196,6 +200,7 @@ def train_detector(
         except TrainingError as error:
             bar.stop()
             fail(str(error), status=1)
+    _warn_of_few({"images": report.held_out_images}, "those of val are held out")
     if as_json:
         print_json(asdict(report) | {"file": str(report.file), "catalog": str(report.catalog)})
         return
@@ -204,6 +209,17 @@ def train_detector(
         f" {report.precision:.3f}, recall {report.recall:.3f} at confidence {report.threshold:.2f}), mAP50"
         f" {report.map50:.3f}; {report.steps} steps in {report.minutes:.1f} minutes; {report.file}"
     )
+
+
+def _warn_of_few(held_out: Mapping[str, int], where_from: str) -> None:
+    """On stderr, what has fewer pictures held out than say anything; the expert is written all the same."""
+    few = ", ".join(f"{name} {count}" for name, count in held_out.items() if count < _ENOUGH_HELD_OUT)
+    if few:
+        errors.print(
+            f"too few pictures held out to know how good it is: {few}, and fewer than {_ENOUGH_HELD_OUT} say little"
+            f" ({where_from})",
+            markup=False,
+        )
 
 
 @contextmanager

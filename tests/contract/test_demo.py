@@ -76,7 +76,7 @@ def test_the_demo_judges_every_image_and_shows_verdicts_truth_and_questions(
 ) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "Verdicts against the truth" in shown.stdout
-    assert "sqlite3 -box" in shown.stdout
+    assert "sqlite3 -readonly -box" in shown.stdout
     pictures = sorted((folder / "boards").glob("*.png"))
     assert len(pictures) == 20
     assert cv2.imread(str(pictures[0])).shape[0] > 600

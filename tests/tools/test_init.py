@@ -1,19 +1,26 @@
 """`coserve init`: five answers, by options or typed, make a line that `coserve check` reads."""
 
 import json
+import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
 from daemon.config import load_config
 from daemon.line import check_line
+from daemon.own_address import EVERYWHERE
 from routing_rules.compile import compile_rules
 from tests.lines import a_jpeg
+
+#: What the console script of the package does.
+STARTED = "import sys; sys.argv = sys.argv[1:]; from tools.cli import main; main()"
 
 
 def init(*words: str, cwd: Path, typed: str = "") -> subprocess.CompletedProcess[str]:
@@ -79,7 +86,7 @@ def test_what_is_typed_is_asked_again_until_it_can_be_used(tmp_path: Path) -> No
 def test_where_nobody_answers_the_way_without_questions_is_named(tmp_path: Path) -> None:
     done = init("line", cwd=tmp_path)
     assert done.returncode == 2
-    assert "answer by options (coserve init --help), or take the proposals with --yes" in done.stderr
+    assert re.search(r"answer by options \(\S*coserve init --help\), or take the proposals with --yes", done.stderr)
     assert not (tmp_path / "line").exists()
 
 
@@ -90,6 +97,42 @@ def test_a_dashboard_for_the_network_gets_a_token_that_only_its_owner_reads(tmp_
     assert len(token.read_text().strip()) == 64
     problems, _ = check_line(tmp_path / "line/coserve.yaml")
     assert not [problem for problem in problems if "http" in problem]
+
+
+def test_the_address_that_is_printed_for_the_network_is_one_to_type_elsewhere(tmp_path: Path) -> None:
+    done = init("line", "--dashboard", "network", "--board", "a QFP64=1", "--yes", cwd=tmp_path)
+    found = re.search(r"the dashboard is at http://([^/]+):9470/$", done.stdout, re.MULTILINE)
+    assert found is not None, done.stdout
+    assert found[1] not in ("127.0.0.1", "localhost", *EVERYWHERE)
+    assert "training/QFP64/ok" in done.stdout
+    assert "R0402" not in done.stdout
+
+
+def test_more_memory_than_this_pc_has_is_written_with_a_warning(tmp_path: Path) -> None:
+    done = init("line", "--memory", "99TB", "--yes", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    ram = psutil.virtual_memory().total / 1e9
+    assert re.search(rf"expert_memory is 99000GB, and \S+ of this PC has {ram:.1f}".removesuffix(".0"), done.stdout)
+    assert "of this PC has" not in init("other", "--memory", "10MB", "--yes", cwd=tmp_path).stdout
+
+
+def test_the_commands_that_are_printed_can_be_pasted(tmp_path: Path) -> None:
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    command = tmp_path / ".venv/bin/coserve"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -c \'{STARTED}\' "$0" "$@"\n')
+    command.chmod(0o755)
+
+    def printed(folder: str, path: str) -> str:
+        done = subprocess.run(
+            [".venv/bin/coserve", "init", folder, "--board", "a U=1", "--yes"],
+            cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        return done.stdout
+
+    said = printed("line", "/usr/bin:/bin")
+    assert "\n  .venv/bin/coserve train classifier training/U --id U --out line/experts\n" in said
+    assert "\n  .venv/bin/coserve check line/coserve.yaml\n" in said
+    assert "\n  coserve check other/coserve.yaml\n" in printed("other", f"{command.parent}:/usr/bin:/bin")
 
 
 def test_board_types_are_read_from_sample_images(tmp_path: Path) -> None:

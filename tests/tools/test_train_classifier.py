@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -145,3 +147,15 @@ def test_an_expert_keeps_the_early_layers_of_its_backbone_and_learns_in_the_last
 
 def test_logits_of_no_pictures_are_none():
     assert fit.logits_of(torch.nn.Identity(), np.zeros((0, 32, 32, 3), np.uint8)).shape[0] == 0
+
+
+def test_too_few_pictures_held_out_are_said_so_and_the_expert_is_written(tmp_path: Path):
+    folder = a_folder(tmp_path / "squares", {"red": 5, "blue": 50})
+    words = ["train", "classifier", str(folder), "--input-size", "32", "--epochs", "3", "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-m", "tools", *words], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "too few pictures held out to know how good it is: red 1, and fewer than 10 say little" in done.stderr
+    assert "blue" not in done.stderr
+    assert (tmp_path / "out/catalog.yaml").is_file()

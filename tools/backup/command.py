@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from daemon.sizes import size_text
-from tools.console import AsJson, ConfigPath, console, errors, fail, print_json
+from tools.console import AsJson, ConfigPath, as_typed, console, errors, fail, print_json
 
 ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A tar file.", show_default=False)]
 
@@ -96,7 +96,7 @@ def restore(
         return
     console.print(
         f"{folder}: {restored.files} files of {restored.made}, results up to seq {restored.last_seq},"
-        f" {restored.waiting} images that wait\nCheck it, then run it:  coserve check {restored.config}",
+        f" {restored.waiting} images that wait\nCheck it, then run it:  {as_typed(f'check {restored.config}')}",
         markup=False,
     )
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tools.console import AsJson, console, errors, fail, print_json
+from tools.console import AsJson, as_typed, console, errors, fail, print_json
 
 
 def register(train_app: typer.Typer) -> None:
@@ -65,4 +65,4 @@ def train_deeppcb(
         return
     print_report(trained.report)
     spent = ", ".join(f"{name} {minutes_:.1f}" for name, minutes_ in trained.minutes.items())
-    console.print(f"minutes: {spent}\nthe line: coserve run {trained.config}")
+    console.print(f"minutes: {spent}\nthe line: {as_typed(f'run {trained.config}')}", markup=False)

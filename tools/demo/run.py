@@ -15,7 +15,7 @@ from daemon.config import load_config
 from daemon.control import ControlError, ask
 from tools.camera.command import DEFECT_RATE, board_plan
 from tools.camera.render import Board, board_types, render_board
-from tools.console import console, fail, print_table, quiet_start
+from tools.console import as_typed, console, fail, print_table, quiet_start
 from tools.demo.draw import draw_board
 from tools.demo.verdicts import PartVerdict, part_verdicts
 from tools.progress import Bars
@@ -52,7 +52,8 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
     console.print(report.summary())
     config = folder / "coserve.yaml"
     if prepare_only:
-        console.print(f"The line is ready: coserve run {config}{_dashboard(config)}", markup=False)
+        console.print("The line is ready.")
+        _show_live(config)
         return 0
     prefix = _free_prefix(config)
     plan = board_plan(boards, seed, prefix)
@@ -75,8 +76,8 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
     judged = _show_against_truth(shown)
     images = sum(len(one.board.placements) for one in shown)
     console.print(f"{judged} of {images} images judged in {took_s:.1f} s, start and stop of the daemon included.")
-    _show_questions(config, folder)
-    console.print(f"To see it live: coserve run {config}{_dashboard(config)}", markup=False)
+    _show_questions(folder)
+    _show_live(config)
     return 0 if judged == images else 1
 
 
@@ -113,10 +114,12 @@ def _publish_and_wait(config: Path, boards: int, seed: int, prefix: str) -> None
     )
 
 
-def _dashboard(config: Path) -> str:
-    """Where the pages are while the line runs."""
+def _show_live(config: Path) -> None:
+    """The command that runs the line, and where its pages are then."""
     http = load_config(config).endpoints.http
-    return f", and its dashboard is at {http}/" if http else ""
+    console.print(f"To see it live:\n  {as_typed(f'run {config}')}", markup=False)
+    if http:
+        console.print(f"and, while it runs, open {http}/", markup=False)
 
 
 def _free_prefix(config: Path) -> str:
@@ -156,7 +159,7 @@ def _show_against_truth(shown: list[Shown]) -> int:
     return sum(count for (_, verdict), count in counts.items() if verdict not in ("unknown", "none"))
 
 
-def _show_questions(config: Path, folder: Path) -> None:
-    console.print(f"\nAsk the database next (any SQLite client), or run the line yourself: coserve run {config}")
+def _show_questions(folder: Path) -> None:
+    console.print("\nAsk the database next (any SQLite client):")
     for question, sql in QUESTIONS.items():
-        console.print(f'  # {question}\n  sqlite3 -box {folder}/inspection.db "{sql}"', markup=False)
+        console.print(f'  # {question}\n  sqlite3 -readonly -box {folder}/inspection.db "{sql}"', markup=False)

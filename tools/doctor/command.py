@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.console import DEFAULT_CONFIG, AsJson, console, fail, print_json
+from tools.console import DEFAULT_CONFIG, AsJson, as_typed, console, fail, print_json
 
 if TYPE_CHECKING:
     from tools.doctor.findings import Finding
@@ -43,7 +43,7 @@ def doctor(
     Example: coserve doctor demo/coserve.yaml
     """
     if config is not None and not config.is_file():
-        fail(f"no file {config}: name the line's coserve.yaml, or make one with coserve init", status=2)
+        fail(f"no file {config}: name the line's coserve.yaml, or make one with: {as_typed('init')}", status=2)
     from tools.doctor.patient import meet
 
     path = config or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None)

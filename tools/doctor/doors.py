@@ -13,13 +13,14 @@ import psutil
 
 from daemon.config import Config
 from daemon.keys import open_to
+from daemon.own_address import EVERYWHERE
 from daemon.sockets import TCP
 from tools import service_files
+from tools.console import as_typed
 from tools.doctor.findings import Finding, ok, warn, wrong
 from tools.doctor.patient import Patient, acting_as, database_of
 
 _CONNECT_S = 2.0
-_EVERYWHERE = ("0.0.0.0", "::", "*")  # noqa: S104 - compared, not bound
 
 
 def permissions(patient: Patient) -> Iterator[Finding]:
@@ -33,7 +34,7 @@ def permissions(patient: Patient) -> Iterator[Finding]:
     with acting_as(patient.user) as is_possible:
         if not is_possible:
             so = f"only root can look with the rights of {user}"
-            yield warn("permissions", so, f"sudo coserve doctor {patient.path}")
+            yield warn("permissions", so, f"sudo {as_typed(f'doctor {patient.path}')}")
             return
         for name, path in _read(patient, config).items():
             if problem := _cannot(path, os.R_OK):
@@ -173,7 +174,7 @@ def _no_such_address(host: str) -> str | None:
 
 def _meet(one: str, other: str) -> bool:
     other = "127.0.0.1" if other == "localhost" else other
-    return one == other or one in _EVERYWHERE or other in _EVERYWHERE
+    return one == other or one in EVERYWHERE or other in EVERYWHERE
 
 
 def _is_ours(pid: int | None, patient: Patient) -> bool:

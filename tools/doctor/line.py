@@ -19,6 +19,7 @@ from daemon.store.check import quick_look
 from daemon.store.database import StoreError, open_for_reading
 from daemon.store.schema import inspections
 from daemon.store.times import to_wall_s
+from tools.console import as_typed
 from tools.doctor.findings import Finding, ok, warn, wrong
 from tools.doctor.patient import Patient, database_of
 from tools.service_files import NAME, exec_words
@@ -33,7 +34,9 @@ _SYSTEMD_RUNS = Path("/run/systemd/system")
 def configuration(patient: Patient) -> Iterator[Finding]:
     """Mistakes in coserve.yaml, the rules and the catalog; the weights themselves are left to `coserve check`."""
     if patient.path is None:
-        yield warn("configuration", "no line is named and none is here", "coserve init, or name its coserve.yaml")
+        yield warn(
+            "configuration", "no line is named and none is here", f"{as_typed('init')}, or name its coserve.yaml"
+        )
         return
     found = list(patient.mistakes)
     if patient.config is not None:
@@ -46,15 +49,15 @@ def configuration(patient: Patient) -> Iterator[Finding]:
         yield wrong("configuration", problem, _remedy(problem, patient.path))
     if len(found) > _SHOWN:
         more = f"and {len(found) - _SHOWN} mistakes more"
-        yield wrong("configuration", more, f"coserve check {patient.path} names all")
+        yield wrong("configuration", more, f"{as_typed(f'check {patient.path}')} names all")
     if not found:
         yield ok("configuration", f"{patient.path}: coserve.yaml, rules and catalog fit together")
 
 
 def _remedy(problem: str, path: Path) -> str:
     if "no expert `" in problem:
-        return f"train or import it (coserve train, coserve import), then coserve check {path}"
-    return f"correct it, then coserve check {path}"
+        return f"train or import it (coserve train, coserve import), then: {as_typed(f'check {path}')}"
+    return f"correct it, then: {as_typed(f'check {path}')}"
 
 
 def daemon(patient: Patient) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from daemon.sizes import size_text
-from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
+from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, as_typed, console, fail, print_json
 from tools.experts.tables import table_of
 
 experts_app = typer.Typer()
@@ -156,8 +156,8 @@ def put(
         print_json({"expert": name, "version": version, "note": note})
         return
     console.print(f"{name} {version} is kept as a candidate{f' ({note})' if note else ''}", markup=False)
-    console.print(f"next: coserve rejudge {config} --expert {name}={version}", markup=False)
-    console.print(f"then: coserve experts promote {name} {version} --config {config}", markup=False)
+    console.print(f"next: {as_typed(f'rejudge {config} --expert {name}={version}')}", markup=False)
+    console.print(f"then: {as_typed(f'experts promote {name} {version} --config {config}')}", markup=False)
 
 
 Version = Annotated[str, typer.Argument(metavar="VERSION", help="Its 12 letters, or the first four or more.")]
@@ -318,14 +318,20 @@ def _told(found: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 def _print_drift(name: str, drift: dict[str, Any] | None) -> None:
     if drift is None:
-        console.print(f"drift: not known, the catalog has no confidences of it: coserve experts measure {name} IMAGES")
+        console.print(
+            f"drift: not known, the catalog has no confidences of it: {as_typed(f'experts measure {name} IMAGES')}",
+            markup=False,
+        )
         return
     said = f"{drift['grade']}, index {drift['value']:.3f} (by chance alone {drift['noise']:.3f})"
     if drift["grade"] == "too few":
         said = f"too few {drift['lacks']} to say"
     console.print(f"drift: {said}; {drift['answers']} recent answers against {drift['held_out']} images held out")
     if drift["lacks"] == "images held out":
-        console.print(f"measure it on more ordinary images of the line: coserve experts measure {name} IMAGES")
+        console.print(
+            f"measure it on more ordinary images of the line: {as_typed(f'experts measure {name} IMAGES')}",
+            markup=False,
+        )
     labels = dict.fromkeys((*drift["training"], *drift["recent"]))
     rows = [
         (

@@ -3,11 +3,15 @@
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tools.console import AsJson, console, fail, print_json
+from tools.console import AsJson, as_typed, console, fail, print_json
+
+if TYPE_CHECKING:
+    from tools.doctor.gpu import Gpu
+    from tools.init.answers import Answers, Dashboard
 
 Answer = TypeVar("Answer")
 #: So many experts to train get a command each; more get one loop.
@@ -74,7 +78,7 @@ def init(
         fail(f"that makes no rules: {error.problems[0].message}", status=2)
     except OSError as error:
         fail(f"{error.filename or folder}: {error.strerror or error}", status=2)
-    _report(folder, made, sorted(routes.experts()), answers.dashboard, as_json)
+    _report(folder, made, sorted(routes.experts()), answers, as_json)
 
 
 class _Asking:
@@ -102,7 +106,8 @@ class _Asking:
             if sys.stdin is not None and sys.stdin.isatty():
                 raise
             typer.echo()
-            fail("nobody answers here: answer by options (coserve init --help), or take the proposals with --yes", 2)
+            way = f"answer by options ({as_typed('init --help')}), or take the proposals with --yes"
+            fail(f"nobody answers here: {way}", status=2)
 
 
 def _boards(asking: _Asking, board: Sequence[str] | None, images: Path | None) -> dict[str, Any]:
@@ -123,28 +128,36 @@ def _data(asking: _Asking, data: Path | None) -> Path:
 
 
 def _memory(asking: _Asking, memory: str | None) -> dict[str, int]:
-    from tools.doctor.gpu import find_driver
     from tools.init.answers import parse_memory, proposed_memory, ram, size
 
-    driver = find_driver()
-    proposed = proposed_memory(driver.gpus if driver else ())
-    has = [f"{gpu.name} with {size(gpu.total_bytes)}" for gpu in driver.gpus] if driver else []
+    gpus = _gpus()
+    proposed = proposed_memory(gpus)
+    has = [f"{gpu.name} with {size(gpu.total_bytes)}" for gpu in gpus]
     text = f"3/5 Memory for experts (this PC has {', '.join([*has, ram()])})"
     proposal = " ".join(f"{device}={size(budget)}" for device, budget in proposed.items())
     return asking.ask(text, proposal, lambda typed: parse_memory(typed, list(proposed)), memory)
 
 
-def _report(folder: Path, made: list[Path], experts: list[str], dashboard: str, as_json: bool) -> None:
+def _gpus() -> "Sequence[Gpu]":
+    from tools.doctor.gpu import find_driver
+
+    driver = find_driver()
+    return driver.gpus if driver else ()
+
+
+def _report(folder: Path, made: list[Path], experts: list[str], answers: "Answers", as_json: bool) -> None:
     """What was made, what `coserve check` says to it, and the next commands."""
     from daemon.line import check_line, load_catalog
-    from tools.init.files import CATALOG, PORT, TOKEN
+    from tools.init.answers import too_much_memory
+    from tools.init.files import CATALOG
 
     config = folder / "coserve.yaml"
     catalog, _, _ = load_catalog(folder / CATALOG)
     missing = [expert for expert in experts if expert not in (catalog or {})]
     problems, _ = check_line(config)
     others = [problem for problem in problems if not any(f"no expert `{expert}`" in problem for expert in missing)]
-    commands = [*_to_train(missing, folder), *(f"coserve {word} {config}" for word in ("check", "doctor", "run"))]
+    others += [f"{config}: {problem}" for problem in too_much_memory(answers.memory, _gpus())]
+    commands = [*_to_train(missing, folder), *(as_typed(f"{word} {config}") for word in ("check", "doctor", "run"))]
     if as_json:
         said = {"config": str(config), "made": list(map(str, made)), "missing_experts": missing}
         print_json(said | {"problems": others, "next": commands})
@@ -156,21 +169,30 @@ def _report(folder: Path, made: list[Path], experts: list[str], dashboard: str, 
     if missing:
         console.print(
             f"\nExperts still to be trained, or imported: {', '.join(missing)}. Sort pictures of each component type"
-            " into one folder for each label\n(training/R0402/ok, training/R0402/missing, …), then:",
+            f" into one folder for each label\n(training/{missing[0]}/ok, training/{missing[0]}/missing, …), then:",
             markup=False,
         )
     else:
         console.print("\nNext:")
     for command in commands:
         console.print(f"  {command}", markup=False)
+    _show_dashboard(folder, answers.dashboard)
+
+
+def _show_dashboard(folder: Path, dashboard: "Dashboard") -> None:
+    from daemon.own_address import own_address
+    from tools.init.files import PORT, TOKEN
+
     if dashboard != "no":
-        token = f" The token is in {folder / TOKEN}." if dashboard == "network" else ""
-        console.print(f"\nWhile it runs, the dashboard is at http://127.0.0.1:{PORT}/.{token}", markup=False)
+        host = own_address() if dashboard == "network" else "127.0.0.1"
+        console.print(f"\nWhile it runs, the dashboard is at http://{host}:{PORT}/", markup=False)
+    if dashboard == "network":
+        console.print(f"The token is in {folder / TOKEN}", markup=False)
 
 
 def _to_train(experts: Sequence[str], folder: Path) -> list[str]:
     out = folder / "experts"
     if len(experts) <= _COMMANDS:
-        return [f"coserve train classifier training/{expert} --id {expert} --out {out}" for expert in experts]
+        return [as_typed(f"train classifier training/{expert} --id {expert} --out {out}") for expert in experts]
     names = " ".join(experts)
-    return [f"for type in {names}; do coserve train classifier training/$type --id $type --out {out}; done"]
+    return [f"for type in {names}; do {as_typed(f'train classifier training/$type --id $type --out {out}')}; done"]

@@ -9,7 +9,7 @@ from tools.asking.package.chosen import Selection
 from tools.asking.package.verify import verify_package
 from tools.asking.package.write import FolderInUseError, PackageError, write_package
 from tools.backup.gentle import step_back
-from tools.console import console, errors, fail, print_json
+from tools.console import as_typed, console, errors, fail, print_json
 from tools.opened import opened
 
 
@@ -47,7 +47,7 @@ def make_package(config: Path, selection: Selection, out: Path, *, with_weights:
     )
     for reason, count in report.missing.items():
         console.print(f"  {count:,} images without a picture: {reason}", markup=False)
-    console.print(f"fingerprint {report.fingerprint}\nCheck it:  coserve export --verify {out}", markup=False)
+    console.print(f"fingerprint {report.fingerprint}\nCheck it:  {as_typed(f'export --verify {out}')}", markup=False)
 
 
 def check_package(package: Path, *, as_json: bool) -> int:

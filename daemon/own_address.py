@@ -1,0 +1,29 @@
+"""Where other PCs reach this one: what to type there for a socket that listens on every address."""
+
+import socket
+from ipaddress import IPv4Address
+from urllib.parse import urlsplit
+
+import psutil
+
+EVERYWHERE = ("0.0.0.0", "::", "*")  # noqa: S104 - compared, not bound
+
+
+def reachable(url: str) -> str:
+    """`url` with the address of this PC where it names all of its addresses."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{own_address()}:{parts.port}" if parts.hostname in EVERYWHERE else url
+
+
+def own_address() -> str:
+    """The address of the first network that is up, as IPv4; without one, this PC's name."""
+    up = {name for name, network in psutil.net_if_stats().items() if network.isup}
+    for name, addresses in psutil.net_if_addrs().items():
+        for found in addresses if name in up else ():
+            if found.family == socket.AF_INET and not _is_local(IPv4Address(found.address)):
+                return found.address
+    return socket.gethostname()
+
+
+def _is_local(address: IPv4Address) -> bool:
+    return address.is_loopback or address.is_link_local
