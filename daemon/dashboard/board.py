@@ -12,7 +12,7 @@ from sqlalchemy import Row
 from starlette.exceptions import HTTPException
 
 from daemon.dashboard import questions_board as questions
-from daemon.dashboard.pictures import WIDTHS, NoPicture
+from daemon.dashboard.pictures import WIDTHS, NoPicture, Stored
 from daemon.dashboard.questions_board import COUNTED, LIST, PART, WHOLE, Component, Search
 from daemon.dashboard.site import Site
 
@@ -21,7 +21,7 @@ MAX_ID = 2**63 - 1
 #: Findings that are shown with picture and stages; of a board with more the others are one click away.
 _FINDINGS = 24
 #: Each holds an unpacked picture, and a core: pages go on meanwhile in threads of their own.
-_REDUCED_AT_ONCE = 1
+_UNPACKED_AT_ONCE = 1
 
 Id = Annotated[int, Path(ge=0, le=MAX_ID)]
 Text = Annotated[str, Query(max_length=128)]
@@ -125,32 +125,44 @@ def _json_list(value: str | None) -> list[dict[str, Any]]:
 
 
 def _add_pictures(routes: APIRouter, site: Site) -> None:
-    reducing = anyio.CapacityLimiter(_REDUCED_AT_ONCE)
+    unpacking = anyio.CapacityLimiter(_UNPACKED_AT_ONCE)
 
     @routes.get("/pictures/{inspection_id}")
     async def picture(request: Request, inspection_id: Id, width: Annotated[int, Query()] = 0) -> Response:
         if width not in (0, *WIDTHS):
             raise HTTPException(422, f"width: expected {' or '.join(map(str, WIDTHS))}, or none for the whole picture")
-        known = request.headers.get("if-none-match")
-        limiter = reducing if width else None
-        return await anyio.to_thread.run_sync(_picture, site, inspection_id, width, known, limiter=limiter)
+        stored = await anyio.to_thread.run_sync(_stored, site, inspection_id)
+        try:
+            if request.headers.get("if-none-match") == stored.etag(width):
+                stored.close()
+                return Response(status_code=304, headers=_headers(stored.etag(width)))
+            limiter = unpacking if width or stored.is_converted else None
+            picture = await anyio.to_thread.run_sync(stored.picture, width, limiter=limiter)
+        except NoPicture as error:
+            raise _not_shown(inspection_id, error) from None
+        except BaseException:  # who asked has gone while others were served
+            stored.close()
+            raise
+        headers = _headers(picture.etag) | {"Content-Length": str(picture.length_bytes)}
+        return StreamingResponse(picture.chunks(), media_type=picture.media_type, headers=headers)
 
 
-def _picture(site: Site, inspection_id: int, width: int, known: str | None) -> Response:
+def _stored(site: Site, inspection_id: int) -> Stored:
     found = questions.image_path(site.database, inspection_id)
     if found is None:
         raise HTTPException(404, f"There is no inspection {inspection_id}.")
     if found.image_path is None:
         raise HTTPException(404, f"The picture of inspection {inspection_id} was not kept, or was pruned.")
     try:
-        stored = site.pictures.open(found.image_path)
-        # It is asked for again each time, and mostly answered "unchanged": a pruned one is gone from every screen.
-        headers = {"Cache-Control": "private, no-cache", "ETag": stored.etag(width)}
-        if known == stored.etag(width):
-            stored.close()
-            return Response(status_code=304, headers=headers)
-        picture = stored.picture(width)
+        return site.pictures.open(found.image_path)
     except NoPicture as error:
-        raise HTTPException(404, f"The picture of inspection {inspection_id} is not shown: {error}.") from None
-    headers["Content-Length"] = str(picture.length_bytes)
-    return StreamingResponse(picture.chunks(), media_type=picture.media_type, headers=headers)
+        raise _not_shown(inspection_id, error) from None
+
+
+def _not_shown(inspection_id: int, error: NoPicture) -> HTTPException:
+    return HTTPException(404, f"The picture of inspection {inspection_id} is not shown: {error}.")
+
+
+def _headers(etag: str) -> dict[str, str]:
+    """It is asked for again each time, and mostly answered "unchanged": a pruned one is gone from every screen."""
+    return {"Cache-Control": "private, no-cache", "ETag": etag}

@@ -81,6 +81,11 @@ class Stored:
         """Another for each file, each change of it and each width."""
         return f'"{self._mark}-{width}"' if width else f'"{self._mark}"'
 
+    @property
+    def is_converted(self) -> bool:
+        """Whether it is unpacked even when it is shown whole."""
+        return self.suffix in _CONVERTED
+
     def close(self) -> None:
         self.file.close()
 

@@ -5,6 +5,7 @@ import io
 import struct
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -187,6 +188,16 @@ def test_a_bomb_comes_as_it_lies_and_takes_no_memory(web: Web, side: int) -> Non
     assert fetch(web, f"/pictures/{200 + side}?width=480") == (200, "image/png", bomb)
     assert web.get("/boards/1").status == 200
     assert peak_kib(web) - before < 16 * 1024
+
+
+def test_pictures_that_are_unpacked_whole_are_unpacked_one_at_a_time(web: Web) -> None:
+    flat = encoded(Image.new("RGB", (4900, 4900)), "TIFF", compression="packbits")
+    number = add(web, 350, flat, ".tif")
+    before = peak_kib(web)
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: fetch(web, f"/pictures/{number}")[:2], range(6)))
+    assert answers == [(200, "image/png")] * 6
+    assert peak_kib(web) - before < 300 * 1024  # 96 MB each
 
 
 def chosen(image: "Locator") -> str:
