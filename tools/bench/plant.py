@@ -154,11 +154,11 @@ def _account(
 
 def compare(config: Path, images: "list[Image]", rounds: int) -> dict[str, Any]:
     """Runs without a consumer, beside a dead broker and with one that listens, in turn; medians and ratios."""
-    from rich.progress import Progress
+    from tools.progress import Bars
 
     kinds = ("without", "dead", "alive")
     runs: dict[str, list[RunFigures]] = {kind: [] for kind in kinds}
-    with Progress(console=errors) as bar:
+    with Bars(console=errors) as bar:
         task = bar.add_task("runs", total=len(kinds) * rounds)
         for number in range(rounds):
             for kind in kinds[number % 3 :] + kinds[: number % 3]:
@@ -202,10 +202,10 @@ def _settled() -> Iterator[None]:
 
 
 def _end_and_start(broker: "Broker", restarts: int, title: str) -> None:
-    from rich.progress import Progress
+    from tools.progress import Bars
 
     draw = random.Random(_SEED)
-    with Progress(console=errors) as bar:
+    with Bars(console=errors) as bar:
         task = bar.add_task(title, total=restarts)
         for number in range(restarts):
             time.sleep(draw.uniform(*_UP_S))
