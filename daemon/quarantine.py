@@ -63,7 +63,8 @@ class Quarantine:
             except OSError as error:
                 self._log.warning("quarantine_failed", folder=str(self._folder), error=str(error))
                 return None
-        self._log.info("image_quarantined", source=source, id=image_id, file=path.name, reason=reason, skipped=skipped)
+        about = {"source": source, "id": image_id, "file": path.name, "reason": reason, "skipped": skipped}
+        self._log.warning("image_quarantined", **about)
         return path
 
     def _write(self, source: str, image_id: str, payload: bytes) -> Path:

@@ -26,7 +26,7 @@ TCP = re.compile(r"tcp://(?P<host>\[[^\]]+\]|[^:\[\]]+):(?P<port>\d{1,9}|\*)")
 ZAP_DOMAIN = b"coserve"
 _IPC_MODE = 0o660
 _REBIND_S = 5.0
-_NO_ADVICE = "is another program using it?"
+_NO_ADVICE = "is another program using it? coserve doctor names it"
 _BIND_ADVICE: dict[int | None, str] = {
     errno.EADDRNOTAVAIL: "no network card of this machine has that address (yet)",
     errno.ENODEV: "this machine has no such network card (yet)",
@@ -140,7 +140,7 @@ def _bind_tcp(sock: "zmq.Socket[Any]", endpoint: str) -> str:
         sock.bind(endpoint)
     except zmq.ZMQError as error:
         raise StartError(
-            f"cannot bind {endpoint}: {error.strerror}; {_BIND_ADVICE.get(error.errno, _NO_ADVICE)}"
+            f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}; {_BIND_ADVICE.get(error.errno, _NO_ADVICE)}"
         ) from None
     bound = sock.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
     if is_open(bound) and not is_open(endpoint):

@@ -59,11 +59,9 @@ service_install.register(app)
 
 
 def main() -> Any:
-    """Entry point: a sentence, not a traceback, when a pipe closes, they press Ctrl-C or a line does not start."""
+    """Entry point: a person sees a sentence, not a traceback, when a pipe closes or a line does not start."""
     try:
         return app()
-    except KeyboardInterrupt:
-        fail("stopped by Ctrl-C", status=1)
     except ServiceError as error:
         fail(str(error), status=1)
     except BrokenPipeError:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,6 +39,8 @@ def run(
     _must_exist(config)
     if trace is not None:
         os.environ["COSERVE_RECORD"] = json.dumps(str(trace.resolve()))
+    for number in (signal.SIGTERM, signal.SIGINT):  # until `serve` has its own: the imports take a second
+        signal.signal(number, lambda *_: sys.exit(0))
     from daemon.serve import serve
 
     raise SystemExit(serve(config))

@@ -19,11 +19,13 @@ _NUMBERS = {int: "a whole number", float: "a number"}
 
 
 class Commands(TyperGroup):
-    """All commands, groups of commands too: what one of them cannot read is said, with status 2."""
+    """All commands, groups of commands too: what one of them cannot read is said, with status 2; Ctrl-C, with 1."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            fail("stopped by Ctrl-C", status=1)
         except typer.BadParameter as error:
             # A value that is missing was none to read: typer's own words name it, and the usage.
             if error.param is None or not isinstance(error.__cause__, ValidationError | None) or not error.message:

@@ -128,6 +128,7 @@ def test_a_pulse_that_fails_stops_neither_results_nor_later_heartbeats() -> None
 
 def test_a_port_in_use_is_named() -> None:
     context: zmq.Context[Any] = zmq.Context()
-    with a_stream() as (_, endpoint), pytest.raises(StartError, match=endpoint):
+    said = r"Address already in use; is another program using it\? coserve doctor names it"
+    with a_stream() as (_, endpoint), pytest.raises(StartError, match=f"{endpoint}: {said}"):
         ResultsStream(context, endpoint, 0, lambda: ("ready", 0)).start()
     context.term()

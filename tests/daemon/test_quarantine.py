@@ -5,15 +5,18 @@ import stat
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from daemon.journal import Journal, JournalError
 from daemon.quarantine import BadImages, Quarantine
 from daemon.records import Accepted, JournalKey, Pixels
 
 
-def test_bytes_are_kept_under_names_that_cannot_leave_the_folder(tmp_path: Path) -> None:
+def test_bytes_are_kept_and_told_under_names_that_cannot_leave_the_folder(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path / "q", 1000)
-    path = quarantine.keep("../../cam", "/etc/passwd" + "/x" * 58, b"bytes", "no image")
+    with capture_logs() as said:
+        path = quarantine.keep("../../cam", "/etc/passwd" + "/x" * 58, b"bytes", "no image")
+    assert [(one["event"], one["log_level"]) for one in said] == [("image_quarantined", "warning")]
     assert path is not None
     assert path.parent == tmp_path / "q"
     assert path.read_bytes() == b"bytes"

@@ -193,6 +193,23 @@ def test_results_are_printed_as_json(tmp_path: Path, experts_folder: Path) -> No
     assert {row["verdict"] for row in rows} <= {"pass", "fail", "review"}
 
 
+@pytest.mark.parametrize(("command", "imported", "status"), [("run", "daemon.serve", 0), ("check", "daemon.line", 1)])
+def test_ctrl_c_while_a_command_is_still_importing_ends_it_as_later(
+    tmp_path: Path, experts_folder: Path, command: str, imported: str, status: int
+) -> None:
+    code = (
+        "import builtins, os, signal, sys\nfrom tools.cli import main\nreal = builtins.__import__\n"
+        "def importing(name, *rest):\n"
+        f"    if name == {imported!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return real(name, *rest)\n"
+        "builtins.__import__ = importing\nsys.argv[0] = 'coserve'\nmain()\n"
+    )
+    words = [sys.executable, "-c", code, command, str(a_line(tmp_path, experts_folder))]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status
+    assert done.stderr == ("coserve: stopped by Ctrl-C\n" if status else "")
+
+
 def test_a_benchmark_whose_line_does_not_start_ends_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setenv("COSERVE_ENDPOINTS_HTTP", f"http://127.0.0.1:{taken.getsockname()[1]}")

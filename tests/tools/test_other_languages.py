@@ -20,6 +20,7 @@ from tools.service import Service
 EXAMPLES = Path(__file__).resolve().parents[2] / "tools/camera/examples"
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 IMAGES = 60
+MOST_BYTES = 1_000_000
 RULES = """\
 boards:
   open-board: {components: {R0402: 1000}}
@@ -76,12 +77,13 @@ def languages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Language | 
 
 
 def a_folder(root: Path) -> Path:
-    """Two boards, an image that is none, and a file that is not meant."""
+    """Two boards, an image that is none, one that is too large, and a file that is not meant."""
     for number in range(IMAGES):
         path = root / "open-board" / f"S{number % 2}" / f"R{number}.R0402.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(a_jpeg(number))
     path.with_name("R998.R0402.jpg").write_bytes(b"no image")
+    path.with_name("R999.R0402.jpg").write_bytes(bytes(MOST_BYTES + 1))
     path.with_name("notes.txt").write_bytes(b"not for us")
     return root
 
@@ -113,7 +115,7 @@ def scene(
     there = {name: language for name, language in languages.items() if isinstance(language, Language)}
     folder = tmp_path_factory.mktemp("scene")
     line = folder / "line"
-    config = a_line(line, experts_folder, memory="300MB")
+    config = a_line(line, experts_folder, memory="300MB", limits={"max_payload_bytes": MOST_BYTES})
     (line / "rules.yaml").write_text(RULES, encoding="utf-8")
     pictures = str(a_folder(folder / "pictures"))
     intake, results, control = (f"ipc://{line}/run/{name}.sock" for name in ("intake", "results", "control"))
@@ -158,14 +160,15 @@ def name(request: pytest.FixtureRequest, languages: dict[str, Language | str]) -
 
 def test_every_image_arrives_once_through_busy_a_kill_and_a_second_run(scene: Scene, name: str) -> None:
     ran = scene.ran[name]
-    assert ran.status == 1, "the daemon refused one"
+    assert ran.status == 1, "two were refused"
     assert "R998: bad_image: the payload is not a JPEG, PNG, BMP or TIFF image" in ran.complaints
     first, again = ran.account, ran.again
-    assert first["sent"] == IMAGES + 1
-    assert (first["accepted"] + first["duplicate"], first["rejected"]) == (IMAGES, 1)
+    assert "R999: too_large: more" in ran.complaints
+    assert first["sent"] == IMAGES + 2
+    assert (first["accepted"] + first["duplicate"], first["rejected"]) == (IMAGES, 2)
     assert first["busy"] > 0
     assert first["resent"] > 0
-    assert (again["accepted"], again["duplicate"], again["rejected"]) == (0, IMAGES, 1)
+    assert (again["accepted"], again["duplicate"], again["rejected"]) == (0, IMAGES, 2)
     counts = [count for source, _, count in scene.images if source == name]
     assert counts == [1] * IMAGES
 

@@ -51,12 +51,12 @@ class Publisher {
     void publish(json header, std::string payload) {
         while (open_.size() >= credit_) step();
         const std::string id = header.at("id");
+        account.sent++;
         if (payload.size() > max_payload_) return reject(id, "too_large", "more bytes than the daemon takes");
         header["type"] = "inspect";
         header["source"] = source_;
         if (open_.empty()) heard_ = Clock::now();
         open_[id] = {std::move(header), std::move(payload), Clock::now()};
-        account.sent++;
         send_due();
         while (take(milliseconds{0})) {}
     }

@@ -35,11 +35,11 @@ class Publisher {
   // Send one image. Waits while the credit is used up.
   async publish(header, payload) {
     while (this.#open.size >= this.#credit) await this.#step();
+    this.account.sent += 1;
     if (payload.length > this.#maxPayload) return this.#reject(header.id, "too_large", "more than the daemon takes");
     if (this.#open.size === 0) this.#heard = now();
     const message = frames({...header, type: "inspect", source: this.source}, payload);
     this.#open.set(header.id, {message, due: now(), wasSent: false});
-    this.account.sent += 1;
     this.#sendDue();
   }
 
