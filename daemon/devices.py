@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from daemon.config import Config, Device
 from daemon.errors import ConfigError
 from daemon.policy.assign import partition
@@ -12,6 +14,7 @@ from daemon.policy.matrix import Performance
 from daemon.policy.presets import preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.profile import Machine, Profile, load_profile
+from daemon.sizes import size_text
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.load import Problem
 
@@ -66,15 +69,19 @@ def pools_and_executors(config: Config) -> tuple[tuple[PoolFacts, ...], tuple[Ex
 
 
 def device_problems(config: Config) -> list[str]:
-    """The devices of `config` that this machine has not."""
+    """The devices, and the memory, of `config` that this machine has not."""
     import torch  # noqa: PLC0415 - commands that only read a line need none
 
     there = torch.cuda.device_count()
-    return [
+    problems = [
         f"devices.{name}: torch sees {there} such GPUs here: name another device, or install torch for CUDA"
         for name in config.devices
         if name != "cpu" and int(name.removeprefix("cuda:")) >= there
     ]
+    asked, has = config.devices.get("cpu", Device()).expert_memory, psutil.virtual_memory().total
+    if asked > has:
+        problems.append(f"devices.cpu.expert_memory: {size_text(asked)} of the {size_text(has)} of RAM here: name less")
+    return problems
 
 
 def memory_problems(config: Config, used: Sequence[str], catalog: Mapping[ExpertId, ExpertSpec]) -> list[str]:

@@ -20,7 +20,7 @@ from daemon.model_check import model_problems
 from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.profile import this_machine
 from daemon.sharing import images_config, sharing_problems
-from daemon.storage import storage_problems
+from daemon.storage import folder_problem, storage_problems
 from experts.catalog import Catalog, CatalogFile, resolve
 from experts.errors import WeightsError
 from experts.weights import verify_sha256
@@ -210,6 +210,8 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
 def start_problems(line: Line) -> list[str]:
     """Why this machine cannot serve a line whose files fit together."""
     problems = settings_problems(line.config) + device_problems(line.config)
+    if problem := folder_problem(line.config.images):  # made with its first picture, when it is late to say so
+        problems.append(f"images: {problem}")
     return problems or _room_problems(line.config, line.routes, line.catalog)
 
 

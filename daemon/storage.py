@@ -13,7 +13,7 @@ from daemon.store.migrate import check_schema
 def storage_problems(config: Config) -> list[str]:
     """Why a start would end: a database this version cannot use, folders that cannot be made; each names its key."""
     folders = {"journal": config.journal, "images": config.images}
-    problems = [f"{key}: {problem}" for key, folder in folders.items() if (problem := _folder_problem(folder))]
+    problems = [f"{key}: {problem}" for key, folder in folders.items() if (problem := folder_problem(folder))]
     if config.record is not None and not config.record.parent.is_dir():
         problems.append(f"record: there is no folder {config.record.parent}: make it")
     try:
@@ -27,7 +27,7 @@ def _check_database(url: str) -> None:
     """StoreError where it cannot be used. A file that is missing is fine: the first start makes it."""
     try:
         path = sqlite_path(url)
-        if path is not None and (problem := _folder_problem(path.parent)):
+        if path is not None and (problem := folder_problem(path.parent)):
             raise StoreError(problem)
         if path is not None and not path.exists():
             return
@@ -42,7 +42,7 @@ def _check_database(url: str) -> None:
         engine.dispose()
 
 
-def _folder_problem(folder: Path) -> str | None:
+def folder_problem(folder: Path) -> str | None:
     """Why files cannot be written below `folder`, which may be still to be made."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir():

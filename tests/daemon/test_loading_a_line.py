@@ -75,6 +75,13 @@ def test_a_share_of_the_memory_that_is_too_small_names_the_policy_that_shares(fo
     assert check_line(settings(folder, "coserve-plus", expert_memory="60MB", executors=2))[0] == []
 
 
+def test_memory_that_this_machine_has_not_and_pictures_that_cannot_be_kept_end_a_start(folder: Path) -> None:
+    assert "devices.cpu.expert_memory: 900.0 TB of the" in str(start_problems(settings(folder, expert_memory="900TB")))
+    path = settings(folder, expert_memory="60MB")
+    path.write_text(path.read_text() + "images: /proc/nope\n")
+    assert "images: nothing can be written in /proc" in str(start_problems(path))
+
+
 def test_a_profile_of_another_machine_is_named_by_check_and_start(folder: Path) -> None:
     a_profile(folder, cpu="Another Processor")
     path = settings(folder, profile="profile.yaml")

@@ -145,6 +145,14 @@ def test_an_expert_keeps_the_early_layers_of_its_backbone_and_learns_in_the_last
     assert fit.logits_of(expert, unseen).argmax(1).tolist() == wanted.tolist()
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_a_training_may_be_as_short_as_one_step(steps: int):
+    pictures, targets = np.zeros((2, 64, 64, 3), np.uint8), np.zeros(2, np.int64)
+    said: list[float] = []
+    fit.fit_network(fit.new_network("resnet18", 2), pictures, targets, Schedule(epochs=steps), said.append)
+    assert said == [step / steps for step in range(1, steps + 1)]
+
+
 def test_logits_of_no_pictures_are_none():
     assert fit.logits_of(torch.nn.Identity(), np.zeros((0, 32, 32, 3), np.uint8)).shape[0] == 0
 

@@ -134,9 +134,8 @@ def _run(
     trained = [p for p in network.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(trained, lr=schedule.learning_rate, weight_decay=schedule.weight_decay, fused=True)
     steps = schedule.epochs * math.ceil(count / schedule.batch)
-    cycle = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser, schedule.learning_rate, total_steps=steps + 1, pct_start=0.25
-    )
+    whole = max(steps, 4) + 1  # of exactly four, OneCycleLR's rise would have no length
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimiser, schedule.learning_rate, total_steps=whole, pct_start=0.25)
     done = 0
     for _ in range(schedule.epochs):
         for inputs, wanted in batches():
