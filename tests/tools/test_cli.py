@@ -199,9 +199,10 @@ def test_ctrl_c_while_a_command_is_still_importing_ends_it_as_later(
 ) -> None:
     code = (
         "import builtins, os, signal, sys\nfrom tools.cli import main\nreal = builtins.__import__\n"
-        "def importing(name, *rest):\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background ignores it
+        "def importing(name, *rest, **named):\n"
         f"    if name == {imported!r}: os.kill(os.getpid(), signal.SIGINT)\n"
-        "    return real(name, *rest)\n"
+        "    return real(name, *rest, **named)\n"
         "builtins.__import__ = importing\nsys.argv[0] = 'coserve'\nmain()\n"
     )
     words = [sys.executable, "-c", code, command, str(a_line(tmp_path, experts_folder))]
