@@ -16,7 +16,7 @@ from experts.spec import ExpertId
 
 @dataclass(frozen=True, slots=True)
 class FreshLoad:
-    """A load that no batch has run after yet. `ended_s` is of the drive's clock."""
+    """A load that no batch has run after yet: the first one tells of it. `ended_s` is of the drive's clock."""
 
     load_ms: float
     ended_s: float
