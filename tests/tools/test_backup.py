@@ -27,6 +27,7 @@ from routing_rules.compile import compile_rules
 from tests.contract.client import Line
 from tests.daemon.store.kept_schemas import put_back
 from tests.lines import a_jpeg
+from tools.backup import archive as archive_module
 from tools.backup.archive import HEAD, SUMS, write_backup
 from tools.backup.contents import BackupError
 from tools.backup.gentle import GentleReader, absent_pages
@@ -462,6 +463,31 @@ def test_a_backup_that_is_stopped_leaves_nothing_half_written(tmp_path: Path):
     _, said = process.communicate()
     assert (process.returncode, "stopped by SIGTERM" in said) == (1, True)
     assert [path.name for path in tmp_path.iterdir()] == ["line"]
+
+
+@pytest.mark.parametrize("call", ["open", "flock"])
+def test_one_that_is_stopped_before_it_knows_its_claim_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+):
+    config = a_folder(tmp_path / "line")
+    module = archive_module.os if call == "open" else archive_module.fcntl
+    really = getattr(module, call)
+    stopped: list[Any] = []
+
+    def stop_once(*arguments: Any) -> Any:
+        done = really(*arguments)
+        if not stopped and (call == "flock" or str(arguments[0]).endswith(".part")):
+            stopped.append(done)  # as a signal's handler would, between the call and the name of its result
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(module, call, stop_once)
+    with pytest.raises(KeyboardInterrupt):
+        write_backup(config, tmp_path / "line.tar")
+    if call == "open":
+        os.close(stopped[0])
+    assert [path.name for path in tmp_path.iterdir()] == ["line"]
+    write_backup(config, tmp_path / "line.tar")
 
 
 def test_two_backups_into_one_archive_do_not_mix(tmp_path: Path):

@@ -118,24 +118,36 @@ class _Member:
 @contextmanager
 def _claimed(part: Path, archive: Path) -> Iterator[int]:
     """`part`, open and empty, of this process alone; it becomes `archive` at the end, and goes where that fails."""
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BackupError(f"{archive} is being written by another backup: wait for it, or name another") from None
-        if not part.exists() or part.stat().st_ino != os.fstat(fd).st_ino:
-            raise BackupError(f"{archive} was written by another backup just now: begin again")
-        try:
+            _claim(fd, part, archive)
             os.ftruncate(fd, 0)
             os.fchmod(fd, 0o600)
             yield fd
             part.replace(archive)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-    finally:
-        os.close(fd)
+        finally:
+            os.close(fd)
+    except BaseException:
+        _remove_unless_held(part)
+        raise
+
+
+def _claim(fd: int, part: Path, archive: Path) -> None:
+    """BackupError where `part`, open as `fd`, is or was another backup's."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BackupError(f"{archive} is being written by another backup: wait for it, or name another") from None
+    if not part.exists() or part.stat().st_ino != os.fstat(fd).st_ino:
+        raise BackupError(f"{archive} was written by another backup just now: begin again")
+
+
+def _remove_unless_held(part: Path) -> None:
+    """Remove `part`, if it is there and no backup writes it: a signal may have come before its own claim was known."""
+    with suppress(OSError), part.open("rb") as left:
+        fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        part.unlink()
 
 
 def _snapshot(contents: Contents, archive: Path, stack: ExitStack, progress: Progress) -> _Snapshot:

@@ -24,7 +24,7 @@ from tools.stress.raw import GREETING, RawPeer, frame, frame_head
 #: Unanswered messages of one flooding connection.
 _WINDOW = 256
 _LOWEST_PRIORITY = 19
-_STOPS_WITHIN_S = 30.0
+_STOPS_WITHIN_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _pump(target: Target, connections: int, message: Callable[[int], Sequence[by
                 number += 1
         while not target.time_is_up:
             for dealer, _ in poller.poll(100):
-                while dealer.poll(0):
+                while dealer.poll(0) and not target.time_is_up:
                     told[json.loads(dealer.recv_multipart()[-1])["type"]] += 1
                     dealer.send_multipart(message(number), copy=False)
                     number += 1

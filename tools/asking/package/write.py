@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -113,24 +113,42 @@ def _unfinished(out: Path) -> Iterator[Path]:
     mark = part / _MARK
     if part.exists() and any(part.iterdir()) and not mark.is_file():
         raise FolderInUseError(f"{part} is not left from an export of ours: move it away")
-    part.mkdir(mode=0o750, exist_ok=True)
-    with mark.open("w", encoding="utf-8") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FolderInUseError(f"{out} is being written by another export: wait for it, or name another") from None
-        if not mark.exists() or mark.stat().st_ino != os.fstat(held.fileno()).st_ino:
-            raise FolderInUseError(f"{out} was written by another export just now")
-        try:
-            _empty(part, but=_MARK)  # what one that was killed has left
-            yield part
-            mark.unlink()
-            sync(part)
-            part.rename(out)
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
+    try:
+        part.mkdir(mode=0o750, exist_ok=True)
+        with mark.open("w", encoding="utf-8") as held:
+            _claim(held.fileno(), mark, out)
+            try:
+                _empty(part, but=_MARK)  # what one that was killed has left
+                yield part
+                mark.unlink()
+                sync(part)
+                part.rename(out)
+            except BaseException:
+                shutil.rmtree(part, ignore_errors=True)
+                raise
+    except BaseException:
+        _remove_unless_held(part)
+        raise
     sync(out.absolute().parent)
+
+
+def _claim(fd: int, mark: Path, out: Path) -> None:
+    """FolderInUseError where `mark`, open as `fd`, is or was another export's."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FolderInUseError(f"{out} is being written by another export: wait for it, or name another") from None
+    if not mark.exists() or mark.stat().st_ino != os.fstat(fd).st_ino:
+        raise FolderInUseError(f"{out} was written by another export just now")
+
+
+def _remove_unless_held(part: Path) -> None:
+    """Remove `part`, if no export writes it: a signal may have come before its own claim was known."""
+    with suppress(OSError), (part / _MARK).open("rb") as left:
+        fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(part, ignore_errors=True)
+    with suppress(OSError):
+        part.rmdir()  # one without a mark yet
 
 
 def _empty(folder: Path, but: str) -> None:
