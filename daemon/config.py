@@ -5,25 +5,20 @@ Paths are relative to the file. An environment variable overrides one value: `CO
 """
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
 
 from daemon.addresses import absolute_database, absolute_endpoint, absolute_secret, http_endpoint
 from daemon.consumers.settings import NAME as _CONSUMER_NAME
 from daemon.consumers.settings import MqttSettings, consumer_mistakes
+from daemon.environment import override
 from daemon.errors import ConfigError
 from daemon.quantities import Bytes, Count, Seconds
-from daemon.renamed import RENAMED, new_name_of, understand_old_names
-from routing_rules.load import Document, KeyPath, Problem, nearest, read_yaml, salvage
-
-PREFIX = "COSERVE_"
-#: A variable with this prefix that is no setting: where the command line looks for the file.
-NOT_A_SETTING = "COSERVE_CONFIG"
+from daemon.renamed import RENAMED, understand_old_names
+from routing_rules.load import Document, KeyPath, Problem, read_yaml, salvage
 
 #: As PROTOCOL.md lets a publisher name one, without what a shell would trip over.
 _MODEL_NAME = r"^[A-Za-z0-9._:-]{1,128}$"
@@ -264,8 +259,8 @@ def read_settings(
         expected = Problem(str(path), 1, 1, "expected a mapping with keys such as rules, catalog and devices")
         raise ConfigError(document.problems or [expected])
     warnings, problems = understand_old_names(document, renamed)
-    problems += _override(document, environ, renamed, warnings)
-    return document, warnings, problems
+    more, mistakes = override(document, environ, Config, _NAMED, renamed)
+    return document, warnings + more, problems + mistakes
 
 
 def at_their_lines(path: Path, found: Sequence[tuple[KeyPath, str]]) -> list[str]:
@@ -280,61 +275,6 @@ def at_their_lines(path: Path, found: Sequence[tuple[KeyPath, str]]) -> list[str
 def at_their_keys(path: Path, found: Sequence[str]) -> list[str]:
     """The same of mistakes that begin with their key: `endpoints.http: …`."""
     return at_their_lines(path, [(tuple(text.partition(":")[0].split(".")), text) for text in found])
-
-
-def is_setting(name: str) -> bool:
-    """Whether an environment variable of this name is meant to override a setting."""
-    return name.startswith(PREFIX) and name != NOT_A_SETTING
-
-
-def _override(
-    document: Document, environ: Mapping[str, str], renamed: Mapping[KeyPath, KeyPath], warnings: list[str]
-) -> list[Problem]:
-    """Put `COSERVE_…` values into the document's data; a variable that names no setting is a mistake."""
-    problems: list[Problem] = []
-    for name in sorted(filter(is_setting, environ)):
-        suffix = name.removeprefix(PREFIX)
-        path = _setting(suffix, document.data)
-        if path is None and (path := new_name_of(suffix, renamed)):
-            new = PREFIX + "_".join(map(str, path)).upper()
-            warnings.append(f"environment variable {name} is now called {new}: rename it")
-        if path is None:
-            known = [PREFIX + key.upper() for key in Config.model_fields]
-            close = nearest(name, known)
-            hint = f"; did you mean {close}?" if close else ""
-            problems.append(Problem(f"environment variable {name}", 1, 1, f"names no setting of coserve.yaml{hint}"))
-            continue
-        try:
-            value = yaml.safe_load(environ[name])
-        except yaml.YAMLError:
-            problems.append(Problem(f"environment variable {name}", 1, 1, "its text is not a YAML value"))
-            continue
-        parent = document.data
-        for key in path[:-1]:
-            parent = parent.setdefault(key, {}) if isinstance(parent, dict) else {}
-        parent[path[-1]] = value
-        document.outside[path] = f"environment variable {name}"
-    return problems
-
-
-def _setting(suffix: str, data: Mapping[str, Any]) -> KeyPath | None:
-    """The key path that `ENDPOINTS_RESULTS` (or `ENDPOINTS__RESULTS`) means, or None."""
-    flat = suffix.replace("__", "_").lower()
-    for top, field in Config.model_fields.items():
-        if flat == top:
-            return (top,)
-        if not flat.startswith(top + "_"):
-            continue
-        rest = flat.removeprefix(top + "_")
-        if isinstance(field.annotation, type) and issubclass(field.annotation, _Section):
-            return (top, rest) if rest in field.annotation.model_fields else None
-        if top in _NAMED:
-            more = ["cpu", *(f"cuda:{n}" for n in range(16))] if top == "devices" else []
-            for name in [*(data.get(top) or {}), *more]:
-                key = rest.removeprefix(re.sub("[:.-]", "_", str(name)).lower() + "_")
-                if key != rest and key in _NAMED[top].model_fields:
-                    return (top, name, key)
-    return None
 
 
 def _resolve(
