@@ -2,6 +2,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# An example that is found says the same however long it took: what a busy machine makes slow is no mistake.
+settings.register_profile("coserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("coserve")
 
 # Rich's console keeps the width that the environment names when it is made, for all tests of this process.
 os.environ.pop("COLUMNS", None)

@@ -69,8 +69,8 @@ def test_transfers_of_a_channel_never_overlap() -> None:
         caller.start()
     for caller in callers:
         caller.join()
-    assert all(done.acquire(timeout=10.0) for _ in range(40))
-    assert channel.close(10.0)
+    assert all(done.acquire(timeout=60.0) for _ in range(40))
+    assert channel.close(60.0)
     assert not any(overlaps)
 
 
@@ -83,8 +83,8 @@ def test_a_transfer_that_fails_by_a_defect_leaves_the_channel_in_service() -> No
     channel.open()
     channel.submit(A_LOAD, defect, unheard)
     channel.submit(A_LOAD, done.set, unheard)
-    assert done.wait(10.0)
-    assert channel.close(10.0)
+    assert done.wait(60.0)
+    assert channel.close(60.0)
 
 
 def test_the_last_one_who_closes_a_channel_gives_up_what_waits() -> None:
@@ -92,24 +92,24 @@ def test_the_last_one_who_closes_a_channel_gives_up_what_waits() -> None:
 
     def transfer() -> None:
         begun.set()
-        assert go_on.wait(10.0)
+        assert go_on.wait(60.0)
 
     channel.open()
     channel.open()
     channel.submit(A_LOAD, transfer, unheard)
-    assert begun.wait(10.0)
+    assert begun.wait(60.0)
     channel.submit(A_LOAD, late.set, unheard)
     assert channel.close(0.0)
     assert not channel.close(0.01)
     go_on.set()
-    channel._thread.join(10.0)
+    channel._thread.join(60.0)
     assert not late.is_set()
 
 
 def test_a_load_that_has_ended_is_never_watched_again_however_soon_its_end_is_heard() -> None:
     now_s, patience_s = time.monotonic(), 1000.0
     both_are_known = threading.Event()
-    loader = PoolLoader(CPU, FakePool(30, lambda _spec: float(not both_are_known.wait(10.0))), Channels())
+    loader = PoolLoader(CPU, FakePool(30, lambda _spec: float(not both_are_known.wait(60.0))), Channels())
     hands = Hands([], [loader], patience_s, lambda: now_s)
     first, waiting = an_order(CPU, "first", "demand"), an_order(CPU, "waiting", "startup")
     heard: list[tuple[bool, list[HungLoad], float | None]] = []
@@ -130,8 +130,8 @@ def test_a_load_that_has_ended_is_never_watched_again_however_soon_its_end_is_he
     hands.change(CPU, first)
     hands.change(CPU, waiting)
     both_are_known.set()
-    assert done.wait(10.0)
-    assert hands.stop(time.monotonic())
+    assert done.wait(60.0)
+    assert hands.stop(now_s + 60.0)
     assert heard == [(False, [], now_s + patience_s)]
 
 
@@ -236,7 +236,7 @@ def test_threads_and_the_simulation_make_the_same_order(cause: Cause) -> None:
         def load(self, spec, evict=(), source=None):  # type: ignore[no-untyped-def]
             if spec.expert == "first":
                 begun.set()
-                assert go_on.wait(10.0)
+                assert go_on.wait(60.0)
             return super().load(spec, evict, source)
 
     def report(end: LoadEnd) -> None:
@@ -252,8 +252,8 @@ def test_threads_and_the_simulation_make_the_same_order(cause: Cause) -> None:
     loaders[CPU].submit(orders[1])
     loaders[OTHER].submit(orders[2])
     go_on.set()
-    assert all(all_ended.acquire(timeout=10.0) for _ in orders)
-    assert all(loader.stop(10.0) for loader in loaders.values())
+    assert all(all_ended.acquire(timeout=60.0) for _ in orders)
+    assert all(loader.stop(60.0) for loader in loaders.values())
     machine = Machine()
     for order in orders:
         machine.loaders[order.load.pool].submit(order)
@@ -262,4 +262,4 @@ def test_threads_and_the_simulation_make_the_same_order(cause: Cause) -> None:
 
 def _submit(submit: Callable[[LoadOrder], None], order: LoadOrder, begun: threading.Event) -> None:
     submit(order)
-    assert begun.wait(10.0)
+    assert begun.wait(60.0)

@@ -49,7 +49,7 @@ class Line:
         self.thread.settled()
 
     def next(self) -> Group:
-        return self.groups.get(timeout=20)
+        return self.groups.get(timeout=60)
 
     def stop(self) -> None:
         stopping = threading.Thread(target=self.thread.stop)
@@ -148,7 +148,7 @@ def test_a_callback_is_called_between_two_groups_and_its_failure_is_its_own(line
 
     line.thread.call(fail)
     line.thread.call(called.set)
-    assert called.wait(20)
+    assert called.wait(60)
     line.thread.submit(an_image("cam", 0))
     assert keys(line.next()) == [("cam", "i0")]
 

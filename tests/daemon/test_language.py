@@ -103,6 +103,7 @@ class Line:
         self.drive = Drive(devices)
         for shared in self.language._devices:
             shared.lease._give_back_s = 0.0
+            shared.lease._again_s = 600.0
         self.language.start(self.drive, list(self.drive.pools.values()))
         self.until(lambda: len(self.opened) == len(models))
 
@@ -115,7 +116,7 @@ class Line:
         return self.opened[-1]
 
     def until(self, happened: Callable[[], Any]) -> None:
-        until_s = time.monotonic() + 10
+        until_s = time.monotonic() + 60
         while not happened():
             assert time.monotonic() < until_s, "it did not happen"
             time.sleep(0.005)
@@ -124,14 +125,15 @@ class Line:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon.language, "_LOOK_S", 0.01)
-    monkeypatch.setattr(daemon.language, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(daemon.language, "_ANSWER_S", 60.0)
+    monkeypatch.setattr(daemon.language, "_REFUSED_FOR_S", 600.0)
 
 
 @pytest.fixture
 def line(tmp_path: Path) -> Iterator[Line]:
     found = Line(tmp_path, "cpu")
     yield found
-    found.language.stop(5.0)
+    found.language.stop(60.0)
 
 
 def test_images_that_lack_room_get_what_the_model_gives_up_and_it_goes_back(line: Line) -> None:
@@ -155,9 +157,10 @@ def test_a_model_for_whose_growth_there_is_no_memory_keeps_what_it_has_and_holds
     line.until(lambda: line.drive.budget_bytes == DEVICE - LEAST)
 
 
-def test_a_drive_that_was_busy_once_is_asked_again(line: Line) -> None:
+def test_a_drive_that_was_busy_once_is_asked_again(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     line.drive.lacks_room = True
     line.until(lambda: line.drive.budget_bytes == DEVICE - LEAST)
+    monkeypatch.setattr(daemon.language, "_ANSWER_S", 0.05)
     line.drive.lacks_room, line.drive.is_busy = False, True
     line.until(lambda: line.drive.orders[-1] == DEVICE - MOST)
     line.drive.is_busy = False
@@ -185,4 +188,4 @@ def test_a_switch_of_experts_is_noticed_for_every_device_with_models(tmp_path: P
     line.drive.switches = 1
     line.until(lambda: all(pool.budget_bytes == DEVICE - LEAST for pool in line.drive.pools.values()))
     assert [model.budget_bytes for model in line.opened] == [LEAST, LEAST]
-    line.language.stop(5.0)
+    line.language.stop(60.0)

@@ -33,7 +33,7 @@ class Bench:
     def wait(self, count: int) -> list[LoadEnd]:
         while self.timeline is not None and self.timeline.step():
             pass
-        return [self.ends.get(timeout=20.0) for _ in range(count)]
+        return [self.ends.get(timeout=60.0) for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def bench(request: pytest.FixtureRequest, specs: list[ExpertSpec]) -> Iterator[B
         bench = Bench(loader, pool, ends, timeline)
     loader.start(ends.put)
     yield bench
-    assert loader.stop(10.0)
+    assert loader.stop(60.0)
     pool.check()
 
 
@@ -141,13 +141,13 @@ def test_an_expert_in_host_memory_is_copied_from_there(kind: str, specs: list[Ex
         loader.submit(order)
         while timeline.step():
             pass
-        found.append(ends.get(timeout=20.0))
+        found.append(ends.get(timeout=60.0))
     assert [(end.error, end.tier, end.bytes) for end in found] == [
         (None, "disk", spec.weights_bytes),
         (None, "ram", spec.weights_bytes),
     ]
     assert pools[RAM].resident() == pools[CPU].resident() == (spec.expert,)
-    assert all(loader.stop(10.0) for loader in loaders)
+    assert all(loader.stop(60.0) for loader in loaders)
 
 
 def test_a_copy_from_a_pool_that_is_not_there_fails_alone(specs: list[ExpertSpec]):
@@ -155,8 +155,8 @@ def test_a_copy_from_a_pool_that_is_not_there_fails_alone(specs: list[ExpertSpec
     loader = PoolLoader(CPU, SlotPool("cpu", specs[0].weights_bytes))
     loader.start(ends.put)
     loader.submit(LoadOrder(Load(CPU, specs[0].expert, (), "demand", source=RAM), specs[0]))
-    assert "cannot be copied from ram" in str(ends.get(timeout=10).error)
-    assert loader.stop(10.0)
+    assert "cannot be copied from ram" in str(ends.get(timeout=60).error)
+    assert loader.stop(60.0)
 
 
 def test_a_defect_of_the_pool_is_reported_and_evicts_what_the_ledger_gave_up(specs: list[ExpertSpec]):
@@ -170,8 +170,8 @@ def test_a_defect_of_the_pool_is_reported_and_evicts_what_the_ledger_gave_up(spe
     loader = PoolLoader(CPU, pool)
     loader.start(ends.put)
     loader.submit(an_order(specs[0]))
-    assert ends.get(timeout=10).error is None
+    assert ends.get(timeout=60).error is None
     loader.submit(an_order(specs[1], specs[0]))
-    assert ends.get(timeout=10).error == "ZeroDivisionError: a defect"
+    assert ends.get(timeout=60).error == "ZeroDivisionError: a defect"
     assert pool.resident() == ()
-    assert loader.stop(10.0)
+    assert loader.stop(60.0)

@@ -55,7 +55,7 @@ def say(tmp_path: Path, program: str, socket_name: str = "journal") -> str:
         there = os.fstat(theirs.fileno())
         environ = os.environ | {"JOURNAL_STREAM": f"{there.st_dev}:{there.st_ino}"}
         code = [sys.executable, "-c", SAYS + program, str(tmp_path / socket_name)]
-        subprocess.run(code, stderr=theirs, env=environ, timeout=30, check=True)
+        subprocess.run(code, stderr=theirs, env=environ, timeout=120, check=True)
         theirs.close()
         return ours.makefile().read()
 
@@ -111,6 +111,6 @@ def test_only_the_stream_that_the_variable_names_is_the_journal(tmp_path: Path) 
 
 def test_elsewhere_events_are_logfmt(tmp_path: Path) -> None:
     code = [sys.executable, "-c", SAYS + "log.info('expert_loaded', expert='R0402')", str(tmp_path)]
-    done = subprocess.run(code, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(code, capture_output=True, text=True, timeout=120, check=True)
     assert done.stderr.endswith("level=info event=expert_loaded expert=R0402\n")
     assert done.stderr.startswith("timestamp=")

@@ -18,7 +18,7 @@ def test_every_letter_of_many_threads_arrives_and_in_each_ones_order() -> None:
         thread.start()
     received: list[tuple[int, int]] = []
     while len(received) < 2000:
-        ready, _, _ = select.select([mailbox], [], [], 5)
+        ready, _, _ = select.select([mailbox], [], [], 60)
         assert ready, "a letter lay unseen"
         received += mailbox.take_all()
     for thread in threads:

@@ -60,7 +60,7 @@ def test_a_large_payload_is_looked_at_elsewhere_and_a_small_one_need_not_wait(tm
         for number in range(8):
             large.send(an_inspect(f"l{number}", source="cam-large"), PNG + bytes(40_000_000 + number))
         assert small.ask(an_inspect("s"), PNG)["type"] == "accepted"
-        answers = [large.receive(30.0) for _ in range(8)]
+        answers = [large.receive() for _ in range(8)]
         assert {answer["type"] for answer in answers} == {"accepted"}
         assert line.admission.in_flight == 0
 
@@ -102,16 +102,20 @@ def test_an_image_of_very_many_parts_is_walked_elsewhere_and_judged_like_any_oth
         assert peer.ask(an_inspect("more"), jpeg[:2] + b"\xff\xe5\x00\x02" * 60_000 + jpeg[2:])["code"] == "bad_image"
 
 
-def test_who_sends_now_and_then_is_answered_while_a_flood_still_waits(tmp_path: Path) -> None:
-    with a_line(tmp_path) as line, Peer(line.tcp) as quiet:
+def test_who_sends_now_and_then_is_answered_while_a_flood_still_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched, a_line(tmp_path) as line, Peer(line.tcp) as quiet:
+        patched.setattr("daemon.intake._REFUSALS_PER_S", 0.0)  # so that it waits for as long as this test likes
         flood = [Peer(line.ipc) for _ in range(20)]
         for peer in flood:
             for _ in range(300):
                 peer.send(b"junk")
-        until(lambda: len(line.counts) > 100)
+        until(lambda: line.counts)
         assert quiet.ask(an_inspect("quiet", source="cam-9"), PNG)["type"] == "accepted"
-        assert len(line.counts) < 4500  # of 6001
-        assert all(peer.receive(30.0)["code"] == "bad_header" for peer in flood for _ in range(300))
+        assert len(line.counts) < 100  # of 6001
+        patched.setattr("daemon.intake._REFUSALS_PER_S", 1e6)
+        assert all(peer.receive()["code"] == "bad_header" for peer in flood for _ in range(300))
         for peer in flood:
             assert peer.has_silence(0.0)
             peer.close()
@@ -125,7 +129,7 @@ def test_messages_that_wait_beyond_the_room_are_refused_and_each_is_answered_onc
 
         def slow(source: str, image_id: str) -> Any:
             entered.set()
-            block.wait(10)
+            block.wait(60)
             return find(source, image_id)
 
         line.reader.find = slow
@@ -133,7 +137,7 @@ def test_messages_that_wait_beyond_the_room_are_refused_and_each_is_answered_onc
         for peer in peers:
             for number in range(20):
                 peer.send(an_inspect(f"{id(peer)}-{number}"), payload)
-        assert entered.wait(10)
+        assert entered.wait(60)
         block.set()
         kinds = [peer.receive()["type"] for peer in peers for _ in range(20)]
         assert set(kinds) <= {"accepted", "busy"}
@@ -146,13 +150,16 @@ def test_messages_that_wait_beyond_the_room_are_refused_and_each_is_answered_onc
 def test_a_consumer_that_asks_and_never_reads_is_bounded_and_others_are_answered(tmp_path: Path) -> None:
     items = [{"seq": seq, "topic": "board/a/b/", "text": "x" * 500} for seq in range(1, 3000)]
     with a_line(tmp_path, items=items) as line, Peer(line.tcp) as deaf, Peer(line.tcp) as other:
+        line.reader.going.clear()
         for _ in range(5000):
             deaf.send({"type": "results_since", "seq": 0, "limit": 1000})
+        until(lambda: "busy" in line.counts)
+        line.reader.going.set()
         page = other.ask({"type": "results_since", "seq": 10, "limit": 1000})
         assert page["items"][0]["seq"] == 11
         assert page["more"]
         assert len(page["items"]) >= 100
-        answers = [deaf.receive(30.0) for _ in range(5000)]
+        answers = [deaf.receive() for _ in range(5000)]
         kinds = {answer["type"] for answer in answers}
         assert kinds == {"results", "busy"}
         assert min(len(answer["items"]) for answer in answers if answer["type"] == "results") >= 10
@@ -250,7 +257,7 @@ def test_connections_beyond_the_most_are_cut_and_those_before_them_stay(
 def can_ask(endpoint: str) -> bool:
     with Peer(endpoint) as peer:
         peer.send({"type": "hello"})
-        return bool(peer.socket.poll(300))
+        return bool(peer.socket.poll(5000))
 
 
 def test_twenty_thousand_fuzzed_frames_get_one_answer_each_and_break_nothing(tmp_path: Path) -> None:
@@ -279,7 +286,7 @@ def test_twenty_thousand_fuzzed_frames_get_one_answer_each_and_break_nothing(tmp
                     peer.socket.send_multipart(message)
                     sent += len(message)
                 for _ in messages:
-                    assert peer.socket.poll(10_000), "a message has no answer"
+                    assert peer.socket.poll(60_000), "a message has no answer"
                     answer = json.loads(peer.socket.recv_multipart()[-1])
                     assert {"type", "id", "source", "credit"} <= answer.keys()
             number += 1
@@ -308,7 +315,7 @@ def test_subscribers_that_never_read_cost_the_others_nothing(tmp_path: Path) -> 
         for first in range(1, 30_001, 1000):
             stream.publish([a_message(seq) for seq in range(first, first + 1000)])
             while seen < first + 999:
-                assert reader.poll(10_000), "the one who reads got nothing"
+                assert reader.poll(60_000), "the one who reads got nothing"
                 topic, body = reader.recv_multipart()
                 if topic != b"heartbeat/":
                     seen += 1
@@ -329,7 +336,7 @@ def handles() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def until(condition: Any, timeout_s: float = 20.0) -> None:
+def until(condition: Any, timeout_s: float = 60.0) -> None:
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s, "it did not happen in time"

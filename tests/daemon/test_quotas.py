@@ -2,8 +2,8 @@
 
 import sys
 import threading
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -95,19 +95,31 @@ def test_who_invents_sources_shares_one_bucket_once_too_many_are_known() -> None
     assert len(quotas) < 4097
 
 
-def test_a_source_beyond_its_quota_hears_busy_with_the_right_wait_and_others_do_not(tmp_path: Path) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The time by which images are counted: it stands still until a test moves `now_s`."""
+    found = SimpleNamespace(now_s=100.0, monotonic=lambda: found.now_s)
+    monkeypatch.setattr("daemon.accounts.time", found)
+    return found
+
+
+def test_a_source_beyond_its_quota_hears_busy_with_the_right_wait_and_others_do_not(
+    tmp_path: Path, clock: SimpleNamespace
+) -> None:
     with a_line(tmp_path, quota=QuotaLimits(images_per_s=2)) as line, Peer(line.tcp) as peer:
         answers = [peer.ask(an_inspect(f"i{n}"), PNG) for n in range(3)]
         assert [answer["type"] for answer in answers] == ["accepted", "accepted", "busy"]
-        assert 1 <= answers[2]["retry_after_ms"] <= 500
+        assert answers[2]["retry_after_ms"] == 500
         assert "quota" in answers[2]["reason"]
         assert peer.ask(an_inspect("o", source="cam-2"), PNG)["type"] == "accepted"
         assert peer.ask(an_inspect("i0"), PNG)["type"] == "duplicate"
-        time.sleep(answers[2]["retry_after_ms"] / 1000)
+        clock.now_s += 0.25
+        assert peer.ask(an_inspect("i2"), PNG)["retry_after_ms"] == 250
+        clock.now_s += 0.25
         assert peer.ask(an_inspect("i2"), PNG)["type"] == "accepted"
 
 
-def test_quotas_change_while_the_line_runs(tmp_path: Path) -> None:
+def test_quotas_change_while_the_line_runs(tmp_path: Path, clock: SimpleNamespace) -> None:
     with a_line(tmp_path) as line, Peer(line.tcp) as peer:
         assert {peer.ask(an_inspect(f"i{n}"), PNG)["type"] for n in range(20)} == {"accepted"}
         line.admission.quotas.change_limits(QuotaLimits(bytes_per_s=len(PNG)))

@@ -31,8 +31,8 @@ def test_a_worker_carries_out_what_follows_an_order_that_failed() -> None:
     worker.start()
     worker.submit(0)
     worker.submit(1)
-    assert done.wait(10.0)
-    assert worker.stop(10.0)
+    assert done.wait(60.0)
+    assert worker.stop(60.0)
 
 
 def test_copies_are_made_and_the_disk_is_watched_after_a_defect_of_either(tmp_path: Path, experts_folder: Path) -> None:

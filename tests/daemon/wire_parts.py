@@ -72,12 +72,14 @@ class MemoryWriter:
 
 
 class MemoryReader:
-    """Finds what a MemoryWriter has stored; pages of results are those given."""
+    """Finds what a MemoryWriter has stored; pages of results are those given, while `going` is set."""
 
     def __init__(self, writer: MemoryWriter, items: list[dict[str, Any]] | None = None) -> None:
         self._writer = writer
         self.items = items or []
         self.open_rules_version: str | None = None
+        self.going = threading.Event()
+        self.going.set()
 
     def find(self, source: str, image_id: str) -> Arrival | None:
         for arrival in self._writer.arrivals:
@@ -92,6 +94,7 @@ class MemoryReader:
         return self.items[-1]["seq"] if self.items else 0
 
     def results_since(self, seq: int, limit: int) -> dict[str, Any]:
+        self.going.wait()
         newer = [item for item in self.items if item["seq"] > seq]
         page = newer[:limit]
         last = page[-1]["seq"] if page else seq
@@ -205,6 +208,7 @@ def a_line(
         yield Line(intake, admission, writer, reader, load, folder / "quarantine", bound, counts, rulebook)
     finally:
         writer.going.set()
+        reader.going.set()
         intake.stop()
         writer.stop()
         context.term()
@@ -234,7 +238,7 @@ class Peer:
     def send(self, header: Mapping[str, Any] | bytes, payload: bytes | None = None) -> None:
         self.socket.send_multipart(frames_of(header, payload))
 
-    def receive(self, timeout_s: float = 10.0) -> dict[str, Any]:
+    def receive(self, timeout_s: float = 60.0) -> dict[str, Any]:
         assert self.socket.poll(int(timeout_s * 1000)), "no answer came"
         frames = self.socket.recv_multipart()
         assert frames[-2] == b"CS1"
