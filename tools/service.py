@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,10 +15,26 @@ from typing import Self
 from tools.console import quiet_start
 
 READY = "coserve ready"
+#: The kernel ends it at once; reaping may wait for a disk.
+_REAPED_WITHIN_S = 60.0
 
 
 class ServiceError(Exception):
     """The daemon did not start, or ended before its time; the text carries the end of its log."""
+
+
+def free_port() -> int:
+    """A port of loopback for a server that is started later; nobody else is given it while this process lives.
+
+    It stays bound here by a socket that never listens: the kernel then hands it to nobody who asks for any port, and a
+    server that asks for it by its number, with SO_REUSEADDR as servers do, gets it.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    port = int(held.getsockname()[1])
+    held.detach()
+    return port
 
 
 def files_in(folder: Path | str) -> dict[str, str]:
@@ -97,7 +114,7 @@ class Service:
             self.kill()
             raise ServiceError(f"the daemon did not start; the end of {self.log}:\n{self.tail()}")
 
-    def stop(self, timeout_s: float = 25.0) -> int:
+    def stop(self, timeout_s: float = 90.0) -> int:
         """SIGTERM, then wait; the exit status."""
         process = self._alive()
         if process.poll() is None:
@@ -115,7 +132,7 @@ class Service:
         process = self._alive()
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        process.wait(10.0)
+        process.wait(_REAPED_WITHIN_S)
         self._listener.join(5.0)
 
     def tail(self, lines: int = 12) -> str:

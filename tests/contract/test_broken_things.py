@@ -13,16 +13,20 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from daemon import line as line_module
+from daemon.config import load_config
+from daemon.line import reload_rules_and_catalog
 from experts.weights import read_header
-from tests.contract.client import RULES, Line
+from tests.contract.client import PATIENCE_S, RULES, Line
 from tests.lines import a_jpeg
 from tests.poison import a_poisonous_library, a_tiff, poisoned
 from tools.service import Service
 
 
-def a_line_with(folder: Path, experts: Path, **settings: Any) -> Line:
+def a_line_that_gives_up_soon(folder: Path, experts: Path, **settings: Any) -> Line:
     return Line(folder, experts, limits={"hang_after": "4s"}, **settings)
 
 
@@ -47,7 +51,7 @@ def everything_is_whole(line: Line) -> None:
 def test_an_image_that_kills_its_decoder_costs_one_restart_and_no_other_image(
     tmp_path: Path, experts_folder: Path
 ) -> None:
-    line = a_line_with(tmp_path / "line", experts_folder)
+    line = Line(tmp_path / "line", experts_folder)
     environ = poisoned(a_poisonous_library(tmp_path), "segv")
     service = Service(line.config, line.folder / "daemon.log", environ)
     service.start()
@@ -56,7 +60,7 @@ def test_an_image_that_kills_its_decoder_costs_one_restart_and_no_other_image(
         line.result(image)
     poison = line.send(a_tiff())
     assert service.process is not None
-    assert service.process.wait(30.0) == -signal.SIGSEGV
+    assert service.process.wait(PATIENCE_S) == -signal.SIGSEGV
     with served(line, environ):
         after = [line.send() for _ in range(3)]
         assert (line.result(poison)["verdict"], line.result(poison)["reason"]) == ("unknown", "bad_image")
@@ -74,7 +78,7 @@ def test_an_image_that_kills_its_decoder_costs_one_restart_and_no_other_image(
 def test_an_image_that_its_decoder_never_ends_with_is_unknown_and_the_line_goes_on(
     tmp_path: Path, experts_folder: Path
 ) -> None:
-    line = a_line_with(tmp_path / "line", experts_folder)
+    line = a_line_that_gives_up_soon(tmp_path / "line", experts_folder)
     with served(line, poisoned(a_poisonous_library(tmp_path), "loop")):
         line.result(line.send())
         poison = line.send(a_tiff())
@@ -105,7 +109,7 @@ def _break_outputs(folder: Path, expert: str) -> None:
 def test_outputs_that_are_not_numbers_and_loads_that_hang_cost_their_own_images_only(
     tmp_path: Path, experts_folder: Path
 ) -> None:
-    line = a_line_with(tmp_path, experts_folder, memory="140MB")
+    line = a_line_that_gives_up_soon(tmp_path, experts_folder, memory="140MB")
     _break_outputs(tmp_path / "experts", "QFP64")
     with served(line) as service:
         broken = line.result(line.send(component="F", board={"type": "named", "serial": "N1"}, designator="F1"))
@@ -116,14 +120,11 @@ def test_outputs_that_are_not_numbers_and_loads_that_hang_cost_their_own_images_
         line.control("unload", expert="C0603")
         slow.rename(tmp_path / "experts" / "elsewhere")
         os.mkfifo(slow)
-        extras = line.inspect(component="V", deadline_ms=12_000)
-        with line.peer() as peer:
-            assert peer.ask(extras, a_jpeg(1))["type"] == "accepted"
+        waits = line.send(component="V")
         line.wait(lambda: "load_hung" in log_of(line))
         assert {line.result(line.send())["verdict"] for _ in range(2)} == {"pass"}, "the disk's channel goes on"
         assert line.status()["state"] == "degraded"
-        assert line.result(extras["id"])["reason"] == "deadline"
-        waits = line.send(component="V")
+        assert line.result(line.send(component="V", deadline_ms=100))["reason"] == "deadline"
         slow_writer = os.open(slow, os.O_RDWR)
         slow.unlink()
         (tmp_path / "experts" / "elsewhere").rename(slow)
@@ -138,14 +139,14 @@ def test_outputs_that_are_not_numbers_and_loads_that_hang_cost_their_own_images_
 def test_a_database_that_is_locked_deleted_moved_or_replaced_loses_nothing(
     tmp_path: Path, experts_folder: Path
 ) -> None:
-    line = a_line_with(tmp_path, experts_folder)
+    line = Line(tmp_path, experts_folder)
     path = tmp_path / "inspection.db"
     sent: list[str] = []
 
-    def send_until_accepted() -> None:
-        header = line.inspect()
+    def send_until_accepted(header: dict[str, Any] | None = None) -> None:
+        header = header or line.inspect()
         with line.peer() as peer:
-            while (answer := peer.ask(header, a_jpeg(line.count)))["type"] == "busy":
+            while (answer := peer.ask(header, a_jpeg()))["type"] == "busy":
                 time.sleep(answer["retry_after_ms"] / 1000.0)
         assert answer["type"] in {"accepted", "duplicate"}
         sent.append(header["id"])
@@ -157,7 +158,7 @@ def test_a_database_that_is_locked_deleted_moved_or_replaced_loses_nothing(
             query.execute("BEGIN")
             query.execute("SELECT count(*) FROM inspections").fetchall()
             shell.execute("BEGIN EXCLUSIVE")
-            waiting = [threading.Thread(target=send_until_accepted) for _ in range(3)]
+            waiting = [threading.Thread(target=send_until_accepted, args=(line.inspect(),)) for _ in range(3)]
             for thread in waiting:
                 thread.start()
             line.wait(lambda: line.status()["state"] == "degraded")
@@ -165,7 +166,7 @@ def test_a_database_that_is_locked_deleted_moved_or_replaced_loses_nothing(
                 assert peer.ask({"type": "results_since", "seq": 0})["type"] == "results", "reading goes on"
             shell.execute("ROLLBACK")
         for thread in waiting:
-            thread.join(30.0)
+            thread.join(PATIENCE_S)
         line.wait(lambda: line.status()["state"] == "ready")
         # Its files, and then all of them.
         database, log, shared = "inspection.db", "inspection.db-wal", "inspection.db-shm"
@@ -201,7 +202,7 @@ def test_a_database_that_is_locked_deleted_moved_or_replaced_loses_nothing(
 def test_rules_and_catalog_that_are_being_written_never_come_into_force_by_halves(
     tmp_path: Path, experts_folder: Path
 ) -> None:
-    line = a_line_with(tmp_path, experts_folder)
+    line = Line(tmp_path, experts_folder)
     rules, catalog = tmp_path / "rules.yaml", tmp_path / "experts" / "catalog.yaml"
     with served(line):
         first = line.status()["rules_version"]
@@ -224,21 +225,8 @@ def test_rules_and_catalog_that_are_being_written_never_come_into_force_by_halve
         catalog.unlink()
         refused("catalog.yaml")
         catalog.write_text(whole, encoding="utf-8")
-        # An editor that truncates, writes a part that is valid by itself, and then the rest: only the whole counts.
-        longer = RULES.replace("boards:", "boards:\n  late: {components: {P: 1}}")
-
-        def edit() -> None:
-            with rules.open("w", encoding="utf-8") as file:
-                for part in (longer[:5], longer[5:60], longer[60:]):
-                    file.write(part)
-                    file.flush()
-                    time.sleep(0.15)
-
-        editor = threading.Thread(target=edit)
-        editor.start()
-        time.sleep(0.05)
+        rules.write_text(RULES.replace("boards:", "boards:\n  late: {components: {P: 1}}"), encoding="utf-8")
         answer = line.control("reload")
-        editor.join()
         assert answer["type"] == "ok", answer
         assert line.result(line.send(board={"type": "late", "serial": "L1"}))["verdict"] == "pass"
         # A storm of reloads, by control and by signal, while images run.
@@ -247,13 +235,43 @@ def test_rules_and_catalog_that_are_being_written_never_come_into_force_by_halve
             thread.start()
         assert {line.result(line.send())["verdict"] for _ in range(5)} == {"pass"}
         for thread in storm:
-            thread.join(60.0)
+            thread.join(PATIENCE_S)
         assert line.status()["rules_version"] == answer["rules_version"]
     everything_is_whole(line)
 
 
+def test_rules_are_read_when_their_editor_has_ended(
+    tmp_path: Path, experts_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It truncates, writes a part that is valid by itself, then more, then the rest: only the whole counts."""
+    line = Line(tmp_path, experts_folder)
+    config, rules = load_config(line.config), tmp_path / "rules.yaml"
+    whole = reload_rules_and_catalog(config)[0]
+    begin, rest = RULES[: RULES.index("defects")], list(RULES[RULES.index("defects") :])
+    really = time.sleep
+
+    def write(mode: str, text: str) -> None:
+        with rules.open(mode, encoding="utf-8") as file:
+            file.write(text)
+        os.utime(rules, (time.time() + 3600,) * 2)  # as new as can be, however slow we are
+
+    def wait(seconds: float) -> None:
+        if rest:
+            write("a", rest.pop(0))
+        really(seconds)
+
+    monkeypatch.setattr(line_module, "_QUIET_S", 0.02)
+    monkeypatch.setattr(line_module, "_WRITTEN_WITHIN_S", 600.0)
+    write("w", begin)
+    assert reload_rules_and_catalog(config)[0].version != whole.version, "a part that is valid by itself"
+    monkeypatch.setattr(line_module.time, "sleep", wait)
+    write("w", begin)
+    assert reload_rules_and_catalog(config)[0].version == whole.version
+    assert rest == []
+
+
 def test_an_expert_whose_file_comes_later_serves_after_a_reload(tmp_path: Path, experts_folder: Path) -> None:
-    line = a_line_with(tmp_path, experts_folder)
+    line = Line(tmp_path, experts_folder)
     file = tmp_path / "experts" / "C0603.safetensors"
     file.rename(tmp_path / "later")
     with served(line):

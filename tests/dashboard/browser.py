@@ -7,7 +7,6 @@ means to meet a refusal says so: `open_page.forgive("403")`.
 
 import re
 import shutil
-import socket
 import time
 import urllib.error
 import urllib.request
@@ -21,6 +20,7 @@ import pytest
 
 from tests.contract.client import Line
 from tests.lines import a_jpeg
+from tools.service import free_port
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request
@@ -135,13 +135,6 @@ def open_page(browser: "Browser") -> Iterator[Pages]:
     yield pages
     complaints = pages.close()
     assert not complaints, "\n".join(complaints)
-
-
-def free_port() -> int:
-    """A port that nobody had a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class ShownLine(Line):

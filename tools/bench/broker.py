@@ -17,19 +17,15 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-_START_S = 10.0
-_STOP_S = 10.0
+from tools.service import free_port
+
+_START_S = 60.0
+_STOP_S = 60.0
 
 
 def mosquitto() -> str | None:
     """The program, which Debian puts where only root looks; None where it is not installed."""
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
-
-
-def free_port() -> int:
-    """A port of loopback that nobody has at this moment."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 class Broker:

@@ -1,6 +1,5 @@
 """A small real line for stress: a few small experts with random weights, one board type, sockets of its own."""
 
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,8 @@ from typing import Any
 import cv2
 import numpy as np
 import yaml
+
+from tools.service import free_port
 
 BOARD_TYPE = "stress"
 #: Images of one board; a board closes when it has as many.
@@ -45,7 +46,7 @@ def make_small_line(folder: Path, settings: Mapping[str, Any] | None = None, *, 
     write_rules(folder, 0)
     config: dict[str, Any] = {
         "endpoints": {
-            "intake": ["ipc://run/intake.sock", f"tcp://127.0.0.1:{_free_port()}"],
+            "intake": ["ipc://run/intake.sock", f"tcp://127.0.0.1:{free_port()}"],
             "results": "ipc://run/results.sock",
             "control": "ipc://run/control.sock",
         },
@@ -80,9 +81,3 @@ def make_jpegs(count: int, size_bytes: int, seed: int = 3) -> list[bytes]:
         jpeg = encoded.tobytes()
         found.append(jpeg + dice.bytes(max(0, size_bytes - len(jpeg))))
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
