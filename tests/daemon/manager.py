@@ -37,6 +37,7 @@ def holdable(owner, method, name):
     original = getattr(owner, method)
     def wait(*arguments, **named):
         while (folder / name).exists():
+            (folder / f"{name}.stands").touch()
             time.sleep(0.02)
         if (folder / f"{name}.defect").exists():
             raise RuntimeError(f"a defect of {name}")
@@ -104,6 +105,12 @@ class Manager:
             if key in said and value in (None, said[key]):
                 return said
 
+    def from_now(self) -> None:
+        """Drop what was said before this call."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
+            own.sendto(b"NOW=1", f"\0{self.address[1:]}" if self.address.startswith("@") else self.address)
+        self.until("NOW")
+
     def during(self, seconds: float) -> list[dict[str, str]]:
         """Everything that is said in this time."""
         time.sleep(seconds)
@@ -148,9 +155,17 @@ def ended(process: subprocess.Popen[bytes], log: Path, within_s: float = 60.0) -
 
 @contextmanager
 def held(folder: Path, thread: str) -> Iterator[None]:
-    """While the body runs, this thread stands still."""
+    """While the body runs, this thread stands still, from its next piece of work on (`until_it_stands`)."""
     (folder / thread).touch()
     try:
         yield
     finally:
         (folder / thread).unlink()
+
+
+def until_it_stands(folder: Path, thread: str, timeout_s: float = 60.0) -> None:
+    """Wait until the thread that is held has come to where it stands still; once for each daemon and thread."""
+    until_s = time.monotonic() + timeout_s
+    while not (folder / f"{thread}.stands").exists():
+        assert time.monotonic() < until_s, f"{thread} goes on"
+        time.sleep(0.02)

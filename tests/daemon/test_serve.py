@@ -34,7 +34,7 @@ def test_a_reload_that_waits_or_fails_holds_up_neither_the_watchdog_nor_a_stop(
             manager.until("RELOADING", "1")
             for _ in range(5):
                 assert "READY" not in manager.until("WATCHDOG", "1")
-            assert ask(f"ipc://{tmp_path}/run/control.sock", "status")["state"] != "draining"
+            assert ask(f"ipc://{tmp_path}/run/control.sock", "status", timeout_s=60.0)["state"] != "draining"
             process.send_signal(signal.SIGTERM)
             assert ended(process, log) == 0
 

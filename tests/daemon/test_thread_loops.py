@@ -52,5 +52,5 @@ def test_copies_are_made_and_the_disk_is_watched_after_a_defect_of_either(tmp_pa
         for name in ("keeper", "room"):
             (tmp_path / f"{name}.defect").unlink()
         until(lambda: copies() == 1, log)
-        ask(control, "prune")
-        until(lambda: not ask(control, "prune", begin=False)["pruning"], log)
+        ask(control, "prune", timeout_s=60.0)
+        until(lambda: not ask(control, "prune", timeout_s=60.0, begin=False)["pruning"], log)
