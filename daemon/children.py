@@ -1,7 +1,8 @@
 """Processes that live and die with the daemon: the web pages, and each consumer of the results.
 
 They are processes of their own, at low priority, so that nothing that happens in one delays an image: whatever ends a
-child, it is started again, at first soon, then ever later. No child outlives the daemon, however that ended.
+child, it is started again, at first soon, then ever later; one that hangs is ended. No child outlives the daemon,
+however that ended.
 """
 
 import contextlib
@@ -20,11 +21,15 @@ from typing import Any
 
 import structlog
 
+from daemon.heart import Heart
+
 _LOOK_EVERY_S = 0.1
 _FIRST_BACK_OFF_S = 0.5
 _LONGEST_BACK_OFF_S = 30.0
 #: Whoever ran this long was well: its next restart is a first one again.
 _WELL_AFTER_S = 30.0
+#: Whoever is silent for so long hangs (docs/decisions.md says why).
+_HUNG_AFTER_S = 60.0
 _STOP_WITHIN_S = 3.0
 _REAP_WITHIN_S = 1.0
 #: What the service manager says to the daemon alone: a child that spoke to it would be taken for the daemon.
@@ -38,13 +43,16 @@ _OOM_SCORE_ADJUST = "500"
 class ChildSpec:
     """A program to keep running; `pass_fds` are open files that it inherits under their own numbers.
 
-    `on_wait(seconds)` is called when it has ended and waits so long for its next start, `on_start` right before that.
+    One that `beats` is given the number of its heart behind its arguments, as `--heart FD` (heart.py), and killed where
+    it falls silent. `on_wait(seconds)` is called when it has ended and waits so long for its next start, `on_start`
+    right before that.
     """
 
     name: str
     argv: tuple[str, ...]
     nice: int = 10
     pass_fds: tuple[int, ...] = ()
+    beats: bool = False
     on_wait: Callable[[float], None] = lambda _: None
     on_start: Callable[[], None] = lambda: None
 
@@ -74,7 +82,10 @@ class Children:
                 child.is_to_hang_up = True
 
     def status(self) -> list[dict[str, Any]]:
-        """Of each child `name`, `state` (`running`, or `waiting` for its next start), `pid`, `restarts`, `last_end`."""
+        """Of each child `name`, `state`, `pid`, `restarts`, `last_end`.
+
+        `state` is `running`, `waiting` for its next start, or `hung`: killed for its silence, and not gone yet.
+        """
         return [child.status for child in self._children]
 
     def _run(self) -> None:
@@ -98,6 +109,8 @@ class _Child:
         self.name = spec.name
         self.is_to_hang_up = False
         self._process: subprocess.Popen[bytes] | None = None
+        self._heart: Heart | None = None
+        self._hung: str | None = None
         self._starts = 0
         self._started_s = self._start_at_s = 0.0
         self._back_off_s = _FIRST_BACK_OFF_S
@@ -107,15 +120,23 @@ class _Child:
         self._say()
 
     def look(self, now_s: float) -> None:
-        """Start it where it is due; notice its end."""
+        """Start it where it is due; notice its end, and that it hangs."""
         if self._process is None:
             if now_s >= self._start_at_s:
                 self._start(now_s)
         elif (returned := self._process.poll()) is not None:
             self._ended(now_s, _end(returned))
+        elif self._heart is not None and self._hung is None and self._heart.hangs(now_s):
+            self._kill_hung(self._process, self._heart)
         elif self.is_to_hang_up:
             self.is_to_hang_up = False
             self._process.send_signal(signal.SIGHUP)
+
+    def _kill_hung(self, process: subprocess.Popen[bytes], heart: Heart) -> None:
+        self._hung = f"it hung: no sign of life for {heart.patience_s:g} s"
+        self._log.error("child_hung", child=self._spec.name, pid=process.pid, silent_s=heart.patience_s)
+        process.kill()
+        self._say()
 
     def ask_to_end(self) -> None:
         if self._process is not None:
@@ -138,16 +159,19 @@ class _Child:
         self._say()
 
     def _start(self, now_s: float) -> None:
-        spec = self._spec
+        spec, argv, pass_fds = self._spec, self._spec.argv, self._spec.pass_fds
         self._starts += 1
         self.is_to_hang_up = False
         spec.on_start()
         try:
+            if spec.beats:
+                self._heart = Heart(now_s, _HUNG_AFTER_S)
+                argv, pass_fds = (*argv, "--heart", str(self._heart.fd)), (*pass_fds, self._heart.fd)
             self._process = subprocess.Popen(  # noqa: S603 - our own programs, no shell
-                spec.argv,
+                argv,
                 stdin=subprocess.PIPE,  # its other end closes with the daemon: `live_with_parent`
                 stdout=2,  # the daemon's own standard output is one line for whoever waits until it is ready
-                pass_fds=spec.pass_fds,
+                pass_fds=pass_fds,
                 env=_environment(os.environ),
                 start_new_session=True,  # a terminal's Ctrl-C is the daemon's: it stops its children in its order
             )
@@ -168,8 +192,10 @@ class _Child:
             self._log.warning("child_priority_not_set", child=self._spec.name, error=str(error))
 
     def _ended(self, now_s: float, end: str) -> None:
-        was_well = self._process is not None and now_s - self._started_s >= _WELL_AFTER_S
-        if was_well:
+        well_until_s = now_s
+        if self._hung is not None and self._heart is not None:
+            well_until_s, end = self._heart.heard_s or self._started_s, f"{self._hung}; {end}"
+        if self._process is not None and well_until_s - self._started_s >= _WELL_AFTER_S:
             self._back_off_s = _FIRST_BACK_OFF_S
         self._forget_process()
         self._last_end = end
@@ -182,12 +208,14 @@ class _Child:
     def _forget_process(self) -> None:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
-        self._process = None
+        if self._heart is not None:
+            self._heart.close()
+        self._process = self._heart = self._hung = None
 
     def _say(self) -> None:
         self.status = {
             "name": self._spec.name,
-            "state": "waiting" if self._process is None else "running",
+            "state": "waiting" if self._process is None else "running" if self._hung is None else "hung",
             "pid": None if self._process is None else self._process.pid,
             "restarts": max(0, self._starts - 1),
             "last_end": self._last_end,

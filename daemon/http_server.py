@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _CONNECTIONS = 16
 _REQUEST_S = 5.0
 _LOOK_UP_S = 0.1
+#: What requests in hand get at a stop. One that waits for its client's bytes gets no more either.
+_FINISH_S = 1.0
+_FINISH_POLL_S = 0.01
 _BACKLOG = 128
 _PAGES_AWAY = (
     "The web pages end again and again and are started anew in half a minute at the latest; the line itself goes on."
@@ -103,13 +106,13 @@ class HttpServer:
         return []
 
     def stop(self) -> None:
-        """Close; requests in hand are cut. Nothing where it does not serve."""
+        """Take no more requests, finish those in hand, close. Nothing where it does not serve."""
         if self._server is None or self._thread is None:
             return
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
-        self._server.cut_all()
+        self._server.finish()
         self._server = self._thread = None
 
     def _answer(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
@@ -194,7 +197,11 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         now_s = time.monotonic()
         self._cut(lambda until_s: until_s < now_s)
 
-    def cut_all(self) -> None:
+    def finish(self) -> None:
+        """Wait a moment for the requests in hand; cut those that have not ended by then."""
+        until_s = time.monotonic() + _FINISH_S
+        while self._until_s and time.monotonic() < until_s:
+            time.sleep(_FINISH_POLL_S)
         self._cut(lambda _: True)
 
     def handle_error(self, request: Any, client_address: Any) -> None:

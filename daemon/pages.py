@@ -73,7 +73,14 @@ class Pages:
         assert self._listener is not None
         fd = self._listener.fileno()
         argv = (sys.executable, "-m", "daemon.dashboard", str(self._config.resolve()), "--fd", str(fd))
-        return ChildSpec(NAME, argv, pass_fds=(fd,), on_wait=self._answer_meanwhile, on_start=self._stand_in.stop)
+        return ChildSpec(
+            NAME,
+            argv,
+            pass_fds=(fd,),
+            beats=True,
+            on_wait=self._answer_meanwhile,
+            on_start=self._stand_in.stop,
+        )
 
     def _answer_meanwhile(self, wait_s: float) -> None:
         assert self._listener is not None

@@ -112,7 +112,7 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         f"CoServe {answer['version']}, [bold]{answer['state']}[/bold], up for {answer['uptime_s']:.0f} s, policy"
         f" {answer['policy']}, rules {answer['rules_version']}\n"
         f"accepted {answer['accepted']}, completed {answer['completed']}, backlog {answer['backlog']},"
-        f" {answer['images_per_s']:.1f} images/s, {answer['expert_switches']} expert switches, seq {answer['last_seq']}"
+        f" {answer['images_per_s']:.1f} images/s, {answer['expert_switches']} expert switches, seq {answer['last_seq'] or 'unknown'}"
     )
     if answer["last_error"]:
         console.print(f"last error: {answer['last_error']}", markup=False)
@@ -133,9 +133,10 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
             f"{size_text(one['used_bytes'])} of {size_text(one['budget_bytes'])}",
             one["queued"],
         )
-        for one in answer["pools"]
+        for one in answer.get("pools", ())
     ]
-    print_table("Expert memory", ("pool", "used by", "experts resident", "memory", "queued"), pools)
+    if pools:  # an older daemon sends none
+        print_table("Expert memory", ("pool", "used by", "experts resident", "memory", "queued"), pools)
     models = [
         (
             one["name"],

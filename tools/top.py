@@ -70,7 +70,10 @@ def draw(seen: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [_headline(seen)]
     if seen["last_error"]:
         parts.append(Text(f"last error: {seen['last_error']}", style="red", overflow="ellipsis", no_wrap=True))
-    return Group(*parts, _executors(seen), _memory(seen), _queues(seen))
+    parts.append(_executors(seen))
+    if "pools" in seen:  # an older daemon sends none
+        parts.append(_memory(seen))
+    return Group(*parts, _queues(seen))
 
 
 def _headline(seen: dict[str, Any]) -> Text:

@@ -26,12 +26,13 @@ def main() -> int:
     parser.add_argument("config", type=Path, metavar="CONFIG", help="the line's coserve.yaml")
     parser.add_argument("name", metavar="NAME", help="which of its `consumers`")
     parser.add_argument("--slate", type=int, metavar="FD", help="where the daemon reads how it is")
+    parser.add_argument("--heart", type=int, metavar="FD", help="where the daemon hears that it does not hang")
     parser.add_argument("--newest", type=int, metavar="SEQ", help="what `start: newest` begins behind")
     arguments = parser.parse_args()
     configure_logs(os.environ, sys.stderr)
     slate = None if arguments.slate is None else Slate(arguments.slate)
     try:
-        _run(arguments.config, arguments.name, arguments.newest, slate)
+        _run(arguments.config, arguments.name, arguments.newest, slate, arguments.heart)
     except (ConfigError, StoreError, MissingExtraError) as error:
         if slate is not None:
             slate.write({**slate.read(), "state": "refused", "last_error": str(error)})
@@ -40,7 +41,7 @@ def main() -> int:
     return 0
 
 
-def _run(path: Path, name: str, newest: int | None, slate: Slate | None) -> None:
+def _run(path: Path, name: str, newest: int | None, slate: Slate | None, heart: int | None) -> None:
     config = load_config(path)
     settings = config.consumers.get(name)
     if settings is None:
@@ -54,6 +55,7 @@ def _run(path: Path, name: str, newest: int | None, slate: Slate | None) -> None
         start=settings.start,
         newest=newest,
         slate=slate,
+        heart=heart,
     )
 
 

@@ -29,6 +29,7 @@ class Deliveries:
                     *("--slate", str(slate.fd), "--newest", str(last_seq)),
                 ),
                 pass_fds=(slate.fd,),
+                beats=True,
             )
             for name, slate in self._slates.items()
         ]

@@ -15,13 +15,14 @@ from daemon.consumers.runner import Runner
 from daemon.consumers.seam import Consumer
 from daemon.consumers.settings import Kind
 from daemon.consumers.slate import Slate
+from daemon.heart import beat
 from daemon.store.reader import Reader
 
 #: After SIGTERM; the daemon waits for three.
 _END_WITHIN_S = 2.5
 
 
-def run_consumer(
+def run_consumer(  # noqa: PLR0913  an integrator's program names what it has, most by keyword
     name: str,
     consumer: Consumer,
     database: str,
@@ -31,11 +32,13 @@ def run_consumer(
     start: Literal["oldest", "newest"] = "oldest",
     newest: int | None = None,
     slate: Slate | None = None,
+    heart: int | None = None,
 ) -> None:
     """Bring the results of `database` (an SQLAlchemy URL) to `consumer` until SIGTERM or SIGINT.
 
     Its position is the file `NAME.position` in the folder `positions`. `start: newest` begins behind `newest`, or
-    behind what there is now. StoreError where there is no database.
+    behind what there is now. A daemon that keeps this process running gives it `slate` and `heart`. StoreError where
+    there is no database.
     """
     reader = Reader(database)
     if start == "oldest":
@@ -43,17 +46,19 @@ def run_consumer(
     elif newest is None:
         newest = reader.last_seq()
     runner = Runner(name, consumer, reader, PositionFile(positions, name), send=send, newest=newest, slate=slate)
-    asyncio.run(_until_asked_to_end(runner))
+    asyncio.run(_until_asked_to_end(runner, heart))
     reader.close()
 
 
-async def _until_asked_to_end(runner: Runner) -> None:
+async def _until_asked_to_end(runner: Runner, heart: int | None) -> None:
     loop = asyncio.get_running_loop()
+    beating = asyncio.create_task(beat(heart))
     running = asyncio.create_task(runner.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, runner.stop)
     await runner.stopping.wait()
     _, late = await asyncio.wait((running,), timeout=_END_WITHIN_S)
+    beating.cancel()
     if late:
         # A connection that is being made holds a thread, which the interpreter's own end would wait for.
         structlog.get_logger("consumer").warning("consumer_cut", why=f"it did not end within {_END_WITHIN_S:g} s")

@@ -1,7 +1,7 @@
-"""`python -m daemon.dashboard CONFIG [--fd N]`: the web pages of a line, as a process of their own beside its daemon.
+"""`python -m daemon.dashboard CONFIG`: the web pages of a line, as a process of their own beside its daemon.
 
-The daemon starts it, with the listening socket as `--fd`. By hand, for whoever works on the pages, it binds
-`endpoints.http` itself; the daemon is asked over its control socket, and need not run.
+The daemon starts it, with the listening socket as `--fd` and its `--heart`. By hand, for whoever works on the pages, it
+binds `endpoints.http` itself; the daemon is asked over its control socket, and need not run.
 """
 
 import argparse
@@ -29,18 +29,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m daemon.dashboard", description="The web pages of a line.")
     parser.add_argument("config", type=Path, help="the line's coserve.yaml")
     parser.add_argument("--fd", type=int, help="a listening socket that is open already")
+    parser.add_argument("--heart", type=int, metavar="FD", help="where the daemon hears that it does not hang")
     arguments = parser.parse_args()
     live_with_parent()
     configure_logs(os.environ, sys.stderr)
     try:
-        serve(arguments.config, arguments.fd)
+        serve(arguments.config, arguments.fd, arguments.heart)
     except (ConfigError, NoDatabase, StartError, TokenError) as error:
         print(f"coserve dashboard: cannot start: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def serve(path: Path, fd: int | None) -> None:
+def serve(path: Path, fd: int | None, heart: int | None = None) -> None:
     """Until SIGTERM. SIGHUP reads the token again."""
     config = load_config(path)
     keyring = Keyring(config.security.http_token)
@@ -55,7 +56,7 @@ def serve(path: Path, fd: int | None) -> None:
     signal.signal(signal.SIGHUP, lambda *_: keyring.reload())
     # uvicorn's own handler takes this one's place, and raises the signal again at its end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    Server(make_app(site, keyring), site.live).run(sockets=[listener])
+    Server(make_app(site, keyring, heart), site.live).run(sockets=[listener])
 
 
 if __name__ == "__main__":

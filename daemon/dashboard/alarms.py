@@ -43,7 +43,7 @@ def _line(status: Status) -> Iterable[Alarm]:
 def _children(status: Status) -> Iterable[Alarm]:
     """Processes beside the line that do not stay up: it goes on without them."""
     for child in status.get("children", ()):
-        if child.get("state") == "waiting":
+        if child.get("state") in ("waiting", "hung"):
             end = f" ({child['last_end']})" if child.get("last_end") else ""
             yield Alarm("notice", f"{child.get('name')} is not running{end}; it is started again.", "The log says why.")
 

@@ -16,7 +16,9 @@ from daemon.control import ControlError
 from daemon.dashboard import board, defects, experts, line, machine, review, shell
 from daemon.dashboard.access import Guard, Keyring
 from daemon.dashboard.database import NoDatabase, TooMuchToCount
+from daemon.dashboard.page_threads import PageThreads
 from daemon.dashboard.site import Site
+from daemon.heart import beat
 
 #: Every page's routes, by name: a new page is imported above and adds its line here.
 PAGES: Sequence[Callable[[Site], APIRouter]] = (
@@ -32,15 +34,20 @@ _THREADS = 8
 _STATIC = Path(__file__).parent / "static"
 
 
-def make_app(site: Site, keyring: Keyring) -> Guard:
-    """The ASGI application. Whoever may not in is answered by the guard around it."""
+def make_app(site: Site, keyring: Keyring, heart: int | None = None) -> Guard:
+    """The ASGI application, which beats for the daemon. Whoever may not in is answered by the guard around it."""
 
     @contextlib.asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
-        anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
-        poller = asyncio.create_task(site.live.run())
+        limiter = anyio.to_thread.current_default_thread_limiter()
+        limiter.total_tokens = _THREADS
+        tasks = [
+            asyncio.create_task(site.live.run()),
+            asyncio.create_task(beat(heart, PageThreads(limiter).get_on)),
+        ]
         yield
-        poller.cancel()
+        for task in tasks:
+            task.cancel()
         site.database.close()
 
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=life, redirect_slashes=False)

@@ -1,8 +1,13 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from rich.console import Console
+from typer.testing import CliRunner
 
+from daemon.control import ControlServer
+from tools.cli import app
 from tools.top import draw
 
 
@@ -53,6 +58,29 @@ def test_an_executor_that_is_out_of_service_and_the_last_error_are_shown() -> No
     said = shown(look)
     assert "out of service" in said
     assert "last error: executor cuda:0/0" in said
+
+
+def test_a_daemon_that_sends_no_pools_yet_is_shown_all_the_same(tmp_path: Path) -> None:
+    look = a_look(version="0.0.9", rules_version="abc", accepted=100, last_seq=7)
+    del look["pools"]
+    control = f"ipc://{tmp_path}/control.sock"
+    config = tmp_path / "coserve.yaml"
+    endpoints = f"{{intake: ['ipc://{tmp_path}/in.sock'], results: 'ipc://{tmp_path}/out.sock', control: '{control}'}}"
+    config.write_text(
+        f"endpoints: {endpoints}\nrules: rules.yaml\ncatalog: catalog.yaml\ndevices: {{cpu: {{expert_memory: 1MB}}}}\n"
+    )
+    context: zmq.Context[Any] = zmq.Context()
+    server = ControlServer(context, control, {"status": lambda _: look, "queues": lambda _: look})
+    server.start()
+    try:
+        for command in ("status", "top"):
+            done = CliRunner().invoke(app, [command, "--config", str(config)])
+            assert done.exit_code == 0, done.output
+            assert "cpu/0" in done.output
+            assert "memory" not in done.output
+    finally:
+        server.stop()
+        context.destroy(linger=0)
 
 
 @pytest.mark.parametrize("count", [0, 40])
