@@ -107,11 +107,17 @@ class SlotMachine(RuleBasedStateMachine):
     @rule(experts=st.integers(0, ARCH.layers * ARCH.experts))
     def cut_the_file(self, experts: int) -> None:
         self.was_cut = True
-        self.shelf.file.write_bytes(self.whole[: experts * EXPERT_BYTES])
+        self.replace_file(self.whole[: experts * EXPERT_BYTES])
 
     @rule()
     def restore_the_file(self) -> None:
-        self.shelf.file.write_bytes(self.whole)
+        self.replace_file(self.whole)
+
+    def replace_file(self, content: bytes) -> None:
+        """At once: a load that is under way finds the one or the other, and never a file that is being written."""
+        other = self.shelf.file.with_suffix(".other")
+        other.write_bytes(content)
+        other.replace(self.shelf.file)
 
     @rule()
     def wait_for_loads(self) -> None:

@@ -126,12 +126,21 @@ def test_every_family_serves_with_half_of_its_experts(family: str, tmp_path: Pat
 
 
 def test_a_slow_link_delays_swaps_and_no_step(checkpoint: Path):
-    with serving(checkpoint, LAYERS * 4, SwapMoe(period=1), Link(30.0)) as runtime:
+    now, arrives = [0.0], threading.Event()
+
+    def sleep(seconds: float) -> None:
+        arrives.wait(60)
+        now[0] += seconds
+
+    arrives.set()
+    with serving(checkpoint, LAYERS * 4, SwapMoe(period=1), Link(30.0, lambda: now[0], sleep)) as runtime:
+        arrives.clear()
         for seed in range(4):
             with torch.no_grad():
                 runtime.model(**prompts(1, 9, seed=seed))
         assert runtime.cache.pending(), "swaps are still under way when the steps are over"
         assert runtime.cache.metrics.counts.wait_s == 0.0
+        arrives.set()
         runtime.cache.quiesce()
         runtime.cache.check()
 
