@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.contract.client import Line, Peer, running
+from tests.contract.client import PATIENCE_S, Line, Peer
+from tests.contract.held_models import STEPS, hold_after
 from tests.lines import a_jpeg
 from tools.cli import app
+from tools.service import Service
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")
 from tests.tiny_text import CONTEXT, a_text_model
@@ -58,8 +60,14 @@ def line(
     models = {name: MODEL | {"checkpoint": str(place)} for name, place in (("tiny", checkpoint), ("spare", spare))}
     large = {"checkpoint": str(a_text_model(folder / "large", **wide)), "mode": "ondemand", "max_new_tokens": 24}
     models["large"] = large | {"memory": LARGE_BYTES, "text_memory": LARGE_TEXTS_BYTES}
-    with running(folder / "line", experts_folder, memory=str(DEVICE_BYTES), models=models) as found:
+    found = Line(folder / "line", experts_folder, memory=str(DEVICE_BYTES), models=models)
+    with served(found):
         yield found
+
+
+def served(line: Line) -> Service:
+    """Its daemon, whose models `hold_after` holds."""
+    return Service(line.config, line.folder / "daemon.log", command=("tests.contract.held_models",))
 
 
 def generate(prompt: str = "why?", **fields: Any) -> dict[str, Any]:
@@ -124,7 +132,7 @@ def test_the_same_prompt_gives_the_same_text_alone_and_among_others(line: Line) 
 
 def test_tokens_are_streamed_in_order_and_add_up_to_the_text_that_follows(line: Line) -> None:
     header = generate(stream=True, max_new_tokens=12, source="mes:2")
-    with line.listener("token/mes:2/", "generation/", "heartbeat/") as listener:
+    with line.listener("token/mes:2/", "generation/mes:2/", "heartbeat/") as listener:
         listener.until_heartbeat()
         assert ask(line, header)["type"] == "accepted"
         pieces: list[dict[str, Any]] = []
@@ -211,11 +219,12 @@ def test_a_draining_line_is_busy_for_texts_and_finishes_those_it_has(line: Line)
 
 def test_status_and_metrics_tell_of_models(line: Line) -> None:
     made(line, max_new_tokens=2)
+    line.wait(lambda: status_of(line, "tiny")["text_used_bytes"] == 0)  # its row may be there before its memory is back
     model = status_of(line, "tiny")
     assert (model["name"], model["device"], model["mode"], model["state"]) == ("tiny", "cpu", "ondemand", "ready")
     assert 0 < model["used_bytes"] <= model["budget_bytes"] == 150_000
     assert model["expert_fetches"] > 0
-    assert (model["text_used_bytes"], model["text_budget_bytes"]) == (0, 37_500)
+    assert model["text_budget_bytes"] == 37_500
     text = line.control("metrics")["text"]
     assert 'coserve_texts_total{reason="",status="done"}' in text
     assert "coserve_text_first_token_seconds_count" in text
@@ -235,7 +244,8 @@ def test_a_kill_a_stop_and_a_lost_model_leave_every_accepted_text_with_exactly_o
             assert {peer.take()["type"] for _ in headers} == {"accepted"}
         return headers
 
-    service = line.service()
+    service = served(line)
+    hold_after(56, line.folder)  # the first of twelve has its 40 tokens by then, and the last does not
     service.start()
     killed = accept(12, stream=True)
     line.wait(lambda: line.rows("SELECT count(*) FROM generations WHERE seq IS NOT NULL")[0][0] >= 1)
@@ -243,14 +253,16 @@ def test_a_kill_a_stop_and_a_lost_model_leave_every_accepted_text_with_exactly_o
     before = dict(line.rows("SELECT request_id, text FROM generations WHERE seq IS NOT NULL"))
     assert len(before) < len(killed)
 
+    (line.folder / STEPS).unlink()
     service.start()
     line.idle()
     assert [message["seq"] for message in line.stream()] == list(range(1, 13))
     assert ask(line, killed[0])["differs"] is False
+    hold_after(0, line.folder)
     stopped = accept(8)
     lost = accept(8, model="spare")
     assert service.stop() == 0
-    assert line.rows("SELECT count(*) FROM generations WHERE status = 'accepted'") != [(0,)]
+    assert line.rows("SELECT count(*) FROM generations WHERE status = 'accepted'") == [(16,)]
 
     text = line.config.read_text(encoding="utf-8")
     line.config.write_text(text.replace("spare:", "other:"), encoding="utf-8")
@@ -262,8 +274,7 @@ def test_a_kill_a_stop_and_a_lost_model_leave_every_accepted_text_with_exactly_o
     after = {message["id"]: message for message in stream}
     assert {name: after[name]["text"] for name in before} == before
     assert {after[header["id"]]["status"] for header in (*killed, *stopped)} == {"done"}
-    assert {after[header["id"]]["reason"] for header in lost} <= {None, "unknown_model"}
-    assert "unknown_model" in {after[header["id"]]["reason"] for header in lost}
+    assert {after[header["id"]]["reason"] for header in lost} == {"unknown_model"}
     assert line.rows("SELECT count(*) FROM generations WHERE status = 'accepted'") == [(0,)]
 
 
@@ -282,7 +293,7 @@ def test_a_model_that_is_removed_damaged_or_put_back_costs_its_own_requests_only
     moved = spare.rename(spare.with_name("elsewhere"))
     result = ask_spare()
     assert (result["status"], result["reason"]) == ("unknown", "model_failed")
-    assert status_of(line, "spare")["state"] == "failed"
+    line.wait(lambda: status_of(line, "spare")["state"] == "failed")  # it closes what it has after it told of it
     assert str(spare) in spare_says()
     assert line.status()["state"] == "degraded"
     assert line.result(line.send())["verdict"] == "pass"
@@ -296,7 +307,7 @@ def test_a_model_that_is_removed_damaged_or_put_back_costs_its_own_requests_only
     assert line.result(line.send())["verdict"] == "pass"
     shutil.copy(checkpoint / "model.safetensors", weights)
     line.wait(lambda: ask_spare()["text"] == text)
-    assert line.status()["state"] == "ready"
+    line.wait(lambda: line.status()["state"] == "ready")
 
 
 def test_the_ready_line_names_models_that_could_not_be_opened(
@@ -312,7 +323,7 @@ def test_the_ready_line_names_models_that_could_not_be_opened(
         assert process.stdout is not None
         said = process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert said.startswith("coserve ready: ")
     assert "0 images recovered; model bad: " in said
     assert str(damaged) in said
@@ -320,17 +331,18 @@ def test_the_ready_line_names_models_that_could_not_be_opened(
 
 
 def test_images_take_memory_from_a_model_and_the_sum_stays_within_the_device(line: Line) -> None:
-    seen: list[tuple[int, int]] = []
+    last: dict[str, int] = {}
 
     def look() -> tuple[int, int]:
         """What images and the large model may have now, in bytes."""
         status = line.status()
         (executor,) = status["executors"]
         assert all(model["used_bytes"] <= model["budget_bytes"] for model in status["models"])
-        models_bytes = sum(model["budget_bytes"] for model in status["models"])
-        assert executor["budget_bytes"] + models_bytes <= DEVICE_BYTES
-        seen.append((executor["budget_bytes"], status_of(line, "large")["budget_bytes"]))
-        return seen[-1]
+        models = {model["name"]: model["budget_bytes"] for model in status["models"]}
+        if models == last:  # they are asked after the images, so what was moved in between would count twice
+            assert executor["budget_bytes"] + sum(models.values()) <= DEVICE_BYTES
+        last.update(models)
+        return executor["budget_bytes"], models["large"]
 
     line.wait(lambda: look()[1] == LARGE_BYTES)
     text = made(line, model="large", prompt="hello")["text"]
@@ -339,15 +351,14 @@ def test_images_take_memory_from_a_model_and_the_sum_stays_within_the_device(lin
         for component in ("P", "V", "F"):
             line.send(component=component)
         assert ask(line, generate("hello", model="large", max_new_tokens=4))["type"] == "accepted"
-        return look()[1] == LARGE_BYTES // 4
+        images_bytes, large_bytes = look()
+        return large_bytes == LARGE_BYTES // 4 and images_bytes > 90_000_000
 
     line.wait(crowd)
-    line.wait(lambda: look()[0] > 90_000_000)
     line.idle()
     assert made(line, model="large", prompt="hello")["text"] == text
     line.wait(lambda: look()[1] == LARGE_BYTES)
     assert made(line, model="large", prompt="hello")["text"] == text
-    assert max(images for images, _ in seen) > 90_000_000
 
 
 def test_texts_that_do_not_fit_at_once_wait_their_turn_and_one_that_never_fits_is_refused(line: Line) -> None:
@@ -359,21 +370,16 @@ def test_texts_that_do_not_fit_at_once_wait_their_turn_and_one_that_never_fits_i
     assert "its 1441 tokens and 24 new ones (max_new_tokens) are more than the 1464 that" in answer["reason"]
     assert "models.large.text_memory holds, 6000000 bytes" in answer["reason"]
     headers = [generate(str(number) * 700, model="large", max_new_tokens=24) for number in range(5)]
+    hold_after(8, line.folder)
     with line.peer() as peer:
         for header in headers:
             peer.send(header)
         assert {peer.take()["type"] for _ in headers} == {"accepted"}
-    seen: list[dict[str, Any]] = []
-
-    def are_done() -> bool:
-        seen.append(status_of(line, "large"))
-        return seen[-1]["requests"] == 0
-
-    line.wait(are_done)
+    line.wait(lambda: status_of(line, "large")["running"] == 2)
+    assert status_of(line, "large")["text_used_bytes"] == 2 * 724 * 4096
+    (line.folder / STEPS).unlink()
     assert [line.result(header["id"])["status"] for header in headers] == ["done"] * 5
-    assert max(one["running"] for one in seen) == 2
-    assert max(one["text_used_bytes"] for one in seen) == 2 * 724 * 4096
-    assert status_of(line, "large")["text_used_bytes"] == 0
+    line.wait(lambda: status_of(line, "large")["text_used_bytes"] == 0)
 
 
 def test_two_peers_and_a_flood_beyond_the_credit_are_all_answered(line: Line) -> None:
@@ -405,19 +411,19 @@ def test_a_board_is_explained_by_the_template_or_by_the_model_that_is_configured
     assert "yolo-solder found nothing" in said
     assert "P1" not in said
 
-    line.send(board={"type": "quick", "serial": "Q-1"}, component="P", designator="P1")
-    line.boards("Q-1")
-    said = run(line, "report", "Q-1", "--template")
+    serial = line.begun_in_time("quick", "Q-1", component="P", designator="P1")
+    line.boards(serial)
+    said = run(line, "report", serial, "--template")
     assert "could not be judged whole: 1 of 2 positions inspected, its time ran out." in said
     assert "- no image of 1 × P: P2." in said
 
-    written = json.loads(run(line, "report", "B-1", "--json"))
+    written = json.loads(run(line, "report", "B-1", "--wait", "90", "--json"))
     assert (written["by"], written["why_not_the_model"], written["verdict"]) == ("large", None, "fail")
     ((text, status, serial),) = line.rows(
         "SELECT text, g.status, serial FROM generations AS g JOIN boards USING (board_id) WHERE g.source = 'report'"
     )
     assert (written["text"], status, serial) == (text.strip(), "done", "B-1")
-    assert "(written by model large; the rows say:)" in run(line, "report", "B-1", "--model", "large")
+    assert "(written by model large; the rows say:)" in run(line, "report", "B-1", "--wait", "90", "--model", "large")
     assert "no board with serial B-9 in the results" in run(line, "report", "B-9", status=1)
     assert "no attempt 2 at board B-1" in run(line, "report", "B-1", "--attempt", "2", status=1)
     assert "names no model reader: " in run(line, "report", "B-1", "--model", "reader", status=2)

@@ -22,6 +22,7 @@ from pathlib import Path
 from daemon.drive import Drive
 from daemon.executors import ExecutorThread
 from daemon.intake import Intake
+from daemon.loader import PoolLoader
 from daemon.operations import Operations
 from daemon.publish import ResultsStream
 from daemon.pulse import Pulse
@@ -50,6 +51,7 @@ holdable(Drive, "turn", "drive")
 holdable(ResultsStream, "_send_all", "publish")
 holdable(ExecutorThread, "_carry_out", "executor")
 holdable(Operations, "reload", "reload")
+holdable(PoolLoader, "_load", "load")
 holdable(Pulse, "send", "vigil")
 holdable(Intake, "start", "start")
 holdable(RetentionThread, "stop", "stop")
