@@ -3,6 +3,7 @@
 Nothing depends on it: whoever decides second about an image hears so from the database's own check.
 """
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -50,11 +51,13 @@ class Offers:
     def remember(self, reviewer: str, skipped: Sequence[int]) -> None:
         """What the reviewer's browser says was skipped, the longest ago first; what is known already stays as it is.
 
-        A web process that was started anew has forgotten all of it.
+        A web process that was started anew has forgotten all of it, but for a skip that was on its way meanwhile: what
+        was skipped before that one stays before it.
         """
         with self._lock:
-            for inspection_id in skipped:
-                self._skipped.setdefault((reviewer, inspection_id), time.monotonic())
+            at_s = time.monotonic()
+            for inspection_id in reversed(skipped):
+                at_s = self._skipped.setdefault((reviewer, inspection_id), math.nextafter(at_s, -math.inf))
             _bound(self._skipped)
 
     def forget(self, inspection_id: int) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.contract.client import Line
+from tests.contract.client import PATIENCE_S, Line
 from tests.lines import a_jpeg
 from tools.service import free_port
 
@@ -62,10 +62,17 @@ def browser() -> Iterator["Browser"]:
         pytest.skip("needs chromium: make system-tools")
     with playwright.sync_playwright() as started:
         running = started.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+            executable_path=chromium,
+            args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"],
+            timeout=PATIENCE_S * 1000,
         )
         yield running
         running.close()
+
+
+def let_time_stand(page: "Page", ahead_s: float = 0.0) -> None:
+    """For what a page measures between two keys or taps, `ahead_s` from now: a busy machine takes its time for each."""
+    page.clock.set_fixed_time(time.time() + ahead_s)
 
 
 class Pages:
@@ -93,7 +100,7 @@ class Pages:
             has_touch=width < 600,
             **context,
         )
-        opened.set_default_timeout(15_000)
+        opened.set_default_timeout(PATIENCE_S * 1000)
         self._contexts.append(opened)
         page = opened.new_page()
         home = urlsplit(url).netloc
@@ -150,20 +157,20 @@ class ShownLine(Line):
     def url(self, path: str = "/") -> str:
         return self.http + path
 
-    def wait_until_it_shows(self, timeout_s: float = 30.0) -> None:
+    def wait_until_it_shows(self, timeout_s: float = PATIENCE_S) -> None:
         """The web process is a child of its own, and starts after the line is ready."""
         until_s = time.monotonic() + timeout_s
         while True:
             try:
-                urllib.request.urlopen(self.url("/healthz"), timeout=2).close()  # noqa: S310 - our own http
-            except urllib.error.HTTPError as error:
+                urllib.request.urlopen(self.url("/login"), timeout=PATIENCE_S).close()  # noqa: S310 - our own http
+            except urllib.error.HTTPError as error:  # the daemon, in its place
                 error.close()
-                return
             except OSError:
-                assert time.monotonic() < until_s, f"nothing answers at {self.http}; see {self.folder}/daemon.log"
-                time.sleep(0.1)
+                pass
             else:
                 return
+            assert time.monotonic() < until_s, f"no page answers at {self.http}; see {self.folder}/daemon.log"
+            time.sleep(0.1)
 
     def fill(self) -> None:
         """Publish BOARDS and wait until every image has its verdict."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.contract.client import PATIENCE_S
 from tests.dashboard.browser import BOARDS, Pages, ShownLine
 from tests.small_site import a_site
 
@@ -34,7 +35,7 @@ def test_a_good_page_has_no_complaints_and_the_asked_width(open_page: Pages, sit
 )
 def test_an_error_a_missing_file_and_another_host_are_heard(open_page: Pages, site: str, path: str, said: str) -> None:
     page = open_page(site + path, wait_until="domcontentloaded")
-    until_s = time.monotonic() + 15.0
+    until_s = time.monotonic() + PATIENCE_S
     while not any(said in one for one in open_page.complaints):
         assert time.monotonic() < until_s, open_page.complaints
         page.wait_for_timeout(20)  # the browser's events are heard meanwhile

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.dashboard.browser import Pages, ShownLine, showing
+from tests.dashboard.browser import Pages, ShownLine, let_time_stand, showing
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
@@ -42,6 +42,7 @@ def test_the_memory_is_a_picture_with_blocks_that_can_be_read_and_a_table(
     open_page: Pages, line: ShownLine, width: int, dark: bool
 ) -> None:
     page = open_page(line.url("/experts"), width=width, dark=dark)
+    page.locator("svg.map:visible").wait_for()
     seen = page.evaluate(SEEN)
     assert seen["maps"] == 1
     assert 0.7 * width < seen["width"] <= width
@@ -92,6 +93,7 @@ def test_what_a_reader_has_opened_and_where_the_keyboard_is_outlive_an_update(
 
 def test_an_expert_is_found_and_opened_with_the_keyboard_alone(open_page: Pages, line: ShownLine) -> None:
     page = open_page(line.url("/"))
+    let_time_stand(page)
     page.keyboard.press("g")
     page.keyboard.press("e")
     page.wait_for_url("**/experts")
@@ -118,15 +120,15 @@ def test_the_machine_shows_its_last_minutes_queues_disks_and_versions(
 ) -> None:
     page = open_page(line.url("/machine?seconds=300"), width=width, dark=dark)
     picture = page.locator("svg.time:visible")
-    assert picture.count() == 1
+    picture.wait_for()
     titles = " ".join(picture.locator("title").all_text_contents())
     assert "images in" in titles
     assert "loads, " in titles
     page.locator("[data-chart] canvas").nth(1).wait_for()
+    page.locator("main", has_text=line.status()["rules_version"]).wait_for()
     said = page.inner_text("main")
     for heading in ("Executors", "Temperature", "Disk", "Retention", "In force", "Processes beside the line"):
         assert heading in said
-    assert line.status()["rules_version"] in said
     assert "dashboard" in said
     assert fits(page, width)
 

@@ -3,14 +3,13 @@
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.dashboard.browser import Pages, ShownLine, showing
+from tests.dashboard.browser import Pages, ShownLine, let_time_stand, showing
 from tests.lines import a_jpeg
 
 if TYPE_CHECKING:
@@ -36,6 +35,12 @@ CONTRAST = """() => {
 
 
 TOKEN = "s" * 40
+#: Notes what a page says of its stream, for who looks later.
+STATES = """() => {
+  const place = document.getElementById("live-state");
+  window.states = [];
+  new MutationObserver(() => window.states.push(place.dataset.state)).observe(place, { attributes: true });
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +115,7 @@ def test_boards_come_by_themselves_and_a_failed_image_changes_the_days_numbers(
     page.locator(".alarm", has_text="The line is draining").wait_for()
     page.locator("#announce", has_text="Alarm: The line is draining").wait_for(state="attached")
     line.control("drain", off=True)
-    page.locator(".alarm").wait_for(state="detached")
+    page.locator(".alarm", has_text="The line is draining").wait_for(state="detached")
 
 
 def test_a_page_says_that_it_is_not_live_any_more_and_comes_back_by_itself(
@@ -119,10 +124,10 @@ def test_a_page_says_that_it_is_not_live_any_more_and_comes_back_by_itself(
     open_page.forgive("ERR_|Failed to load resource")
     page = log_in(open_page, guarded_line, "/")
     page.locator('#live-state[data-state="on"]').wait_for()
+    page.evaluate(STATES)
     (web,) = guarded_line.status()["children"]
     os.kill(web["pid"], signal.SIGKILL)
-    page.locator('#live-state[data-state="off"]').wait_for()
-    page.locator('#live-state[data-state="on"]').wait_for()
+    page.wait_for_function("() => states.includes('off') && states.at(-1) === 'on'")
     guarded_line.send(a_jpeg(5, 160, 120), board={"type": "sensor-node", "serial": "BACK"}, component="R0402")
     page.locator("tr", has_text="BACK").wait_for()
 
@@ -131,6 +136,7 @@ def test_a_person_finds_a_board_and_its_findings_with_the_keyboard_alone(
     shown_line: ShownLine, open_page: Pages
 ) -> None:
     page = open_page(shown_line.url("/"))
+    let_time_stand(page)
     page.locator('#live-state[data-state="on"]').wait_for()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -141,9 +147,11 @@ def test_a_person_finds_a_board_and_its_findings_with_the_keyboard_alone(
     page.keyboard.press("j")
     page.keyboard.press("j")
     assert page.evaluate("document.activeElement.hasAttribute('data-row')")
-    time.sleep(1.2)  # two looks of the poller: a live part that is filled again leaves the focus where it is
     focused = page.evaluate("document.activeElement.id")
     assert focused.startswith("board-")
+    shown_line.send(component="R0402", board={"type": "open-board", "serial": "came-meanwhile"}, designator="R1")
+    page.locator("tr", has_text="came-meanwhile").wait_for()
+    assert page.evaluate("document.activeElement.id") == focused, "a live part that is filled again leaves it there"
     page.keyboard.press("Enter")
     page.wait_for_url(re.compile(r"/boards/\d+$"))
     page.keyboard.press("g")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.dashboard.browser import Pages, ShownLine
+from tests.contract.client import PATIENCE_S
+from tests.dashboard.browser import Pages, ShownLine, let_time_stand
 from tests.lines import a_jpeg
 
 if TYPE_CHECKING:
@@ -119,21 +120,25 @@ def review_of(line: ShownLine, image: int) -> int:
 def test_a_whole_review_by_touch_on_a_telephone(shown_line: ShownLine, open_page: Pages) -> None:
     ids = publish(shown_line, "touch", 3)
     page = open_page(shown_line.url("/review?lot=touch"), 390, dark=True)
+    let_time_stand(page)
     begin(page, "Ben")
     showing(page, ids[0])
     assert has_no_sideways_scroll(page)
     tap = page.touchscreen.tap
-    for selector, after in (("[data-decide=pass]", 1), (".code >> nth=0", 2), ("#review-undo", 1)):
-        page.wait_for_timeout(300)  # what comes within a quarter of a second is taken for the second half of a tap
+    for number, (selector, after) in enumerate(
+        (("[data-decide=pass]", 1), (".code >> nth=0", 2), ("#review-undo", 1)), 1
+    ):
+        let_time_stand(page, number)  # what comes within a quarter of a second is taken for the second half of a tap
         box = page.locator(selector).bounding_box()
         assert box
         assert box["height"] >= 40, "a thumb must find it"
         tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         showing(page, ids[after])
-    page.wait_for_timeout(300)
+    let_time_stand(page, 9)
     page.tap("[data-decide=unknown]")
     showing(page, ids[2])
     page.tap("[data-decide=pass]")  # at once: a tap too many, nobody has seen this image
+    assert page.locator("#review.sending").count() == 0
     assert page.get_attribute(".review-item", "data-id") == str(ids[2])
     assert [row[:4] for row in decisions(shown_line, *ids)] == [
         (ids[0], "pass", None, "Ben"),
@@ -156,6 +161,9 @@ def test_the_second_reviewer_hears_who_decided_sees_the_new_state_and_nothing_is
     first.wait_for_selector("#review-empty:visible")
     second.keyboard.press("1")
     second.wait_for_selector("#review-problem:visible")
+    with second.expect_response("**/review/next?*"):  # as every few seconds
+        second.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    second.wait_for_timeout(100)
     said = second.inner_text("#review-problem")
     assert "Somebody else was there" in said
     assert "Eva decided pass" in said
@@ -201,7 +209,9 @@ def test_a_decision_that_cannot_be_stored_stays_in_the_page_and_is_tried_again(
     page = open_page(shown_line.url("/review?lot=locked"))
     begin(page, "Eva")
     showing(page, ids[0])
-    with closing(sqlite3.connect(shown_line.folder / "inspection.db", isolation_level=None)) as other:
+    with closing(
+        sqlite3.connect(shown_line.folder / "inspection.db", isolation_level=None, timeout=PATIENCE_S)
+    ) as other:
         other.execute("BEGIN IMMEDIATE")
         page.keyboard.press("1")
         page.wait_for_selector("#review-retry:visible")
@@ -239,16 +249,17 @@ def test_an_image_whose_picture_is_gone_says_so_and_hostile_texts_are_only_texts
     showing(page, ids[0])
     assert EVIL in page.inner_text(".review-item")
     assert decisions(shown_line, *ids)[0] == (ids[0], "fail", EVIL, f"Eva {EVIL}", EVIL)
-    page.goto(shown_line.url("/defects?range=today&trend=lot"))
+    page.goto(shown_line.url("/defects?range=7d&trend=lot"))
     page.wait_for_selector("#pareto-title")
 
 
 def test_zoom_and_a_good_part_beside_it_by_keys(shown_line: ShownLine, open_page: Pages) -> None:
     good = publish(shown_line, "good", 1, component="R0402")
     (image,) = publish(shown_line, "compare", 1, component="R0402")
-    shown_line.control("review", inspection_id=good[0], verdict="pass", reviewer="Eva")
+    asked = shown_line.control("review", inspection_id=good[0], verdict="pass", reviewer="Eva")
+    assert asked["type"] == "ok", asked
     asked = shown_line.control("review", inspection_id=image, verdict="review", reviewer="Eva", note="look again")
-    assert asked["type"] == "ok"
+    assert asked["type"] == "ok", asked
     page = open_page(shown_line.url(f"/review?lot=compare&image={image}"))
     begin(page, "Eva")
     showing(page, image)
@@ -269,7 +280,7 @@ def test_from_a_number_of_the_defects_to_its_images_and_to_a_decision(
     shown_line: ShownLine, open_page: Pages, width: int, dark: bool
 ) -> None:
     shown_line.wait(lambda: shown_line.rows("SELECT count(*) FROM boards WHERE verdict = 'fail'")[0][0] >= 2)
-    page = open_page(shown_line.url("/defects?range=today&by=defect"), width, dark)
+    page = open_page(shown_line.url("/defects?range=7d&by=defect"), width, dark)
     page.wait_for_selector("[data-chart] canvas")
     assert has_no_sideways_scroll(page)
     row = page.locator("tbody[data-rows] tr", has_text="missing_void").first

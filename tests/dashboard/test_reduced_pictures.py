@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.contract.client import PATIENCE_S
 from tests.dashboard.browser import Pages
 from tests.dashboard.web import AT, Web
 
@@ -73,7 +74,7 @@ def add(web: Web, number: int, data: bytes, suffix: str = ".png") -> int:
 
 
 def fetch(web: Web, path: str) -> tuple[int, str, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", web.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", web.port, timeout=PATIENCE_S)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()

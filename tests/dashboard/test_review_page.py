@@ -249,6 +249,16 @@ def test_what_was_skipped_comes_after_all_else_and_the_longest_ago_first() -> No
     assert offers.choose("later", "Ann", [1, 2], [], 2) == [1, 2]
 
 
+def test_a_skip_that_reached_a_new_process_first_keeps_its_place_among_those_the_browser_remembers() -> None:
+    offers = Offers()
+    offers.skip("Ann", 3)  # it was on its way when the process was started anew
+    offers.remember("Ann", [4, 1, 3, 2])
+    assert offers.choose("a", "Ann", [1, 2, 3, 4, 5], [], 5) == [5, 4, 1, 3, 2]
+    offers.skip("Ann", 4)
+    offers.remember("Ann", [1, 3, 2, 4])
+    assert offers.choose("a", "Ann", [1, 2, 3, 4, 5], [5], 4) == [1, 3, 2, 4]
+
+
 def test_a_review_that_the_reviewer_undid_is_not_offered_to_be_undone_again(web: Web) -> None:
     add = "INSERT INTO reviews (inspection_id, at, reviewer, verdict, note) VALUES (4, :at, 'Uwe', :verdict, :note)"
     web.sql(add, at=AT, verdict="pass", note=None)

@@ -16,9 +16,11 @@ from pathlib import Path
 import yaml
 
 from daemon.store.store import open_store
-from tests.dashboard.browser import free_port
+from tests.contract.client import PATIENCE_S
+from tools.service import free_port
 
 AT = "2026-11-21T09:28:11.123Z"
+_ESTABLISHED = "01"  # in /proc/net/tcp
 
 
 @dataclass(frozen=True)
@@ -72,17 +74,17 @@ class Web:
             yield self
         finally:
             self.process.send_signal(signal.SIGTERM)
-            assert self.process.wait(10) == 0, self.log()
+            assert self.process.wait(PATIENCE_S) == 0, self.log()
 
     def log(self) -> str:
         return (self.folder / "web.log").read_text(encoding="utf-8")
 
     def _wait_until_it_answers(self) -> None:
         assert self.process
-        until_s = time.monotonic() + 30
+        until_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < until_s and self.process.poll() is None:
             try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
+                socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S).close()
             except OSError:
                 time.sleep(0.05)
             else:
@@ -91,7 +93,7 @@ class Web:
 
     def get(self, path: str, method: str = "GET", body: str | None = None, **headers: str) -> Answer:
         """Header names with `_` for `-`. `Accept` is that of a browser unless it is given."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
             given = {"Host": self.host, "Accept": "text/html"} | {k.replace("_", "-"): v for k, v in headers.items()}
@@ -191,7 +193,7 @@ class Stream:
         address, port = host.rsplit(":", 1)
         self.socket = socket.socket()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
-        self.socket.settimeout(20)
+        self.socket.settimeout(PATIENCE_S)
         self.socket.connect((address, int(port)))
         lines = [f"GET /events?{query} HTTP/1.1", f"Host: {host}"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
@@ -203,24 +205,33 @@ class Stream:
         """The next event's fields; `data` is its lines."""
         found: dict[str, str] = {}
         while True:
-            line = self.file.readline().decode().rstrip("\r\n")
+            raw = self.file.readline()
+            assert raw, "the server has ended the stream"
+            line = raw.decode().rstrip("\r\n")
             if not line and "event" in found:
                 return found
             name, colon, value = line.partition(": ")
             if colon and name in ("event", "id", "data"):
                 found[name] = f"{found[name]}\n{value}" if name in found else value
 
+    def is_held(self) -> bool:
+        """Whether the server has its end still open, as the kernel says: nothing of what was sent is read for it."""
+        ours, theirs = (f":{end[1]:04X}" for end in (self.socket.getsockname(), self.socket.getpeername()))
+        rows = [row.split() for row in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()]
+        return any(row[1].endswith(theirs) and row[2].endswith(ours) and row[3] == _ESTABLISHED for row in rows[1:])
+
     def is_ended(self) -> bool:
         """Whether the server has closed it, once everything that was sent is read."""
-        until_s = time.monotonic() + 10
+        until_s = time.monotonic() + PATIENCE_S
         try:
-            while self.socket.recv(65536) and time.monotonic() < until_s:
-                pass
+            while self.socket.recv(65536):
+                if time.monotonic() > until_s:
+                    return False
         except ConnectionResetError:
             return True
         except TimeoutError:
             return False
-        return time.monotonic() < until_s
+        return True
 
     def close(self) -> None:
         self.file.close()

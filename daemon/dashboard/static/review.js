@@ -25,6 +25,7 @@
   let shownAt = 0;
   let again = null;
   let skipping = Promise.resolve(); // what was skipped is asked for again only when the server knows that it was
+  let isUnread = false; // what is complained about is that the next images could not be read
   let counted = 0; // decisions counted here: numbers asked for before one are old
 
   const midnight = () => new Date(new Date().setHours(0, 0, 0, 0)).toISOString();
@@ -78,10 +79,13 @@
       const known = new Set([current, ...queue].filter(Boolean).map((one) => one.id));
       for (const item of body.items) if (!known.has(item.id)) queue.push(build(item));
       if (counted === before) progress(body);
-      if (!unsent) complain("");
+      if (isUnread) complain(""); // and nothing else: whoever decides may not have read it yet
       if (!current) next();
     } catch (error) {
-      if (!unsent) complain("The next images cannot be read", `${error.message}. It is tried again by itself.`);
+      if (!unsent) {
+        complain("The next images cannot be read", `${error.message}. It is tried again by itself.`);
+        isUnread = true;
+      }
     } finally {
       isFilling = false;
       again = setTimeout(refill, queue.length ? HOLD_AGAIN_MS : EMPTY_AGAIN_MS);
@@ -139,6 +143,7 @@
     find("review-said").textContent = text;
   }
   function complain(title, text = "", canRetry = false) {
+    isUnread = false;
     find("review-problem").hidden = !title;
     find("review-problem-title").textContent = title;
     find("review-problem-text").textContent = inZone(text);
