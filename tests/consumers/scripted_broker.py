@@ -43,7 +43,7 @@ class ScriptedBroker:
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         self.hang_up()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def hang_up(self) -> None:
         """Cut every connection."""

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("aiomqtt")
@@ -25,6 +26,13 @@ def consumer(line: Line) -> dict[str, Any]:
 
 def child(line: Line) -> dict[str, Any]:
     return next(one for one in line.status()["children"] if one["name"] == "consumer plant")
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # where nobody reaps it
+    except psutil.NoSuchProcess:
+        return True
 
 
 def published(line: Line, mes: Subscriber) -> bool:
@@ -67,28 +75,28 @@ def test_verdicts_reach_the_plant_whatever_happens_to_broker_consumer_and_daemon
             "last_error": None,
         }
         with broker, Subscriber(port, "plant/#") as mes:
-            line.wait(lambda: published(line, mes), 60)
+            line.wait(lambda: published(line, mes))
             line.wait(lambda: consumer(line)["state"] == "connected" and consumer(line)["behind"] == 0)
             boards = {body["board"]["serial"]: body["verdict"] for body in mes.bodies("/board/")}
             assert boards == {"A0": "pass", "A1": "pass", "A2": "pass"}
             # The consumer is killed: the broker says so, and it comes back where it was.
             before = child(line)["pid"]
             os.kill(before, signal.SIGKILL)
-            line.wait(lambda: mes.bodies("status")[-1] == {"state": "offline"})
+            line.wait(lambda: {"state": "offline"} in mes.bodies("status"))  # it may be back by now
             for number in range(2):
                 line.send(board={"type": "pair", "serial": "B0"}, id=f"b{number}")
             line.idle()
-            line.wait(lambda: child(line)["restarts"] == 1 and published(line, mes), 60)
+            line.wait(lambda: child(line)["restarts"] == 1 and published(line, mes))
             assert child(line)["pid"] != before
             # The daemon is killed: so is the consumer, and the next one goes on.
             pid = child(line)["pid"]
             line.send(board={"type": "pair", "serial": "C0"}, id="c0")
             service.kill()
-            line.wait(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
+            line.wait(lambda: has_ended(pid))
             service.start()
             line.send(board={"type": "pair", "serial": "C0"}, id="c1")
             line.idle()
-            line.wait(lambda: published(line, mes), 60)
+            line.wait(lambda: published(line, mes))
             # A stop ends it in order: what was judged last is delivered, and the goodbye says up to where.
             last = line.status()["last_seq"]
             assert service.stop() == 0
