@@ -147,7 +147,7 @@ class Drive:
 
     def stop(self, timeout_s: float) -> bool:
         """Begin nothing new, report what runs, end. What waits stays in the journal. False: it took too long."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = self._clock() + timeout_s
         self._events.put(Stop())
         if self._thread.ident is not None:
             self._thread.join(timeout_s)

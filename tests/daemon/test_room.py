@@ -1,7 +1,13 @@
-"""Who is let in while a disk fills up: the disk that the tests run on, with a reserve that a test chooses."""
+"""Who is let in while a disk fills up: the disk that the tests run on, with a reserve that a test chooses.
 
+Other programs fill it and make room meanwhile: each test sees it as it was when the test began.
+"""
+
+import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +29,17 @@ class Disk:
         free_bytes = shutil.disk_usage(self.folder).free
         self.room.look()
         self.claims = Claims(bytes=free_bytes - size_bytes)
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, usage = os.statvfs, os.statvfs(tmp_path)
+
+    def statvfs(path: Any) -> os.statvfs_result:
+        real(path)  # which fails where there is no such folder
+        return usage
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
 
 
 @pytest.fixture

@@ -332,6 +332,8 @@ def _everything_hangs(line: Line, data: st.DataObject) -> None:
 
 # Threads
 
+HANG_AFTER_S = 1000.0
+
 
 class Bench:
     """A drive over a real pool, a real executor thread and a real loader; the forward pass is the test's."""
@@ -343,6 +345,8 @@ boards: {{main: {{extras: allow, components: {{B: 1}}}}}}
 classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_below: 0.0}}}}
 """
         self.version = routes(rules).version
+        self._stands_at_s = time.monotonic()
+        self._goes_since_s: float | None = None
         pool, name = SlotPool("cpu", spec.weights_bytes), PoolId("cpu")
         payload, facts = encoded(a_picture()), ExecutorFacts(ExecutorId("cpu/0"), name)
         self.marks: list[JournalKey | None] = []
@@ -352,59 +356,80 @@ classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_bel
             catalog={spec.expert: spec},
             pools=[PoolFacts(name, "cpu", spec.weights_bytes, 4)],
             executors=[
-                ExecutorThread(facts, pool.slot, lambda _key: payload, run=run, mark=self.marks.append),
+                ExecutorThread(
+                    facts, pool.slot, lambda _key: payload, clock=self.now_s, run=run, mark=self.marks.append
+                ),
             ],
             loaders=[PoolLoader(name, pool, Channels())],
             policy="coserve-plus",
             on_outcome=self.outcomes.append,
             on_switch=lambda _switch: None,
-            hang_after_s=0.3,
+            hang_after_s=HANG_AFTER_S,
+            clock=self.now_s,
         )
         self.drive.start()
 
+    def now_s(self) -> float:
+        """The drive's time stands still until `hang`, then it goes on."""
+        return self._stands_at_s + (0.0 if self._goes_since_s is None else time.monotonic() - self._goes_since_s)
+
+    def hang(self) -> None:
+        """What runs now has run for too long."""
+        self._stands_at_s += HANG_AFTER_S + 1.0
+        self.drive.ask_later("status", {})  # by itself it would look when so much time has passed
+        self.wait(lambda: self.drive.is_failing)
+        self._goes_since_s = time.monotonic()
+
     def wait(self, happened: Callable[[], bool]) -> None:
-        until_s = time.monotonic() + 20.0
+        until_s = time.monotonic() + 60.0
         while not happened():
             assert time.monotonic() < until_s
             time.sleep(0.01)
 
 
 def test_a_thread_that_hangs_is_left_behind_and_its_batch_runs_in_a_new_one(tmp_path: Path) -> None:
-    go_on, threads = threading.Event(), list[threading.Thread]()
+    go_on, begun, threads = threading.Event(), threading.Event(), list[threading.Thread]()
 
     def run(slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
         threads.append(threading.current_thread())
         if len(threads) == 1:
-            assert go_on.wait(30.0)
+            begun.set()
+            assert go_on.wait(60.0)
         return [Answer(slot.spec.classes[0], 0.9) for _ in prepared]
 
     bench = Bench(tmp_path, run)
     bench.drive.accept([an_image(1, rules_version=bench.version)])
+    assert begun.wait(60.0)
+    bench.hang()
     bench.wait(lambda: len(bench.outcomes) == 1)
     assert (bench.outcomes[0].verdict, len(set(threads))) == ("pass", 2)
     assert bench.drive.is_failing
     go_on.set()
     bench.wait(lambda: not bench.drive.is_failing)
-    threads[0].join(10.0)
+    threads[0].join(60.0)
     assert not threads[0].is_alive()
     assert len(bench.outcomes) == 1
     assert bench.marks[0] is not None
     assert bench.marks[-1] is None
-    assert bench.drive.stop(10.0)
+    assert bench.drive.stop(60.0)
 
 
 def test_a_stop_does_not_wait_for_what_hangs(tmp_path: Path) -> None:
-    go_on, count = threading.Event(), 0
+    go_on, begun, threads = threading.Event(), threading.Event(), list[threading.Thread]()
 
     def run(slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
-        nonlocal count
-        count += 1
-        if count == 1:
-            assert go_on.wait(30.0)
+        threads.append(threading.current_thread())
+        if len(threads) == 1:
+            begun.set()
+            assert go_on.wait(60.0)
         return [Answer(slot.spec.classes[0], 0.9) for _ in prepared]
 
     bench = Bench(tmp_path, run)
     bench.drive.accept([an_image(1, rules_version=bench.version)])
+    assert begun.wait(60.0)
+    bench.hang()
     bench.wait(lambda: len(bench.outcomes) == 1)
-    assert bench.drive.stop(10.0)
+    assert bench.drive.stop(60.0)
+    assert threads[0].is_alive()
     go_on.set()
+    threads[0].join(60.0)
