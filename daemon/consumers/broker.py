@@ -50,7 +50,7 @@ class BrokerClient(Client):
         return await self._wait_for(self.hand_over(topic, body, retain=retain), timeout=None)
 
     def abandon(self) -> None:
-        """Let go of a socket on which no connection came to stand."""
+        """Let go of the socket of a connection that came to nothing, or to no orderly end."""
         with contextlib.suppress(OSError, ValueError):
             self._client._sock_close()  # paho does so at the end of its client, which aiomqtt still holds
 

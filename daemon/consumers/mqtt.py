@@ -106,11 +106,14 @@ class Mqtt:
         lost.cancel()
         with contextlib.suppress(MqttError, asyncio.CancelledError):
             await lost
-        with contextlib.suppress(MqttError):
-            if stands:
-                body = encode({"state": "offline", "position": self._position})
-                await client.publish_and_hear(self._status_topic, body, retain=True)
-            await client.__aexit__(None, None, None)
+        try:
+            with contextlib.suppress(MqttError):
+                if stands:
+                    body = encode({"state": "offline", "position": self._position})
+                    await client.publish_and_hear(self._status_topic, body, retain=True)
+                await client.__aexit__(None, None, None)
+        finally:
+            client.abandon()  # where its goodbye is refused, or not answered while we wait
 
     async def _publish_all(self, messages: Sequence[Message]) -> list[int | BaseException]:
         """The broker's answer to each, or why none came; at once where the connection is gone, or falls silent."""

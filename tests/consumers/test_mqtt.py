@@ -36,7 +36,22 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "_POLL_S", 0.01)
     monkeypatch.setattr(runner_module, "_FIRST_BACK_OFF_S", 0.1)
     monkeypatch.setattr(runner_module, "_LONGEST_BACK_OFF_S", 0.2)
-    monkeypatch.setattr(mqtt_module, "_ANSWER_S", 0.4)
+    # What is over after seconds is never over here, however long this process or the broker stands still.
+    monkeypatch.setattr(mqtt_module, "_ANSWER_S", 60.0)
+    monkeypatch.setattr(mqtt_module, "_LISTENERS_COME_BACK_S", 600.0)
+    monkeypatch.setattr(runner_module, "_DELIVER_AGAIN_S", 600.0)
+    monkeypatch.setattr(runner_module, "_LAST_MESSAGES_S", 600.0)
+    monkeypatch.setattr(runner_module, "_GOODBYE_S", 60.0)
+
+
+class Counted(Mqtt):
+    """Counts its connections, those in vain too."""
+
+    opened = 0
+
+    async def open(self, position: int) -> None:
+        self.opened += 1
+        await super().open(position)
 
 
 class Bringing:
@@ -52,14 +67,14 @@ class Bringing:
     @asynccontextmanager
     async def running(self):
         reader = Reader(self.database.url)
-        consumer = Mqtt(self.settings, "coserve-test")
-        runner = Runner("plant", consumer, reader, self.file, send=self.settings.send, slate=self.slate)
+        self.consumer = Counted(self.settings, "coserve-test")
+        runner = Runner("plant", self.consumer, reader, self.file, send=self.settings.send, slate=self.slate)
         task = asyncio.create_task(runner.run())
         try:
             yield self
         finally:
             runner.stop()
-            await asyncio.wait_for(task, 15)
+            await asyncio.wait_for(task, 60)
             reader.close()
 
     async def reached(self, seq: int) -> None:
@@ -72,8 +87,13 @@ class Bringing:
 
         await self.until(told)
 
+    async def keeps_no_file_open(self) -> None:
+        """After one connection in vain: three more leave nothing open. What leaks never comes down again."""
+        before, opened = fds(), self.consumer.opened
+        await self.until(lambda: self.consumer.opened > opened + 3 and fds() <= before + 1)
+
     async def until(self, happened: Callable[[], Any]) -> None:
-        until_s = time.monotonic() + 20
+        until_s = time.monotonic() + 60
         while not happened():
             assert time.monotonic() < until_s, self.slate.read()
             await asyncio.sleep(0.01)
@@ -120,7 +140,7 @@ def test_each_message_has_its_topic_and_a_late_subscriber_hears_the_boards_state
             assert all(message.retain for message in kept.values())
             board = kept[f"plant/line-2/board/pair/{encoded}"]
             assert json.loads(board.payload)["verdict"] == "pass"
-            assert 30 * 86400 - 60 < board.properties.MessageExpiryInterval <= 30 * 86400
+            assert 30 * 86400 - 600 < board.properties.MessageExpiryInterval <= 30 * 86400
             assert json.loads(kept["plant/line-2/status"].payload) == {"state": "offline", "position": 3}
 
 
@@ -159,7 +179,7 @@ def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tm
         wait(lambda: len(mes.seqs) == total)
         wait(lambda: mes.bodies("status")[-1]["state"] == "online")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
         wait(lambda: mes.bodies("status")[-1] == {"state": "offline", "position": total})
 
 
@@ -280,9 +300,7 @@ def test_a_connection_that_is_refused_is_tried_again_until_somebody_listens(tmp_
     async def test() -> None:
         async with bringing.running():
             await bringing.said("waiting", f"nobody listens at 127.0.0.1:{port}")
-            before = fds()
-            await asyncio.sleep(0.5)
-            assert fds() <= before + 2
+            await bringing.keeps_no_file_open()
             broker = Broker(tmp_path / "broker", port=port)
             with broker:
                 await bringing.reached(3)
@@ -316,8 +334,10 @@ def test_a_name_that_nobody_knows_is_said(tmp_path: Path) -> None:
     ids=["mute", "hangs up", "password", "version", "busy", "confirms nothing", "full", "invalid", "in the middle"],
 )
 def test_a_broker_that_misbehaves_is_named_and_costs_no_file_and_no_message(
-    tmp_path: Path, script: dict[str, Any], state: str, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: dict[str, Any], state: str, words: str
 ) -> None:
+    if "no answer" in words:
+        monkeypatch.setattr(mqtt_module, "_ANSWER_S", 0.4)
     with ScriptedBroker(**script) as broker:
         bringing = Bringing(tmp_path, broker.port)
         bringing.database.grow(20)
@@ -325,10 +345,7 @@ def test_a_broker_that_misbehaves_is_named_and_costs_no_file_and_no_message(
         async def test() -> None:
             async with bringing.running():
                 await bringing.said(state, words)
-                await bringing.until(lambda: broker.connections > 2)
-                before = fds()
-                await bringing.until(lambda: broker.connections > 4)
-                assert fds() <= before + 4
+                await bringing.keeps_no_file_open()
                 broker.connack, broker.answer, broker.close_after = 0, lambda _: 0, None
                 await bringing.reached(60)
 
@@ -350,7 +367,7 @@ def test_no_more_is_under_way_than_the_broker_takes_at_once(tmp_path: Path, maxi
         assert broker.most_unanswered <= most
 
 
-def wait(happened: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+def wait(happened: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     until_s = time.monotonic() + timeout_s
     while not (found := happened()):
         assert time.monotonic() < until_s, "it did not happen"
