@@ -48,17 +48,17 @@ class Line:
         return Publisher(f"ipc://{self.folder}/run/intake.sock", "camera", silence_s=30.0)
 
     def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        return ask(f"ipc://{self.folder}/run/control.sock", kind, **fields)
+        return ask(f"ipc://{self.folder}/run/control.sock", kind, timeout_s=60.0, **fields)
 
     def rows(self, query: str, *values: Any) -> list[Any]:
-        with closing(sqlite3.connect(self.disk / "inspection.db", isolation_level=None, timeout=10)) as database:
+        with closing(sqlite3.connect(self.disk / "inspection.db", isolation_level=None, timeout=60)) as database:
             return database.execute(query, values).fetchall()
 
     def number(self, query: str) -> int:
         return self.rows(query)[0][0]
 
     def wait_for(
-        self, condition: Callable[[], bool], what: str, camera: Publisher | None = None, timeout_s: float = 60.0
+        self, condition: Callable[[], bool], what: str, camera: Publisher | None = None, timeout_s: float = 120.0
     ) -> None:
         until_s = time.monotonic() + timeout_s
         while not condition():
@@ -120,24 +120,27 @@ def test_a_full_disk_is_busy_before_anything_fails_and_recovers_when_there_is_ro
     with line.publisher() as publisher:
         line.send(publisher, 40)
         account = publisher.account
-        before = -1
-        while account.accepted > before or not line.is_quiet():
-            before = account.accepted
-            publisher.pump(2.5)
-        status = line.ask("status")
-        assert status["state"] == "degraded"
-        assert "MB free" in status["last_error"]
-        assert account.busy > 0
+
+        def is_full() -> bool:
+            """And everything that was accepted has its verdict and its copy."""
+            status = line.ask("status")
+            return (
+                account.busy > 0
+                and (status["state"], status["accepted"]) == ("degraded", account.accepted)
+                and "MB free" in status["last_error"]
+                and line.number("SELECT count(seq) FROM inspections") == account.accepted
+                and line.files == line.paths
+                and len(line.files) == account.accepted
+            )
+
+        line.wait_for(is_full, "a full disk", publisher)
         assert 0 < account.accepted < 40
-        assert status["accepted"] == account.accepted == line.number("SELECT count(seq) FROM inspections")
         assert line.number("SELECT count(*) FROM inspections WHERE verdict = 'unknown'") == 0
-        assert line.files == line.paths
-        assert len(line.files) == account.accepted
         assert "disk_free" in line.ask("metrics")["text"]
         assert "results_wait" not in line.service.log.read_text()  # nothing ever failed to be written
 
         ballast.unlink()
-        publisher.finish(60.0)
+        publisher.finish(120.0)
         assert account.accepted == 40
     line.wait_for(line.is_quiet, "the other verdicts")
     line.wait_for(lambda: line.ask("status")["state"] == "ready", "ready again")
@@ -148,7 +151,7 @@ def test_with_a_floor_of_free_space_the_line_goes_on_and_evidence_goes_last(star
     line = start(free="24MB")
     with line.publisher() as publisher:
         line.send(publisher, 5)
-        publisher.finish(60.0)
+        publisher.finish(120.0)
         line.wait_for(line.is_quiet, "the first verdicts")
         for number in range(1, 4):
             line.rows(
@@ -173,7 +176,7 @@ def test_a_kill_amid_pruning_leaves_no_path_without_a_file_and_no_file_without_a
         line.wait_for(lambda: line.number(PRUNED) > 0, "the first pruning")
         line.service.kill()
         line.service.start()
-        publisher.finish(90.0)
+        publisher.finish(120.0)
     line.wait_for(line.is_quiet, "all verdicts")
     line.wait_for(lambda: line.files == line.paths and len(line.files) <= 10, "files and rows agree")
     assert line.number("SELECT count(DISTINCT seq) FROM stream") == line.number("SELECT max(seq) FROM stream")
