@@ -19,7 +19,7 @@ CLASSIFIERS = ("R0402", "C0603", "QFP64")
 RULES = """\
 boards:
   mainboard-a:
-    time_limit: 60s
+    time_limit: 10m
     components: {R0402: 2, C0603: [C1, C2], QFP64: [U1]}
   open-board:
     extras: allow

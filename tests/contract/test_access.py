@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import socket
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -14,17 +13,13 @@ import zmq.auth
 from typer.testing import CliRunner
 
 from daemon.control import ask
+from tests.contract.client import PATIENCE_S
 from tests.lines import a_jpeg, a_line
 from tools.camera.publisher import CurveClient, Image, Publisher, PublishError, publish_images
 from tools.cli import app
-from tools.service import Service, ServiceError
+from tools.service import Service, ServiceError, free_port
 
 TOKEN = "fedcba9876543210" * 2
-
-
-def a_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 def coserve(*words: str, status: int = 0) -> str:
@@ -33,27 +28,31 @@ def coserve(*words: str, status: int = 0) -> str:
     return done.output
 
 
-def publish(endpoint: str, folder: Path, client: str, first: int) -> int:
+def publish(endpoint: str, folder: Path, client: str, first: int, patience_s: float = PATIENCE_S) -> int:
     """Publish two images as `client`; how many were accepted."""
     keys = CurveClient(folder / "keys" / "server.key", folder / "keys" / f"{client}.key_secret")
     board = {"type": "open-board", "serial": client}
     images = [Image(f"{client}/{first + n}", a_jpeg(n), board, "R0402", {}) for n in range(2)]
     try:
-        with Publisher(endpoint, client, curve=keys, patience_s=1.5, silence_s=0.4) as publisher:
+        with Publisher(endpoint, client, curve=keys, patience_s=patience_s, silence_s=0.4) as publisher:
             return publish_images(publisher, images).accepted
     except PublishError:
         return 0
 
 
+def is_shut_out(endpoint: str, folder: Path, client: str, first: int) -> bool:
+    return publish(endpoint, folder, client, first, patience_s=1.5) == 0
+
+
 def get(port: int, path: str, token: str | None) -> int:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
         connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
         return connection.getresponse().status
 
 
 def an_open_line(folder: Path, experts: Path, secrets: str = "") -> tuple[Path, int, int]:
     """A line on all addresses, whose secrets lie in the folder `secrets`; its ports of intake and HTTP."""
-    intake, results, web = a_port(), a_port(), a_port()
+    intake, results, web = free_port(), free_port(), free_port()
     endpoints = {
         "intake": ["ipc://run/intake.sock", f"tcp://0.0.0.0:{intake}"],
         "results": f"tcp://0.0.0.0:{results}",
@@ -84,18 +83,18 @@ def test_clients_are_let_in_and_shut_out_while_the_line_runs_and_no_secret_is_ev
     assert "no daemon is running" in said
     with Service(config, tmp_path / "daemon.log", {"CREDENTIALS_DIRECTORY": str(keys)}) as service:
         assert publish(endpoint, tmp_path, "camera-1", 0) == 2
-        assert publish(endpoint, tmp_path, "camera-2", 0) == 0
+        assert is_shut_out(endpoint, tmp_path, "camera-2", 0)
         said = coserve("keys", "allow", str(keys / "camera-2.key"), "camera-2", *with_config)
         assert "camera-2 may come in" in said
         assert publish(endpoint, tmp_path, "camera-2", 0) == 2
         assert "camera-1 is shut out" in coserve("keys", "revoke", "camera-1", *with_config)
-        assert publish(endpoint, tmp_path, "camera-1", 2) == 0
+        assert is_shut_out(endpoint, tmp_path, "camera-1", 2)
         assert publish(endpoint, tmp_path, "camera-2", 2) == 2
         listed = json.loads(coserve("keys", "list", *with_config, "--json"))
         assert [client["name"] for client in listed["clients"]] == ["camera-2"]
         assert [get(web, path, None) for path in ("/metrics", "/readyz", "/x")] == [401, 401, 401]
         assert [get(web, path, TOKEN) for path in ("/metrics", "/readyz", "/x")] == [200, 200, 404]
-        status = json.dumps(ask(f"ipc://{tmp_path}/run/control.sock", "status"))
+        status = json.dumps(ask(f"ipc://{tmp_path}/run/control.sock", "status", timeout_s=PATIENCE_S))
         assert service.process is not None
         process = Path(f"/proc/{service.process.pid}")
         shown = [(process / name).read_bytes() for name in ("cmdline", "environ")]

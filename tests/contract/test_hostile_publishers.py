@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.contract.client import Line
+from tests.contract.client import PATIENCE_S, Line
 from tools.stress.account import audit
 from tools.stress.consumer import Consumer
 from tools.stress.hostile import KINDS, Attack
@@ -44,13 +44,12 @@ def test_honest_images_are_accepted_and_judged_whatever_hostile_processes_do(lin
             attack.kill()  # in the middle of whatever it says
         told = {attack.kind: attack.finish() for attack in attacks[1::2]}
         assert not [kind for kind, counts in told.items() if "failed" in counts]
-        honest.stop()
+        honest.stop(PATIENCE_S)
         assert honest.tally.rejected == []
         assert honest.unanswered == 0
         assert honest.tally.accepted == honest.tally.sent > 0
         line.idle()
-        line.wait(lambda: daemon.num_fds() <= handles + 8)
-        assert daemon.num_threads() <= threads + 2
+        line.wait(lambda: daemon.num_fds() <= handles + 8 and daemon.num_threads() <= threads + 2)
         consumer.stop()
         assert consumer.heard.lost == 0
         assert consumer.heard.last_seq > honest.tally.sent
@@ -64,8 +63,8 @@ def test_honest_images_are_accepted_and_judged_whatever_hostile_processes_do(lin
 def test_quotas_are_asked_for_and_changed_while_the_line_runs(line: Line) -> None:
     with line.service():
         assert line.control("limits")["source_images_per_s"] is None
-        answer = line.control("limits", source_images_per_s=1, source_bytes_per_s=10**6)
-        assert (answer["source_images_per_s"], answer["source_bytes_per_s"]) == (1, 10**6)
+        answer = line.control("limits", source_images_per_s=0.001, source_bytes_per_s=10**6)
+        assert (answer["source_images_per_s"], answer["source_bytes_per_s"]) == (0.001, 10**6)
         assert line.control("limits", source_images_per_s=-1)["code"] == "bad_field"
         assert line.control("limits", source_bytes_per_s="fast")["code"] == "bad_field"
         board = {"type": "open", "serial": "q"}

@@ -13,6 +13,7 @@ import yaml
 from daemon.control import ask
 from daemon.policy.presets import PRESETS
 from daemon.trace import replay
+from tests.contract.client import PATIENCE_S
 from tests.lines import a_jpeg, a_line
 from tools.camera.publisher import Image, Publisher, publish_images
 from tools.service import Service
@@ -41,7 +42,7 @@ def run(folder: Path, experts: Path, policy: str) -> Found:
         with Publisher(f"ipc://{folder}/run/intake.sock", "camera") as publisher:
             assert publish_images(publisher, images()).accepted == IMAGES
         until_s = time.monotonic() + 120.0
-        while (status := ask(control, "status"))["backlog"]:
+        while (status := ask(control, "status", timeout_s=PATIENCE_S))["backlog"]:
             assert time.monotonic() < until_s, status
             time.sleep(0.05)
         shares = {row["budget_bytes"] for row in status["executors"]}

@@ -19,6 +19,7 @@ from daemon.config import load_config
 from daemon.control import ControlError, ask
 from daemon.errors import ConfigError
 from daemon.line import check_line
+from tests.contract.client import PATIENCE_S
 from tests.lines import a_jpeg, a_line
 from tools.camera.publisher import Image, Publisher, publish_images
 from tools.service import Service
@@ -70,18 +71,18 @@ def test_a_malicious_model_file_in_the_catalog_runs_nothing_and_costs_its_own_im
     with Service(config, tmp_path / "daemon.log"):
         with Publisher(f"ipc://{tmp_path}/run/intake.sock", "camera") as publisher:
             assert publish_images(publisher, images).accepted == 3
-        until_s = time.monotonic() + 60
-        while ask(control, "status")["completed"] < 3:
+        until_s = time.monotonic() + 2 * PATIENCE_S
+        while ask(control, "status", timeout_s=PATIENCE_S)["completed"] < 3:
             assert time.monotonic() < until_s
             time.sleep(0.05)
         (tmp_path / "experts" / "C0603.safetensors").unlink()
         (tmp_path / "experts" / "C0603.safetensors").write_bytes(models["pickle"])
-        ask(control, "reload", timeout_s=60)
+        ask(control, "reload", timeout_s=PATIENCE_S)
         with contextlib.suppress(ControlError):
             ask(control, "pin", expert="C0603", timeout_s=60)
         with Publisher(f"ipc://{tmp_path}/run/intake.sock", "camera") as publisher:
             assert publish_images(publisher, [Image("S1/3", a_jpeg(3), board, "C0603", {})]).accepted == 1
-        while ask(control, "status")["completed"] < 4:
+        while ask(control, "status", timeout_s=PATIENCE_S)["completed"] < 4:
             assert time.monotonic() < until_s
             time.sleep(0.05)
     with closing(sqlite3.connect(tmp_path / "inspection.db")) as database:

@@ -17,6 +17,7 @@ import yaml
 
 from daemon.control import ask
 from experts.vision import frameworks
+from tests.contract.client import PATIENCE_S
 from tests.lines import a_jpeg
 from tools.camera.publisher import Image, Publisher, publish_images
 from tools.service import Service
@@ -46,12 +47,12 @@ def run_the_line(folder: Path) -> dict[str, Any]:
     with Service(folder / "coserve.yaml", folder / "daemon.log"):
         with Publisher(f"ipc://{folder}/run/intake.sock", "camera") as publisher:
             accepted = publish_images(publisher, images).accepted
-        until_s = time.monotonic() + 60
-        while (status := ask(control, "status"))["completed"] < accepted and time.monotonic() < until_s:
+        until_s = time.monotonic() + PATIENCE_S
+        while (status := ask(control, "status", timeout_s=PATIENCE_S))["completed"] < accepted and time.monotonic() < until_s:
             time.sleep(0.05)
-        ask(control, "reload", timeout_s=60)
+        ask(control, "reload", timeout_s=PATIENCE_S)
         for path in ("/metrics", "/readyz", "/healthz")[:HTTP_REQUESTS]:
-            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
                 connection.request("GET", path)
                 assert connection.getresponse().status == 200
     return {"accepted": accepted, "completed": status["completed"], "last_error": status["last_error"]}

@@ -12,7 +12,7 @@ from daemon.frames import MAGIC, encode
 
 _POLL_MS = 200
 _PAGE = 500
-_ANSWER_S = 10.0
+_ANSWER_S = 60.0
 
 
 @dataclass(slots=True)

@@ -136,7 +136,7 @@ def new_names(target: Target) -> Counts:
                     dealer.send_multipart((MAGIC, _inspect("1", source), payload))
                     told["sent"] += 1
                 for _ in range(100):
-                    if not dealer.poll(2000):
+                    if target.time_is_up or not dealer.poll(2000):
                         break
                     told[json.loads(dealer.recv_multipart()[-1])["type"]] += 1
     return told
