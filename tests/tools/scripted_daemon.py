@@ -1,6 +1,7 @@
 """The daemon's side of the wire, scripted: for tests of publishers, which want it silent, busy or wrong at will."""
 
 import json
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -12,19 +13,22 @@ import zmq
 import zmq.auth
 
 BOARD = {"type": "b", "serial": "S1"}
+#: This process's own among the addresses of this machine: a port of it that was free a moment ago is taken by nobody.
+HOST = f"127.{1 + (os.getpid() >> 16)}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
 Answer = dict[str, Any]
 
 
 class Daemon:
     """The daemon's side of the wire, scripted: `answers(header, times_seen)` says what to answer, None for silence.
 
-    `order` has the ids as they came. With `secret_key` (of zmq.auth) only clients that know its public one are heard.
+    `order` has the ids as they came, `seen` how often each did. With `secret_key` (of zmq.auth) only clients that know
+    its public one are heard.
     """
 
     def __init__(
         self,
         answers: Callable[[Answer, int], Answer | None],
-        endpoint: str = "tcp://127.0.0.1:*",
+        endpoint: str = f"tcp://{HOST}:*",
         secret_key: Path | None = None,
         most_bytes: int = 1000,
     ) -> None:
@@ -78,7 +82,7 @@ class Daemon:
 @contextmanager
 def a_daemon(
     answers: Callable[[Answer, int], Answer | None],
-    endpoint: str = "tcp://127.0.0.1:*",
+    endpoint: str = f"tcp://{HOST}:*",
     secret_key: Path | None = None,
     most_bytes: int = 1000,
 ) -> Iterator[Daemon]:

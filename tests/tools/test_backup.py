@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ from tools.camera.publisher import Publisher
 from tools.service import Service
 
 FORMATS = Path(__file__).parents[1] / "daemon" / "formats" / "0.1.0"
+#: Until what happens in seconds has not happened, and something hangs.
+ENOUGH_S = 120.0
 RULES = (
     'boards:\n  free: {extras: allow, components: {R0402: 1000}}\nclassifiers:\n  "*": {expert: R0402, pass: [ok]}\n'
 )
@@ -119,29 +122,33 @@ def test_a_line_restored_from_a_backup_taken_while_cameras_sent_judges_every_ima
     accepted: set[str] = set()
     done = threading.Event()
 
+    def answered(image_id: str, answer: dict[str, Any]) -> None:
+        if answer["type"] == "accepted":
+            accepted.add(image_id)
+
     def publish() -> None:
-        with Publisher(line.intake, "cam-1", silence_s=1.0, patience_s=30.0) as publisher:
+        with Publisher(line.intake, "cam-1", silence_s=120.0, patience_s=240.0, on_final=answered) as publisher:
             number = 0
-            while not done.wait(0.0 if number < 150 else 0.1):  # a burst, then a calm line
+            while not done.wait(0.0 if number < 60 else 0.1):  # a burst, then a calm line
                 board = {"type": "free", "serial": f"S{number % 5}"}
-                with suppress(Exception):  # the daemon is killed under it
-                    publisher.send(f"i{number}", a_jpeg(number % 50), board=board, component="PVF"[number % 3])
-                    publisher.pump(0.0)
+                publisher.send(f"i{number}", a_jpeg(number % 50), board=board, component="PVF"[number % 3])
+                publisher.pump(0.0)
                 number += 1
-                accepted.update({f"i{n}" for n in range(number)} - publisher._open.keys())
 
     thread = threading.Thread(target=publish)
-    service = line.service()
-    service.start()
-    thread.start()
-    line.wait(lambda: len(accepted) > 120)
-    before = set(accepted)
-    run = coserve("backup", line.config, tmp_path / "line.tar", "--images", "--json")
-    done.set()
-    service.kill()
-    thread.join()
-    assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout)["waiting"] > 0
+    with line.service() as service:
+        thread.start()
+        try:
+            line.wait(lambda: len(accepted) > 40, ENOUGH_S)
+            assert service.process is not None
+            stop_while_images_wait(line, service.process)  # or a fast daemon is done before a slow backup begins
+            before = set(accepted)
+            said = backed_up_beside(line, service.process, tmp_path / "line.tar")
+        finally:
+            done.set()
+            thread.join()
+        service.kill()
+    assert said["waiting"] > 0
     run = coserve("restore", tmp_path / "line.tar", tmp_path / "new")
     assert run.returncode == 0, run.stderr
     shutil.rmtree(line.folder)
@@ -162,6 +169,30 @@ def test_a_line_restored_from_a_backup_taken_while_cameras_sent_judges_every_ima
     assert ask(database, lost) == [(0,)]
     for (path,) in ask(database, "SELECT image_path FROM inspections WHERE image_path IS NOT NULL"):
         assert (restored.folder / path).is_file()
+
+
+def stop_while_images_wait(line: Line, daemon: "subprocess.Popen[str]") -> None:
+    while True:
+        daemon.send_signal(signal.SIGSTOP)
+        os.waitpid(daemon.pid, os.WUNTRACED)
+        if line.rows("SELECT count(*) FROM pending") > [(0,)]:
+            return
+        daemon.send_signal(signal.SIGCONT)
+        time.sleep(0.05)
+
+
+def backed_up_beside(line: Line, daemon: "subprocess.Popen[str]", archive: Path) -> dict[str, Any]:
+    """What the command says; the daemon, which was stopped, goes on beside it from the moment of its snapshot."""
+    words = ["-m", "tools", "backup", str(line.config), str(archive), "--images", "--json"]
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True) as run:
+        try:
+            snapshot = archive.with_name(f".{archive.name}.db")
+            line.wait(lambda: snapshot.exists() or run.poll() is not None, ENOUGH_S)
+        finally:
+            daemon.send_signal(signal.SIGCONT)
+        said, _ = run.communicate(timeout=ENOUGH_S)
+    assert run.returncode == 0
+    return json.loads(said)
 
 
 def test_every_backup_of_a_busy_writer_holds_all_accepted_images_and_their_bytes(tmp_path: Path, writing: Writing):
@@ -450,17 +481,29 @@ def test_a_backup_that_fails_leaves_the_last_one_and_nothing_else(tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["line", "line.tar"]
 
 
+#: The command, waiting in the midst of its archive until it is ended.
+HALF_WAY = """
+import sys
+from tools.backup import archive
+def stop(tar):
+    print("here", flush=True)
+    sys.stdin.read()
+archive.forget_members = stop
+from tools.cli import app
+app()
+"""
+
+
 def test_a_backup_that_is_stopped_leaves_nothing_half_written(tmp_path: Path):
     config = a_folder(tmp_path / "line")
-    with (tmp_path / "line" / "experts" / "R0402.safetensors").open("r+b") as weights:
-        weights.truncate(2**29)  # a hole, which takes no room there and seconds to read
-    command = [sys.executable, "-m", "tools", "backup", str(config), str(tmp_path / "line.tar")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / ".line.tar.part").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.terminate()
-    _, said = process.communicate()
+    command = [sys.executable, "-c", HALF_WAY, "backup", str(config), str(tmp_path / "line.tar")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        assert (tmp_path / ".line.tar.part").exists()
+        process.terminate()
+        _, said = process.communicate(timeout=ENOUGH_S)
     assert (process.returncode, "stopped by SIGTERM" in said) == (1, True)
     assert [path.name for path in tmp_path.iterdir()] == ["line"]
 

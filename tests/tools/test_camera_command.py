@@ -32,7 +32,7 @@ from tools.watch import demo
 
 @contextmanager
 def an_intake(folder: Path) -> Iterator[tuple[Path, list[tuple[dict[str, Any], bytes]]]]:
-    """A configuration, and the list that takes every (header, payload) published to it; each is accepted."""
+    """A configuration, and the list that takes every (header, payload) published to it, once; each is accepted."""
     received: list[tuple[dict[str, Any], bytes]] = []
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.linger = 0
@@ -52,6 +52,7 @@ def an_intake(folder: Path) -> Iterator[tuple[Path, list[tuple[dict[str, Any], b
 
 
 def _accept(router: zmq.Socket[bytes], received: list[tuple[dict[str, Any], bytes]], stop: threading.Event) -> None:
+    seen: set[str] = set()
     while not stop.is_set():
         if not router.poll(10):
             continue
@@ -59,7 +60,9 @@ def _accept(router: zmq.Socket[bytes], received: list[tuple[dict[str, Any], byte
         header = json.loads(raw)
         body: dict[str, Any] = {"type": "welcome", "max_payload_bytes": 10**7}
         if header["type"] != "hello":
-            received.append((header, payload[0]))
+            if header["id"] not in seen:  # else it is sent again, for the answer came late
+                received.append((header, payload[0]))
+            seen.add(header["id"])
             body = {"type": "accepted", "id": header["id"]}
         router.send_multipart([identity, magic, json.dumps({"credit": 32, **body}).encode()])
 

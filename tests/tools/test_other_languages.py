@@ -1,8 +1,10 @@
 """The examples in C++ and Node, compiled and run against a daemon that is busy, is killed and comes back."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 import time
@@ -21,6 +23,9 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "tools/camera/examples"
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 IMAGES = 60
 MOST_BYTES = 1_000_000
+CREDIT = 4
+#: Until what happens in seconds has not happened, and something hangs.
+ENOUGH_S = 120.0
 RULES = """\
 boards:
   open-board: {components: {R0402: 1000}}
@@ -108,6 +113,12 @@ class Scene:
     order: list[tuple[str, str]]
 
 
+def busy_answers(control: str) -> float:
+    text = ask(control, "metrics", timeout_s=ENOUGH_S)["text"]
+    found = re.search(r'^coserve_intake_answers_total\{type="busy"\} (\S+)$', text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
 @pytest.fixture(scope="module")
 def scene(
     languages: dict[str, Language | str], tmp_path_factory: pytest.TempPathFactory, experts_folder: Path
@@ -115,31 +126,41 @@ def scene(
     there = {name: language for name, language in languages.items() if isinstance(language, Language)}
     folder = tmp_path_factory.mktemp("scene")
     line = folder / "line"
-    config = a_line(line, experts_folder, memory="300MB", limits={"max_payload_bytes": MOST_BYTES})
+    config = a_line(line, experts_folder, memory="300MB", limits={"max_payload_bytes": MOST_BYTES, "credit": CREDIT})
     (line / "rules.yaml").write_text(RULES, encoding="utf-8")
     pictures = str(a_folder(folder / "pictures"))
     intake, results, control = (f"ipc://{line}/run/{name}.sock" for name in ("intake", "results", "control"))
     until = str(IMAGES * len(there))  # one message an image: no board is ever complete
     service = Service(config, folder / "daemon.log")
     service.start()
-    ask(control, "drain")
+    ask(control, "drain", timeout_s=ENOUGH_S)
 
     def start(*words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    publishers = {name: start(*one.publish, intake, name, pictures) for name, one in there.items()}
     hearers = {name: start(*one.results, intake, results, "0", until) for name, one in there.items()}
-    time.sleep(1.0)  # they hear `busy` meanwhile
-    service.kill()
-    service.start()
+    publishers: dict[str, subprocess.Popen[str]] = {}
     ran: dict[str, Ran] = {}
     try:
+        for name, one in reversed(there.items()):  # the one that starts slowly first
+            before = busy_answers(control)
+            publishers[name] = start(*one.publish, intake, name, pictures)
+            by_s = time.monotonic() + ENOUGH_S
+            while busy_answers(control) <= before + CREDIT:  # so many may still go to one that was stopped
+                assert time.monotonic() < by_s, f"{name} never heard `busy`"
+                time.sleep(0.05)
+            publishers[name].send_signal(signal.SIGSTOP)  # what is answered from now on goes to the next one
+            os.waitpid(publishers[name].pid, os.WUNTRACED)
+        for publisher in publishers.values():
+            publisher.send_signal(signal.SIGCONT)
+        service.kill()
+        service.start()
         for name, one in there.items():
-            said, complaints = publishers[name].communicate(timeout=90)
-            again = start(*one.publish, intake, name, pictures).communicate(timeout=90)[0]
+            said, complaints = publishers[name].communicate(timeout=ENOUGH_S)
+            again = start(*one.publish, intake, name, pictures).communicate(timeout=ENOUGH_S)[0]
             ran[name] = Ran(publishers[name].returncode, json.loads(said), complaints, json.loads(again), [])
         for name, hearer in hearers.items():
-            ran[name].heard = [json.loads(text) for text in hearer.communicate(timeout=90)[0].splitlines()]
+            ran[name].heard = [json.loads(text) for text in hearer.communicate(timeout=ENOUGH_S)[0].splitlines()]
     finally:
         for process in (*publishers.values(), *hearers.values()):
             process.kill()

@@ -7,14 +7,32 @@ from pathlib import Path
 import pytest
 
 from tests.tools.scripted_daemon import BOARD, Answer, Daemon, a_daemon, accept
+from tools.camera import publisher as publisher_module
 from tools.camera.publisher import Account, Image, Publisher, PublishError, publish_images
+
+
+class Clock:
+    """The publisher's time, which goes on when a test says so: whoever is slow on this machine is not silent."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(publisher_module, "time", clock)
+    return clock
 
 
 def some_images(count: int) -> list[Image]:
     return [Image(f"i{n}", b"bytes", BOARD, "R0402", {"designator": f"R{n}"}) for n in range(count)]
 
 
-def test_images_are_pipelined_within_the_credit_and_all_accounted() -> None:
+def test_images_are_pipelined_within_the_credit_and_all_accounted(clock: Clock) -> None:
     with a_daemon(accept) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
         account = publish_images(publisher, some_images(200))
         assert account.as_dict() == {
@@ -33,24 +51,57 @@ def test_busy_is_sent_again_after_its_time_and_ends_once() -> None:
     def busy_twice(_header: Answer, times: int) -> Answer:
         return {"type": "busy", "retry_after_ms": 20} if times < 3 else {"type": "accepted"}
 
-    with a_daemon(busy_twice) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
+    with a_daemon(busy_twice) as daemon, Publisher(daemon.endpoint, "cam", silence_s=60.0) as publisher:
         account = publish_images(publisher, some_images(20))
         assert (account.accepted, account.busy, account.resent) == (20, 40, 40)
         assert set(daemon.seen.values()) == {3}
 
 
-def test_silence_is_answered_by_sending_again_and_a_late_pair_of_answers_counts_once() -> None:
+def begin(publisher: Publisher, count: int, until_open: int) -> None:
+    """Send, and take answers until so many are missing."""
+    for image in some_images(count):
+        publisher.send(image.image_id, image.payload, board=image.board, component=image.component, **image.more)
+    while publisher.outstanding > until_open:
+        publisher.step(1.0)
+
+
+def test_silence_is_answered_by_sending_again(clock: Clock) -> None:
     def deaf_once(header: Answer, times: int) -> Answer | None:
         if header["id"] == "i3" and times == 1:
             return None
         return {"type": "accepted"} if times == 1 else {"type": "duplicate", "differs": False}
 
-    with a_daemon(deaf_once) as daemon, Publisher(daemon.endpoint, "cam", silence_s=0.1) as publisher:
-        account = publish_images(publisher, some_images(10))
+    with a_daemon(deaf_once) as daemon, Publisher(daemon.endpoint, "cam", silence_s=5.0) as publisher:
+        begin(publisher, 10, until_open=1)
+        clock.now_s += 5.0
+        account = publisher.finish()
         assert (account.accepted, account.duplicate, account.resent) == (9, 1, 1)
+        assert {image for image, times in daemon.seen.items() if times > 1} == {"i3"}
 
 
-def test_rejections_are_counted_by_code_and_not_sent_again() -> None:
+def test_a_late_pair_of_answers_counts_once(clock: Clock) -> None:
+    goes_on = threading.Event()
+
+    def hanging(header: Answer, times: int) -> Answer:
+        if header["id"] == "i3":
+            assert goes_on.wait(60.0)
+        return {"type": "accepted"} if times == 1 else {"type": "duplicate", "differs": False}
+
+    with a_daemon(hanging) as daemon, Publisher(daemon.endpoint, "cam", silence_s=5.0) as publisher:
+        try:
+            begin(publisher, 10, until_open=7)
+            clock.now_s += 5.0
+            publisher.step(0.0)
+        finally:
+            goes_on.set()
+        account = publisher.finish()
+        assert (account.accepted, account.duplicate, account.resent) == (10, 0, 7)
+        publisher.send("i10", b"x", board=BOARD, component="R0402")  # behind the second answers
+        assert publisher.finish().as_dict()["accepted"] == 11
+        assert sum(daemon.seen.values()) == 10 + 7 + 1
+
+
+def test_rejections_are_counted_by_code_and_not_sent_again(clock: Clock) -> None:
     def fussy(header: Answer, _times: int) -> Answer:
         if header["designator"] in ("R1", "R2"):
             return {"type": "rejected", "code": "bad_image", "reason": "cut off"}
@@ -74,7 +125,7 @@ def test_a_payload_that_the_daemon_would_cut_off_is_not_sent() -> None:
 def test_a_daemon_that_comes_later_gets_everything() -> None:
     with a_daemon(accept) as probe:
         endpoint = probe.endpoint
-    with Publisher(endpoint, "cam", silence_s=0.1) as publisher:
+    with Publisher(endpoint, "cam") as publisher:
         daemons: list[Daemon] = []
 
         def come_later() -> None:
@@ -99,10 +150,10 @@ def test_nobody_answering_is_said_with_the_endpoint() -> None:
         publisher.send("i", b"x", board=BOARD, component="R0402")
 
 
-def test_a_pause_longer_than_the_patience_is_no_silence() -> None:
-    with a_daemon(accept) as daemon, Publisher(daemon.endpoint, "cam", silence_s=0.05, patience_s=0.2) as publisher:
+def test_a_pause_longer_than_the_patience_is_no_silence(clock: Clock) -> None:
+    with a_daemon(accept) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
         publish_images(publisher, some_images(3))
-        time.sleep(0.4)
+        clock.now_s += 3600.0
         publisher.send("later", b"x", board=BOARD, component="R0402")
         assert publisher.finish().accepted == 4
 

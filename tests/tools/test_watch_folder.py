@@ -21,13 +21,15 @@ from tools.camera.layout import Layout, Part
 from tools.camera.watch_folder import Dropped, Remembered, WatchedFolder
 from tools.camera.watching import Watcher
 
+#: Until what happens in moments has not happened, and something hangs.
+ENOUGH_S = 60.0
+
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_folder, "_PATIENCE_S", 0.2)
     monkeypatch.setattr(watching, "_LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(watching, "_LAST_ANSWERS_S", 0.3)
-    monkeypatch.setattr(watching, "_SILENCE_S", 0.3)
+    for patience in ("_LAST_ANSWERS_S", "_SILENCE_S"):  # who is slow on this machine is not silent
+        monkeypatch.setattr(watching, patience, ENOUGH_S)
 
 
 class Watched:
@@ -60,7 +62,10 @@ def test_a_file_is_given_once_when_two_looks_find_it_whole_and_unchanged(tmp_pat
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "bmp", "tif"])
-def test_a_file_that_is_still_being_written_is_never_given(tmp_path: Path, suffix: str) -> None:
+def test_a_file_that_is_still_being_written_is_never_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(watch_folder, "_PATIENCE_S", float("inf"))
     watched = Watched(tmp_path)
     picture = cv2.imdecode(np.frombuffer(a_jpeg(3), np.uint8), cv2.IMREAD_COLOR)
     assert picture is not None
@@ -70,8 +75,8 @@ def test_a_file_that_is_still_being_written_is_never_given(tmp_path: Path, suffi
         watched.put(f"b/S1/R1.R0402.{suffix}", content[:length])
         assert watched.look(4) == [], length  # although nobody has written to it for four looks
     path = watched.put(f"b/S1/R1.R0402.{suffix}", content[:-last])
-    watched.look(1)
-    time.sleep(0.25)
+    watched.look(2)
+    monkeypatch.setattr(watch_folder, "_PATIENCE_S", 0.0)
     watched.look(3)
     (said,) = watched.said
     assert said.startswith(f"{path} stays where it is, not sent: ")
@@ -116,6 +121,25 @@ def test_a_new_picture_that_came_under_the_name_before_the_move_is_not_moved_wit
     watched.watch.accepted(dropped)
     assert path.exists()
     assert [dropped.content for dropped in watched.look(3)] == [a_jpeg(2, width=160)]
+
+
+def test_a_new_picture_that_comes_in_the_moment_of_the_move_goes_back_to_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(tmp_path, moves=True)
+    path = watched.put("a.jpg", a_jpeg(1))
+    (dropped,) = watched.look()
+    move = shutil.move
+
+    def just_before(source: Path, target: Path) -> None:
+        if source == path:
+            path.write_bytes(a_jpeg(2))
+        move(source, target)
+
+    monkeypatch.setattr(watch_folder.shutil, "move", just_before)
+    watched.watch.accepted(dropped)
+    assert [dropped.content for dropped in watched.look(3)] == [a_jpeg(2)]
+    assert list(watched.done.iterdir()) == []
 
 
 def test_what_cannot_be_moved_is_said_and_remembered(tmp_path: Path) -> None:
@@ -187,7 +211,7 @@ def watching_it(watched: Watched, endpoint: str, images_of: Any = None) -> Itera
 
 
 def until(what: Callable[[], Any]) -> None:
-    by_s = time.monotonic() + 20
+    by_s = time.monotonic() + ENOUGH_S
     while not what():
         assert time.monotonic() < by_s, "it did not happen"
         time.sleep(0.01)
@@ -210,9 +234,10 @@ def test_dropped_files_are_published_and_moved_when_accepted_and_a_misnamed_one_
 def test_the_same_name_with_other_bytes_is_another_image_and_the_same_bytes_are_not(tmp_path: Path) -> None:
     watched = Watched(tmp_path, moves=True)
     with a_daemon(accept, most_bytes=10**6) as daemon, watching_it(watched, daemon.endpoint) as watcher:
-        for turn, seed in enumerate((1, 2, 1)):
-            watched.put("b/S 1/R1.R0402.jpg", a_jpeg(seed))
-            until(lambda turn=turn: watcher.files.accepted == turn + 1)
+        for seed in (1, 2, 1):
+            path = watched.put("b/S 1/R1.R0402.jpg", a_jpeg(seed))
+            until(lambda path=path: not path.exists())  # it is accepted a moment before
+    assert watcher.files.accepted == 3
     first, second, third = daemon.order
     assert first == third != second
     assert first.startswith("S-1/R1/")
@@ -235,7 +260,10 @@ def test_a_refused_file_stays_is_said_and_not_sent_again_in_this_run(tmp_path: P
     assert any("unknown_board: the rules name no board type 'b'" in text for text in watched.said)
 
 
-def test_a_picture_of_a_whole_board_is_one_file_and_leaves_when_all_its_parts_are_taken(tmp_path: Path) -> None:
+def test_a_picture_of_a_whole_board_is_one_file_and_leaves_when_all_its_parts_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_SILENCE_S", 0.3)  # the late one is asked for again soon
     layout = Layout(
         board="b",
         size=(80, 60),
@@ -257,16 +285,15 @@ def test_a_picture_of_a_whole_board_is_one_file_and_leaves_when_all_its_parts_ar
     ):
         path = watched.put("A0815.png", cv2.imencode(".png", picture)[1].tobytes())
         wrong = watched.put("A0816.png", cv2.imencode(".png", picture[:50])[1].tobytes())
-        until(lambda: len(daemon.order) == 2)
+        until(lambda: len(daemon.seen) == 2)
         assert path.exists()
         assert watcher.files.accepted == 0
-        watcher._publisher._silence_s = 0.1  # the late one is asked for again soon
         deaf.set()
         until(lambda: not path.exists())
         until(lambda: watcher.files.unfit)
     assert wrong.exists()
-    assert "has 80 × 50 pixels, the layout of b is for 80 × 60" in watched.said[-1]
-    payloads = [np.frombuffer(daemon.payloads[image], np.uint8) for image in dict.fromkeys(daemon.order)]
+    assert any("has 80 × 50 pixels, the layout of b is for 80 × 60" in text for text in watched.said)
+    payloads = [np.frombuffer(daemon.payloads[image], np.uint8) for image in daemon.seen]
     sent = [cv2.imdecode(payload, cv2.IMREAD_COLOR) for payload in payloads]
     assert np.array_equal(sent[0], picture[:10, :20])
     assert np.array_equal(sent[1], np.rot90(picture[20:60, 40:80], -1))

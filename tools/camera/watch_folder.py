@@ -119,7 +119,9 @@ class WatchedFolder:
     def _moved(self, dropped: Dropped, move_to: Path) -> bool:
         try:
             if _stamp(dropped.path) == dropped.stamp:  # else another picture has its name by now, for the next look
-                _move(dropped.path, move_to / dropped.name)
+                moved = _move(dropped.path, move_to / dropped.name)
+                if moved.read_bytes() != dropped.content:  # the other picture came in this very moment
+                    _move(moved, dropped.path)
         except OSError as error:
             self._say(f"{dropped.path} was accepted and cannot be moved to {move_to}: {error.strerror or error}")
             return False
@@ -196,11 +198,12 @@ def _stamp(path: Path) -> Stamp:
     return facts.st_size, facts.st_mtime_ns
 
 
-def _move(path: Path, target: Path) -> None:
-    """Move, without overwriting: another file of that name gets a number."""
+def _move(path: Path, target: Path) -> Path:
+    """Move, without overwriting: another file of that name gets a number. Where it is now."""
     target.parent.mkdir(parents=True, exist_ok=True)
     free, number = target, 1
     while free.exists():
         number += 1
         free = target.with_name(f"{target.stem}-{number}{target.suffix}")
     shutil.move(path, free)
+    return free

@@ -6,7 +6,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,7 @@ import psutil
 
 from daemon.sizes import size_text
 from tools.doctor.findings import Finding, ok, warn, wrong
-from tools.doctor.patient import Patient
+from tools.doctor.patient import Patient, clocks
 
 _LIBRARIES = """
 import json, cv2, torch
@@ -228,9 +227,10 @@ def clock(patient: Patient) -> Iterator[Finding]:
                 f"{name} is from {datetime.fromtimestamp(written_s, UTC):%Y-%m-%d %H:%M:%S} UTC, which is still to come"
             )
             yield wrong("clock", so, "the clock was set back, or was wrong then: set it right before the line runs on")
-    wall_s, monotonic_s = time.time() - patient.began[0], time.monotonic() - patient.began[1]
-    if abs(wall_s - monotonic_s) > _CLOCK_STEP_S:
-        so = f"the clock jumped by {wall_s - monotonic_s:+.1f} s while it was looked at"
+    wall_s, monotonic_s = clocks()
+    step_s = wall_s - patient.began[0] - (monotonic_s - patient.began[1])
+    if abs(step_s) > _CLOCK_STEP_S:
+        so = f"the clock jumped by {step_s:+.1f} s while it was looked at"
         yield wrong("clock", so, "let one program alone set the clock: chrony or systemd-timesyncd")
 
 

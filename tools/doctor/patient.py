@@ -18,7 +18,16 @@ from daemon.store.database import StoreError, sqlite_path
 from tools.doctor.gpu import Driver, find_driver
 from tools.service_files import Places, started_config
 
-_ANSWER_S = 2.0
+_ANSWER_S = 5.0
+_ONE_MOMENT_S = 0.05
+
+
+def clocks() -> tuple[float, float]:
+    """The time on the wall, and the one that nobody sets, of one moment: a process may stand still between the two."""
+    while True:
+        monotonic_s, wall_s = time.monotonic(), time.time()
+        if time.monotonic() - monotonic_s < _ONE_MOMENT_S:
+            return wall_s, monotonic_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,7 @@ class Patient:
     silent: str
     daemon_pid: int | None
     driver: Driver | None
-    began: tuple[float, float] = field(default_factory=lambda: (time.time(), time.monotonic()))
+    began: tuple[float, float] = field(default_factory=clocks)
 
     @property
     def folders(self) -> dict[str, Path]:
