@@ -9,6 +9,9 @@ from daemon.sockets import ipc_problem
 #: Stands in `security` for the folder in which systemd puts the secrets of `LoadCredential=`.
 CREDENTIALS = "$CREDENTIALS_DIRECTORY"
 
+#: Behind `postgresql://`, as SQLAlchemy reads it.
+_POSTGRESQL = re.compile(r"([^@/]+@)?([^@/:?\[\]]*|\[[^@/\]]*\])(:\d{1,5})?/[^@/?]+(\?[^@]*)?")
+
 
 def http_endpoint(value: str) -> str:
     """As it is; ValueError says what was expected."""
@@ -25,11 +28,19 @@ def absolute_secret(given: Path, folder: Path, environ: Mapping[str, str]) -> Pa
 
 
 def absolute_database(value: str, folder: Path) -> str:
+    """Of SQLite a file below `folder`, of PostgreSQL the URL with its driver."""
     scheme, separator, rest = value.partition("://")
     if not separator or not re.fullmatch(r"[a-z0-9]+(\+[a-z0-9_]+)?", scheme):
         raise ValueError(f"expected a SQLAlchemy URL such as sqlite:///inspection.db, not {value!r}")
+    if scheme in ("postgresql", "postgresql+psycopg"):
+        if _POSTGRESQL.fullmatch(rest) is None:  # and the value, which may hold a password, is not repeated
+            raise ValueError(
+                "expected postgresql://USER@HOST:PORT/DATABASE, or postgresql://USER@/DATABASE?host=/run/postgresql;"
+                " in a password all but letters and digits is percent-encoded"
+            )
+        return f"postgresql+psycopg://{rest}"
     if scheme.split("+")[0] != "sqlite":
-        return value
+        raise ValueError(f"cannot use {scheme}://: expected sqlite:///FILE or postgresql://USER@HOST/DATABASE")
     file = rest.removeprefix("/")
     if file in ("", ":memory:"):
         raise ValueError("expected a file, for example sqlite:///inspection.db: results in memory are lost")

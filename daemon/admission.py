@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.accounts import Accounts, IntakeLimits, Peer
 from daemon.asking import Asking, TextSettled
@@ -161,6 +162,8 @@ class Admission(Accounts):
             return self._handle(peer, message, payload, post)
         except MessageError as error:
             return self._rejected(error)
+        except SQLAlchemyError as error:
+            return self._unread(message, error)
         except Exception:  # noqa: BLE001 - one message may not stop the line, whatever it broke
             return self._failed(message)
 
@@ -175,12 +178,21 @@ class Admission(Accounts):
             return self._inspect(peer, message, payload, looked.look, post)
         except MessageError as error:
             return self._rejected(error)
+        except SQLAlchemyError as error:
+            return self._unread(message, error)
         except Exception:  # noqa: BLE001 - as in `take`
             return self._failed(message)
 
     def _failed(self, message: Message) -> Answer:
         self._log.exception("intake_failed", source=message.source, id=message.image_id)
         return self.busy(message, "the daemon cannot look at this message now", _FAILED_RETRY_MS)
+
+    def _unread(self, message: Message, error: SQLAlchemyError) -> Answer:
+        """A database that cannot be asked is told of in a line, however many cameras go on sending."""
+        why = str(getattr(error, "orig", error)).partition("\n")[0]
+        self._log.warning("intake_waits", source=message.source, id=message.image_id, error=why)
+        reason = next(iter(self.held), None) or "the database cannot be read now"
+        return self.busy(message, reason, _FAILED_RETRY_MS)
 
     def _handle(
         self,

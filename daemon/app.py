@@ -58,7 +58,7 @@ from daemon.rulebook import Rulebook
 from daemon.sharing import images_config
 from daemon.sockets import end_context
 from daemon.store.database import sqlite_path
-from daemon.store.home import Home
+from daemon.store.home import place_of
 from daemon.store.reader import Reader
 from daemon.store.store import open_store
 from daemon.texts import TextRows
@@ -114,7 +114,7 @@ class App:
             asking=Asking(self._language.prompts, self._reader, self._texts),
             took=self._metrics.took,
         )
-        self._ground = GroundWatch(self._home, self._admission) if self._home else None
+        self._ground = GroundWatch(self._home, self._admission)
         self._retention = self._make_retention(config)
         self._children = Children([])
         self._deliveries = Deliveries(config, self._path)
@@ -134,10 +134,8 @@ class App:
     def _open_storage(self, config: Config, tell: Callable[[str], None]) -> None:
         self._room = Room(places(config), config.retention.reserve, self._claims)
         self._journal = made(Journal, config.journal, segment_bytes(config.journal, config.retention.segment))
-        database = sqlite_path(config.database)
-        self._home = Home(database) if database else None
-        if self._home:
-            self._home.settle()
+        self._home = made(place_of, config.database)
+        self._home.settle()
         self._store = made(
             open_store,
             config.database,
@@ -319,8 +317,7 @@ class App:
             self._writer.rules_in_force(self._rulebook.current)
             self._bad_images.start()
             self._retention.start()
-            if self._ground:
-                self._ground.start()
+            self._ground.start()
             self._accept_again()
             if self._http:
                 self._http_url = self._http.start()
@@ -389,8 +386,7 @@ class App:
         self._bad_images.stop(_BAD_IMAGES_S)
         self._retention.stop()
         self._writer.stop()
-        if self._ground:
-            self._ground.stop()
+        self._ground.stop()
         self._results.stop()
         self._children.stop()
         self._control.stop()
@@ -401,8 +397,7 @@ class App:
             self._gate.stop()
         self._reader.close()
         self._store.close()
-        if self._home:
-            self._home.release()
+        self._home.release()
         self._marks.close(clean=are_decoders_idle)
         self._journal.close()
         if not end_context(self._context):

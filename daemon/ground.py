@@ -1,11 +1,11 @@
-"""A thread that looks, once a second, whether the files under a running line are still where they were."""
+"""A thread that looks, once a second, whether the files under a running line are still there, or its server answers."""
 
 import threading
 
 import structlog
 
 from daemon.admission import Admission
-from daemon.store.home import Home
+from daemon.store.home import Place
 
 _EVERY_S = 1.0
 _CAUSE = "files"
@@ -14,7 +14,7 @@ _CAUSE = "files"
 class GroundWatch:
     """What can be put back is; for the rest publishers hear `busy`, and the state is degraded, until a person acted."""
 
-    def __init__(self, home: Home, admission: Admission) -> None:
+    def __init__(self, home: Place, admission: Admission) -> None:
         self._home = home
         self._admission = admission
         self._stopping = threading.Event()

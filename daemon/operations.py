@@ -218,11 +218,11 @@ class Operations:
         known = self._drive.ask("status", {})
         for inner in ("failed", "under_way", "queued", "retries"):
             del known[inner]
-        children, last_seq = self._children(), self._reader.last_seq()
+        children, last_seq = self._children(), self._last_seq_or_none()
         completed = self._metrics.completed_count  # durable verdicts; the drive's count runs ahead of the disk
         where_there_are_some = {
             "children": children,
-            "consumers": self._deliveries.status(last_seq, children),
+            "consumers": [] if last_seq is None else self._deliveries.status(last_seq, children),
             "models": self._language.status() if self._config.models else [],
         }
         return {

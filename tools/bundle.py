@@ -22,7 +22,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 _SOURCES = ("daemon", "experts", "routing_rules", "tools", "systemd", "docs", "pyproject.toml", "README.md", "LICENSE")
 _SCRIPT_MODE = 0o755
 #: What a PC under the line gets beside the core: it has no network to fetch it by later.
-EXTRAS = ("dashboard", "export", "mqtt")
+EXTRAS = ("dashboard", "export", "mqtt", "postgresql")
 
 
 def own_wheel(folder: Path) -> Path:

@@ -34,11 +34,11 @@ def backup(
 
     settings = settings_of(config)
     from daemon.store.copies import copy_database
-    from daemon.store.database import StoreError, sqlite_path
+    from daemon.store.database import StoreError, shown, sqlite_path
 
     database = sqlite_path(settings.database)
     if database is None:
-        fail(f"{settings.database} is no file: use the backup tools of that database", status=2)
+        fail(f"{shown(settings.database)} is no file: pg_dump copies it, also while the line runs", status=2)
     if not database.is_file():
         fail(f"there is no database at {database}: has this line run? coserve run {config}", status=1)
     if file.exists():
@@ -66,7 +66,7 @@ def check(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
 
     settings = settings_of(config)
     from daemon.store.check import check_database
-    from daemon.store.database import StoreError
+    from daemon.store.database import StoreError, shown
 
     def say(step: str) -> None:
         if not as_json and errors.is_terminal:
@@ -79,7 +79,7 @@ def check(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
     if as_json:
         print_json({"ok": not problems, "problems": problems})
     else:
-        for problem in problems or [f"{settings.database}: all well"]:
+        for problem in problems or [f"{shown(settings.database)}: all well"]:
             console.print(problem, markup=False)
     raise SystemExit(1 if problems else 0)
 

@@ -28,7 +28,7 @@ def reading(settings: Config) -> "Iterator[Engine]":
     """An engine that cannot write; leaves with status 1 where there is nothing to read."""
     from sqlalchemy.exc import SQLAlchemyError  # not for commands that only ask the daemon: it takes its time
 
-    from daemon.store.database import StoreError, open_for_reading
+    from daemon.store.database import StoreError, open_for_reading, shown
 
     try:
         engine = open_for_reading(settings.database)
@@ -38,7 +38,7 @@ def reading(settings: Config) -> "Iterator[Engine]":
         yield engine
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None) or error.__class__.__name__
-        fail(f"cannot read {settings.database} ({cause}): has this line run?", status=1)
+        fail(f"cannot read {shown(settings.database)} ({cause}): has this line run?", status=1)
     finally:
         engine.dispose()
 

@@ -112,7 +112,8 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         f"CoServe {answer['version']}, [bold]{answer['state']}[/bold], up for {answer['uptime_s']:.0f} s, policy"
         f" {answer['policy']}, rules {answer['rules_version']}\n"
         f"accepted {answer['accepted']}, completed {answer['completed']}, backlog {answer['backlog']},"
-        f" {answer['images_per_s']:.1f} images/s, {answer['expert_switches']} expert switches, seq {answer['last_seq'] or 'unknown'}"
+        f" {answer['images_per_s']:.1f} images/s, {answer['expert_switches']} expert switches,"
+        f" seq {'unknown' if answer['last_seq'] is None else answer['last_seq']}"
     )
     if answer["last_error"]:
         console.print(f"last error: {answer['last_error']}", markup=False)

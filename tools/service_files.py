@@ -10,7 +10,7 @@ from pathlib import Path
 from daemon.addresses import CREDENTIALS
 from daemon.config import Config
 from daemon.sockets import is_open, is_open_host
-from daemon.store.database import sqlite_path
+from daemon.store.database import server_hosts, sqlite_path
 
 NAME = "coserve"
 #: What a stop takes beyond `stop.within`: answers to publishers, the last writes, the last messages; and some peace.
@@ -137,12 +137,14 @@ def drop_ins(config: Config) -> dict[str, bool]:
     is_http_open = endpoints.http is not None and is_open(endpoints.http.replace("http://", "tcp://", 1))
     return {
         "nvidia.conf": any(name.startswith("cuda") for name in config.devices),
-        "network.conf": is_http_open or any(map(is_open, reachable)) or _has_consumer_elsewhere(config),
+        "network.conf": is_http_open or any(map(is_open, reachable)) or _needs_others(config),
     }
 
 
-def _has_consumer_elsewhere(config: Config) -> bool:
-    return any(is_open_host(consumer.host) for consumer in config.consumers.values())
+def _needs_others(config: Config) -> bool:
+    """Whether the line talks to a broker or to a database's server on another machine."""
+    hosts = [consumer.host for consumer in config.consumers.values()] + server_hosts(config.database)
+    return any(map(is_open_host, hosts))
 
 
 def key_files(config: Config) -> dict[str, Path]:

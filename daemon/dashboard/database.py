@@ -10,6 +10,8 @@ from daemon.store.database import StoreError, open_for_reading
 from daemon.store.patience import TooLongError, at_most
 
 _AT_MOST_S = 5.0
+#: Rows are fetched as they are asked for: what is beyond the limit is never made.
+_AS_ASKED_FOR = {"stream_results": True}
 
 
 class TooMuchToCount(Exception):  # noqa: N818 - what the page says
@@ -45,9 +47,12 @@ class Database:
         """
         question = text(statement) if isinstance(statement, str) else statement
         try:
-            with self._engine.connect() as connection, at_most(connection, at_most_s):
-                # Rows are fetched as they are asked for: what is beyond the limit is never made.
-                return list(connection.execute(question, dict(parameters or {})).fetchmany(limit))
+            with (
+                self._engine.connect() as connection,
+                at_most(connection, at_most_s),
+                connection.execute(question, dict(parameters or {}), execution_options=_AS_ASKED_FOR) as found,
+            ):
+                return list(found.fetchmany(limit))
         except TooLongError:
             raise TooMuchToCount from None
         except SQLAlchemyError as error:

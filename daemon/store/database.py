@@ -1,13 +1,16 @@
-"""Connections to the results database: what SQLite needs to be told, and nothing that other databases would miss."""
+"""Connections to the results database: what SQLite needs to be told. What PostgreSQL does: postgresql.py."""
 
 import os
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 from urllib.parse import quote, unquote
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
+from daemon.extras import MissingExtraError
 from daemon.folders import make_folder
 
 FILE_MODE = 0o640
@@ -27,11 +30,29 @@ def sqlite_path(url: str | URL) -> Path | None:
     return Path(unquote(parsed.database.removeprefix("file:")))  # with the prefix it is the reader's own URL
 
 
+def server_hosts(url: str) -> list[str]:
+    """The machines that serve a database; none for a file, or for a server behind a Unix socket."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        return []
+    named = parsed.normalized_query.get("host", ())
+    hosts = [host for text in (parsed.host or "", *named) for host in text.split(",")]
+    return [host for host in hosts if host and not host.startswith("/")]
+
+
+def shown(url: str | URL) -> str:
+    """`url` as people and files may see it: without a password."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        return str(url)
+    return parsed.difference_update_query(["password"]).render_as_string()
+
+
 def open_for_writing(url: str, busy_timeout_ms: int) -> Engine:
     """The writer's engine: one connection, durable commits, foreign keys enforced. Makes a file that is missing."""
     path = sqlite_path(url)
     if path is None:
-        return create_engine(url, pool_pre_ping=True)
+        return _postgresql().writing(url, busy_timeout_ms)
     _make_file(path)
     engine = create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
 
@@ -59,7 +80,7 @@ def open_for_reading(url: str) -> Engine:
     """An engine that cannot write; each transaction sees one state of the database."""
     path = sqlite_path(url)
     if path is None:
-        return create_engine(url, execution_options={"postgresql_readonly": True, "isolation_level": "REPEATABLE READ"})
+        return _postgresql().reading(url)
     if not path.exists():
         raise StoreError(f"there is no database at {path}: start the daemon once, or check `database` in coserve.yaml")
     read_only = make_url(url).set(database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"})
@@ -75,6 +96,19 @@ def open_for_reading(url: str) -> Engine:
         connection.exec_driver_sql("BEGIN")
 
     return engine
+
+
+def server(url: str) -> Any:
+    """Who serves a database that is no file, as a `daemon.store.home.Place`."""
+    return _postgresql().Server(url)
+
+
+def _postgresql() -> ModuleType:
+    try:
+        from daemon.store import postgresql  # noqa: PLC0415 - of the extra `postgresql`
+    except ImportError as missing:  # of the package, or of libpq
+        raise StoreError(str(MissingExtraError(missing.name, "this database", "postgresql"))) from None
+    return postgresql
 
 
 def _make_file(path: Path) -> None:

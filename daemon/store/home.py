@@ -13,15 +13,38 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 import structlog
+
+from daemon.store.database import server, sqlite_path
 
 _SUFFIXES = ("", "-wal", "-shm")
 _WHILE_IT_RUNS = "it was deleted or moved while the daemon runs: stop the daemon first"
 
 
+class Place(Protocol):
+    """Where results lie: `settle` before it is opened, `hold` after, `look` often, `release` at last."""
+
+    def settle(self) -> None: ...
+
+    def hold(self) -> None: ...
+
+    def look(self) -> str | None:
+        """Why nothing can be kept there, None where it can."""
+        ...
+
+    def release(self) -> None: ...
+
+
+def place_of(url: str) -> Place:
+    """The files of a SQLite database, or the server of another."""
+    path = sqlite_path(url)
+    return server(url) if path is None else Home(path)
+
+
 class Home:
-    """The files of one SQLite database: `settle` before it is opened, `hold` after, `look` often, `release` at last."""
+    """The files of one SQLite database."""
 
     def __init__(self, database: Path) -> None:
         self._database = database

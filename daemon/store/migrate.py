@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import DatabaseError
 
 from daemon.store.copies import copy_database, database_bytes, room_problem
-from daemon.store.database import StoreError, sqlite_path
+from daemon.store.database import StoreError, shown, sqlite_path
 from daemon.store.views import VIEWS
 
 #: Copies from before a migration that stay beside the database, the newest ones.
@@ -58,8 +58,8 @@ def migrate(engine: Engine, tell: Tell = lambda _: None) -> Path | None:
                 connection.execute(text(f"CREATE VIEW {view} AS {select}"))
             _seal(connection)
     except DatabaseError as error:
-        name = engine.url.render_as_string()
-        raise StoreError(f"cannot bring {name} to schema {head}: {error.orig}; it is left as it was") from error
+        name, why = shown(engine.url), _reason(error)
+        raise StoreError(f"cannot bring {name} to schema {head}: {why}; it is left as it was") from error
     if copy is not None:
         log.info("database_migrated", schema=head, took_s=round(time.monotonic() - began_s, 3))
         _drop_old_copies(copy)
@@ -93,18 +93,25 @@ def copies_of(path: Path) -> list[Path]:
 
 def _schema(engine: Engine) -> str | None:
     """The revision of the database, None where it is empty; StoreError where it is none of ours."""
-    name = engine.url.render_as_string()
+    name = shown(engine.url)
     try:
         with engine.connect() as connection:
             found = MigrationContext.configure(connection).get_current_revision()
             tables = inspect(connection).get_table_names()
     except DatabaseError as error:
-        raise StoreError(f"cannot read {name}: {error.orig}; restore a copy, or name another `database`") from error
+        is_file = sqlite_path(engine.url) is not None
+        remedy = "restore a copy" if is_file else "see to that server (docs/results.md says what it has to have)"
+        raise StoreError(f"cannot read {name}: {_reason(error)}; {remedy}, or name another `database`") from error
     if found is None and tables:
         raise StoreError(
             f"{name} holds tables of another program ({tables[0]}, ...): name another `database` in coserve.yaml"
         )
     return found
+
+
+def _reason(error: DatabaseError) -> str:
+    """In one line, which PostgreSQL's own is not."""
+    return " ".join(str(error.orig).split())
 
 
 def _too_new(engine: Engine, found: str, head: str | None, known: set[str]) -> str:
@@ -117,8 +124,10 @@ def _too_new(engine: Engine, found: str, head: str | None, known: set[str]) -> s
         writer = f"CoServe {_version_text(number)} or newer" if number else writer
         usable = next((copy for copy in copies_of(path) if _schema_of_file(copy) in known), None)
     copy = f"the copy {usable}" if usable else f"the copy that it made, *.before-{found}"
+    if path is None:
+        copy = "a dump from before"
     return (
-        f"{engine.url.render_as_string()} was written by a newer version of CoServe (schema {found}; this one knows up"
+        f"{shown(engine.url)} was written by a newer version of CoServe (schema {found}; this one knows up"
         f" to {head}): install {writer} again, or put back {copy}, as docs/upgrading.md says"
     )
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, CursorResult, Engine, Executable, Table, insert
 from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import OperationalError
 
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -29,11 +30,14 @@ class Question:
         self._sql, self._values = _prepare(engine.dialect, query)
 
     def first(self, **values: Any) -> Sequence[Any] | None:
-        """The first row, None where there is none. The driver's own errors."""
-        # Giving the connection back ends what the driver may have begun.
-        with closing(self._engine.raw_connection()) as connection, closing(connection.cursor()) as cursor:
-            cursor.execute(self._sql, self._values(values))
-            return cursor.fetchone()
+        """The first row, None where there is none. OperationalError where the database gives no answer."""
+        try:
+            # Giving the connection back ends what the driver may have begun.
+            with closing(self._engine.raw_connection()) as connection, closing(connection.cursor()) as cursor:
+                cursor.execute(self._sql, self._values(values))
+                return cursor.fetchone()
+        except self._engine.dialect.loaded_dbapi.Error as error:
+            raise OperationalError(self._sql, values, error) from error
 
 
 def run(connection: Connection, statement: Executable, **values: Any) -> CursorResult[Any]:

@@ -33,7 +33,7 @@ metadata = MetaData(
     }
 )
 
-#: Numbers that outgrow 32 bits; SQLite gives row numbers only to a column that is called INTEGER.
+#: Numbers that outgrow 32 bits, also those of messages; SQLite gives row numbers only to a column called INTEGER.
 _Big = BigInteger().with_variant(Integer(), "sqlite")
 #: 64 bits everywhere: what PostgreSQL calls REAL has 32.
 _Real = Double().with_variant(REAL(), "sqlite")
@@ -67,13 +67,13 @@ boards = Table(
     Column("board_id", _Big, primary_key=True),
     Column("board_type", Text, nullable=False),
     Column("serial", _Serial, nullable=False),
-    Column("attempt", Integer, nullable=False),
+    Column("attempt", _Big, nullable=False),
     Column("lot", Text),
     Column("station", Text),
     Column("first_seen_at", Text, nullable=False),
     Column("completed_at", Text, index=True),
-    Column("expected", Integer, nullable=False),
-    Column("inspected", Integer, nullable=False, server_default="0"),
+    Column("expected", _Big, nullable=False),
+    Column("inspected", _Big, nullable=False, server_default="0"),
     Column("verdict", Text),
     Column("reason", Text),
     Column("rules_version", Text, nullable=False),
@@ -237,7 +237,7 @@ generations = Table(
     Column("status", Text, nullable=False),
     Column("reason", Text),
     Column("seq", _Big, unique=True),
-    Column("max_new_tokens", Integer),
+    Column("max_new_tokens", _Big),
     Column("deadline_ms", Integer),
     Column("stream", Integer),
     Column("slo_ms", _Real),

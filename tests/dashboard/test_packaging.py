@@ -85,16 +85,16 @@ def test_pages_name_no_other_host(wheel: zipfile.ZipFile) -> None:
 def test_the_bundle_is_made_with_the_extras_that_a_pc_under_the_line_wants(wheel: zipfile.ZipFile) -> None:
     (metadata,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     provided = set(re.findall(r"^Provides-Extra: (\S+)$", metadata, flags=re.MULTILINE))
-    assert set(EXTRAS) == {"dashboard", "export", "mqtt"}
+    assert set(EXTRAS) == {"dashboard", "export", "mqtt", "postgresql"}
     assert set(EXTRAS) <= provided
 
 
 def test_without_its_extra_nothing_of_the_core_imports_a_web_framework() -> None:
-    """The daemon and the command line start where fastapi, aiomqtt and pyarrow are not installed."""
+    """The daemon and the command line start where fastapi, aiomqtt, psycopg and pyarrow are not installed."""
     code = (
         "import sys\n"
         "import daemon.app, tools.cli\n"
-        "extras = {'fastapi', 'starlette', 'uvicorn', 'jinja2', 'aiomqtt', 'pyarrow'}\n"
+        "extras = {'fastapi', 'starlette', 'uvicorn', 'jinja2', 'aiomqtt', 'psycopg', 'pyarrow'}\n"
         "print(sorted(extras & set(sys.modules)))"
     )
     done = subprocess.run(

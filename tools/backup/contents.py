@@ -13,7 +13,7 @@ from daemon.config import Config, load_config, read_settings
 from daemon.consumers.position import PositionFile
 from daemon.environment import is_setting
 from daemon.errors import ConfigError
-from daemon.store.database import sqlite_path
+from daemon.store.database import shown, sqlite_path
 from experts.catalog import CatalogFile
 from routing_rules.load import Document, KeyPath, read_yaml, validate
 
@@ -54,7 +54,10 @@ def contents_of(path: Path, *, with_secrets: bool, environ: Mapping[str, str] = 
     """Everything that `path` names but database, journal and images; ConfigError or BackupError says what is wrong."""
     config = load_config(path, environ)
     if sqlite_path(config.database) is None:
-        raise BackupError(f"{config.database} is not a SQLite file: back it up with its own tools")
+        raise BackupError(
+            f"{shown(config.database)} is no file that an archive could hold: pg_dump copies the results, and with the"
+            " daemon stopped a copy of the other files is their backup (docs/upgrading.md)"
+        )
     return _Line(path, config, with_secrets, environ).contents
 
 

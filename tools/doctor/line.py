@@ -136,6 +136,8 @@ def packages(patient: Patient) -> Iterator[Finding]:
         needed["dashboard"] = ("fastapi", "endpoints.http serves /metrics alone, without the dashboard")
     if config is not None and config.consumers:
         needed["mqtt"] = ("aiomqtt", "a consumer speaks MQTT")
+    if config is not None and config.database.startswith("postgresql"):
+        needed["postgresql"] = ("psycopg", "`database` names PostgreSQL")
     if config is not None and config.models:
         needed["moe"] = ("transformers", "a language model is configured")
     lacking = {extra: why for extra, (package, why) in needed.items() if find_spec(package) is None}

@@ -14,7 +14,7 @@ from daemon.errors import ConfigError
 from daemon.line import load_routes, weights_folders
 from daemon.profile import this_machine
 from daemon.sharing import images_config
-from daemon.store.database import StoreError, open_for_reading
+from daemon.store.database import StoreError, open_for_reading, shown
 from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve
 from experts.versions import Expert, Versions, VersionsError
 from routing_rules.compile import RulesError
@@ -95,7 +95,7 @@ class ExpertsLine:
             with engine.connect() as connection:
                 return question(connection, *arguments)
         except SQLAlchemyError as error:
-            fail(f"cannot read {self.config.database} ({error.__class__.__name__})", status=1)
+            fail(f"cannot read {shown(self.config.database)} ({error.__class__.__name__})", status=1)
         finally:
             engine.dispose()
 

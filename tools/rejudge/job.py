@@ -8,6 +8,7 @@ from typing import Any
 
 from daemon.line import load_routes
 from daemon.sizes import size_text
+from daemon.store.database import shown
 from experts.catalog import Catalog, CatalogEntry
 from experts.errors import ExpertError
 from experts.versions import VersionsError, version_of
@@ -69,7 +70,7 @@ def rejudge_line(
     wanted = Filter(wish.lot, _moment(wish.since), wish.component, wish.verdict, only, wish.limit)
     chosen: Chosen | None = line.in_database(choose, wanted)
     if chosen is None:
-        raise JobError(f"there is no database at {line.config.database} yet: nothing was judged")
+        raise JobError(f"there is no database at {shown(line.config.database)} yet: nothing was judged")
 
     import cv2
     import torch

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.store.database import StoreError, open_for_reading
+from daemon.store.database import StoreError, open_for_reading, shown
 from daemon.store.serials import folded
 from tools.console import fail
 
@@ -19,7 +19,7 @@ SELECT board_id, board_type, serial, attempt, lot, station, first_seen_at, compl
        reason, missing
 FROM boards
 WHERE board_id IN (SELECT board_id FROM boards WHERE lower(serial) = :folded) AND serial = :serial
-  AND (:board_type IS NULL OR board_type = :board_type)
+  AND board_type = coalesce(:board_type, board_type)
 ORDER BY board_id
 """
 
@@ -84,7 +84,8 @@ def read_board(database: str, config: Path, serial: str, board_type: str | None,
     try:
         return _read(engine, serial, board_type, attempt)
     except SQLAlchemyError as error:
-        fail(f"cannot read {database} ({error.__class__.__name__}): has this line run? coserve run {config}", status=1)
+        why = f"cannot read {shown(database)} ({error.__class__.__name__})"
+        fail(f"{why}: has this line run? coserve run {config}", status=1)
     finally:
         engine.dispose()
 

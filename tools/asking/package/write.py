@@ -23,6 +23,7 @@ from sqlalchemy import Engine
 from daemon.config import Config
 from daemon.folders import sync
 from daemon.store.copies import room_problem
+from daemon.store.database import shown
 from tools.asking.package.chosen import Selection, Taken, take_rows
 from tools.asking.package.experts import Experts, take_experts
 from tools.asking.package.pictures import Pictures, copy_pictures
@@ -200,7 +201,7 @@ def _manifest(
         "coserve_export": FORMAT,
         "coserve": version("coserve"),
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "line": {"host": socket.gethostname(), "config": str(config.resolve()), "database": settings.database},
+        "line": {"host": socket.gethostname(), "config": str(config.resolve()), "database": shown(settings.database)},
         "selection": asdict(selection),
         "last_seq": taken.last_seq,
         "rows": taken.rows,

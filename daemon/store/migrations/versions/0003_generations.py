@@ -9,10 +9,12 @@ branch_labels = None
 depends_on = None
 
 
+BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 REAL = sa.Double().with_variant(sa.REAL(), "sqlite")
 
 
 def upgrade() -> None:
-    for name in ("max_new_tokens", "deadline_ms", "stream"):
+    op.add_column("generations", sa.Column("max_new_tokens", BIG))
+    for name in ("deadline_ms", "stream"):
         op.add_column("generations", sa.Column(name, sa.Integer()))
     op.add_column("generations", sa.Column("slo_ms", REAL))

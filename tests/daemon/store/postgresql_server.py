@@ -1,0 +1,96 @@
+"""A real PostgreSQL server of a test's own: a Unix socket, no network, nothing synced."""
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+WANTED = "no PostgreSQL 15 or newer, or no psycopg: apt-get install postgresql, and the extra `postgresql`"
+#: Who may not be root.
+_USER = "postgres"
+_PATIENCE_S = 120.0
+
+
+def programs() -> Path | None:
+    """The newest server's programs, where they can be run here."""
+    if os.geteuid() == 0 and _USER not in {user.pw_name for user in pwd.getpwall()}:
+        return None
+    found = [path for path in Path("/usr/lib/postgresql").glob("*/bin/postgres") if int(path.parts[-3]) >= 15]
+    return max(found, key=lambda path: int(path.parts[-3])).parent if found else None
+
+
+class Server:
+    """`with server:` it answers. Stopped and started again it has its databases still."""
+
+    def __init__(self, folder: Path) -> None:
+        found = programs()
+        assert found is not None, WANTED
+        self._programs = found
+        self._folder = folder
+        self._as: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            shutil.chown(folder, _USER, _USER)
+            self._as = {"user": _USER, "group": _USER, "extra_groups": ()}
+        self._process: subprocess.Popen[bytes] | None = None
+        # A language's order, which is not that of SQLite.
+        order = ("--encoding=UTF8", "--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en-US")
+        self._run("initdb", "--pgdata", folder / "data", "--username=coserve", "--auth=trust", "--no-sync", *order)
+
+    def url(self, name: str) -> str:
+        """A new database."""
+        import psycopg
+
+        with psycopg.connect(self._conninfo("postgres"), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return f"postgresql+psycopg://coserve:secret@/{name}?host={self._folder}"
+
+    def start(self) -> None:
+        options = ("-k", self._folder, "-c", "listen_addresses=", "-c", "fsync=off")
+        with (self._folder / "log").open("ab") as log:
+            program = [self._programs / "postgres", "-D", self._folder / "data", *options]
+            self._process = subprocess.Popen(program, stdout=log, stderr=log, cwd=self._folder, **self._as)
+        import psycopg
+
+        until_s = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                psycopg.connect(self._conninfo("postgres")).close()
+            except psycopg.OperationalError:
+                assert self._process.poll() is None, (self._folder / "log").read_text()
+                assert time.monotonic() < until_s, (self._folder / "log").read_text()
+                time.sleep(0.02)
+            else:
+                return
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT ends its sessions in order; after SIGQUIT it recovers what was committed, as after a power cut."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(_PATIENCE_S)
+
+    def _conninfo(self, database: str) -> str:
+        return f"host={self._folder} user=coserve dbname={database}"
+
+    def _run(self, program: str, *arguments: object) -> None:
+        command = [str(self._programs / program), *map(str, arguments)]
+        made = subprocess.run(command, capture_output=True, text=True, cwd=self._folder, check=False, **self._as)
+        assert made.returncode == 0, made.stderr
+
+
+@contextmanager
+def a_server() -> Iterator[Server]:
+    """A server in a folder with a short name, for its socket's sake."""
+    with tempfile.TemporaryDirectory(prefix="pg") as folder:
+        server = Server(Path(folder))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop(signal.SIGQUIT)  # nobody needs it any more
