@@ -17,6 +17,7 @@ from daemon.store import render
 from daemon.store.schema import metadata
 from daemon.store.store import open_store
 from daemon.store.views import VIEWS
+from tests.contract.client import PATIENCE_S
 from tests.tools.scripted_daemon import a_daemon, accept
 from tools.camera.layout import load_layout
 
@@ -127,7 +128,7 @@ def test_every_option_that_the_page_on_cameras_shows_exists_and_none_is_left_out
         [sys.executable, "-m", "tools", "camera", "--help"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
         env={"COLUMNS": "200", "PATH": "/usr/bin", "NO_COLOR": "1"},
     )
@@ -153,7 +154,7 @@ def test_the_python_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
             env={"PYTHONPATH": str(DOCS.parent)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=False,
         )
     assert done.stdout == "{'published': 2, 'accepted': 2}\n", done.stderr
