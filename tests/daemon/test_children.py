@@ -54,7 +54,7 @@ import sys, time
 from daemon.children import Children, ChildSpec
 children = Children([ChildSpec("witness", (sys.executable, "-c", sys.argv[1], sys.argv[2]))])
 children.start()
-time.sleep(600)
+while True: time.sleep(0.1)  # a signal that another thread got is noticed by this one when it wakes
 """
 
 
