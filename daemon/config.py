@@ -22,6 +22,7 @@ from routing_rules.load import Document, KeyPath, Problem, read_yaml, salvage
 
 #: As PROTOCOL.md lets a publisher name one, without what a shell would trip over.
 _MODEL_NAME = r"^[A-Za-z0-9._:-]{1,128}$"
+_DATABASE = "sqlite:///inspection.db"
 
 
 class _Section(BaseModel):
@@ -185,7 +186,7 @@ class Config(_Section):
     """A whole line, resolved: paths absolute, endpoints expanded."""
 
     endpoints: Endpoints = Endpoints()
-    database: str = "sqlite:///inspection.db"
+    database: str = _DATABASE
     journal: Path = Path("journal")
     rules: Path
     catalog: Path
@@ -294,6 +295,7 @@ def _resolve(
         database = absolute_database(database, folder)
     except ValueError as error:
         found.append((("database",), str(error)))
+        database = absolute_database(_DATABASE, folder)  # which nobody has to find fault with a second time
     found += [(("consumers", *path), message) for path, message in consumer_mistakes(config.consumers)]
     secrets, mistakes = _absolute_secrets(config.security, folder, environ)
     found += [(("security", *path), message) for path, message in mistakes]

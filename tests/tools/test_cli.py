@@ -117,7 +117,8 @@ def test_check_names_every_mistake_of_every_file(tmp_path: Path, experts_folder:
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("COSERVE_DATABASE", "mysql://nobody@nowhere/x", "database: cannot use mysql://"),
+        ("COSERVE_DATABASE", "mysql://nobody:secret@nowhere/x", "cannot use mysql://: expected sqlite:"),
+        ("COSERVE_DATABASE", "postgresql://me:sec/ret@nowhere/x", "expected postgresql://USER@HOST:PORT/DATABASE"),
         ("COSERVE_DATABASE", "sqlite:////proc/x/inspection.db", "database: nothing can be written in /proc"),
         ("COSERVE_JOURNAL", "/proc/journal", "journal: nothing can be written in /proc"),
         ("COSERVE_IMAGES", "{file}/images", "is a file, where a folder is needed"),
@@ -132,6 +133,7 @@ def test_check_refuses_places_where_a_start_would_fail(
     assert done.returncode == 1
     assert expected in done.stdout
     assert len(done.stdout.splitlines()) == 1
+    assert "sec" not in done.stdout
 
 
 def test_check_refuses_the_database_of_a_newer_version(tmp_path: Path, experts_folder: Path) -> None:
