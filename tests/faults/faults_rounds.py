@@ -34,7 +34,7 @@ NEEDED = (
     *("sync@.journal", "write@.journal$:e", "open@.journal", "sync@/journal$"),
     *("sync@/inspection.db-wal", "write@/inspection.db-wal$:e"),
 )
-_PATIENCE_S = 60.0
+_PATIENCE_S = 90.0
 
 
 @dataclass(slots=True)
@@ -116,11 +116,11 @@ class Run:
     def stop(self) -> None:
         """SIGTERM; it must end in order."""
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(25.0) == 0, self.line.said()
+        assert self.process.wait(_PATIENCE_S) == 0, self.line.said()
         self.join()
 
     def join(self) -> None:
-        self.process.wait(10.0)
+        self.process.wait(_PATIENCE_S)
         self._listener.join(5.0)
 
     def calls(self) -> list[Call]:

@@ -28,9 +28,9 @@ def test_a_power_cut_at_a_sync_a_torn_write_or_an_answer_takes_nothing_that_was_
     tmp_path: Path, experts_folder: Path
 ) -> None:
     with FaultLine(tmp_path, experts_folder, seed=2) as line:
-        assert kill_at_point(line, "sync@/inspection.db-wal$:kill-before:40", "nothing", traffic_s=30.0)
-        assert kill_at_point(line, "write@.journal$:kill-short:20", "garbage", traffic_s=30.0)
-        assert kill_at_point(line, "send@intake.sock$:kill-after:60", "some", traffic_s=30.0)
+        assert kill_at_point(line, "sync@/inspection.db-wal$:kill-before:40", "nothing", traffic_s=90.0)
+        assert kill_at_point(line, "write@.journal$:kill-short:20", "garbage", traffic_s=90.0)
+        assert kill_at_point(line, "send@intake.sock$:kill-after:60", "some", traffic_s=90.0)
         tally = line.finish()
     assert tally.broken == []
     assert tally.accepted > 0
@@ -61,15 +61,15 @@ def test_bytes_that_were_altered_or_cut_cost_their_own_images_and_the_log_says_w
     line = Line(tmp_path / "line", experts_folder)
     service = line.service()
     service.start()
-    with line.peer() as peer:
+    with line.held("QFP64"), line.peer() as peer:
         for number in range(16):
             peer.send(line.inspect(component="F"), a_jpeg(number))
         assert all(peer.take()["type"] == "accepted" for _ in range(16))
-    service.kill()
+        service.kill()
     waiting = line.rows(
         "SELECT inspection_id, segment, offset, length FROM pending WHERE task = 'judge' ORDER BY offset"
     )
-    assert len(waiting) > 3
+    assert len(waiting) == 16
     flipped, cut = waiting[1], waiting[-1]
     segment = line.folder / "journal" / f"segment-{cut[1]:08d}.journal"
     data = bytearray(segment.read_bytes())

@@ -94,6 +94,23 @@ os.pwrite(fd, b'third', 13); os.fdatasync(fd)
     assert (folder / "a").read_bytes() == b"first," + bytes(7) + b"third"
 
 
+def test_what_one_sync_has_written_stays_although_another_fails_meanwhile(tmp_path: Path) -> None:
+    code = """
+import contextlib, threading
+fd = put('a', b'kept'); sync_names()
+def sync():
+    with contextlib.suppress(OSError): os.fdatasync(fd)
+both = [threading.Thread(target=sync) for _ in range(2)]
+for one in both: one.start()
+for one in both: one.join()
+"""
+    # Whichever comes first takes its time and succeeds; the other fails at once.
+    folder = after_a_power_cut(tmp_path, code, plan=("sync@/a$:delay=500:1", "sync@/a$:eio:2"))
+    calls = [call for call in read_log(tmp_path / "calls") if call.call == "sync" and call.path.endswith("/a")]
+    assert sorted(call.error for call in calls) == [0, 5]
+    assert (folder / "a").read_bytes() == b"kept"
+
+
 def test_what_is_written_and_synced_after_a_failed_sync_hides_what_that_one_may_have_left(tmp_path: Path) -> None:
     code = """
 fd = put('a', b'x' * 4096); sync_names()

@@ -2,7 +2,8 @@
 
 A write is on the disk for certain once a later sync of its file has succeeded, a name once a sync of its folder has.
 Of everything else a disk may have kept all, nothing, or some sectors. What a failed sync was to write is gone for
-good: the kernel counts it as written, and the next sync succeeds without it.
+good: the kernel counts it as written, and the next sync succeeds without it. One that was under way meanwhile would
+have failed too, had it been its bytes: if it succeeded, they are there.
 """
 
 import random
@@ -30,6 +31,7 @@ class _Change:
     size: int = 0
     reserves: bool = False
     state: Literal["written", "synced", "doomed"] = "written"
+    doomed_ns: int = 0
 
     def apply(self, content: bytearray) -> None:
         if self.data is None:
@@ -63,15 +65,16 @@ class _File:
 
     def sync(self, began_ns: int) -> None:
         for change in self.changes:
-            if change.state == "written" and change.ended_ns <= began_ns:
+            is_its = change.state == "written" or (change.state == "doomed" and change.doomed_ns > began_ns)
+            if is_its and change.ended_ns <= began_ns:
                 change.state = "synced"
         while self.changes and self.changes[0].state == "synced":
             self.changes.popleft().apply(self.base)
 
-    def fail(self) -> None:
+    def fail(self, ended_ns: int) -> None:
         for change in self.changes:
             if change.state == "written":
-                change.state = "doomed"
+                change.state, change.doomed_ns = "doomed", ended_ns
 
     def left(self, unsynced: Unsynced, rng: random.Random) -> bytes:
         content = bytearray(self.base)
@@ -187,7 +190,7 @@ class Disk:
         file = self._by_inode.get(call.inode)
         if call.result != 0:
             if file is not None:
-                file.fail()
+                file.fail(call.ended_ns)
             return
         if call.function == "syncfs":
             for one in self._by_inode.values():
