@@ -44,8 +44,9 @@ def test_the_camera_of_the_readme_publishes_and_its_questions_have_answers(
     )
     with Service(config, tmp_path / "daemon.log"):
         done = subprocess.run(
-            [sys.executable, "-c", camera], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
+            [sys.executable, "-c", camera],
+            cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
         assert "'accepted': 2" in done.stdout, done.stderr
         while ask(f"ipc://{tmp_path}/run/control.sock", "status", timeout_s=PATIENCE_S)["backlog"]:
             time.sleep(0.05)

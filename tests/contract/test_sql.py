@@ -203,7 +203,8 @@ def test_times_are_utc_text_with_milliseconds_and_in_order(database: Database) -
 
 def test_the_views_say_what_a_hand_counts(database: Database) -> None:
     # A failed, B has an image without verdict and a failed one, M has one that an expert was unsure of.
-    counts = ", ".join(f"sum({column})" for column in "boards passed failed review unknown first_pass_yield".split())
+    columns = ("boards", "passed", "failed", "review", "unknown", "first_pass_yield")
+    counts = ", ".join(f"sum({column})" for column in columns)
     assert database.rows(f"SELECT board_type, lot, {counts} FROM board_yield GROUP BY 1, 2 ORDER BY 1") == [  # noqa: S608
         ("mixed", None, 1, 0, 0, 1, 0, 0.0),
         ("named", "L1", 2, 0, 2, 0, 0, 0.0),

@@ -48,7 +48,9 @@ def run_the_line(folder: Path) -> dict[str, Any]:
         with Publisher(f"ipc://{folder}/run/intake.sock", "camera") as publisher:
             accepted = publish_images(publisher, images).accepted
         until_s = time.monotonic() + PATIENCE_S
-        while (status := ask(control, "status", timeout_s=PATIENCE_S))["completed"] < accepted and time.monotonic() < until_s:
+        while (status := ask(control, "status", timeout_s=PATIENCE_S))["completed"] < accepted:
+            if time.monotonic() > until_s:
+                break
             time.sleep(0.05)
         ask(control, "reload", timeout_s=PATIENCE_S)
         for path in ("/metrics", "/readyz", "/healthz")[:HTTP_REQUESTS]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from daemon.pages import missing_packages
-from tests.contract.client import RULES
+from tests.contract.client import PATIENCE_S, RULES
 from tests.daemon.manager import Manager, ended
 from tests.dashboard.browser import ShownLine
 from tests.systemd.sandbox import UNISTD, enter_and_run, settings
@@ -30,8 +30,9 @@ MOST_EXPOSED = 2.0
 
 def coserve(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "tools", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
+        [sys.executable, "-m", "tools", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -110,7 +111,7 @@ def test_the_installed_command_line_serves_images_under_the_units_system_call_fi
                 assert line.result(line.send(component=component))["verdict"] == verdict
             if not missing_packages():  # the web process is under the filter too
                 line.wait_until_it_shows()
-                with urllib.request.urlopen(line.url("/boards"), timeout=10) as page:  # noqa: S310 - our own http
+                with urllib.request.urlopen(line.url("/boards"), timeout=PATIENCE_S) as page:  # noqa: S310 - our own http
                     assert "S1" in page.read().decode()
                 assert line.status()["children"][0]["restarts"] == 0
                 assert "child_priority_not_set" not in (tmp_path / "log").read_text(encoding="utf-8")
