@@ -17,9 +17,11 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 #: The advisory lock of whoever writes: one line has one database.
 _WRITER = int.from_bytes(b"CoServe", "big")
+#: A server that has much to do may be late to see that a daemon was killed, and keeps its lock for as long.
+_GONE_WITHIN_MS = 30_000
 #: libpq's own words, seconds and milliseconds: a server that is gone is noticed within some 15 s. A URL may say others.
 _WAITS = {
-    "connect_timeout": 5,
+    "connect_timeout": 10,
     "keepalives_idle": 5,
     "keepalives_interval": 5,
     "keepalives_count": 2,
@@ -90,11 +92,13 @@ def _take(connection: Connection, busy_timeout_ms: int) -> None:
     connection.execute(
         "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
     )
-    connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{busy_timeout_ms:d}ms",))
+    wait = "SELECT set_config('lock_timeout', %s, false)"
+    connection.execute(wait, (f"{_GONE_WITHIN_MS:d}ms",))
     try:
         connection.execute("SELECT pg_advisory_lock(%s)", (_WRITER,))
     except LockNotAvailable:
         raise OperationalError("another daemon writes to this database: stop that one first") from None
+    connection.execute(wait, (f"{busy_timeout_ms:d}ms",))
     connection.autocommit = False
 
 
