@@ -2,7 +2,6 @@
 
 import os
 import platform
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import typer
 from daemon.sizes import size_text
 from tools.bench.line import RunFigures, run_line
 from tools.console import AsJson, console, errors, fail, print_json, print_table
+from tools.service import free_port
 
 if TYPE_CHECKING:
     from tools.camera.publisher import Image
@@ -98,8 +98,7 @@ def compare(config: Path, images: "list[Image]", *, readers: int, rounds: int) -
 def _run(config: Path, images: "list[Image]", readers: int, heard: list[tuple[int, int]]) -> RunFigures:
     if not readers:
         return run_line(config, images, "without", {})
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
 
     @contextmanager
     def pages() -> Iterator[None]:

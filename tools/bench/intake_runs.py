@@ -21,6 +21,7 @@ from tools.console import quiet_start
 from tools.service import Service, files_in
 
 _WARM_S = 0.7
+_POLL_S = 0.05
 _DAEMON = {"idle": ("tools.bench.intake_line",), "saturated": ("tools", "run")}
 
 
@@ -153,10 +154,12 @@ class Bench:
         time.sleep(self._plan.seconds)
 
     def _completed_per_s(self, seconds: float) -> float:
-        """Images judged per second in the next `seconds`."""
+        """Images judged per second in the next `seconds`, or until the first of them is."""
         before, began_s = self._status()["completed"], time.perf_counter()
         time.sleep(seconds)
-        return (self._status()["completed"] - before) / (time.perf_counter() - began_s)
+        while (now := self._status())["completed"] == before and now["backlog"]:
+            time.sleep(_POLL_S)
+        return (now["completed"] - before) / (time.perf_counter() - began_s)
 
     def _status(self) -> dict[str, Any]:
         return ask(f"ipc://{self._plan.folder}/control.sock", "status")

@@ -1,7 +1,6 @@
 """The line that the pictures show: a copy of the demo's, with boards of three lots, and some of its images reviewed."""
 
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from daemon.store.database import open_for_reading
 from tools.camera.command import board_plan, images_of
 from tools.camera.publisher import Publisher, publish_images
 from tools.camera.render import render_board
-from tools.service import Service
+from tools.service import Service, free_port
 
 #: Lot, station, and seed of the boards that are published first.
 LOTS = (("L2411", "AOI-1", 31), ("L2412", "AOI-2", 32), ("L2413", "AOI-1", 33))
@@ -95,8 +94,7 @@ def copy_of(demo: Path, folder: Path) -> ShownLine:
         if file.is_file():
             shutil.copy(file, folder / "experts") if file.suffix == ".yaml" else _link(file, folder / "experts")
     shutil.copy(demo / "rules.yaml", folder)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     settings = yaml.safe_load((demo / "coserve.yaml").read_text(encoding="utf-8"))
     settings["endpoints"] = {
         "intake": ["ipc://run/intake.sock"],
