@@ -165,11 +165,11 @@ def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tm
         config = a_configuration(tmp_path, broker.port)
         total = 0
         for last in range(2):
-            total = database.grow(2000)
+            total = database.grow(600)
             process = subprocess.Popen(
                 [sys.executable, "-m", "daemon.consumers", str(config), "plant"], stdin=subprocess.DEVNULL
             )
-            wait(lambda last=last: mes.seqs > {*range(1, last * 6000 + 500)})
+            wait(lambda last=last: mes.seqs > {*range(1, last * 1800 + 500)})
             process.kill()
             process.wait()
             wait(lambda: mes.bodies("status")[-1] == {"state": "offline"})
