@@ -99,10 +99,11 @@ def test_kills_of_the_camera_cost_at_most_what_was_in_its_memory(
             stdout=subprocess.PIPE,
             text=True,
         ) as camera:
-            time.sleep(4.0)
-            camera.send_signal(signal.SIGKILL)
             assert camera.stdout is not None
-            number, in_memory = map(int, camera.stdout.read().splitlines()[-1].split())
+            said = camera.stdout.readline()
+            time.sleep(3.0)
+            camera.send_signal(signal.SIGKILL)
+            number, in_memory = map(int, (said + camera.stdout.read()).splitlines()[-1].split())
         first, may_be_lost = number + 2, may_be_lost + in_memory + 1
     with SpoolingPublisher(words[0], "cam", tmp_path / "spool") as publisher:
         assert publisher.wait(120.0), publisher.account
