@@ -76,7 +76,7 @@ class Children:
             self._thread.join()
 
     def hang_up(self, name: str) -> None:
-        """SIGHUP to that child, in a moment: it reads again what may be read again. Any thread."""
+        """SIGHUP to that child, once it is up: it reads again what may be read again. Any thread."""
         for child in self._children:
             if child.name == name:
                 child.is_to_hang_up = True
@@ -128,8 +128,8 @@ class _Child:
             self._ended(now_s, _end(returned))
         elif self._heart is not None and self._hung is None and self._heart.hangs(now_s):
             self._kill_hung(self._process, self._heart)
-        elif self.is_to_hang_up:
-            self.is_to_hang_up = False
+        elif self.is_to_hang_up and (self._heart is None or self._heart.heard_s is not None):
+            self.is_to_hang_up = False  # before its first beat it may not listen yet, and SIGHUP would end it
             self._process.send_signal(signal.SIGHUP)
 
     def _kill_hung(self, process: subprocess.Popen[bytes], heart: Heart) -> None:

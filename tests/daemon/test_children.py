@@ -144,6 +144,28 @@ def test_a_child_that_hangs_is_killed_and_started_again_whether_it_stands_waits_
         children.stop()
 
 
+def test_a_child_that_still_starts_is_told_to_read_again_once_it_listens(tmp_path: Path) -> None:
+    code = """
+import asyncio, os, signal, sys, time
+from daemon.heart import beat
+while not os.path.exists(sys.argv[1]): time.sleep(0.02)  # so long SIGHUP would end it
+signal.signal(signal.SIGHUP, lambda *_: open(sys.argv[2], "w").close())
+asyncio.run(beat(int(sys.argv[4])))
+"""
+    listens, heard = tmp_path / "listens", tmp_path / "heard"
+    children = Children([ChildSpec("late", (sys.executable, "-c", code, str(listens), str(heard)), beats=True)])
+    children.start()
+    try:
+        wait(lambda: children.status()[0]["state"] == "running")
+        children.hang_up("late")
+        time.sleep(0.5)  # some looks of the children's thread
+        listens.touch()
+        wait(heard.exists)
+        assert children.status()[0]["restarts"] == 0
+    finally:
+        children.stop()
+
+
 def test_a_child_that_hangs_at_each_start_is_started_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("daemon.children._HUNG_AFTER_S", 0.02)
     waits: list[float] = []
