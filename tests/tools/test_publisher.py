@@ -158,6 +158,21 @@ def test_a_pause_longer_than_the_patience_is_no_silence(clock: Clock) -> None:
         assert publisher.finish().accepted == 4
 
 
+def test_an_answer_that_came_while_the_publisher_itself_stood_still_is_heard(clock: Clock) -> None:
+    sent = threading.Event()
+
+    def late(header: Answer, times: int) -> Answer | None:
+        sent.wait(60)
+        return accept(header, times)
+
+    with a_daemon(late) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
+        publisher.send("i", b"x", board=BOARD, component="R0402")
+        sent.set()
+        assert publisher._socket.poll(60_000)
+        clock.now_s += 3600.0
+        assert publisher.finish().accepted == 1
+
+
 def test_finish_gives_up_after_its_time_and_says_what_is_open() -> None:
     with a_daemon(lambda _header, _times: None) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
         publisher.send("i", b"x", board=BOARD, component="R0402")

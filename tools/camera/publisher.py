@@ -252,6 +252,8 @@ class Publisher:
         """Wait for an answer or for the next message to be due, `wait_s` at most, and deal with either."""
         now_s = time.monotonic()
         if now_s - self._quiet_since_s > self._patience_s:
+            self._take_answers()  # it may be we who stood still
+        if now_s - self._quiet_since_s > self._patience_s:
             raise PublishError(self.nobody_answers(self._patience_s))
         if now_s - max(self._quiet_since_s, self._connected_at_s) > 2 * self._silence_s and self._awaits_answers():
             self._reconnect()
