@@ -20,7 +20,7 @@ from experts.vision.graphs import WARM_UPS, Recorders
 from tests.daemon.store.store_parts import a_line as a_store
 from tests.daemon.store.store_parts import a_stage, an_arrival, an_outcome
 from tests.experts.recorder import FakeRecorder
-from tests.lines import a_jpeg, a_line, make_experts
+from tests.lines import a_jpeg, a_line
 from tools.profile import measure
 from tools.profile.command import register
 from tools.profile.executors import Pair, best, pairs, try_pairs
@@ -35,11 +35,9 @@ HASTY = Effort(max_batch=2, rounds=1, loads=1, pair_rounds=1, seconds=0.01)
 SAMPLES = Samples((a_jpeg(1), a_jpeg(2)), "two pictures")
 
 
-@pytest.fixture(scope="module")
-def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("experts")
-    make_experts(folder)
-    return folder
+@pytest.fixture
+def experts(experts_folder: Path) -> Path:
+    return experts_folder
 
 
 def a_wish(**fields) -> Wish:
