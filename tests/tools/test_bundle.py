@@ -90,7 +90,7 @@ def test_the_bundle_installs_into_an_empty_prefix_and_what_it_installed_works(
     )
     guard = subprocess.run(
         [environment / "bin/python", "-c", asked], env={"PYTHONPATH": SITE}, cwd=prefix,
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert guard.stdout.strip().startswith(f"{{}} {environment}/lib"), guard.stdout + guard.stderr
     again = install(bundle, prefix, str(config))

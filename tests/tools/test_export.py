@@ -33,7 +33,7 @@ from tools.cli import app
 
 def coserve(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tools", "export", *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "tools", "export", *arguments], capture_output=True, text=True, timeout=120, check=False
     )
 
 

@@ -26,7 +26,7 @@ STARTED = "import sys; sys.argv = sys.argv[1:]; from tools.cli import main; main
 def init(*words: str, cwd: Path, typed: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tools", "init", *words],
-        cwd=cwd, input=typed, capture_output=True, text=True, timeout=60, check=False,
+        cwd=cwd, input=typed, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def test_the_commands_that_are_printed_can_be_pasted(tmp_path: Path) -> None:
     def printed(folder: str, path: str) -> str:
         done = subprocess.run(
             [".venv/bin/coserve", "init", folder, "--board", "a U=1", "--yes"],
-            cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=60, check=True,
+            cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=120, check=True,
         )  # fmt: skip
         return done.stdout
 

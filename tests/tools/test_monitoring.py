@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs 
 
 def promtool(*arguments: str, stdin: str | None = None) -> tuple[int, str]:
     done = subprocess.run(
-        ["promtool", *arguments], input=stdin, capture_output=True, text=True, timeout=60, check=False
+        ["promtool", *arguments], input=stdin, capture_output=True, text=True, timeout=120, check=False
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -204,7 +204,7 @@ def test_wrong_use_is_said_with_status_2(languages: dict[str, Language | str], n
     language = languages[name]
     assert isinstance(language, Language)
     for program in (language.publish, language.results):
-        done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 2
         assert done.stderr.startswith("use: ")
 

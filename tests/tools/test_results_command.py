@@ -225,7 +225,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(line: Path, tmp_path: Path) -> 
     with small_disk(tmp_path / "disk", size="200k") as disk:
         done = subprocess.run(
             [sys.executable, "-m", "tools", "results", "--jsonl", "--out", str(disk / "all.jsonl"), "--config",
-             str(line / "coserve.yaml")], capture_output=True, text=True, check=False, timeout=60,
+             str(line / "coserve.yaml")], capture_output=True, text=True, check=False, timeout=120,
         )  # fmt: skip
         assert done.returncode == 1
         assert "all.jsonl" in done.stderr
@@ -296,7 +296,7 @@ def test_without_pyarrow_the_extra_is_named(line: Path, tmp_path: Path) -> None:
     code = "import sys; sys.modules['pyarrow'] = None; from tools.cli import app; app()"
     done = subprocess.run(
         [sys.executable, "-c", code, "results", "--parquet", str(tmp_path / "x.parquet"), "--config",
-         str(line / "coserve.yaml")], capture_output=True, text=True, check=False, timeout=60,
+         str(line / "coserve.yaml")], capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert (done.returncode, install_with("export") in done.stderr) == (2, True)
     assert list(tmp_path.iterdir()) == []

@@ -430,7 +430,7 @@ def test_the_files_that_the_page_says_to_copy_need_only_pyzmq(tmp_path: Path) ->
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
     assert done.stdout == "{'published': 1, 'accepted': 1}\n", done.stderr

@@ -351,6 +351,6 @@ def test_a_station_that_is_stopped_spools_what_it_has_and_says_so(tmp_path: Path
         station.stdin.flush()
         until(lambda: len(list((tmp_path / "state/spool").glob("*.image"))) == 35)
         station.send_signal(signal.SIGTERM)
-        said = station.communicate(timeout=60)[0]
+        said = station.communicate(timeout=120)[0]
     assert station.returncode == 1
     assert json.loads(said)["left in the spool"] == 35 == json.loads(said)["published"]
