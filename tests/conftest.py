@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# An example that is found says the same however long it took: what a busy machine makes slow is no mistake.
-settings.register_profile("coserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("coserve")
-
 # Rich's console keeps the width that the environment names when it is made, for all tests of this process.
 os.environ.pop("COLUMNS", None)
 import tools.console  # noqa: F401
+
+# An example that is found says the same however long it took: what a busy machine makes slow is no mistake.
+settings.register_profile("coserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("coserve")
 
 #: The longest way first: it trains, and the other worker does the rest meanwhile.
 FIRST = "tests/contract/test_demo.py"
