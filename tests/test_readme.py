@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from daemon.config import load_config
 from daemon.control import ask
 from routing_rules.compile import compile_rules
-from tests.contract.client import PATIENCE_S
 from tests.lines import a_jpeg, a_line
+from tests.waiting import PATIENCE_S
 from tools.cli import app
 from tools.service import Service
 

@@ -26,6 +26,7 @@ from daemon.consumers.slate import Slate
 from daemon.store.reader import Reader
 from tests.consumers.results_database import ResultsDatabase
 from tests.consumers.scripted_broker import ScriptedBroker
+from tests.waiting import until
 from tools.bench.broker import Broker, Subscriber, free_port, mosquitto
 
 pytestmark = pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools")
@@ -169,18 +170,18 @@ def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tm
             process = subprocess.Popen(
                 [sys.executable, "-m", "daemon.consumers", str(config), "plant"], stdin=subprocess.DEVNULL
             )
-            wait(lambda last=last: mes.seqs > {*range(1, last * 1800 + 500)})
+            until(lambda last=last: mes.seqs > {*range(1, last * 1800 + 500)})
             process.kill()
             process.wait()
-            wait(lambda: mes.bodies("status")[-1] == {"state": "offline"})
+            until(lambda: mes.bodies("status")[-1] == {"state": "offline"})
         process = subprocess.Popen(
             [sys.executable, "-m", "daemon.consumers", str(config), "plant"], stdin=subprocess.DEVNULL
         )
-        wait(lambda: len(mes.seqs) == total)
-        wait(lambda: mes.bodies("status")[-1]["state"] == "online")
+        until(lambda: len(mes.seqs) == total)
+        until(lambda: mes.bodies("status")[-1]["state"] == "online")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-        wait(lambda: mes.bodies("status")[-1] == {"state": "offline", "position": total})
+        until(lambda: mes.bodies("status")[-1] == {"state": "offline", "position": total})
 
 
 def test_three_restarts_of_the_broker_lose_nothing(tmp_path: Path) -> None:
@@ -365,14 +366,6 @@ def test_no_more_is_under_way_than_the_broker_takes_at_once(tmp_path: Path, maxi
 
         run(test)
         assert broker.most_unanswered <= most
-
-
-def wait(happened: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    until_s = time.monotonic() + timeout_s
-    while not (found := happened()):
-        assert time.monotonic() < until_s, "it did not happen"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import yaml
 import zmq
 
 from tests.lines import a_jpeg, a_line
+from tests.waiting import PATIENCE_S
 from tools.service import Service
 
 ANY = "[ok, odd, bad]"
@@ -35,9 +36,6 @@ detectors:
   solder: {{expert: yolo-solder, require: {{void: {{min: 64}}}}}}
 defects: {{void: D301}}
 """
-
-#: So long a wait may last before it is a hang. Nothing is asserted of it: a crowded machine stands still for seconds.
-PATIENCE_S = 90.0
 
 
 def sha256(payload: bytes) -> str:

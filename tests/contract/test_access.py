@@ -13,8 +13,8 @@ import zmq.auth
 from typer.testing import CliRunner
 
 from daemon.control import ask
-from tests.contract.client import PATIENCE_S
 from tests.lines import a_jpeg, a_line
+from tests.waiting import PATIENCE_S
 from tools.camera.publisher import CurveClient, Image, Publisher, PublishError, publish_images
 from tools.cli import app
 from tools.service import Service, ServiceError, free_port

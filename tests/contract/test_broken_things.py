@@ -20,9 +20,10 @@ from daemon import line as line_module
 from daemon.config import load_config
 from daemon.line import reload_rules_and_catalog
 from experts.weights import read_header
-from tests.contract.client import PATIENCE_S, RULES, Line
+from tests.contract.client import RULES, Line
 from tests.lines import a_jpeg
 from tests.poison import a_poisonous_library, a_tiff, poisoned
+from tests.waiting import PATIENCE_S
 from tools.service import Service
 
 

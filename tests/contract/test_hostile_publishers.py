@@ -6,7 +6,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.contract.client import PATIENCE_S, Line
+from tests.contract.client import Line
+from tests.waiting import PATIENCE_S
 from tools.stress.account import audit
 from tools.stress.consumer import Consumer
 from tools.stress.hostile import KINDS, Attack

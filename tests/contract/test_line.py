@@ -15,8 +15,9 @@ import pytest
 
 from daemon.control import ControlError
 from daemon.control import ask as ask_within
-from tests.contract.client import PATIENCE_S, Line, Listener
+from tests.contract.client import Line, Listener
 from tests.lines import RULES, a_jpeg, a_line
+from tests.waiting import PATIENCE_S
 from tools.camera.publisher import Image, Publisher, publish_images
 from tools.service import Service
 

@@ -13,8 +13,8 @@ import yaml
 from daemon.control import ask
 from daemon.policy.presets import PRESETS
 from daemon.trace import replay
-from tests.contract.client import PATIENCE_S
 from tests.lines import a_jpeg, a_line
+from tests.waiting import PATIENCE_S
 from tools.camera.publisher import Image, Publisher, publish_images
 from tools.service import Service
 

@@ -21,9 +21,10 @@ import yaml
 import zmq
 from PIL import Image
 
-from tests.contract.client import PATIENCE_S, RULES, Line, Peer, running, sha256
+from tests.contract.client import RULES, Line, Peer, running, sha256
 from tests.daemon.manager import HOLDABLE
 from tests.lines import a_jpeg
+from tests.waiting import PATIENCE_S
 from tools.service import free_port
 
 MAX_PAYLOAD_BYTES = 300_000

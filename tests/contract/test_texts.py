@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.contract.client import PATIENCE_S, Line, Peer
+from tests.contract.client import Line, Peer
 from tests.contract.held_models import STEPS, hold_after
 from tests.lines import a_jpeg
+from tests.waiting import PATIENCE_S
 from tools.cli import app
 from tools.service import Service
 

@@ -17,8 +17,8 @@ import yaml
 
 from daemon.control import ask
 from experts.vision import frameworks
-from tests.contract.client import PATIENCE_S
 from tests.lines import a_jpeg
+from tests.waiting import PATIENCE_S
 from tools.camera.publisher import Image, Publisher, publish_images
 from tools.service import Service
 

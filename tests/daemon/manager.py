@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.waiting import until
+
 #: `coserve run`, with each thread on the way of an image (and some more calls) standing still while a file of its name
 #: exists, and raising an exception while one of its name and `.defect` does.
 HOLDABLE = """\
@@ -165,9 +167,6 @@ def held(folder: Path, thread: str) -> Iterator[None]:
         (folder / thread).unlink()
 
 
-def until_it_stands(folder: Path, thread: str, timeout_s: float = 60.0) -> None:
+def until_it_stands(folder: Path, thread: str) -> None:
     """Wait until the thread that is held has come to where it stands still; once for each daemon and thread."""
-    until_s = time.monotonic() + timeout_s
-    while not (folder / f"{thread}.stands").exists():
-        assert time.monotonic() < until_s, f"{thread} goes on"
-        time.sleep(0.02)
+    until((folder / f"{thread}.stands").exists, lambda: f"{thread} goes on")

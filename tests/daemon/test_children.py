@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from daemon.children import Children, ChildSpec
+from tests.waiting import until
 
 SLEEPER = "import time; time.sleep(600)"
 #: Says in a file who it is and what it was given, then goes on until it is ended.
@@ -58,14 +59,6 @@ while True: time.sleep(0.1)  # a signal that another thread got is noticed by th
 """
 
 
-def wait(happened: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    until_s = time.monotonic() + timeout_s
-    while not (found := happened()):
-        assert time.monotonic() < until_s, "it did not happen"
-        time.sleep(0.02)
-    return found
-
-
 def facts(file: Path) -> dict[str, Any] | None:
     return json.loads(file.read_text()) if file.exists() else None
 
@@ -93,7 +86,7 @@ def kept(code: str, *arguments: str, **fields: Any) -> Iterator[Children]:
 
 
 def pid_of(children: Children) -> int:
-    return wait(lambda: children.status()[0]["pid"])
+    return until(lambda: children.status()[0]["pid"])
 
 
 def test_a_killed_child_is_started_again_and_says_how_it_ended() -> None:
@@ -107,7 +100,7 @@ def test_a_killed_child_is_started_again_and_says_how_it_ended() -> None:
             "last_end": None,
         }
         os.kill(first, signal.SIGKILL)
-        wait(lambda: children.status()[0]["restarts"])
+        until(lambda: children.status()[0]["restarts"])
         assert children.status()[0]["last_end"] == "killed by SIGKILL"
         second = pid_of(children)
         assert second != first
@@ -121,7 +114,7 @@ def test_a_child_that_ends_at_once_is_started_ever_more_rarely(tmp_path: Path) -
     code = "import sys, time; open(sys.argv[1], 'a').write(f'{time.monotonic()}\\n'); sys.exit(3)"
     said: list[float] = []
     with kept(code, str(diary), on_wait=said.append) as children:
-        wait(lambda: len(said) > 2)
+        until(lambda: len(said) > 2)
         assert children.status()[0]["last_end"] == "exit status 3"
     starts = [float(line) for line in diary.read_text().split()]
     assert said[:3] == [0.5, 1.0, 2.0]
@@ -136,7 +129,7 @@ def test_a_child_that_hangs_is_killed_and_started_again_whether_it_stands_waits_
     children = Children([ChildSpec(way, (sys.executable, "-c", HANGS, way), beats=True) for way in ways])
     children.start()
     try:
-        wait(lambda: all(one["restarts"] for one in children.status()), 120.0)
+        until(lambda: all(one["restarts"] for one in children.status()))
         assert {one["last_end"] for one in children.status()} == {
             "it hung: no sign of life for 0.5 s; killed by SIGKILL"
         }
@@ -156,11 +149,11 @@ asyncio.run(beat(int(sys.argv[4])))
     children = Children([ChildSpec("late", (sys.executable, "-c", code, str(listens), str(heard)), beats=True)])
     children.start()
     try:
-        wait(lambda: children.status()[0]["state"] == "running")
+        until(lambda: children.status()[0]["state"] == "running")
         children.hang_up("late")
         time.sleep(0.5)  # some looks of the children's thread
         listens.touch()
-        wait(heard.exists)
+        until(heard.exists)
         assert children.status()[0]["restarts"] == 0
     finally:
         children.stop()
@@ -170,7 +163,7 @@ def test_a_child_that_hangs_at_each_start_is_started_ever_more_rarely(monkeypatc
     monkeypatch.setattr("daemon.children._HUNG_AFTER_S", 0.02)
     waits: list[float] = []
     with kept(SLEEPER, beats=True, on_wait=waits.append):  # it never beats, and has ten times as long for a start
-        wait(lambda: len(waits) > 2)
+        until(lambda: len(waits) > 2)
     assert waits[:3] == [0.5, 1.0, 2.0]
 
 
@@ -185,7 +178,7 @@ def test_a_child_that_cannot_be_executed_says_so_and_the_others_run(tmp_path: Pa
     children = Children(specs)
     children.start()
     try:
-        wait(lambda: children.status()[2]["state"] == "running" and children.status()[0]["restarts"])
+        until(lambda: children.status()[2]["state"] == "running" and children.status()[0]["restarts"])
         missing, other, _ = children.status()
         assert (missing["state"], missing["pid"]) == ("waiting", None)
         assert "cannot be executed" in missing["last_end"]
@@ -202,7 +195,7 @@ def test_a_child_that_ignores_sigterm_is_killed_after_three_seconds(tmp_path: Pa
         "time.sleep(600)"
     )
     with kept(code, str(ready)) as children:
-        wait(ready.exists)
+        until(ready.exists)
         pid = pid_of(children)
         begun_s = time.monotonic()
         children.stop()
@@ -219,7 +212,7 @@ def test_a_child_may_do_what_it_has_to_before_it_ends(tmp_path: Path) -> None:
         "signal.signal(signal.SIGTERM, end); open(sys.argv[1], 'w').close(); time.sleep(600)"
     )
     with kept(code, str(ready), str(done)):
-        wait(ready.exists)
+        until(ready.exists)
     assert done.exists()
 
 
@@ -230,10 +223,10 @@ def test_no_child_outlives_the_daemon_however_that_died(tmp_path: Path, number: 
     code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + PARENT
     parent = subprocess.Popen([sys.executable, "-c", code, WITNESS, str(said)], stderr=subprocess.DEVNULL)
     try:
-        child = wait(lambda: facts(said))["pid"]
+        child = until(lambda: facts(said))["pid"]
         parent.send_signal(number)
         parent.wait(60)
-        wait(lambda: not is_alive(child))
+        until(lambda: not is_alive(child))
     finally:
         parent.kill()
         parent.wait()
@@ -257,11 +250,11 @@ def test_signals_of_a_terminal_reach_the_daemon_alone(tmp_path: Path) -> None:
     code = deaf + PARENT
     parent = subprocess.Popen([sys.executable, "-c", code, WITNESS, str(said)], start_new_session=True)
     try:
-        child = wait(lambda: facts(said))["pid"]
+        child = until(lambda: facts(said))["pid"]
         os.killpg(parent.pid, signal.SIGINT)
         os.killpg(parent.pid, signal.SIGHUP)
         os.kill(child, signal.SIGUSR1)  # its own, which it hears last if there are others
-        assert wait(lambda: (facts(said) or {})["heard"]) == [signal.SIGUSR1]
+        assert until(lambda: (facts(said) or {})["heard"]) == [signal.SIGUSR1]
     finally:
         parent.kill()
         parent.wait()
@@ -278,9 +271,9 @@ def test_a_child_steps_back_and_gets_the_daemons_environment_but_not_its_notify_
     given, kept_back = os.pipe()
     try:
         with kept(WITNESS, str(said), pass_fds=(given,)):
-            found = wait(lambda: facts(said))
+            found = until(lambda: facts(said))
             expected = max(10, os.getpriority(os.PRIO_PROCESS, 0)), os.SCHED_BATCH
-            wait(lambda: stepped_back(found["pid"]) == expected)  # right after it was started, so it may begin before
+            until(lambda: stepped_back(found["pid"]) == expected)  # right after it was started, so it may begin before
     finally:
         os.close(given)
         os.close(kept_back)

@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from daemon.http_answers import NoAnswer, answer
 from daemon.line import load_line
 from experts.slot import SlotPool
 from tests.contract.client import Line
+from tests.waiting import until
 
 PATHS = ("/healthz", "/readyz")
 
@@ -36,13 +36,6 @@ def said(app: App) -> dict[str, tuple[int, str]]:
     return {path: (one.status, one.text.strip()) for path, one in found.items()}
 
 
-def wait_for(happened: Any, timeout_s: float = 60.0) -> None:
-    until_s = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < until_s, "it did not happen"
-        time.sleep(0.02)
-
-
 def test_starting_ready_draining_and_a_hung_thread_are_told_apart(
     tmp_path: Path, experts_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +53,7 @@ def test_starting_ready_draining_and_a_hung_thread_are_told_apart(
         assert said(app)["/readyz"][0] == 503
         assert said(app)["/readyz"][1].startswith("starting")
         seen.set()
-        wait_for(lambda: said(app)["/readyz"] == (200, "ready"))
+        until(lambda: said(app)["/readyz"] == (200, "ready"))
 
         line.control("drain")
         assert said(app)["/readyz"][0] == 503
@@ -72,7 +65,7 @@ def test_starting_ready_draining_and_a_hung_thread_are_told_apart(
         release = threading.Event()
         app._writer.run(lambda _store: release.wait(60))
         app.pulse.send()
-        wait_for(lambda: said(app)["/healthz"][0] == 503)
+        until(lambda: said(app)["/healthz"][0] == 503)
         for path in PATHS:
             assert said(app)[path][0] == 503
             assert re.match(r"stuck: the writer thread has not answered for \d+ s", said(app)[path][1])
@@ -81,7 +74,7 @@ def test_starting_ready_draining_and_a_hung_thread_are_told_apart(
         assert float(scraped(line, "coserve_probe_held_seconds")) >= 0.3
         assert scraped(line, "coserve_ready") == "0.0"
         release.set()
-        wait_for(lambda: said(app)["/healthz"] == (200, "alive"))
+        until(lambda: said(app)["/healthz"] == (200, "alive"))
         assert said(app)["/readyz"] == (200, "ready")
 
 
@@ -96,9 +89,9 @@ def test_a_scheduler_that_hangs_keeps_neither_counters_nor_health_from_being_tol
 ) -> None:
     line = Line(tmp_path / "line", experts_folder)
     with an_app(line) as app:
-        wait_for(lambda: app.operations.state == "ready")
+        until(lambda: app.operations.state == "ready")
         line.send()
-        wait_for(lambda: scraped(line, "coserve_verdict_latency_seconds_count") == "1.0")
+        until(lambda: scraped(line, "coserve_verdict_latency_seconds_count") == "1.0")
         hangs, release = threading.Event(), threading.Event()
 
         def hang(_fields: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from daemon.health_answer import Vitals, health
 from daemon.http_server import HttpServer
 from daemon.http_token import TokenError, read_token
 from daemon.metrics import Metrics
+from tests.waiting import until
 
 WELL = Vitals("ready")
 TOKEN = "0123456789abcdef" * 2
@@ -295,10 +296,7 @@ def test_a_stop_finishes_the_requests_in_hand(monkeypatch: pytest.MonkeyPatch) -
         peer.sendall(b"GET /healthz HTTP/1.1\r\n")
         assert get(("127.0.0.1", port), "/healthz")[0] == 200, "whoever came later was answered: this one is in hand"
         stopping.start()
-        until_s = time.monotonic() + 60
-        while any(thread.name == "http" for thread in threading.enumerate()):
-            assert time.monotonic() < until_s, "it still takes requests"
-            time.sleep(0.02)
+        until(lambda: all(thread.name != "http" for thread in threading.enumerate()), lambda: "it still takes requests")
         peer.sendall(b"Host: x\r\n\r\n")
         said = b"".join(iter(lambda: peer.recv(4096), b""))
     stopping.join(60)

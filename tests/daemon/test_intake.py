@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import zmq
+from sqlalchemy.exc import OperationalError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from wire_parts import RULES, Peer, a_line, a_png, a_rulebook, an_inspect
@@ -22,6 +23,7 @@ from daemon.backlog import BacklogLimits
 from daemon.errors import StartError
 from daemon.intake import Intake
 from daemon.writer import Duplicate, WriteFailed
+from tests.waiting import until
 from tools.camera.publisher import Image, Publisher, publish_images
 
 PNG = a_png()
@@ -207,6 +209,24 @@ def test_a_database_that_cannot_be_read_is_busy_and_passes(tmp_path: Path) -> No
         line.reader.find = broken
         assert peer.ask(an_inspect(), PNG)["type"] == "busy"
         line.reader.find = find
+        assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
+
+
+def test_a_database_that_gave_no_answer_is_asked_nothing_while_images_are_held(tmp_path: Path) -> None:
+    with a_line(tmp_path) as line, Peer(line.tcp) as peer:
+        find, asked = line.reader.find, list[str]()
+
+        def away(source: str, image_id: str) -> None:
+            asked.append(image_id)
+            raise OperationalError("SELECT", {}, OSError("connection timeout expired"))
+
+        line.reader.find = away
+        assert peer.ask(an_inspect(), PNG)["type"] == "busy"
+        line.admission.hold("files", "the database does not answer")
+        assert [peer.ask(an_inspect(), PNG)["reason"] for _ in range(3)] == ["the database does not answer"] * 3
+        assert asked == ["i1"]
+        line.reader.find = find
+        line.admission.resume("files")
         assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
 
 
@@ -425,13 +445,6 @@ def sockets() -> int:
         with contextlib.suppress(FileNotFoundError):
             found += str(entry.readlink()).startswith("socket:")
     return found
-
-
-def until(condition: Any, timeout_s: float = 60.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.002)
 
 
 def test_an_open_attempt_is_checked_against_the_rules_it_opened_with(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import random
 import socket
 import struct
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from daemon.backlog import BacklogLimits
 from daemon.publish import ResultsStream
 from daemon.records import Published
 from daemon.sockets import end_context
+from tests.waiting import until
 from tools.fuzz.mutate import Mutator, Seed
 from tools.stress.raw import GREETING, RawPeer, frame, frame_head
 
@@ -334,13 +334,6 @@ def a_message(seq: int) -> Published:
 
 def handles() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def until(condition: Any, timeout_s: float = 60.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.005)
 
 
 def test_the_admission_s_books_are_empty_when_everybody_is_answered(tmp_path: Path) -> None:

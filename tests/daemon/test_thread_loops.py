@@ -2,8 +2,6 @@
 
 import sqlite3
 import threading
-import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -11,13 +9,7 @@ from daemon.control import ask
 from daemon.worker import Worker
 from tests.contract.client import Line
 from tests.daemon.manager import Manager, a_holdable_daemon
-
-
-def until(holds: Callable[[], bool], log: Path) -> None:
-    until_s = time.monotonic() + 60.0
-    while not holds():
-        assert time.monotonic() < until_s, log.read_text()[-6000:]
-        time.sleep(0.05)
+from tests.waiting import until
 
 
 def test_a_worker_carries_out_what_follows_an_order_that_failed() -> None:
@@ -48,9 +40,9 @@ def test_copies_are_made_and_the_disk_is_watched_after_a_defect_of_either(tmp_pa
         for name in ("keeper", "room"):
             (tmp_path / f"{name}.defect").touch()
         line.result(line.send(component="P"))
-        until(lambda: all(f"a defect of {name}" in log.read_text() for name in ("keeper", "room")), log)
+        until(lambda: all(f"a defect of {name}" in log.read_text() for name in ("keeper", "room")), log.read_text)
         for name in ("keeper", "room"):
             (tmp_path / f"{name}.defect").unlink()
-        until(lambda: copies() == 1, log)
+        until(lambda: copies() == 1, log.read_text)
         ask(control, "prune", timeout_s=60.0)
-        until(lambda: not ask(control, "prune", timeout_s=60.0, begin=False)["pruning"], log)
+        until(lambda: not ask(control, "prune", timeout_s=60.0, begin=False)["pruning"], log.read_text)

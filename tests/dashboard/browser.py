@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.contract.client import PATIENCE_S, Line
+from tests.contract.client import Line
 from tests.lines import a_jpeg
+from tests.waiting import PATIENCE_S
 from tools.service import free_port
 
 if TYPE_CHECKING:

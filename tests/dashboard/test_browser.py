@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.client import PATIENCE_S
 from tests.dashboard.browser import BOARDS, Pages, ShownLine
 from tests.small_site import a_site
+from tests.waiting import PATIENCE_S
 
 PAGES = {
     "/good": b"<!doctype html><title>good</title><link rel=icon href=data:,><p>good",

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.contract.client import PATIENCE_S
 from tests.dashboard.browser import Pages, ShownLine, let_time_stand
 from tests.lines import a_jpeg
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

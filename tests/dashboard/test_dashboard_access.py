@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.client import PATIENCE_S
 from tests.dashboard.web import Answer, Stream, Web
+from tests.waiting import PATIENCE_S, until
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
@@ -224,11 +224,11 @@ def test_a_new_token_voids_every_cookie_and_a_bad_one_changes_nothing(tmp_path: 
         before = cookie(log_in(web))
         token.write_text("short", encoding="utf-8")
         web.process.send_signal(signal.SIGHUP)
-        _until(lambda: "reload_refused" in web.log())
+        until(lambda: "reload_refused" in web.log())
         assert web.get("/boards", Cookie=before).status == 200
         token.write_text(TOKEN[::-1], encoding="utf-8")
         web.process.send_signal(signal.SIGHUP)
-        _until(lambda: web.get("/boards", Cookie=before).status == 303)
+        until(lambda: web.get("/boards", Cookie=before).status == 303)
         assert web.get("/boards", Authorization=f"Bearer {TOKEN[::-1]}").status == 200
         assert TOKEN not in web.log()
 
@@ -287,7 +287,7 @@ def test_the_sixty_fifth_listener_hears_by_name_that_there_are_too_many(open_web
         assert (answer.status, "64 pages listen already" in answer.text) == (503, True)
         assert open_web.get("/boards").status == 200
         streams.pop().close()
-        _until(lambda: _is_taken(open_web))
+        until(lambda: _is_taken(open_web))
     finally:
         for stream in streams:
             stream.close()
@@ -297,11 +297,3 @@ def _is_taken(web: Web) -> bool:
     stream = Stream(web.host)
     stream.close()
     return stream.status == 200
-
-
-def _until(holds: object) -> None:
-    assert callable(holds)
-    until_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until_s
-        time.sleep(0.1)

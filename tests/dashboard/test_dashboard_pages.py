@@ -18,9 +18,9 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
-from tests.contract.client import PATIENCE_S
 from tests.dashboard.web import AT, Stream, Web
 from tests.small_disk import small_disk
+from tests.waiting import PATIENCE_S
 
 fastapi = pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
@@ -307,10 +307,9 @@ def test_a_reader_that_does_not_read_is_cut_and_one_that_comes_back_gets_what_is
     for number in itertools.count(1000):
         # A list that the kernel holds for whoever reads it later; a few of them fill what it has for a connection.
         web.add_board(number, f"{'S' * 100}{number}", lot="L" * 10_000)
-        while (
-            f"S{number}" not in (event := stream.event())["data"]
-        ):  # where the server had forgotten it, the list before
-            pass
+        event = stream.event()
+        while f"S{number}" not in event["data"]:  # the list before, where the server had forgotten it
+            event = stream.event()
         assert event["id"] != seen["id"]
         if is_cut:
             break

@@ -20,10 +20,10 @@ from daemon.health_answer import Vitals, health
 from daemon.http_server import HttpServer
 from daemon.metrics import Metrics
 from daemon.pages import Pages
-from tests.dashboard.browser import ShownLine, free_port
+from tests.dashboard.browser import ShownLine
 from tests.dashboard.web import Stream
 from tests.lines import a_jpeg, a_line
-from tools.service import Service
+from tools.service import Service, free_port
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
@@ -109,7 +109,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> I
     token.chmod(0o600)
     line = ShownLine(folder / "line", experts_folder, security={"http_token": str(token)})
     with line.service() as service:
-        line.wait_until_it_shows(120)
+        line.wait_until_it_shows()
         yield Running(line, service, token)
 
 
@@ -129,16 +129,16 @@ def test_a_killed_web_process_comes_back_and_the_line_goes_on_meanwhile(running:
     streams = running.streams()
     os.kill(before["pid"], signal.SIGKILL)
     line.send(a_jpeg(1, 160, 120), board={"type": "sensor-node", "serial": "K1"}, component="R0402")
-    line.wait(lambda: line.status()["backlog"] == 0, 120)
+    line.wait(lambda: line.status()["backlog"] == 0)
     assert are_ended(streams)
-    line.wait_until_it_shows(120)
+    line.wait_until_it_shows()
     after = child(line)
     assert (after["restarts"], after["last_end"], after["state"]) == (1, "killed by SIGKILL", "running")
     assert "K1" in running.get("/")[1]
     # A daemon that says nothing within a second is no news on a crowded machine: probes ask again.
-    line.wait(lambda: running.get("/readyz") == (200, "ready\n"), 120)
-    line.wait(lambda: running.get("/healthz") == (200, "alive\n"), 120)
-    line.wait(lambda: "coserve_images_accepted_total 1.0" in running.get("/metrics")[1], 120)
+    line.wait(lambda: running.get("/readyz") == (200, "ready\n"))
+    line.wait(lambda: running.get("/healthz") == (200, "alive\n"))
+    line.wait(lambda: "coserve_images_accepted_total 1.0" in running.get("/metrics")[1])
 
 
 def test_processes_beside_the_line_that_hang_are_replaced_and_verdicts_go_on(
@@ -149,19 +149,19 @@ def test_processes_beside_the_line_that_hang_are_replaced_and_verdicts_go_on(
     line = ShownLine(tmp_path / "line", experts_folder, consumers={"plant": plant})
     log = line.folder / "daemon.log"
     with with_other_times(line, "children._HUNG_AFTER_S, heart._TIMES_FOR_A_START = 5.0, 100"):
-        line.wait_until_it_shows(120)
-        line.wait(lambda: "nobody listens" in (line.status()["consumers"][0]["last_error"] or ""), 120)
+        line.wait_until_it_shows()
+        line.wait(lambda: "nobody listens" in (line.status()["consumers"][0]["last_error"] or ""))
         before = [child(line, name)["pid"] for name in ("dashboard", "consumer plant")]
         for pid in before:
             os.kill(pid, signal.SIGSTOP)
         board = {"type": "sensor-node", "serial": "H1"}
         image = line.send(a_jpeg(1, 160, 120), board=board, component="R0402")
-        line.wait(lambda: line.rows("SELECT verdict FROM inspections WHERE image_id = ?", image) == [("pass",)], 120)
+        line.wait(lambda: line.rows("SELECT verdict FROM inspections WHERE image_id = ?", image) == [("pass",)])
         for name, pid in zip(("dashboard", "consumer plant"), before, strict=True):
-            line.wait(lambda name=name, pid=pid: child(line, name)["pid"] not in (pid, None), 120)
+            line.wait(lambda name=name, pid=pid: child(line, name)["pid"] not in (pid, None))
             assert child(line, name)["restarts"] >= 1
             assert child(line, name)["last_end"].startswith("it hung: no sign of life for ")
-        line.wait_until_it_shows(120)
+        line.wait_until_it_shows()
     hung = [said for said in log.read_text(encoding="utf-8").splitlines() if "child_hung" in said]
     for pid in before:
         assert any(f"pid={pid} silent_s=5.0" in said for said in hung), "it had beaten, and then was silent"
@@ -175,10 +175,10 @@ def test_where_the_web_process_waits_for_its_next_start_the_daemon_answers_probe
     token.chmod(0o600)
     line = ShownLine(tmp_path / "line", experts_folder, security={"http_token": str(token)})
     with with_other_times(line, "children._FIRST_BACK_OFF_S = 3600.0"):
-        line.wait_until_it_shows(120)
-        line.wait(lambda: line.status()["state"] == "ready", 120)
+        line.wait_until_it_shows()
+        line.wait(lambda: line.status()["state"] == "ready")
         os.kill(child(line)["pid"], signal.SIGKILL)
-        line.wait(lambda: child(line)["state"] == "waiting", 120)
+        line.wait(lambda: child(line)["state"] == "waiting")
         for path, said in (("/readyz", "ready\n"), ("/healthz", "alive\n")):
             assert get(line.url(path), Authorization=f"Bearer {OLD}") == (200, said)
         assert "coserve_images_accepted_total" in get(line.url("/metrics"), Authorization=f"Bearer {OLD}")[1]
@@ -217,7 +217,7 @@ def test_a_reload_gives_the_web_process_its_new_token(running: Running) -> None:
     assert running.get("/boards", OLD)[0] == 200
     running.token.write_text(NEW, encoding="utf-8")
     assert running.line.control("keys")["problems"] == []
-    running.line.wait(lambda: running.get("/boards", NEW)[0] == 200, 120)
+    running.line.wait(lambda: running.get("/boards", NEW)[0] == 200)
     assert running.get("/boards", OLD)[0] == 401
     assert child(running.line)["restarts"] == restarts
 
@@ -259,7 +259,7 @@ def test_without_the_extra_the_daemon_answers_probes_itself_and_says_once_what_i
     line = ShownLine(tmp_path / "line", experts_folder)
     log = line.folder / "daemon.log"
     with Service(line.config, log, {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}, command=("without_extra",)):
-        line.wait(lambda: line.status()["state"] == "ready", 120)
+        line.wait(lambda: line.status()["state"] == "ready")
         assert get(line.url("/readyz")) == (200, "ready\n")
         assert get(line.url("/healthz")) == (200, "alive\n")
         assert "coserve_images_accepted_total" in get(line.url("/metrics"))[1]

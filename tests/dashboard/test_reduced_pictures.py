@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.contract.client import PATIENCE_S
 from tests.dashboard.browser import Pages
 from tests.dashboard.web import AT, Web
+from tests.waiting import PATIENCE_S
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 

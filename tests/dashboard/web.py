@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from daemon.store.store import open_store
-from tests.contract.client import PATIENCE_S
+from tests.waiting import PATIENCE_S
 from tools.service import free_port
 
 AT = "2026-11-21T09:28:11.123Z"

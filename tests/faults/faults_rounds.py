@@ -22,6 +22,7 @@ from tests.contract.client import Peer
 from tests.faults.faults_cameras import RULES, Consumer, Sent, Shift
 from tests.faults.faults_invariants import broken_promises
 from tests.lines import a_line
+from tests.waiting import PATIENCE_S, until
 from tools.console import quiet_start
 from tools.faults.powercut import Disk, Unsynced
 from tools.faults.shim import Call, read_log, shim_environment, switch_faults
@@ -34,7 +35,6 @@ NEEDED = (
     *("sync@.journal", "write@.journal$:e", "open@.journal", "sync@/journal$"),
     *("sync@/inspection.db-wal", "write@/inspection.db-wal$:e"),
 )
-_PATIENCE_S = 90.0
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class Run:
 
     def wait_ready(self) -> None:
         """Until it says so, or has ended."""
-        until_s = time.monotonic() + _PATIENCE_S
+        until_s = time.monotonic() + PATIENCE_S
         while not self.ready.wait(0.02) and not self.ended:
             assert time.monotonic() < until_s, f"the daemon is not ready: {self.line.said()}"
 
@@ -116,11 +116,11 @@ class Run:
     def stop(self) -> None:
         """SIGTERM; it must end in order."""
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(_PATIENCE_S) == 0, self.line.said()
+        assert self.process.wait(PATIENCE_S) == 0, self.line.said()
         self.join()
 
     def join(self) -> None:
-        self.process.wait(_PATIENCE_S)
+        self.process.wait(PATIENCE_S)
         self._listener.join(5.0)
 
     def calls(self) -> list[Call]:
@@ -233,11 +233,11 @@ class FaultLine:
         for shift in self.shifts:
             shift.end()
         for shift in self.shifts:
-            shift.join(_PATIENCE_S)
+            shift.join(PATIENCE_S)
             assert not shift.is_alive(), f"{shift.camera.outstanding} images have no answer: {self.said()}"
             if shift.error is not None:
                 raise shift.error
-        wait(lambda: self.status()["backlog"] == 0, self.said)
+        until(lambda: self.status()["backlog"] == 0, self.said)
         stream = {message["seq"]: message for message in self.stream()}
         if sorted(stream) != list(range(1, len(stream) + 1)):
             self.tally.broken.append(f"the stream has gaps: {len(stream)} messages up to seq {max(stream, default=0)}")
@@ -264,15 +264,6 @@ class FaultLine:
         """Whether `images` more than now have been taken."""
         goal = len(self.taken) + images
         return lambda: len(self.taken) >= goal
-
-
-def wait(happened: Callable[[], Any], say: Callable[[], str], timeout_s: float = _PATIENCE_S) -> Any:
-    """Until `happened()` gives something."""
-    until_s = time.monotonic() + timeout_s
-    while not (found := happened()):
-        assert time.monotonic() < until_s, f"it did not happen within {timeout_s:g} s: {say()}"
-        time.sleep(0.05)
-    return found
 
 
 def kill_at_random(line: FaultLine, longest_s: float = 6.0, unsynced: Unsynced | None = None) -> None:
@@ -304,10 +295,10 @@ def refuse(line: FaultLine, run: Run, rule: str, for_s: float) -> None:
     heard_busy = line.busy_answers
     switch_faults(run.switch, [rule])
     if rule.startswith(NEEDED):
-        wait(lambda: line.busy_answers > heard_busy + 3, line.said)
+        until(lambda: line.busy_answers > heard_busy + 3, line.said)
     time.sleep(for_s)
     switch_faults(run.switch, [])
-    wait(line.taken_more(20), line.said)
+    until(line.taken_more(20), line.said)
     assert not run.ended, line.said()
 
 

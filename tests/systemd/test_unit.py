@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from daemon.pages import missing_packages
-from tests.contract.client import PATIENCE_S, RULES
+from tests.contract.client import RULES
 from tests.daemon.manager import Manager, ended
 from tests.dashboard.browser import ShownLine
 from tests.systemd.sandbox import UNISTD, enter_and_run, settings
+from tests.waiting import PATIENCE_S
 from tools.service_files import exec_words
 
 ROOT = Path(__file__).resolve().parents[2]

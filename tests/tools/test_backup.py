@@ -28,6 +28,7 @@ from routing_rules.compile import compile_rules
 from tests.contract.client import Line
 from tests.daemon.store.kept_schemas import put_back
 from tests.lines import a_jpeg
+from tests.waiting import PATIENCE_S
 from tools.backup import archive as archive_module
 from tools.backup.archive import HEAD, SUMS, write_backup
 from tools.backup.contents import BackupError
@@ -37,8 +38,6 @@ from tools.camera.publisher import Publisher
 from tools.service import Service
 
 FORMATS = Path(__file__).parents[1] / "daemon" / "formats" / "0.1.0"
-#: Until what happens in seconds has not happened, and something hangs.
-ENOUGH_S = 120.0
 RULES = (
     'boards:\n  free: {extras: allow, components: {R0402: 1000}}\nclassifiers:\n  "*": {expert: R0402, pass: [ok]}\n'
 )
@@ -139,7 +138,7 @@ def test_a_line_restored_from_a_backup_taken_while_cameras_sent_judges_every_ima
     with line.service() as service:
         thread.start()
         try:
-            line.wait(lambda: len(accepted) > 40, ENOUGH_S)
+            line.wait(lambda: len(accepted) > 40)
             assert service.process is not None
             stop_while_images_wait(line, service.process)  # or a fast daemon is done before a slow backup begins
             before = set(accepted)
@@ -187,10 +186,10 @@ def backed_up_beside(line: Line, daemon: "subprocess.Popen[str]", archive: Path)
     with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True) as run:
         try:
             snapshot = archive.with_name(f".{archive.name}.db")
-            line.wait(lambda: snapshot.exists() or run.poll() is not None, ENOUGH_S)
+            line.wait(lambda: snapshot.exists() or run.poll() is not None)
         finally:
             daemon.send_signal(signal.SIGCONT)
-        said, _ = run.communicate(timeout=ENOUGH_S)
+        said, _ = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 0
     return json.loads(said)
 
@@ -503,7 +502,7 @@ def test_a_backup_that_is_stopped_leaves_nothing_half_written(tmp_path: Path):
         assert process.stdout.readline() == "here\n"
         assert (tmp_path / ".line.tar.part").exists()
         process.terminate()
-        _, said = process.communicate(timeout=ENOUGH_S)
+        _, said = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, "stopped by SIGTERM" in said) == (1, True)
     assert [path.name for path in tmp_path.iterdir()] == ["line"]
 

@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import zmq.auth
 
 from tests.small_disk import small_disk
 from tests.tools.scripted_daemon import BOARD, Answer, a_daemon, accept
+from tests.waiting import PATIENCE_S, until
 from tools.camera import spooling
 from tools.camera.publisher import CurveClient, PublishError
 from tools.camera.spool import Spool, SpoolError
@@ -26,13 +25,9 @@ from tools.camera.spooling import NoRoomError, SpoolingPublisher
 ROOT = Path(__file__).resolve().parents[2]
 
 
-#: Until what happens in moments has not happened, and something hangs.
-ENOUGH_S = 60.0
-
-
 @pytest.fixture(autouse=True)
 def _soon_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spooling, "_SILENCE_S", ENOUGH_S)  # who is slow on this machine is not silent
+    monkeypatch.setattr(spooling, "_SILENCE_S", PATIENCE_S)  # who is slow on this machine is not silent
     monkeypatch.setattr(spooling, "_SPILL_AFTER_S", 0.05)
     monkeypatch.setattr(spooling, "_TRY_AGAIN_S", 0.1)
 
@@ -46,13 +41,6 @@ def nobody() -> str:
     """An endpoint where nobody listens, and a daemon may later."""
     with a_daemon(accept) as probe:
         return probe.endpoint
-
-
-def until(what: Callable[[], Any], timeout_s: float = ENOUGH_S) -> None:
-    by_s = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < by_s, "it did not happen"
-        time.sleep(0.01)
 
 
 def show(publisher: SpoolingPublisher, *numbers: int, size: int = 100) -> None:
@@ -74,7 +62,7 @@ def test_what_the_daemon_takes_never_touches_the_disk_and_is_accounted(tmp_path:
             on_answer=lambda image, answer: told.append((image, answer["type"])),
         ) as publisher:
             show(publisher, *range(200))
-            assert publisher.wait(ENOUGH_S)
+            assert publisher.wait(PATIENCE_S)
             account = publisher.account
         assert account.as_dict() == {"published": 200, "accepted": 200}
         assert account.complete
@@ -93,13 +81,13 @@ def test_publish_returns_while_nobody_answers_and_while_the_disk_hangs(
 
     def hanging(spool: Spool, entries: Any) -> None:
         disk_hangs.set()
-        assert go_on.wait(ENOUGH_S)
+        assert go_on.wait(PATIENCE_S)
         write(spool, entries)
 
     monkeypatch.setattr(Spool, "write", hanging)
     publisher = SpoolingPublisher(nobody(), "cam", tmp_path / "spool")
     show(publisher, 1)
-    assert disk_hangs.wait(ENOUGH_S)
+    assert disk_hangs.wait(PATIENCE_S)
     show(publisher, *range(2, 100))
     assert publisher.account.in_memory == 99
     go_on.set()
@@ -117,7 +105,7 @@ def test_what_waited_on_the_disk_comes_first_and_in_order_when_the_daemon_is_the
         with a_daemon(accept, endpoint) as daemon:
             until(lambda: daemon.order)
             show(publisher, *range(30, 40))
-            assert publisher.wait(ENOUGH_S)
+            assert publisher.wait(PATIENCE_S)
             assert list(dict.fromkeys(daemon.order)) == [f"i{n}" for n in range(40)]
             until(lambda: not publisher.trouble)  # a moment after the answer that ends it
     assert publisher.account.complete
@@ -156,7 +144,7 @@ def test_what_was_spooled_survives_the_kill_of_its_process(tmp_path: Path) -> No
         os.utime(path, (10**9 - age, 10**9 - age))  # the clock was set back: it has no say in the order
     with a_daemon(accept, endpoint) as daemon, SpoolingPublisher(endpoint, "cam", spool) as publisher:
         show(publisher, 25)
-        assert publisher.wait(ENOUGH_S)
+        assert publisher.wait(PATIENCE_S)
         assert daemon.order == [f"i{n}" for n in range(26)]
         assert daemon.payloads["i7"] == b"7"
         assert publisher.account.as_dict() == {"published": 1, "found in the spool": 25, "accepted": 26}
@@ -191,7 +179,7 @@ def test_entries_that_are_not_what_was_written_are_set_aside_by_name(
     (spool / names[4]).unlink()
     (spool / names[4]).mkdir()
     with a_daemon(accept, endpoint) as daemon, SpoolingPublisher(endpoint, "cam", spool) as publisher:
-        assert publisher.wait(ENOUGH_S)
+        assert publisher.wait(PATIENCE_S)
         assert daemon.order == ["i5", "i6", "i7"]
         account = publisher.account
     assert (account.found, account.accepted, account.set_aside, account.lost) == (8, 3, 5, 5)
@@ -201,7 +189,7 @@ def test_entries_that_are_not_what_was_written_are_set_aside_by_name(
     with a_daemon(accept, endpoint), SpoolingPublisher(endpoint, "cam", spool) as publisher:
         assert publisher.account.found == 0
         show(publisher, 8)
-        assert publisher.wait(ENOUGH_S)
+        assert publisher.wait(PATIENCE_S)
 
 
 def test_a_full_spool_refuses_by_an_exception_and_loses_nothing_that_it_took(tmp_path: Path) -> None:
@@ -215,10 +203,10 @@ def test_a_full_spool_refuses_by_an_exception_and_loses_nothing_that_it_took(tmp
         until(lambda: publisher.account.spooled == len(taken))
         assert sum(path.stat().st_size for path in spool.glob("*.image")) <= 20_000
         with a_daemon(accept, endpoint) as daemon:
-            assert publisher.wait(ENOUGH_S)
+            assert publisher.wait(PATIENCE_S)
             assert list(dict.fromkeys(daemon.order)) == taken
             show(publisher, 99, size=900)
-            assert publisher.wait(ENOUGH_S)
+            assert publisher.wait(PATIENCE_S)
     assert publisher.account.accepted == len(taken) + 1
 
 
@@ -238,7 +226,7 @@ def test_memory_is_bounded_while_the_disk_refuses_and_all_of_it_is_sent_when_the
             until(lambda: publisher.account.spooled == published)
             assert not publisher.account.in_memory
             with a_daemon(accept, endpoint, most_bytes=20_000) as daemon:
-                assert publisher.wait(ENOUGH_S)
+                assert publisher.wait(PATIENCE_S)
                 assert daemon.order == [f"i{n}" for n in range(published)]
                 assert publisher.account.accepted == published
 
@@ -262,7 +250,7 @@ def test_a_spool_of_another_source_is_refused_also_where_its_label_is_gone(tmp_p
         with pytest.raises(SpoolError, match="is that of source 'cam', not of 'other'"):
             SpoolingPublisher(endpoint, "other", spool)
     with a_daemon(accept, endpoint), SpoolingPublisher(endpoint, "cam", spool) as publisher:
-        assert publisher.wait(ENOUGH_S)
+        assert publisher.wait(PATIENCE_S)
 
 
 def test_two_publishers_on_one_spool_are_one_too_many(tmp_path: Path) -> None:
@@ -270,7 +258,7 @@ def test_two_publishers_on_one_spool_are_one_too_many(tmp_path: Path) -> None:
         with pytest.raises(SpoolError, match=f"in use by process {os.getpid()}: stop it first, or name another"):
             SpoolingPublisher(daemon.endpoint, "cam", tmp_path / "spool")
         show(publisher, 1)
-        assert publisher.wait(ENOUGH_S)
+        assert publisher.wait(PATIENCE_S)
     with SpoolingPublisher(daemon.endpoint, "cam", tmp_path / "spool"):
         pass
 
@@ -292,7 +280,7 @@ def test_wrong_keys_are_a_silent_daemon_and_the_right_ones_send_what_waited(tmp_
         with SpoolingPublisher(
             daemon.endpoint, "cam", tmp_path / "spool", curve=CurveClient(tmp_path / "server.key", secret)
         ) as publisher:
-            assert publisher.wait(ENOUGH_S)
+            assert publisher.wait(PATIENCE_S)
             assert publisher.account.accepted == 2
     keys = CurveClient(tmp_path / "server.key", tmp_path / "camera.key")
     with pytest.raises(PublishError, match="has no secret key"):
@@ -318,7 +306,7 @@ def test_a_daemon_that_is_busy_for_long_gets_everything_once_and_memory_stays_bo
         until(lambda: publisher.account.busy > 40)
         assert not publisher.trouble
         is_busy.clear()
-        assert publisher.wait(ENOUGH_S)
+        assert publisher.wait(PATIENCE_S)
         assert publisher.account.accepted == 200
         assert list(dict.fromkeys(daemon.order)) == [f"i{n}" for n in range(200)]
 
@@ -358,7 +346,7 @@ def test_refusals_of_the_daemon_are_counted_logged_and_told(tmp_path: Path, capl
     ):
         show(publisher, 0, 1, 2)
         show(publisher, 3, size=2000)
-        assert publisher.wait(ENOUGH_S)
+        assert publisher.wait(PATIENCE_S)
         account = publisher.account
     assert sorted(told) == ["i0 accepted", "i1 rejected", "i2 duplicate", "i3 rejected"]
     assert account.as_dict() == {
@@ -384,7 +372,7 @@ def test_an_id_that_is_on_its_way_waits_for_its_first_answer(tmp_path: Path) -> 
         SpoolingPublisher(daemon.endpoint, "cam", tmp_path / "s") as publisher,
     ):
         show(publisher, 1, 1, 2)
-        assert publisher.wait(ENOUGH_S)
+        assert publisher.wait(PATIENCE_S)
         assert (publisher.account.accepted, publisher.account.duplicate) == (2, 1)
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from daemon.errors import ConfigError
 from tests.tools.scripted_daemon import Daemon, a_daemon, accept
+from tests.waiting import PATIENCE_S, until
 from tools.camera.belt import PICTURES, write_belt
 from tools.camera.frame_source import Device, SourceError, VideoFile, v4l2
 from tools.camera.layout import Layout, Part, WrongSizeError, cut, load_layout
@@ -28,8 +29,6 @@ from tools.camera.spooling import SpoolingPublisher
 from tools.camera.station import Seen, Station
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Until what happens in moments has not happened, and something hangs.
-ENOUGH_S = 60.0
 LAYOUT = Layout(board="b", size=(64, 48), parts={"R1": Part(component="R0402", box=(8, 8, 40, 40))})
 
 
@@ -62,13 +61,6 @@ def shown(daemon: Daemon) -> list[tuple[str, int]]:
     return [(daemon.headers[image]["board"]["serial"], shade_of(daemon.payloads[image])) for image in daemon.seen]
 
 
-def until(what: Callable[[], Any]) -> None:
-    by_s = time.monotonic() + ENOUGH_S
-    while not what():
-        assert time.monotonic() < by_s, "it did not happen"
-        time.sleep(0.01)
-
-
 def run(
     tmp_path: Path, source: Any, trigger: Any, serials: Any, **more: Any
 ) -> tuple[list[tuple[str, int]], Seen, list[str]]:
@@ -76,7 +68,7 @@ def run(
     seen = Seen()
     with a_publisher(tmp_path) as (daemon, publisher):
         Station(source, LAYOUT, trigger, serials, publisher, said.append, **more).run(seen)
-        assert publisher.wait(ENOUGH_S)
+        assert publisher.wait(PATIENCE_S)
         source.close()
         return shown(daemon), seen, said
 
@@ -133,7 +125,7 @@ def test_a_video_that_is_cut_off_says_where_after_what_it_had(tmp_path: Path) ->
         with pytest.raises(SourceError, match=r"ends after \d+ of 20 pictures: it is cut off or damaged"):
             Station(source, layout, EveryPicture(1), Same("S1"), publisher, print).run(Seen())
         source.close()
-        assert publisher.wait(ENOUGH_S)
+        assert publisher.wait(PATIENCE_S)
         assert 1 < len(daemon.seen) < 20
     for content in (b"", b"no video", np.random.default_rng(1).bytes(5000)):
         video.write_bytes(content)
@@ -293,7 +285,7 @@ def test_boards_pass_in_a_rendered_video_and_every_part_is_where_its_layout_says
     with a_publisher(tmp_path) as (daemon, publisher):
         Station(source, layout, EveryPicture(PICTURES), Listed(serials, print), publisher, print).run(Seen())
         source.close()
-        assert publisher.wait(ENOUGH_S)
+        assert publisher.wait(PATIENCE_S)
         arrived = [(daemon.headers[image], daemon.payloads[image]) for image in daemon.seen]
     assert len(arrived) == 2 * len(layout.parts)
     truth = {placement.designator: placement for placement in render_board("sensor-node", 11, 0.1).placements}
@@ -316,7 +308,7 @@ def test_ids_differ_although_a_board_is_seen_again(tmp_path: Path) -> None:
     video = a_video(tmp_path / "v.avi", [10, 10])
     with a_publisher(tmp_path) as (daemon, publisher):
         Station(VideoFile(video), LAYOUT, EveryPicture(1), Same("S 1/ü"), publisher, print).run(Seen())
-        assert publisher.wait(ENOUGH_S)
+        assert publisher.wait(PATIENCE_S)
         assert len(daemon.seen) == 2
         assert all(image.startswith("S-1-/") for image in daemon.seen)
     assert json.loads((tmp_path / "spool/spool.json").read_text())["source"] == "cam"

@@ -5,7 +5,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,18 @@ import pytest
 
 from tests.lines import a_jpeg
 from tests.tools.scripted_daemon import Answer, a_daemon, accept
+from tests.waiting import PATIENCE_S, until
 from tools.camera import files, watch_folder, watching
 from tools.camera.layout import Layout, Part
 from tools.camera.watch_folder import Dropped, Remembered, WatchedFolder
 from tools.camera.watching import Watcher
-
-#: Until what happens in moments has not happened, and something hangs.
-ENOUGH_S = 60.0
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "_LOOK_EVERY_S", 0.02)
     for patience in ("_LAST_ANSWERS_S", "_SILENCE_S"):  # who is slow on this machine is not silent
-        monkeypatch.setattr(watching, patience, ENOUGH_S)
+        monkeypatch.setattr(watching, patience, PATIENCE_S)
 
 
 class Watched:
@@ -208,13 +206,6 @@ def watching_it(watched: Watched, endpoint: str, images_of: Any = None) -> Itera
     finally:
         over.set()
         thread.join()
-
-
-def until(what: Callable[[], Any]) -> None:
-    by_s = time.monotonic() + ENOUGH_S
-    while not what():
-        assert time.monotonic() < by_s, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_dropped_files_are_published_and_moved_when_accepted_and_a_misnamed_one_is_said(tmp_path: Path) -> None:

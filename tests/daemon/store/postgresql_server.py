@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import PATIENCE_S
+
 WANTED = "no PostgreSQL 15 or newer, or no psycopg: apt-get install postgresql, and the extra `postgresql`"
 #: Who may not be root.
 _USER = "postgres"
-_PATIENCE_S = 120.0
 
 
 def programs() -> Path | None:
@@ -58,7 +59,7 @@ class Server:
             self._process = subprocess.Popen(program, stdout=log, stderr=log, cwd=self._folder, **self._as)
         import psycopg
 
-        until_s = time.monotonic() + _PATIENCE_S
+        until_s = time.monotonic() + PATIENCE_S
         while True:
             try:
                 psycopg.connect(self._conninfo("postgres")).close()
@@ -73,7 +74,7 @@ class Server:
         """SIGINT ends its sessions in order; after SIGQUIT it recovers what was committed, as after a power cut."""
         if self._process is not None:
             self._process.send_signal(how)
-            self._process.wait(_PATIENCE_S)
+            self._process.wait(PATIENCE_S)
 
     def _conninfo(self, database: str) -> str:
         return f"host={self._folder} user=coserve dbname={database}"

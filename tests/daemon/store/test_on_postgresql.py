@@ -14,7 +14,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from postgresql_server import WANTED, Server, a_server, programs
-from sqlalchemy import Connection, func, insert, select, text
+from sqlalchemy import Connection, TextClause, func, insert, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 from store_parts import Line, MovingClock, a_box, a_stage, an_arrival, an_outcome, some_rules
 from typer.testing import CliRunner, Result
@@ -107,6 +107,10 @@ def asking(url: str) -> Iterator[Connection]:
         engine.dispose()
 
 
+def all_of(name: str) -> TextClause:
+    return text(f'SELECT * FROM "{name}"')  # noqa: S608 - our tables and views
+
+
 def rows(connection: Connection, query: Any) -> list[str]:
     """In an order of their own, each with the digits that both databases agree on; 1 is not 1.0."""
     found = connection.execute(query)
@@ -150,8 +154,7 @@ def test_every_view_says_of_a_kept_database_what_sqlite_says(server: Server, tmp
     engine.dispose()
     with asking(url) as connection, asking(f"sqlite:///{path}") as before:
         for name in (*VIEWS, *metadata.tables):
-            query = text(f'SELECT * FROM "{name}"')  # noqa: S608
-            assert rows(connection, query) == rows(before, query), name
+            assert rows(connection, all_of(name)) == rows(before, all_of(name)), name
 
 
 def test_keys_and_values_of_the_contract_are_enforced(lines: list[_Line]):
@@ -185,7 +188,7 @@ def test_a_line_s_past_is_the_same_row_for_row_and_message_for_message(lines: li
     assert lines[0].store.copies_to_make() == lines[1].store.copies_to_make()
     for name in (*VIEWS, *metadata.tables):
         if name != "generations":  # it alone has a text with the sign U+0000
-            alike(lines, lambda connection, name=name: rows(connection, text(f'SELECT * FROM "{name}"')))  # noqa: S608
+            alike(lines, lambda connection, name=name: rows(connection, all_of(name)))
 
 
 def test_a_sign_that_postgresql_has_not_becomes_another_and_loses_no_row(lines: list[_Line]):
@@ -331,9 +334,9 @@ def test_a_line_runs_on_it_with_pages_commands_a_kill_a_decision_and_a_server_th
         header = line.inspect()
         with line.peer() as peer:
             assert peer.ask(header, a_jpeg(99))["type"] == "busy"
-        line.wait(lambda: line.status()["state"] == "degraded", 120.0)
+        line.wait(lambda: line.status()["state"] == "degraded")
         server.start()
-        line.wait(lambda: line.status()["state"] == "ready", 120.0)
+        line.wait(lambda: line.status()["state"] == "ready")
         with line.peer() as peer:
             assert peer.ask(header, a_jpeg(99))["type"] == "accepted"
         assert line.result(header["id"])["verdict"] == "pass"
