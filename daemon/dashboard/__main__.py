@@ -41,7 +41,7 @@ def main() -> int:
     return 0
 
 
-def serve(path: Path, fd: int | None, heart: int | None = None) -> None:
+def serve(path: Path, fd: int | None, heart: int | None) -> None:
     """Until SIGTERM. SIGHUP reads the token again."""
     config = load_config(path)
     keyring = Keyring(config.security.http_token)

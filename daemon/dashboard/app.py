@@ -34,7 +34,7 @@ _THREADS = 8
 _STATIC = Path(__file__).parent / "static"
 
 
-def make_app(site: Site, keyring: Keyring, heart: int | None = None) -> Guard:
+def make_app(site: Site, keyring: Keyring, heart: int | None) -> Guard:
     """The ASGI application, which beats for the daemon. Whoever may not in is answered by the guard around it."""
 
     @contextlib.asynccontextmanager
@@ -43,7 +43,7 @@ def make_app(site: Site, keyring: Keyring, heart: int | None = None) -> Guard:
         limiter.total_tokens = _THREADS
         tasks = [
             asyncio.create_task(site.live.run()),
-            asyncio.create_task(beat(heart, PageThreads(limiter).get_on)),
+            asyncio.create_task(beat(heart, PageThreads(limiter).are_getting_on)),
         ]
         yield
         for task in tasks:

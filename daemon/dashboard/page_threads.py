@@ -18,7 +18,7 @@ class PageThreads:
         self._held: frozenset[object] = frozenset()
         self._since_s = clock()
 
-    def get_on(self) -> bool:
+    def are_getting_on(self) -> bool:
         """Whether one is free, or one of them has ended something within the last minute."""
         seen = self._limiter.statistics()
         held = frozenset(seen.borrowers) if seen.borrowed_tokens >= seen.total_tokens else frozenset()
