@@ -137,6 +137,7 @@ class Admission(Accounts):
         self._quarantine = quarantine
         self._server = server
         self._in_flight: dict[Key, _InFlight] = {}
+        self._is_unread = False
         self._log = structlog.get_logger("intake")
 
     def read(self, frames: Sequence[bytes]) -> tuple[Message, bytes] | Answer:
@@ -159,7 +160,7 @@ class Admission(Accounts):
         An Examination is the caller's part; what is found is posted for `looked`.
         """
         try:
-            return self._handle(peer, message, payload, post)
+            return self._still_unread(message) or self._handle(peer, message, payload, post)
         except MessageError as error:
             return self._rejected(error)
         except SQLAlchemyError as error:
@@ -175,7 +176,7 @@ class Admission(Accounts):
         if looked.look is None:
             return self._failed(message)
         try:
-            return self._inspect(peer, message, payload, looked.look, post)
+            return self._still_unread(message) or self._inspect(peer, message, payload, looked.look, post)
         except MessageError as error:
             return self._rejected(error)
         except SQLAlchemyError as error:
@@ -191,8 +192,15 @@ class Admission(Accounts):
         """A database that cannot be asked is told of in a line, however many cameras go on sending."""
         why = str(getattr(error, "orig", error)).partition("\n")[0]
         self._log.warning("intake_waits", source=message.source, id=message.image_id, error=why)
+        self._is_unread = True
         reason = next(iter(self.held), None) or "the database cannot be read now"
         return self.busy(message, reason, _FAILED_RETRY_MS)
+
+    def _still_unread(self, message: Message) -> Answer | None:
+        """A database that gave no answer is asked nothing while images are held: each question may take 10 s."""
+        reason = next(iter(self.held), None) if self._is_unread else None
+        self._is_unread = reason is not None
+        return None if reason is None else self.busy(message, reason, _FAILED_RETRY_MS)
 
     def _handle(
         self,

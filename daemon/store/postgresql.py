@@ -27,6 +27,14 @@ _WAITS = {
     "keepalives_count": 2,
     "tcp_user_timeout": 15_000,
 }
+#: The same at the server's end of the connection that has the lock. Where nobody says so, a server looks for a machine
+#: that was cut off after two hours: for as long the line would wait for a lock that nobody has but itself.
+_WAITS_OF_THE_SERVER = {
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "2",
+    "tcp_user_timeout": "15000",
+}
 
 
 def writing(url: str, busy_timeout_ms: int) -> Engine:
@@ -34,9 +42,9 @@ def writing(url: str, busy_timeout_ms: int) -> Engine:
     engine = _engine(url, pool_size=1, max_overflow=0)
 
     @event.listens_for(engine, "connect")
-    def take(connection: Connection, _entry: ConnectionPoolEntry) -> None:  # pyright: ignore[reportUnusedFunction]
+    def become_writer(connection: Connection, _entry: ConnectionPoolEntry) -> None:  # pyright: ignore[reportUnusedFunction]
         try:
-            _take(connection, busy_timeout_ms)
+            _become_writer(connection, busy_timeout_ms)
         except BaseException:
             connection.close()
             raise
@@ -86,19 +94,24 @@ def _engine(url: str, **options: Any) -> Engine:
     return engine
 
 
-def _take(connection: Connection, busy_timeout_ms: int) -> None:
-    """The lock goes with its connection: a daemon that was killed, or a server that stopped, leaves none."""
+def _become_writer(connection: Connection, busy_timeout_ms: int) -> None:
+    """Durable commits, and the lock. A daemon that was killed, or a server that stopped, leaves none behind.
+
+    OperationalError where another daemon has it.
+    """
     connection.autocommit = True
     connection.execute(
         "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
     )
-    wait = "SELECT set_config('lock_timeout', %s, false)"
-    connection.execute(wait, (f"{_GONE_WITHIN_MS:d}ms",))
+    setting = "SELECT set_config(%s, %s, false)"
+    for name, value in _WAITS_OF_THE_SERVER.items():  # behind a Unix socket they say nothing
+        connection.execute(setting, (name, value))
+    connection.execute(setting, ("lock_timeout", f"{_GONE_WITHIN_MS:d}ms"))
     try:
         connection.execute("SELECT pg_advisory_lock(%s)", (_WRITER,))
     except LockNotAvailable:
         raise OperationalError("another daemon writes to this database: stop that one first") from None
-    connection.execute(wait, (f"{busy_timeout_ms:d}ms",))
+    connection.execute(setting, ("lock_timeout", f"{busy_timeout_ms:d}ms"))
     connection.autocommit = False
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import zmq
-from sqlalchemy.exc import OperationalError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy.exc import OperationalError
 from wire_parts import RULES, Peer, a_line, a_png, a_rulebook, an_inspect
 
 from daemon.backlog import BacklogLimits

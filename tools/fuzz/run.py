@@ -30,6 +30,7 @@ _TELL_S = 10.0
 #: The intake's own words for a message that broke something.
 _BROKEN = (
     "intake_failed",
+    "intake_waits",
     "intake_turn_failed",
     "reply_failed",
     "examination_failed",

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server of a test's own: a Unix socket, no network, nothing synced."""
+"""A real PostgreSQL server of a test's own: a Unix socket, a port of loopback, nothing synced."""
 
 import os
 import pwd
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.waiting import PATIENCE_S
+from tools.service import free_port
 
 WANTED = "no PostgreSQL 15 or newer, or no psycopg: apt-get install postgresql, and the extra `postgresql`"
 #: Who may not be root.
@@ -35,6 +36,7 @@ class Server:
         assert found is not None, WANTED
         self._programs = found
         self._folder = folder
+        self._port = free_port()
         self._as: dict[str, Any] = {}
         if os.geteuid() == 0:
             shutil.chown(folder, _USER, _USER)
@@ -44,16 +46,16 @@ class Server:
         order = ("--encoding=UTF8", "--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en-US")
         self._run("initdb", "--pgdata", folder / "data", "--username=coserve", "--auth=trust", "--no-sync", *order)
 
-    def url(self, name: str) -> str:
-        """A new database."""
+    def url(self, name: str, host: str = "") -> str:
+        """A new database, behind the Unix socket or at `host`, which is loopback."""
         import psycopg
 
         with psycopg.connect(self._conninfo("postgres"), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
-        return f"postgresql+psycopg://coserve:secret@/{name}?host={self._folder}"
+        return f"postgresql+psycopg://coserve:secret@/{name}?host={host or self._folder}&port={self._port}"
 
     def start(self) -> None:
-        options = ("-k", self._folder, "-c", "listen_addresses=", "-c", "fsync=off")
+        options = ("-k", self._folder, "-p", str(self._port), "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off")
         with (self._folder / "log").open("ab") as log:
             program = [self._programs / "postgres", "-D", self._folder / "data", *options]
             self._process = subprocess.Popen(program, stdout=log, stderr=log, cwd=self._folder, **self._as)
@@ -77,7 +79,7 @@ class Server:
             self._process.wait(PATIENCE_S)
 
     def _conninfo(self, database: str) -> str:
-        return f"host={self._folder} user=coserve dbname={database}"
+        return f"host={self._folder} port={self._port} user=coserve dbname={database}"
 
     def _run(self, program: str, *arguments: object) -> None:
         command = [str(self._programs / program), *map(str, arguments)]

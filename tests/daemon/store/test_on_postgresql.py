@@ -266,6 +266,21 @@ def test_a_second_daemon_is_refused_until_the_first_has_gone(server: Server, mon
     open_store(url).close()
 
 
+def test_a_server_misses_a_daemon_whose_cable_was_cut_before_that_gives_up_waiting(server: Server):
+    from daemon.store.postgresql import _GONE_WITHIN_MS
+
+    engine = open_for_writing(server.url("cut", host="127.0.0.1"), 2000)
+    with engine.connect() as connection:
+
+        def setting(name: str) -> int:
+            return int(connection.execute(text("SELECT current_setting(:name)"), {"name": name}).scalar_one())
+
+        idle_s, every_s, count = (setting(f"tcp_keepalives_{name}") for name in ("idle", "interval", "count"))
+        assert 0 < 1000 * (idle_s + every_s * count) < _GONE_WITHIN_MS
+        assert 0 < setting("tcp_user_timeout") < _GONE_WITHIN_MS
+    engine.dispose()
+
+
 def test_after_the_server_s_end_everybody_goes_on_with_what_was_committed(server: Server, tmp_path: Path):
     url = server.url("ended")
     clock = MovingClock()
