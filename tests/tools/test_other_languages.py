@@ -55,7 +55,7 @@ def cpp(folder: Path) -> Language | str:
         words[words.index(f"{name}.cpp")], words[words.index(name)] = str(source), str(folder / name)
         compilers.append(subprocess.Popen(words, stderr=subprocess.PIPE, text=True))
     for compiler in compilers:
-        _, said = compiler.communicate(timeout=120)
+        _, said = compiler.communicate(timeout=600)
         assert (compiler.returncode, said) == (0, ""), said
     return Language([str(folder / "publish")], [str(folder / "results")])
 
@@ -68,7 +68,7 @@ def node(folder: Path) -> Language | str:
     copy = folder / "node"
     shutil.copytree(EXAMPLES / "node", copy, ignore=shutil.ignore_patterns("node_modules"))
     install = [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
-    done = subprocess.run(install, cwd=copy, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(install, cwd=copy, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         return f"zeromq cannot be had from npm here: {done.stderr.strip()[:200]}"
     return Language([program, str(copy / "publish.js")], [program, str(copy / "results.js")])
