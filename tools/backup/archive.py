@@ -145,7 +145,7 @@ def _claim(fd: int, part: Path, archive: Path) -> None:
 
 def _remove_unless_held(part: Path) -> None:
     """Remove `part`, if it is there and no backup writes it: a signal may have come before its own claim was known."""
-    with suppress(OSError), part.open("rb") as left:
+    with suppress(OSError), part.open("r+b") as left:  # NFS locks nothing that is open for reading
         fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
         part.unlink()
 

@@ -145,7 +145,7 @@ def _claim(fd: int, mark: Path, out: Path) -> None:
 
 def _remove_unless_held(part: Path) -> None:
     """Remove `part`, if no export writes it: a signal may have come before its own claim was known."""
-    with suppress(OSError), (part / _MARK).open("rb") as left:
+    with suppress(OSError), (part / _MARK).open("r+b") as left:  # NFS locks nothing that is open for reading
         fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(part, ignore_errors=True)
     with suppress(OSError):
