@@ -140,6 +140,23 @@ def test_a_new_picture_that_comes_in_the_moment_of_the_move_goes_back_to_its_nam
     assert list(watched.done.iterdir()) == []
 
 
+def test_a_moved_picture_that_somebody_collects_at_once_is_no_complaint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(tmp_path, moves=True)
+    watched.put("a.jpg", a_jpeg(1))
+    (dropped,) = watched.look()
+    move = shutil.move
+
+    def and_collected(source: Path, target: Path) -> None:
+        move(source, target)
+        target.unlink()
+
+    monkeypatch.setattr(watch_folder.shutil, "move", and_collected)
+    watched.watch.accepted(dropped)
+    assert watched.said == []
+
+
 def test_what_cannot_be_moved_is_said_and_remembered(tmp_path: Path) -> None:
     watched = Watched(tmp_path, moves=True)
     watched.done.write_text("a file where a folder should be")

@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,8 +121,9 @@ class WatchedFolder:
         try:
             if _stamp(dropped.path) == dropped.stamp:  # else another picture has its name by now, for the next look
                 moved = _move(dropped.path, move_to / dropped.name)
-                if moved.read_bytes() != dropped.content:  # the other picture came in this very moment
-                    _move(moved, dropped.path)
+                with suppress(FileNotFoundError):  # whoever collects pictures from there may be as fast
+                    if moved.read_bytes() != dropped.content:  # the other picture came in this very moment
+                        _move(moved, dropped.path)
         except OSError as error:
             self._say(f"{dropped.path} was accepted and cannot be moved to {move_to}: {error.strerror or error}")
             return False
