@@ -31,7 +31,7 @@ def absolute_database(value: str, folder: Path) -> str:
     """Of SQLite a file below `folder`, of PostgreSQL the URL with its driver."""
     scheme, separator, rest = value.partition("://")
     if not separator or not re.fullmatch(r"[a-z0-9]+(\+[a-z0-9_]+)?", scheme):
-        raise ValueError(f"expected a SQLAlchemy URL such as sqlite:///inspection.db, not {value!r}")
+        raise ValueError(f"expected a SQLAlchemy URL such as sqlite:///inspection.db, not {scheme!r}")
     if scheme in ("postgresql", "postgresql+psycopg"):
         if _POSTGRESQL.fullmatch(rest) is None:  # and the value, which may hold a password, is not repeated
             raise ValueError(

@@ -118,6 +118,7 @@ def test_check_names_every_mistake_of_every_file(tmp_path: Path, experts_folder:
     ("key", "value", "expected"),
     [
         ("COSERVE_DATABASE", "mysql://nobody:secret@nowhere/x", "cannot use mysql://: expected sqlite:"),
+        ("COSERVE_DATABASE", "PostgreSQL://me:secret@nowhere/x", "inspection.db, not 'PostgreSQL'"),
         ("COSERVE_DATABASE", "postgresql://me:sec/ret@nowhere/x", "expected postgresql://USER@HOST:PORT/DATABASE"),
         ("COSERVE_DATABASE", "sqlite:////proc/x/inspection.db", "database: nothing can be written in /proc"),
         ("COSERVE_JOURNAL", "/proc/journal", "journal: nothing can be written in /proc"),
