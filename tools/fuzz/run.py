@@ -19,7 +19,7 @@ from tools.stress.account import Books, audit
 from tools.stress.hostile import connected
 from tools.stress.line import BOARD_TYPE, IMAGES_PER_BOARD, OPEN_BOARD_TYPE, make_jpegs, make_small_line
 from tools.stress.sample import Watch
-from tools.stress.soak import percentile
+from tools.stress.soak import INTAKE_BROKE, percentile
 from tools.stress.steady import SteadyPublisher
 
 #: Messages under way at once: few enough that every answer finds room, and the honest one is not merely crowded out.
@@ -27,16 +27,8 @@ _WINDOW = 64
 _SILENCE_S = 20.0
 _HONEST_RATE = 20.0
 _TELL_S = 10.0
-#: The intake's own words for a message that broke something.
-_BROKEN = (
-    "intake_failed",
-    "intake_waits",
-    "intake_turn_failed",
-    "reply_failed",
-    "examination_failed",
-    "writer_failed",
-    "callback_failed",
-)
+#: What the daemon's log says where a message broke something.
+_BROKEN = (*INTAKE_BROKE, "writer_failed", "callback_failed")
 _SETTINGS: dict[str, Any] = {
     "limits": {"backlog_images": 2000, "backlog_bytes": "256MB", "source_images": 500, "source_bytes": "64MB"},
     "retention": {"segment": "16MB", "quarantine": "16MB"},

@@ -26,16 +26,10 @@ from tools.stress.sample import Held, Watch, as_row
 from tools.stress.steady import SteadyPublisher
 from tools.stress.trend import Slope, slope
 
+#: The intake's own words for a message that broke something.
+INTAKE_BROKE = ("intake_failed", "intake_waits", "intake_turn_failed", "reply_failed", "examination_failed")
 #: What the daemon's log says where a message or a thread broke.
-_BROKEN = (
-    "intake_failed",
-    "intake_waits",
-    "intake_turn_failed",
-    "reply_failed",
-    "examination_failed",
-    "line_stuck",
-    "Traceback",
-)
+_BROKEN = (*INTAKE_BROKE, "line_stuck", "Traceback")
 #: Growth per hour that we call flat; and how sure of it the samples must be, as a share of the memory in use.
 MEMORY_MB_PER_HOUR = 2.0
 _SURE_SHARE = 0.1
