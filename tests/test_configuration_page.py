@@ -11,8 +11,9 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from daemon.config import Config, load_config
+from tests import ROOT
 
-PAGE = (Path(__file__).parents[1] / "docs/configuration.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([\w.]+)` \| (.+?) \| (.+) \|$", PAGE, flags=re.MULTILINE)
 
 

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from daemon.config import load_config
 from daemon.control import ask
 from routing_rules.compile import compile_rules
+from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S
 from tools.cli import app
 from tools.service import Service
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -17,11 +17,12 @@ from daemon.store import render
 from daemon.store.schema import metadata
 from daemon.store.store import open_store
 from daemon.store.views import VIEWS
+from tests import ROOT
 from tests.tools.scripted_daemon import a_daemon, accept
 from tests.waiting import PATIENCE_S
 from tools.camera.layout import load_layout
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = ROOT / "docs"
 PROTOCOL, RESULTS, CAMERAS = (
     (DOCS / name).read_text(encoding="utf-8") for name in ("protocol.md", "results.md", "cameras.md")
 )

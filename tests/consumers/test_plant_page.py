@@ -12,9 +12,9 @@ from pathlib import Path
 import yaml
 
 from daemon.config import load_config
+from tests import ROOT
 from tests.consumers.results_database import ResultsDatabase
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/plant.md").read_text(encoding="utf-8")
 LINE = "rules: rules.yaml\ncatalog: catalog.yaml\ndevices: {cpu: {expert_memory: 1GB}}\n"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import cv2
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import ROOT
 
 pytestmark = pytest.mark.timeout(2400)
 

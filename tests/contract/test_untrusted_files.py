@@ -19,12 +19,11 @@ from daemon.config import load_config
 from daemon.control import ControlError, ask
 from daemon.errors import ConfigError
 from daemon.line import check_line
+from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S
 from tools.camera.publisher import Image, Publisher, publish_images
 from tools.service import Service
-
-ROOT = Path(__file__).parents[2]
 
 
 class Mischief:

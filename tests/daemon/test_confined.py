@@ -12,9 +12,8 @@ from daemon.config import load_config
 from daemon.errors import ConfigError
 from daemon.line import check_line, load_rules_and_catalog
 from daemon.quarantine import Quarantine
+from tests import ROOT
 from tests.lines import a_line
-
-ROOT = Path(__file__).parents[2]
 
 
 def a_line_whose_catalog_names(folder: Path, experts: Path, file: str, weights: str | None = None) -> Path:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire_parts import a_png
 
 from daemon.image_header import ImageFacts, ImageHeaderError, check_image
 from daemon.records import Pixels
+from tests.daemon.wire_parts import a_png
 
 MAX_PIXELS = 64_000_000
 

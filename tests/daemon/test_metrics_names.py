@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +11,7 @@ from daemon.metrics import Metrics
 from daemon.records import BatchDone, ExpertSwitch, Outcome, Published, Stage, TextOutcome
 from daemon.room import Space
 from daemon.temperature import Reading, Thermometer
+from tests import ROOT
 
 #: A name that would break a text format that escapes nothing.
 HOSTILE = 'a"} 1\n# TYPE x counter\\'
@@ -123,7 +123,7 @@ def test_sensors_are_asked_at_most_every_five_seconds_and_a_machine_without_is_n
 
 
 def test_every_metric_that_the_documentation_names_is_one_that_is_told() -> None:
-    root = Path(__file__).parents[2]
+    root = ROOT
     formats = {"coserve_format", "coserve_backup"}  # of files
     told = formats | set(re.findall(r"^# TYPE (\w+) ", a_scrape(), re.MULTILINE))
     for page in (root / "README.md", *(root / "docs").glob("*.md")):

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_parts import Peer, a_line, a_png, an_inspect
 
 from daemon.quota import QuotaLimits, Quotas
+from tests.daemon.wire_parts import Peer, a_line, a_png, an_inspect
 
 PNG = a_png()
 

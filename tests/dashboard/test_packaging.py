@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tools.bundle import EXTRAS, own_wheel
 from tools.licences import SHIPPED, shipped_scripts
 
-ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "daemon" / "dashboard"
 
 

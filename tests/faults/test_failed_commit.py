@@ -16,6 +16,7 @@ import pytest
 
 from daemon.journal import Journal
 from daemon.store.store import open_store
+from tests import ROOT
 from tools.faults.powercut import Disk
 from tools.faults.shim import read_log, shim_environment, switch_faults
 
@@ -91,8 +92,7 @@ def test_a_commit_whose_sync_failed_may_come_true_after_a_kill_and_never_after_a
 LINE = """
 import os, sys, threading, time, structlog
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from store_parts import an_arrival, an_outcome, some_rules
+from tests.daemon.store.store_parts import an_arrival, an_outcome, some_rules
 from daemon.journal import Journal
 from daemon.rulebook import Rulebook
 from daemon.store.store import open_store
@@ -133,12 +133,12 @@ assert published.wait(90)
 
 def line_does(tmp_path: Path, code: str) -> list[str]:
     """What a process says that runs a writer in `disk/`, does `code` and is gone in the middle of its life."""
-    folder, parts = tmp_path / "disk", Path(__file__).parents[1] / "daemon" / "store"
+    folder = tmp_path / "disk"
     folder.mkdir(exist_ok=True)
     switch_faults(tmp_path / "switch", [])
     environ = shim_environment([], tmp_path / "calls", switch=tmp_path / "switch", keep_bytes_of=folder)
-    environ |= {"PYTHONPATH": str(parts.parents[2])}
-    command = [sys.executable, "-c", f"{LINE}{code}\nsys.stdout.flush(); os._exit(0)", str(parts)]
+    environ |= {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", f"{LINE}{code}\nsys.stdout.flush(); os._exit(0)"]
     return subprocess.run(
         command, cwd=folder, env=environ, check=True, stdout=subprocess.PIPE, text=True, timeout=200
     ).stdout.splitlines()

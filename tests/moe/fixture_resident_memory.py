@@ -1,13 +1,9 @@
 """Resident memory and time to open a checkpoint of 800 MB: by the runtime, mapped, and by from_pretrained."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "experts" / "moe"))
-
 import pytest
-from memory_probe import MB, measure
-from tiny import write_tiny
+
+from tests.experts.moe.memory_probe import MB, measure
+from tests.experts.moe.tiny import write_tiny
 
 pytestmark = pytest.mark.timeout(900)
 

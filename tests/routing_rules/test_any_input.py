@@ -1,6 +1,5 @@
 """Whatever a file holds, the answer is routes or problems, never an exception; and coverage of patterns is exact."""
 
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -12,11 +11,9 @@ from routing_rules.globs import Glob, covering
 from routing_rules.load import Problem, read_yaml_text
 from routing_rules.routes import Routes, judge
 from routing_rules.schema import BoardEntry, DetectorEntry, RulesFile
+from tests import ROOT
 
-EXAMPLES = [
-    path.read_text(encoding="utf-8")
-    for path in sorted((Path(__file__).parents[2] / "routing_rules/examples").glob("*.yaml"))
-]
+EXAMPLES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "routing_rules/examples").glob("*.yaml"))]
 CATALOG = {
     "a": ExpertLabels("classify", ("ok", "bad")),
     "b": ExpertLabels("detect", ("x",)),

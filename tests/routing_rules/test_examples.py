@@ -8,8 +8,8 @@ import pytest
 from routing_rules.compile import check_file, compile_rules
 from routing_rules.load import read_yaml
 from routing_rules.routes import judge
+from tests import ROOT
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "routing_rules/examples").glob("*.yaml"))
 DOCUMENTED = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/rules.md").read_text(encoding="utf-8"), re.DOTALL)
 

@@ -9,12 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests import ROOT
+
 UNISTD = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 
-_BEGIN = (
-    f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})\n"
-    "from tests.systemd.sandbox import enter; enter()"
-)
+_BEGIN = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom tests.systemd.sandbox import enter; enter()"
 _X86_64 = 0xC000003E
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _JUMP_EQUAL, _RETURN = 0x20, 0x15, 0x06  # classic BPF: ld [k], jeq k, ret k

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from daemon.pages import missing_packages
+from tests import ROOT
 from tests.contract.client import RULES
 from tests.daemon.manager import Manager, ended
 from tests.dashboard.browser import ShownLine
@@ -19,7 +20,6 @@ from tests.systemd.sandbox import UNISTD, enter_and_run, settings
 from tests.waiting import PATIENCE_S
 from tools.service_files import exec_words
 
-ROOT = Path(__file__).resolve().parents[2]
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="needs systemd-analyze: apt-get install systemd"
 )

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import ROOT
+
 TOOLS = ("systemd-sysusers", "systemd-tmpfiles")
 #: Somebody with an account, by number: no such user need be there.
 ANNA = 4242

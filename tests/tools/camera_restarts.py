@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tools.camera.spooling import SpoolingPublisher
 from tools.service import Service
 
-ROOT = Path(__file__).resolve().parents[2]
 IMAGES = 500
 RULES = """\
 boards:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-COOKBOOK = Path(__file__).resolve().parents[2] / "docs" / "sql-cookbook.md"
+from tests import ROOT
+
+COOKBOOK = ROOT / "docs" / "sql-cookbook.md"
 _QUESTION = re.compile(
     r"^## ([0-9]+)\. (.+?)\n\n```sql\n(.+?)\n```\n\n(.+?)\n\n```text\n(.+?)\n```", re.MULTILINE | re.DOTALL
 )

@@ -14,10 +14,10 @@ import yaml
 
 from daemon.control import ask
 from daemon.store.store import open_store
+from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tools.service import Service
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
     "demo", "run", "check", "rules check", "status", "experts", "queues", "reload", "drain", "pin", "unpin", "unload",
     "limits", "camera", "results", "explain", "export", "train classifier", "train detector", "train deeppcb",

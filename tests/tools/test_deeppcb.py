@@ -16,6 +16,7 @@ from experts.vision.architectures import ARCHITECTURES
 from experts.vision.networks import build_original
 from routing_rules.compile import ExpertLabels, compile_rules
 from routing_rules.load import read_yaml
+from tests import ROOT
 from tools.deeppcb.classifiers import Locator, TileSampler, as_resnet, cell_loss, choose_evidence, mark_cells
 from tools.deeppcb.command import register
 from tools.deeppcb.crops import CropSampler, turn
@@ -34,7 +35,7 @@ from tools.deeppcb.run import load_detector, run
 from tools.deeppcb.synthetic import draw_defect, mine_shapes
 from tools.deeppcb.tiles import LABELS, Boxes, DataError, Defect, Pair, Tile, is_copper, read_split
 
-EXAMPLE = Path(__file__).parents[2] / "routing_rules/examples/deeppcb/rules.yaml"
+EXAMPLE = ROOT / "routing_rules/examples/deeppcb/rules.yaml"
 NO_BOXES: Boxes = np.zeros((0, 5), np.float32)
 
 

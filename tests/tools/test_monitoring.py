@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import ROOT
 from tests.contract.client import RULES, Line, running
 
-ROOT = Path(__file__).parent.parent.parent
 FILES = ROOT / "systemd" / "monitoring"
 PAGE = ROOT / "docs" / "monitoring.md"
 #: What a line has that has neither sensors, nor children, nor consumers: the family is told, without a series.

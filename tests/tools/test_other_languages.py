@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from daemon.control import ask
+from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S, until
 from tools.service import Service
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "tools/camera/examples"
+EXAMPLES = ROOT / "tools/camera/examples"
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 IMAGES = 60
 MOST_BYTES = 1_000_000

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tools.licences import licences, main, missing, run_time_names
 
 TOOL = Path(sys.executable).with_name("cyclonedx-py")
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

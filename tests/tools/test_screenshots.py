@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests import ROOT
 from tests.small_site import a_site
 from tools.screenshots.pictures import MAX_BYTES, Page, ScreenshotError, chromium, small, take
 
@@ -65,7 +66,7 @@ def test_a_picture_is_kept_small_and_a_plain_one_exact() -> None:
 
 
 def test_the_committed_pictures_are_small_and_of_both_widths() -> None:
-    folder = Path(__file__).resolve().parents[2] / "docs" / "img"
+    folder = ROOT / "docs" / "img"
     pictures = sorted(folder.glob("dashboard-*.png"))
     assert pictures, "make screenshots"
     for file in pictures:

@@ -14,6 +14,7 @@ import pytest
 import zmq
 import zmq.auth
 
+from tests import ROOT
 from tests.small_disk import small_disk
 from tests.tools.scripted_daemon import BOARD, Answer, a_daemon, accept
 from tests.waiting import PATIENCE_S, until
@@ -21,8 +22,6 @@ from tools.camera import spooling
 from tools.camera.publisher import CurveClient, PublishError
 from tools.camera.spool import Spool, SpoolError
 from tools.camera.spooling import NoRoomError, SpoolingPublisher
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from daemon.errors import ConfigError
+from tests import ROOT
 from tests.tools.scripted_daemon import Daemon, a_daemon, accept
 from tests.waiting import PATIENCE_S, until
 from tools.camera.belt import PICTURES, write_belt
@@ -28,7 +29,6 @@ from tools.camera.serials import Counted, EveryPicture, Interval, Listed, Same, 
 from tools.camera.spooling import SpoolingPublisher
 from tools.camera.station import Seen, Station
 
-ROOT = Path(__file__).resolve().parents[2]
 LAYOUT = Layout(board="b", size=(64, 48), parts={"R1": Part(component="R0402", box=(8, 8, 40, 40))})
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.contract.client import Line
 from tests.daemon.manager import Manager, ended
 from tests.systemd.sandbox import settings
 from tools.service_files import exec_words
 
-BUILD = Path(__file__).resolve().parents[2] / "build"
+BUILD = ROOT / "build"
 #: Root can take the network away; others are told to pip by --no-index alone.
 OFFLINE = ["unshare", "--net"] if os.geteuid() == 0 and shutil.which("unshare") else []
 BARE = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "COLUMNS": "200"}

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests import ROOT
+
 FORBIDDEN = {"time", "threading", "asyncio", "torch", "zmq", "sqlalchemy", "logging", "random", "os"}
 WALKERS = {"list", "tuple", "iter", "next", "enumerate", "zip", "map", "dict"}
 ALLOWED_OF_OURS = ("routing_rules.routes", "experts.spec", "experts.ledger")

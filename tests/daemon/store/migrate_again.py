@@ -1,4 +1,4 @@
-"""Migrates databases in children that a test kills: `python migrate_again.py MIGRATIONS`, a path on each line of stdin.
+"""Migrates databases in children that a test kills: a path on each line of stdin, the migrations as argument.
 
 A child starts in milliseconds, since everything is imported before it is forked. For each path one line goes out: the
 child's exit status, negative for a signal.

@@ -7,13 +7,11 @@ import stat
 import subprocess
 import textwrap
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import inspect
-from store_parts import a_line, an_arrival, an_outcome
 
 from daemon.store import migrate as migrating
 from daemon.store.database import StoreError, open_for_writing
@@ -21,6 +19,8 @@ from daemon.store.migrate import migrate
 from daemon.store.schema import metadata
 from daemon.store.store import open_store
 from daemon.store.views import VIEWS
+from tests import ROOT
+from tests.daemon.store.store_parts import a_line, an_arrival, an_outcome
 
 NEXT_REVISION = '''"""Which camera took the image: a made-up revision."""
 
@@ -151,7 +151,7 @@ def test_a_database_that_somebody_holds_locked_is_an_error_that_says_so(tmp_path
 
 def the_way_back() -> str:
     """The commands of docs/upgrading.md, "Going back"."""
-    text = (Path(__file__).parents[3] / "docs" / "upgrading.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "upgrading.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```sh\n(.*?)```", text.partition("## Going back")[2].partition("\n## ")[0], re.DOTALL)
     return textwrap.dedent(block)
 

@@ -12,12 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 from alembic.script import ScriptDirectory
-from kept_schemas import SCHEMAS, all_rows, put_back
 
 from daemon.store import migrate as migrating
 from daemon.store.copies import copy_database
 from daemon.store.database import StoreError, open_for_writing
 from daemon.store.migrate import alembic_config, copies_of, migrate
+from tests import ROOT
+from tests.daemon.store.kept_schemas import SCHEMAS, all_rows, put_back
 from tools.faults.shim import ShimError, shim_environment, switch_faults
 
 #: A made-up revision that makes the largest table anew, as SQLite must for most changes, and moves every row.
@@ -82,15 +83,15 @@ def killed(tmp_path: Path, migrations: Path) -> Iterator[Killed]:
         environ = {**os.environ, **shim_environment([], switch=switch)}
     except ShimError as error:
         pytest.skip(str(error))
-    script = Path(__file__).with_name("migrate_again.py")
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, script, migrations],
+            [sys.executable, "-m", "tests.daemon.store.migrate_again", migrations],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
             env=environ,
+            cwd=ROOT,
         )
     with process:
         yield Killed(process=process, switch=switch)

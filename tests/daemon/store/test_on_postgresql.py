@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from postgresql_server import WANTED, Server, a_server, programs
 from sqlalchemy import Connection, TextClause, func, insert, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError
-from store_parts import Line, MovingClock, a_box, a_stage, an_arrival, an_outcome, some_rules
 from typer.testing import CliRunner, Result
 
 from daemon.dashboard.database import Database, TooMuchToCount
@@ -34,6 +32,8 @@ from daemon.store.values import Kept
 from daemon.store.views import VIEWS
 from tests.contract.client import Line as RunningLine
 from tests.daemon.store.kept_schemas import SCHEMAS, put_back
+from tests.daemon.store.postgresql_server import WANTED, Server, a_server, programs
+from tests.daemon.store.store_parts import Line, MovingClock, a_box, a_stage, an_arrival, an_outcome, some_rules
 from tests.lines import a_jpeg
 from tools.cli import app
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from store_parts import Line, a_box, a_line, a_stage, an_arrival, an_outcome
 
 from daemon.config import Retention
 from daemon.pruning import Ages, Pruner, newest_s
 from daemon.records import ExpertSwitch
 from daemon.room import Room
 from daemon.store.values import Clock, Kept
+from tests.daemon.store.store_parts import Line, a_box, a_line, a_stage, an_arrival, an_outcome
 
 DAY_S = 86400.0
 

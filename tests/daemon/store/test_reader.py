@@ -4,12 +4,12 @@ import threading
 
 import pytest
 from sqlalchemy import insert
-from store_parts import Line, a_line, an_arrival, an_outcome
 
 from daemon.records import Published
 from daemon.store import render
 from daemon.store.schema import generations
 from daemon.store.values import Known
+from tests.daemon.store.store_parts import Line, a_line, an_arrival, an_outcome
 
 
 def a_line_with_results(folder) -> tuple[Line, list[Published]]:

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.dialects import postgresql
-from store_parts import Line, a_line, a_stage, an_arrival, an_outcome
 
 from daemon.control import ControlError
 from daemon.reviews import Reviews
 from daemon.store.reviews import Decision, Review, ReviewRefusedError, Waiting, count_of, history, waiting
+from tests.daemon.store.store_parts import Line, a_line, a_stage, an_arrival, an_outcome
 
 
 class Kit:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
-from store_parts import a_line, an_arrival
 
 from daemon.dashboard.database import Database
 from daemon.dashboard.questions_board import Search, find_boards
 from daemon.store.database import open_for_reading
 from daemon.store.schema import boards
 from daemon.store.serials import beginning, folded, has_serial
+from tests.daemon.store.store_parts import a_line, an_arrival
 
 #: Letters with another case only elsewhere, signs that other questions take for patterns, both ends of the alphabet.
 SERIALS = (

@@ -8,7 +8,6 @@ from contextlib import closing
 
 import pytest
 from sqlalchemy import update
-from store_parts import a_box, a_line, a_stage, an_arrival, an_outcome, some_rules
 
 from daemon.records import ExpertSwitch, ExpertVersion, JournalKey, Outcome, Pixels
 from daemon.store.database import StoreError
@@ -16,6 +15,7 @@ from daemon.store.reader import Reader
 from daemon.store.schema import boards
 from daemon.store.store import open_store
 from daemon.store.values import Kept
+from tests.daemon.store.store_parts import a_box, a_line, a_stage, an_arrival, an_outcome, some_rules
 
 
 def rows(line, query, *values):

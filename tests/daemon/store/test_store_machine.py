@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy import event
-from store_parts import a_line, an_arrival, an_outcome
+
+from tests.daemon.store.store_parts import a_line, an_arrival, an_outcome
 
 # mainboard-a of store_parts.RULES, once more and by hand.
 EXPECTED: dict[str, Any] = {"R0402": 2, "QFP64": ["U1", "U2"]}

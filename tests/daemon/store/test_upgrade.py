@@ -8,8 +8,6 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from kept_schemas import FOLDER, SCHEMAS, all_rows, put_back
-from store_parts import an_outcome, some_rules
 
 from daemon.journal import Journal, JournalError
 from daemon.records import JournalKey
@@ -21,6 +19,8 @@ from daemon.store.store import open_store
 from daemon.store.views import VIEWS
 from daemon.writer import Writer
 from tests.contract.client import Line
+from tests.daemon.store.kept_schemas import FOLDER, SCHEMAS, all_rows, put_back
+from tests.daemon.store.store_parts import an_outcome, some_rules
 
 WAITING = [8, 9, 10, 11, 12]
 LAST_SEQ = 9

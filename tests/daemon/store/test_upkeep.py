@@ -4,10 +4,10 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from store_parts import a_line, an_arrival, an_outcome
 
 from daemon.store import upkeep
 from daemon.store.upkeep import Checkpoints, Log
+from tests.daemon.store.store_parts import a_line, an_arrival, an_outcome
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_parts import RULES, a_journal, a_stage, an_arrival, an_outcome, some_rules
 
 from daemon.durable import GROUP_IMAGES
 from daemon.journal import Journal
@@ -24,6 +23,8 @@ from daemon.rulebook import Rulebook
 from daemon.store import keeper
 from daemon.store.store import Store, open_store
 from daemon.writer import Duplicate, WriteFailed, Writer
+from tests import ROOT
+from tests.daemon.store.store_parts import RULES, a_journal, a_stage, an_arrival, an_outcome, some_rules
 from tests.small_disk import small_disk
 
 JPEG = b"\xff\xd8\xff jpeg"
@@ -190,7 +191,7 @@ def test_after_a_restart_unfinished_images_are_given_back_with_their_bytes(runni
 def test_a_killed_process_loses_nothing_that_was_accepted(tmp_path, start):
     """A real SIGKILL amid arrivals: what the child said was accepted is there, with its bytes."""
     child = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("accept_for_ever.py")), str(tmp_path)], stdout=subprocess.PIPE
+        [sys.executable, "-m", "tests.daemon.store.accept_for_ever", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE
     )
     assert child.stdout is not None
     told = b""

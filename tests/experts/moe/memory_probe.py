@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import ROOT
+
 MB = 1 << 20
 
 
@@ -29,8 +31,8 @@ class Probe:
 
 def measure(way: str, folder: Path, budget_bytes: int = 0) -> Probe:
     """In a process of its own."""
-    command = [sys.executable, __file__, way, str(folder), str(budget_bytes)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=280)
+    command = [sys.executable, "-m", "tests.experts.moe.memory_probe", way, str(folder), str(budget_bytes)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=280, cwd=ROOT)
     found = json.loads(done.stdout.splitlines()[-1])
     return Probe(way, found["peak_bytes"], found["open_s"], tuple(found["text"]))
 
@@ -41,10 +43,9 @@ def _resident(key: str) -> int:
 
 
 def _open(way: str, folder: Path, budget_bytes: int):
-    from tiny import load_unmodified
-
     from experts.moe.modes import open_mode
     from experts.moe.runtime import MoeRuntime
+    from tests.experts.moe.tiny import load_unmodified
 
     if way == "runtime":
         return MoeRuntime.open(folder, open_mode("ondemand", folder), budget_bytes).model
@@ -92,5 +93,4 @@ _SMALL = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden
 _SMALL |= {"num_key_value_heads": 1, "num_local_experts": 2}
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[3]))
     main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

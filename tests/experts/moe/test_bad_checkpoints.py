@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import CONTEXT, edit_config, edit_tensors, prompts, write_tiny
 
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey
 from experts.moe.modes import open_mode
 from experts.moe.runtime import MoeRuntime, read_model
 from experts.moe.store import CheckpointStore
+from tests.experts.moe.tiny import CONTEXT, edit_config, edit_tensors, prompts, write_tiny
 
 EXPERT = "model.layers.1.block_sparse_moe.experts.5.w2.weight"
 EXPERT_NOW = "model.layers.1.mlp.experts.5.w2.weight"

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
 
 from experts.moe.duoserve.fitting import Recipe, fit_layer, load_predictors, paths_of, save_layer, states_of
 from experts.moe.duoserve.predictor import Predictor
@@ -18,6 +17,7 @@ from experts.moe.prepared import TRAIN, Prepared
 from experts.moe.runtime import MoeRuntime
 from experts.moe.statistics import popularity
 from experts.moe.trace import Trace, load_trace, save_popularity, save_trace
+from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
 
 FAMILIES = ("mixtral", "qwen2_moe", "olmoe")
 SMALL = Recipe(widths=(32, 16), tokens=800, batch=64)

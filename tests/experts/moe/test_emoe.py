@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
 
 from experts.moe.emoe.fitting import Recipe, Stream, fit_predictor, is_fitted, load_predictor, save_predictor
 from experts.moe.emoe.measuring import WrongRouting, measure
@@ -20,6 +19,7 @@ from experts.moe.policy.schedule import Generation
 from experts.moe.prepared import Prepared
 from experts.moe.runtime import MoeRuntime
 from experts.moe.trace import Trace, popularity_by_task
+from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
 
 SMALL = Recipe(history=3, ahead=2, width=16, blocks=1, steps=12, batch=8)
 TASKS = ("even", "odd")

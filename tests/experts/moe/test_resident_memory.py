@@ -3,8 +3,8 @@
 `tests/moe/fixture_resident_memory.py` compares a checkpoint of 800 MB with other ways to open it.
 """
 
-from memory_probe import MB, measure
-from tiny import write_tiny
+from tests.experts.moe.memory_probe import MB, measure
+from tests.experts.moe.tiny import write_tiny
 
 
 def test_a_model_takes_its_slots_and_little_more_while_it_writes(tmp_path):

@@ -5,12 +5,21 @@ import threading
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import FAMILIES, VOCABULARY, build_tiny, edit_config, edit_tensors, load_unmodified, prompts, write_tiny
 
 from experts.moe.gating import Row
 from experts.moe.modes import open_mode
 from experts.moe.modes.ondemand import OnDemand
 from experts.moe.runtime import MoeRuntime, read_model
+from tests.experts.moe.tiny import (
+    FAMILIES,
+    VOCABULARY,
+    build_tiny,
+    edit_config,
+    edit_tensors,
+    load_unmodified,
+    prompts,
+    write_tiny,
+)
 
 #: Families with transformers' choice of how experts are added up; Switch Transformers has one way only.
 WAYS = [(family, way) for family in FAMILIES if family != "switch_transformers" for way in ("grouped_mm", "eager")]

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from safetensors import safe_open
-from tiny import FAMILIES, prompts, write_tiny
 
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey
@@ -12,6 +11,7 @@ from experts.moe.runtime import MoeRuntime, read_model
 from experts.moe.slotfile import SlotFileStore, slot_file, write_slot_file
 from experts.moe.store import CheckpointStore
 from experts.reading import CachedReader
+from tests.experts.moe.tiny import FAMILIES, prompts, write_tiny
 
 
 class CountingReader(CachedReader):
