@@ -17,7 +17,6 @@ from daemon.backlog import Backlog
 from daemon.catalogs import Catalogs
 from daemon.changed_settings import StartSettings
 from daemon.channel import Channels
-from daemon.children import Children, ChildSpec
 from daemon.config import Config
 from daemon.consumers.deliveries import Deliveries
 from daemon.control import ControlServer
@@ -29,20 +28,21 @@ from daemon.executors import ExecutorThread
 from daemon.extras import install_with
 from daemon.gauges import register_gauges
 from daemon.ground import GroundWatch
+from daemon.host.children import Children, ChildSpec
+from daemon.host.lock import claim
+from daemon.host.own_address import reachable
 from daemon.http_server import HttpServer
 from daemon.intake import Intake
 from daemon.journal import Journal
 from daemon.language import Language
 from daemon.line import Line, compile_kept_rules, curve_keys, start_problems
 from daemon.loader import PoolLoader
-from daemon.lock import claim
 from daemon.made import made
 from daemon.marks import Marks
 from daemon.metrics import Metrics
 from daemon.model_open import opener
 from daemon.operations import Operations
 from daemon.orders import device_of
-from daemon.own_address import reachable
 from daemon.pages import Pages, missing_packages
 from daemon.policy.assign import partition
 from daemon.policy.presets import Tuning, preset

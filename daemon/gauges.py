@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from daemon.host.temperature import Reading
 from daemon.room import Space
-from daemon.temperature import Reading
 
 STATES = ("starting", "ready", "degraded", "draining")
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from daemon.folders import make_folder, sync
+from daemon.host.folders import make_folder, sync
 from daemon.records import JournalKey
 
 FILE_MODE = 0o640

@@ -27,6 +27,7 @@ from daemon.drive import Drive
 from daemon.errors import ConfigError
 from daemon.gauges import Facts
 from daemon.health_answer import Vitals, health
+from daemon.host.temperature import Thermometer
 from daemon.language import Language
 from daemon.line import reload_rules_and_catalog
 from daemon.metrics import Metrics
@@ -34,7 +35,6 @@ from daemon.retention import RetentionThread
 from daemon.reviews import Reviews
 from daemon.rulebook import Rulebook
 from daemon.store.reader import Reader
-from daemon.temperature import Thermometer
 from daemon.timeline import LONGEST_S, Timeline
 from daemon.writer import Writer
 from experts.catalog import Catalog

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from daemon.children import ChildSpec
+from daemon.host.children import ChildSpec
 from daemon.http_server import HttpServer, bind_http
 from daemon.http_token import TokenError, read_token
 

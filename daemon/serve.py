@@ -16,10 +16,10 @@ import structlog
 
 from daemon.app import App
 from daemon.errors import ConfigError, StartError
-from daemon.guard import foreign_owners
+from daemon.host.logs import configure_logs, is_journal
+from daemon.host.package_owners import foreign_owners
+from daemon.host.service_manager import Notifier
 from daemon.line import load_line
-from daemon.logs import configure_logs, is_journal
-from daemon.notify import Notifier
 
 _STARTING_POLL_S = 0.02
 _POLL_S = 0.2

@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 
 from daemon.errors import StartError
-from daemon.folders import make_folder
+from daemon.host.folders import make_folder
 
 #: sun_path of a Unix socket, without its final zero byte.
 MAX_IPC_PATH_BYTES = 107

@@ -126,7 +126,7 @@ def _prune_by_daemon(control: str) -> dict[str, Any]:
 def _prune_here(settings: Any) -> dict[str, Any]:
     """No daemon runs: the line's locks keep it so until this is done."""
     from daemon.errors import StartError
-    from daemon.lock import claim
+    from daemon.host.lock import claim
     from daemon.pruning import prune_alone
     from daemon.store.database import StoreError, sqlite_path
 

@@ -178,7 +178,7 @@ class _Work:
 
     def owned(self, path: Path, *, is_service_here: bool) -> None:
         """A folder for the service to write to: made for its user, or named where another owns it."""
-        from daemon.folders import make_folder
+        from daemon.host.folders import make_folder
 
         is_new = not path.is_dir()
         make_folder(path)

@@ -8,14 +8,14 @@ import os
 import sys
 from pathlib import Path
 
-from daemon.children import live_with_parent
 from daemon.config import load_config
 from daemon.consumers.kinds import make
 from daemon.consumers.process import run_consumer
 from daemon.consumers.slate import Slate
 from daemon.errors import ConfigError
 from daemon.extras import MissingExtraError
-from daemon.logs import configure_logs
+from daemon.host.children import live_with_parent
+from daemon.host.logs import configure_logs
 from daemon.store.database import StoreError
 
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from daemon.children import ChildSpec
 from daemon.config import Config
 from daemon.consumers.slate import Slate
+from daemon.host.children import ChildSpec
 
 
 class Deliveries:

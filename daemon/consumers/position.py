@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from daemon.folders import make_folder, sync
+from daemon.host.folders import make_folder, sync
 
 _MODE = 0o640
 

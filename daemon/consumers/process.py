@@ -15,7 +15,7 @@ from daemon.consumers.runner import Runner
 from daemon.consumers.seam import Consumer
 from daemon.consumers.settings import Kind
 from daemon.consumers.slate import Slate
-from daemon.heart import beat
+from daemon.host.child_heartbeat import beat
 from daemon.store.reader import Reader
 
 #: After SIGTERM; the daemon waits for three.

@@ -11,7 +11,6 @@ import socket
 import sys
 from pathlib import Path
 
-from daemon.children import live_with_parent
 from daemon.config import load_config
 from daemon.dashboard.access import Keyring
 from daemon.dashboard.app import make_app
@@ -19,9 +18,10 @@ from daemon.dashboard.database import NoDatabase
 from daemon.dashboard.server import Server
 from daemon.dashboard.site import make_site
 from daemon.errors import ConfigError, StartError
+from daemon.host.children import live_with_parent
+from daemon.host.logs import configure_logs
 from daemon.http_server import bind_http
 from daemon.http_token import TokenError
-from daemon.logs import configure_logs
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ from daemon.dashboard.access import Guard, Keyring
 from daemon.dashboard.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.page_threads import PageThreads
 from daemon.dashboard.site import Site
-from daemon.heart import beat
+from daemon.host.child_heartbeat import beat
 
 #: Every page's routes, by name: a new page is imported above and adds its line here.
 PAGES: Sequence[Callable[[Site], APIRouter]] = (

@@ -18,7 +18,7 @@ from daemon.dashboard.kept import Kept
 from daemon.dashboard.questions_machine import Holdings, holdings
 from daemon.dashboard.site import Site
 from daemon.dashboard.time_picture import NARROW, WIDE, draw
-from daemon.temperature import Thermometer
+from daemon.host.temperature import Thermometer
 
 #: Seconds that the timeline may show: names are read in the shortest, shifts of work in the longest.
 WINDOWS = (10, 60, 300)

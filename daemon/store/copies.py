@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from daemon.folders import sync
+from daemon.host.folders import sync
 from daemon.sizes import size_text
 from daemon.store.database import FILE_MODE, StoreError
 

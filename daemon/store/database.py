@@ -11,7 +11,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from daemon.extras import MissingExtraError
-from daemon.folders import make_folder
+from daemon.host.folders import make_folder
 
 FILE_MODE = 0o640
 

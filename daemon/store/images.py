@@ -10,7 +10,7 @@ from typing import TypeGuard
 
 import structlog
 
-from daemon.folders import make_folder
+from daemon.host.folders import make_folder
 from daemon.journal import JournalError
 from daemon.records import JournalKey, Pixels
 from daemon.store import raw_pixels

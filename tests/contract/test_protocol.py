@@ -22,7 +22,7 @@ import zmq
 from PIL import Image
 
 from tests.contract.client import RULES, Line, Peer, running, sha256
-from tests.daemon.manager import HOLDABLE
+from tests.daemon.host.manager import HOLDABLE
 from tests.lines import a_jpeg
 from tests.waiting import PATIENCE_S
 from tools.service import free_port

@@ -10,7 +10,7 @@ import zmq
 from daemon.control import ask
 from daemon.errors import StartError
 from daemon.sockets import ServerKeys, bind
-from tests.daemon.manager import Manager, a_holdable_daemon, ended, held
+from tests.daemon.host.manager import Manager, a_holdable_daemon, ended, held
 from tests.lines import a_line
 
 #: Of TEST-NET-1, which no machine has (RFC 5737).

@@ -6,9 +6,9 @@ from contextlib import closing
 from pathlib import Path
 
 from daemon.control import ask
-from daemon.worker import Worker
+from daemon.host.worker import Worker
 from tests.contract.client import Line
-from tests.daemon.manager import Manager, a_holdable_daemon
+from tests.daemon.host.manager import Manager, a_holdable_daemon
 from tests.waiting import until
 
 

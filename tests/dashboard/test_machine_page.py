@@ -19,8 +19,8 @@ from daemon.config import Config, load_config
 from daemon.dashboard import machine_facts as facts
 from daemon.dashboard.questions_machine import Holdings
 from daemon.dashboard.time_picture import NARROW, WIDE, draw
+from daemon.host.temperature import Thermometer
 from daemon.records import BatchDone, ExpertSwitch, QueueSample
-from daemon.temperature import Thermometer
 from daemon.timeline import Timeline
 from tests.dashboard.telling import STATUS, telling
 from tests.dashboard.web import Web

@@ -14,7 +14,7 @@ import pytest
 from daemon.pages import missing_packages
 from tests import ROOT
 from tests.contract.client import RULES
-from tests.daemon.manager import Manager, ended
+from tests.daemon.host.manager import Manager, ended
 from tests.dashboard.browser import ShownLine
 from tests.systemd.sandbox import UNISTD, enter_and_run, settings
 from tests.waiting import PATIENCE_S

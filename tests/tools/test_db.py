@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from daemon.control import ask
-from daemon.lock import claim
+from daemon.host.lock import claim
 from daemon.store.check import check_database
 from tests.lines import a_jpeg, a_line
 from tools.camera.publisher import Publisher

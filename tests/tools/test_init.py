@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from daemon.config import load_config
+from daemon.host.own_address import EVERYWHERE
 from daemon.line import check_line
-from daemon.own_address import EVERYWHERE
 from routing_rules.compile import compile_rules
 from tests.lines import a_jpeg
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from daemon.lock import claim
+from daemon.host.lock import claim
 from daemon.store.store import open_store
 from tests.contract.client import running
 from tools.cli import app

@@ -14,7 +14,7 @@ import pytest
 
 from tests import ROOT
 from tests.contract.client import Line
-from tests.daemon.manager import Manager, ended
+from tests.daemon.host.manager import Manager, ended
 from tests.systemd.sandbox import settings
 from tools.service_files import exec_words
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from daemon.folders import sync
+from daemon.host.folders import sync
 from tools.console import fail
 
 #: As the database: others read through the group.

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-from daemon.folders import sync
+from daemon.host.folders import sync
 from daemon.journal import segment_file
 from daemon.store.copies import (
     State,

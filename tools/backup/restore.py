@@ -13,7 +13,7 @@ from typing import Any
 
 from alembic.script import ScriptDirectory
 
-from daemon.folders import make_folder, sync
+from daemon.host.folders import make_folder, sync
 from daemon.store.copies import room_problem
 from daemon.store.migrate import alembic_config
 from tools.backup.archive import FORMAT, HEAD, SUMS, forget_members

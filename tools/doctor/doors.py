@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import psutil
 
 from daemon.config import Config
+from daemon.host.own_address import EVERYWHERE
 from daemon.keys import open_to
-from daemon.own_address import EVERYWHERE
 from daemon.sockets import TCP
 from tools import service_files
 from tools.console import as_typed

@@ -180,7 +180,7 @@ def _report(folder: Path, made: list[Path], experts: list[str], answers: "Answer
 
 
 def _show_dashboard(folder: Path, dashboard: "Dashboard") -> None:
-    from daemon.own_address import own_address
+    from daemon.host.own_address import own_address
     from tools.init.files import PORT, TOKEN
 
     if dashboard != "no":

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import yaml
 
-from daemon.folders import make_folder
+from daemon.host.folders import make_folder
 from routing_rules.document import read_yaml_text
 from tools.init.answers import Answers, Components, free_floor, size
 

@@ -110,7 +110,7 @@ def _write_here(settings: "Config", fields: dict[str, Any], config: Path) -> Map
     from sqlalchemy.exc import SQLAlchemyError
 
     from daemon.errors import StartError
-    from daemon.lock import claim
+    from daemon.host.lock import claim
     from daemon.reviews import decision, not_stored
     from daemon.store.database import StoreError, sqlite_path
     from daemon.store.reviews import ReviewRefusedError

@@ -21,7 +21,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from daemon.config import Config
-from daemon.folders import sync
+from daemon.host.folders import sync
 from daemon.store.copies import room_problem
 from daemon.store.database import shown
 from tools.asking.package.chosen import Selection, Taken, take_rows

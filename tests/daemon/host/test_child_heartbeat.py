@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from daemon.heart import Heart
+from daemon.host.child_heartbeat import Heart
 
-BEATING = "import asyncio, sys; from daemon.heart import beat; asyncio.run(beat(int(sys.argv[1])))"
+BEATING = "import asyncio, sys; from daemon.host.child_heartbeat import beat; asyncio.run(beat(int(sys.argv[1])))"
 LIMIT_S = 60.0
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from daemon.own_address import own_address, reachable
+from daemon.host.own_address import own_address, reachable
 
 
 def test_every_address_becomes_one_that_is_this_pc_s():

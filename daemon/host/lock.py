@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import IO
 
 from daemon.errors import StartError
-from daemon.folders import make_folder
+from daemon.host.folders import make_folder
 
 
 class Lock:

@@ -21,7 +21,7 @@ from typing import Any
 
 import structlog
 
-from daemon.heart import Heart
+from daemon.host.child_heartbeat import Heart
 
 _LOOK_EVERY_S = 0.1
 _FIRST_BACK_OFF_S = 0.5

@@ -1,4 +1,4 @@
-from daemon.guard import PACKAGES, foreign_owners
+from daemon.host.package_owners import PACKAGES, foreign_owners
 
 
 def test_no_other_distribution_owns_our_package_names() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from daemon.control import ask
-from daemon.notify import Notifier
+from daemon.host.service_manager import Notifier
 from daemon.pulse import Pulse
 from tests.contract.client import Peer
-from tests.daemon.manager import Manager, a_holdable_daemon, ended, held, until_it_stands
+from tests.daemon.host.manager import Manager, a_holdable_daemon, ended, held, until_it_stands
 from tests.lines import a_jpeg, a_line
 
 WATCHDOG_S = 0.8
@@ -66,7 +66,7 @@ def test_a_status_is_said_once_until_it_changes(tmp_path: Path) -> None:
 
 
 def test_a_long_start_asks_for_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.notify._ASK_EVERY_S", 600.0)
+    monkeypatch.setattr("daemon.host.service_manager._ASK_EVERY_S", 600.0)
     with Manager(tmp_path) as manager:
         with Notifier({"NOTIFY_SOCKET": manager.address}).patience():
             assert int(manager.until("EXTEND_TIMEOUT_USEC")["EXTEND_TIMEOUT_USEC"]) == 30_000_000

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from daemon.children import Children, ChildSpec
+from daemon.host.children import Children, ChildSpec
 from tests.waiting import until
 
 SLEEPER = "import time; time.sleep(600)"
 #: Says in a file who it is and what it was given, then goes on until it is ended.
 WITNESS = """
 import json, os, signal, sys, time
-from daemon.children import live_with_parent
+from daemon.host.children import live_with_parent
 live_with_parent()
 heard = []
 def hear(number, _): heard.append(number); say()
@@ -38,7 +38,7 @@ while True: time.sleep(600)
 #: Beats, and then hangs in one of three ways.
 HANGS = """
 import asyncio, os, signal, sys, threading
-from daemon.heart import beat
+from daemon.host.child_heartbeat import beat
 def stop(): os.kill(os.getpid(), signal.SIGSTOP)
 def lock(): one = threading.Lock(); one.acquire(); one.acquire()
 def spin():
@@ -52,7 +52,7 @@ asyncio.run(run())
 """
 PARENT = """
 import sys, time
-from daemon.children import Children, ChildSpec
+from daemon.host.children import Children, ChildSpec
 children = Children([ChildSpec("witness", (sys.executable, "-c", sys.argv[1], sys.argv[2]))])
 children.start()
 while True: time.sleep(0.1)  # a signal that another thread got is noticed by this one when it wakes
@@ -124,7 +124,7 @@ def test_a_child_that_ends_at_once_is_started_ever_more_rarely(tmp_path: Path) -
 def test_a_child_that_hangs_is_killed_and_started_again_whether_it_stands_waits_or_spins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("daemon.children._HUNG_AFTER_S", 0.5)
+    monkeypatch.setattr("daemon.host.children._HUNG_AFTER_S", 0.5)
     ways = ("stop", "lock", "spin")
     children = Children([ChildSpec(way, (sys.executable, "-c", HANGS, way), beats=True) for way in ways])
     children.start()
@@ -140,7 +140,7 @@ def test_a_child_that_hangs_is_killed_and_started_again_whether_it_stands_waits_
 def test_a_child_that_still_starts_is_told_to_read_again_once_it_listens(tmp_path: Path) -> None:
     code = """
 import asyncio, os, signal, sys, time
-from daemon.heart import beat
+from daemon.host.child_heartbeat import beat
 while not os.path.exists(sys.argv[1]): time.sleep(0.02)  # so long SIGHUP would end it
 signal.signal(signal.SIGHUP, lambda *_: open(sys.argv[2], "w").close())
 asyncio.run(beat(int(sys.argv[4])))
@@ -160,7 +160,7 @@ asyncio.run(beat(int(sys.argv[4])))
 
 
 def test_a_child_that_hangs_at_each_start_is_started_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.children._HUNG_AFTER_S", 0.02)
+    monkeypatch.setattr("daemon.host.children._HUNG_AFTER_S", 0.02)
     waits: list[float] = []
     with kept(SLEEPER, beats=True, on_wait=waits.append):  # it never beats, and has ten times as long for a start
         until(lambda: len(waits) > 2)
@@ -233,13 +233,13 @@ def test_no_child_outlives_the_daemon_however_that_died(tmp_path: Path, number: 
 
 
 def test_a_child_that_was_made_just_before_its_daemon_died_ends_by_itself() -> None:
-    code = "from daemon.children import live_with_parent; live_with_parent(); print('alive')"
+    code = "from daemon.host.children import live_with_parent; live_with_parent(); print('alive')"
     done = subprocess.run([sys.executable, "-c", code], input=b"", capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
 
 
 def test_by_hand_it_runs_without_a_daemon() -> None:
-    code = "from daemon.children import live_with_parent; live_with_parent(); print('alive')"
+    code = "from daemon.host.children import live_with_parent; live_with_parent(); print('alive')"
     done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, b"alive\n")
 

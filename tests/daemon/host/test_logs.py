@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from daemon.logs import is_journal
+from daemon.host.logs import is_journal
 
 SAYS = """\
 import os, sys, structlog
 from pathlib import Path
-from daemon.logs import configure_logs
+from daemon.host.logs import configure_logs
 configure_logs(os.environ, sys.stderr, Path(sys.argv[1]))
 log = structlog.get_logger("test")
 """

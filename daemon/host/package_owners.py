@@ -12,7 +12,7 @@ def foreign_owners() -> dict[str, list[str]]:
     """Our package names that another distribution or folder provides, with its owners. Empty when all is well."""
     owners = packages_distributions()
     found = {name: sorted({o for o in owners.get(name, []) if o != DISTRIBUTION}) for name in PACKAGES}
-    home = Path(__file__).resolve().parent.parent
+    home = Path(__file__).resolve().parents[2]
     for name in PACKAGES:
         folder = Path(next(iter(import_module(name).__path__))).resolve()
         if folder.parent != home:
