@@ -13,8 +13,8 @@ from typing import Protocol
 
 from daemon.backlog import Backlog, BacklogLimits
 from daemon.config import Limits
-from daemon.messages import Answer, answer
 from daemon.quota import QuotaLimits, Quotas
+from daemon.wire.messages import Answer, answer
 
 #: While the daemon drains or the disk is full: somebody has to do something, so a second more costs nothing.
 _HELD_RETRY_MS = 1000

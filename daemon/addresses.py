@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from daemon.sockets import ipc_problem
+from daemon.wire.sockets import ipc_problem
 
 #: Stands in `security` for the folder in which systemd puts the secrets of `LoadCredential=`.
 CREDENTIALS = "$CREDENTIALS_DIRECTORY"

@@ -18,12 +18,12 @@ from daemon.accounts import Accounts, IntakeLimits, Peer
 from daemon.asking import Asking, TextSettled
 from daemon.backlog import Backlog
 from daemon.examine import Examination, Look, look_at
-from daemon.frames import Code, MessageError
 from daemon.image_header import LongWalkError
-from daemon.messages import VERSION, Answer, Generate, Hello, Inspect, Message, answer, parse
 from daemon.quarantine import Quarantine
 from daemon.records import Accepted, Arrival, BoardRef
 from daemon.rulebook import Rulebook
+from daemon.wire.frames import Code, MessageError
+from daemon.wire.messages import VERSION, Answer, Generate, Hello, Inspect, Message, answer, parse
 from routing_rules.routes import Routes
 
 #: A write that failed is tried again soon; the publisher's own patience spaces further ones.

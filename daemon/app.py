@@ -9,7 +9,6 @@ from typing import Any
 import structlog
 import zmq
 
-from daemon.access import Access, Http
 from daemon.accounts import backlog_limits, intake_limits
 from daemon.admission import Admission
 from daemon.asking import Asking
@@ -19,10 +18,8 @@ from daemon.changed_settings import StartSettings
 from daemon.channel import Channels
 from daemon.config import Config
 from daemon.consumers.deliveries import Deliveries
-from daemon.control import ControlServer
 from daemon.devices import Measurements, pools_and_executors
 from daemon.drive import Drive
-from daemon.endpoints import Gate
 from daemon.errors import ConfigError, StartError
 from daemon.executors import ExecutorThread
 from daemon.extras import install_with
@@ -56,13 +53,16 @@ from daemon.retention import RetentionThread
 from daemon.room import Claims, Room, places, segment_bytes
 from daemon.rulebook import Rulebook
 from daemon.sharing import images_config
-from daemon.sockets import end_context
 from daemon.store.database import sqlite_path
 from daemon.store.home import place_of
 from daemon.store.reader import Reader
 from daemon.store.store import open_store
 from daemon.texts import TextRows
 from daemon.timeline import Timeline
+from daemon.wire.access import Access, Http
+from daemon.wire.control import ControlServer
+from daemon.wire.endpoints import Gate
+from daemon.wire.sockets import end_context
 from daemon.writer import Writer
 from experts.slot import LayoutShelf, SlotPool
 

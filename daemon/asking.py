@@ -10,9 +10,9 @@ from typing import Protocol
 import structlog
 
 from daemon.accounts import Accounts, Peer
-from daemon.frames import Code, MessageError
-from daemon.messages import Answer, Generate, answer
 from daemon.records import AcceptedText, TextRequest
+from daemon.wire.frames import Code, MessageError
+from daemon.wire.messages import Answer, Generate, answer
 from routing_rules.routes import Routes
 
 _FAILED_RETRY_MS = 500

@@ -12,9 +12,9 @@ from typing import Any
 
 import structlog
 
-from daemon.frames import MAX_HEADER_BYTES, encode
-from daemon.messages import ResultsSince
 from daemon.turns import Turns
+from daemon.wire.frames import MAX_HEADER_BYTES, encode
+from daemon.wire.messages import ResultsSince
 
 #: Questions of one connection, and of all, that may wait.
 _QUESTIONS_PER_PEER = 1000

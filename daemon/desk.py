@@ -7,12 +7,12 @@ pools; either may be named, and what is asked of a device is done in all of its 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from daemon.control import ControlError
 from daemon.orders import device_of
 from daemon.policy.operate import RefusedError
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId
 from daemon.policy.scheduler import Scheduler
 from daemon.policy.snapshot import Snapshot
+from daemon.wire.control import ControlError
 from experts.spec import ExpertId, ExpertSpec
 
 

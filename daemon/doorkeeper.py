@@ -23,7 +23,7 @@ import structlog
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from daemon.socket_thread import Socket
+from daemon.wire.socket_thread import Socket
 
 _LOOK_S = 0.1
 #: libzmq frees an unfinished message in its own time; and trimming is not for every goodbye.

@@ -22,8 +22,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from daemon.errors import StartError
 from daemon.http_answers import PATHS, answer
-from daemon.http_token import TokenError, no_token_text, read_token
-from daemon.sockets import is_open_host
+from daemon.wire.http_token import TokenError, no_token_text, read_token
+from daemon.wire.sockets import is_open_host
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

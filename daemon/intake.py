@@ -19,11 +19,11 @@ from daemon.catch_up import CatchUps, Page, ResultsReader
 from daemon.doorkeeper import Doorkeeper
 from daemon.examine import Examination, Examiner
 from daemon.fair import FairQueue
-from daemon.frames import MAGIC, split_envelope
-from daemon.mailbox import Mailbox
-from daemon.messages import Answer, Generate, Hello, Inspect, ResultsSince, results_answer
-from daemon.socket_thread import Binding, Socket, SocketThread
-from daemon.sockets import ServerKeys, keep_alive, receive
+from daemon.wire.frames import MAGIC, split_envelope
+from daemon.wire.mailbox import Mailbox
+from daemon.wire.messages import Answer, Generate, Hello, Inspect, ResultsSince, results_answer
+from daemon.wire.socket_thread import Binding, Socket, SocketThread
+from daemon.wire.sockets import ServerKeys, keep_alive, receive
 
 #: A turn reads so much, and carries out as long as this: replies of the writer never wait behind a flood. It reads more
 #: than it carries out, since what was not read is served connection by connection, and a flood may have many of them.

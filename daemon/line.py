@@ -14,13 +14,13 @@ from daemon.addresses import CREDENTIALS
 from daemon.config import Config, Security, at_their_keys, load_config, sound_config
 from daemon.consumers.check import consumer_problems, consumer_warnings
 from daemon.devices import Measurements, complete, device_problems, memory_problems, profile_warnings
-from daemon.endpoints import CurveKeys, check_allowed_clients, check_endpoints, check_http
 from daemon.errors import ConfigError
 from daemon.model_check import model_problems
 from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.profile import this_machine
 from daemon.sharing import images_config, sharing_problems
 from daemon.storage import folder_problem, storage_problems
+from daemon.wire.endpoints import CurveKeys, check_allowed_clients, check_endpoints, check_http
 from experts.catalog import Catalog, CatalogFile, resolve
 from experts.errors import WeightsError
 from experts.weights import verify_sha256

@@ -16,13 +16,11 @@ from typing import Any
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.access import Access
 from daemon.admission import Admission
 from daemon.backlog import Backlog
 from daemon.changed_settings import StartSettings
 from daemon.config import Config
 from daemon.consumers.deliveries import Deliveries
-from daemon.control import ControlError, Handler
 from daemon.drive import Drive
 from daemon.errors import ConfigError
 from daemon.gauges import Facts
@@ -36,6 +34,8 @@ from daemon.reviews import Reviews
 from daemon.rulebook import Rulebook
 from daemon.store.reader import Reader
 from daemon.timeline import LONGEST_S, Timeline
+from daemon.wire.access import Access
+from daemon.wire.control import ControlError, Handler
 from daemon.writer import Writer
 from experts.catalog import Catalog
 

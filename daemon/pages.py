@@ -14,7 +14,7 @@ from pathlib import Path
 
 from daemon.host.children import ChildSpec
 from daemon.http_server import HttpServer, bind_http
-from daemon.http_token import TokenError, read_token
+from daemon.wire.http_token import TokenError, read_token
 
 NAME = "dashboard"
 #: A wait that is longer is answered: the first after an end is half a second, and a page then only takes longer.

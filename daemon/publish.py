@@ -12,13 +12,13 @@ from typing import Any
 import structlog
 import zmq
 
-from daemon.frames import encode
-from daemon.mailbox import Mailbox
 from daemon.records import Published
-from daemon.socket_thread import Binding, Socket, SocketThread
-from daemon.sockets import ServerKeys, keep_alive
 from daemon.store.render import topic
 from daemon.store.times import to_text
+from daemon.wire.frames import encode
+from daemon.wire.mailbox import Mailbox
+from daemon.wire.socket_thread import Binding, Socket, SocketThread
+from daemon.wire.sockets import ServerKeys, keep_alive
 
 HEARTBEAT_TOPIC = b"heartbeat/"
 _HEARTBEAT_S = 1.0

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.control import ControlError
-from daemon.frames import MAX_INTEGER
-from daemon.messages import NAME, NAME_EXPECTED, shown
 from daemon.store.reviews import DAEMON, Decision, Review, ReviewRefusedError, is_undo
 from daemon.store.store import Store
+from daemon.wire.control import ControlError
+from daemon.wire.frames import MAX_INTEGER
+from daemon.wire.messages import NAME, NAME_EXPECTED, shown
 
 VERDICTS = ("pass", "fail", "unknown", "review")
 

@@ -13,7 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from daemon.config import load_config
-from daemon.control import ask
+from daemon.wire.control import ask
 from routing_rules.compile import compile_rules
 from tests import ROOT
 from tests.lines import a_jpeg, a_line

@@ -11,12 +11,13 @@ from typing import Any, get_args
 
 import pytest
 
-from daemon import messages, operations
-from daemon.frames import Code
+from daemon import operations
 from daemon.store import render
 from daemon.store.schema import metadata
 from daemon.store.store import open_store
 from daemon.store.views import VIEWS
+from daemon.wire import messages
+from daemon.wire.frames import Code
 from tests import ROOT
 from tests.tools.scripted_daemon import a_daemon, accept
 from tests.waiting import PATIENCE_S

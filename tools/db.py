@@ -93,7 +93,7 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
     from tools.opened import settings_of
 
     settings = settings_of(config)
-    from daemon.control import ControlError
+    from daemon.wire.control import ControlError
 
     try:
         pruned = _prune_by_daemon(settings.endpoints.control)
@@ -112,8 +112,8 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
 
 def _prune_by_daemon(control: str) -> dict[str, Any]:
     """One round of the daemon's; what it pruned meanwhile."""
-    from daemon.control import ask
     from daemon.pruning import Pruned
+    from daemon.wire.control import ask
 
     before = ask(control, "prune", begin=False)
     now = ask(control, "prune", begin=True)

@@ -28,7 +28,7 @@ def new(
 
     Example: coserve keys new camera-3 --dir keys
     """
-    from daemon.keys import KeyFileError, fingerprint, make_key_pair, read_public_key
+    from daemon.wire.keys import KeyFileError, fingerprint, make_key_pair, read_public_key
 
     try:
         public, secret = make_key_pair(folder, name)
@@ -61,8 +61,8 @@ def allow(
 
     Example: coserve keys allow camera-3.key camera-3 --config demo/coserve.yaml
     """
-    from daemon.keys import KeyFileError, checked_key, fingerprint, read_public_key, read_server_keys
-    from daemon.keys import allow as allow_key
+    from daemon.wire.keys import KeyFileError, checked_key, fingerprint, read_public_key, read_server_keys
+    from daemon.wire.keys import allow as allow_key
 
     settings, folder = _allow_list_of(config)
     try:
@@ -86,8 +86,8 @@ def revoke(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = 
 
     Example: coserve keys revoke camera-3 --config demo/coserve.yaml
     """
-    from daemon.keys import KeyFileError
-    from daemon.keys import revoke as revoke_key
+    from daemon.wire.keys import KeyFileError
+    from daemon.wire.keys import revoke as revoke_key
 
     settings, folder = _allow_list_of(config)
     try:
@@ -105,7 +105,7 @@ def list_keys(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) ->
 
     Example: coserve keys list --config demo/coserve.yaml
     """
-    from daemon.keys import KeyFileError, fingerprint, read_allow_list, read_server_keys
+    from daemon.wire.keys import KeyFileError, fingerprint, read_allow_list, read_server_keys
 
     settings, folder = _allow_list_of(config)
     try:
@@ -140,7 +140,7 @@ def _allow_list_of(config: Path) -> tuple[Any, Path]:
 
 def _tell(settings: Any, as_json: bool, sentence: str) -> None:
     """Have a running daemon read the keys again. The files are right already, whatever it answers."""
-    from daemon.control import ControlError, ask
+    from daemon.wire.control import ControlError, ask
 
     try:
         answer = ask(settings.endpoints.control, "keys", timeout_s=30.0)

@@ -326,7 +326,7 @@ def _places(expert: dict[str, Any]) -> str:
 
 def _ask(config: Path, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
     """One question to the daemon of `config`; leaves with status 1 where it answers no, or not at all."""
-    from daemon.control import ControlError, ask
+    from daemon.wire.control import ControlError, ask
     from tools.opened import settings_of
 
     settings = settings_of(config)

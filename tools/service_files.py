@@ -9,8 +9,8 @@ from pathlib import Path
 
 from daemon.addresses import CREDENTIALS
 from daemon.config import Config
-from daemon.sockets import is_open, is_open_host
 from daemon.store.database import server_hosts, sqlite_path
+from daemon.wire.sockets import is_open, is_open_host
 
 NAME = "coserve"
 #: What a stop takes beyond `stop.within`: answers to publishers, the last writes, the last messages; and some peace.

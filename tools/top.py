@@ -51,7 +51,7 @@ def top(
 
 def _looker(config: Path) -> Callable[[], dict[str, Any]]:
     """What asks the daemon of `config`: its status with the queues in one answer."""
-    from daemon.control import ControlError, ask
+    from daemon.wire.control import ControlError, ask
     from tools.opened import settings_of
 
     endpoint = settings_of(config).endpoints.control

@@ -8,7 +8,7 @@ from daemon.consumers.credentials import credential_problems
 from daemon.consumers.kinds import make
 from daemon.consumers.settings import MqttSettings
 from daemon.extras import MissingExtraError
-from daemon.sockets import is_open_host
+from daemon.wire.sockets import is_open_host
 from routing_rules.load import KeyPath
 
 _UNSET = f"{CREDENTIALS} is not set here: systemd sets it for a unit with LoadCredential="

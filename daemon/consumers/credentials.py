@@ -4,7 +4,7 @@ import ssl
 from pathlib import Path
 
 from daemon.consumers.settings import MqttSettings, Tls
-from daemon.keys import open_to
+from daemon.wire.keys import open_to
 
 _MAX_PASSWORD_BYTES = 65_535  # MQTT 5, 3.1.3.6
 

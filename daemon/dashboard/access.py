@@ -21,7 +21,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from daemon.http_token import Token, TokenError, no_token_text, read_token
+from daemon.wire.http_token import Token, TokenError, no_token_text, read_token
 
 #: A form has a few fields; nothing else is sent here.
 MAX_BODY_BYTES = 64 * 1024

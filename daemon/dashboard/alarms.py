@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from daemon.control import ControlError
+from daemon.wire.control import ControlError
 
 Status = Mapping[str, Any]
 

@@ -12,13 +12,13 @@ from fastapi.responses import PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
-from daemon.control import ControlError
 from daemon.dashboard import board, defects, experts, line, machine, review, shell
 from daemon.dashboard.access import Guard, Keyring
 from daemon.dashboard.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.page_threads import PageThreads
 from daemon.dashboard.site import Site
 from daemon.host.child_heartbeat import beat
+from daemon.wire.control import ControlError
 
 #: Every page's routes, by name: a new page is imported above and adds its line here.
 PAGES: Sequence[Callable[[Site], APIRouter]] = (

@@ -21,8 +21,8 @@ from daemon.dashboard.kept import KeptByKey
 from daemon.dashboard.questions_defects import Among, Span
 from daemon.dashboard.review_facts import Facts
 from daemon.dashboard.site import Site
-from daemon.frames import MAX_INTEGER
 from daemon.spreadsheets import cell
+from daemon.wire.frames import MAX_INTEGER
 
 #: Groups of images that are no plain pass; a month of a large line has some ten thousand.
 _MOST_GROUPS = 60_000

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daemon.config import Config
-from daemon.control import ControlError
 from daemon.dashboard import questions_experts as questions
 from daemon.dashboard.database import Database, NoDatabase, TooMuchToCount
 from daemon.dashboard.kept import Kept
 from daemon.dashboard.site import Site
 from daemon.line import compile_kept_rules, load_catalog
 from daemon.store.judged import Calls
+from daemon.wire.control import ControlError
 from experts.catalog import Catalog
 from experts.drift import BINS, Drift, compare
 from experts.spec import ExpertId

@@ -13,13 +13,13 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
 
-from daemon.control import ControlError
 from daemon.dashboard import questions_experts as questions
 from daemon.dashboard.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.expert_facts import ExpertFacts, added, chosen, rules_in_force, shares
 from daemon.dashboard.memory_picture import NARROW, WIDE, draw, state_of
 from daemon.dashboard.site import Site
 from daemon.store.times import to_text
+from daemon.wire.control import ControlError
 from experts.drift import BINS, compare
 from experts.spec import ExpertId
 from experts.versions import Versions, VersionsError

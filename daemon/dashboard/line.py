@@ -5,13 +5,13 @@ from datetime import UTC, datetime
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from daemon.control import ControlError
 from daemon.dashboard.alarms import Status, alarms
 from daemon.dashboard.board import failures
 from daemon.dashboard.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.drifted import DriftWatch
 from daemon.dashboard.questions_line import Day, Today, images_done, newest_boards
 from daemon.dashboard.site import Site
+from daemon.wire.control import ControlError
 
 #: Open boards whose images are counted at each look; a line works at a few.
 _OPEN_COUNTED = 8

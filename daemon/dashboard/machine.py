@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from daemon.control import ControlError
 from daemon.dashboard import machine_facts as facts
 from daemon.dashboard.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.kept import Kept
@@ -19,6 +18,7 @@ from daemon.dashboard.questions_machine import Holdings, holdings
 from daemon.dashboard.site import Site
 from daemon.dashboard.time_picture import NARROW, WIDE, draw
 from daemon.host.temperature import Thermometer
+from daemon.wire.control import ControlError
 
 #: Seconds that the timeline may show: names are read in the shortest, shifts of work in the longest.
 WINDOWS = (10, 60, 300)

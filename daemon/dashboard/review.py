@@ -14,15 +14,15 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 from pydantic import StringConstraints
 from starlette.exceptions import HTTPException
 
-from daemon.control import ControlError
 from daemon.dashboard import questions_review as questions
 from daemon.dashboard.access import safe_path
 from daemon.dashboard.review_facts import Facts, Item
 from daemon.dashboard.review_offers import Offers
 from daemon.dashboard.site import Site
-from daemon.frames import MAX_INTEGER
-from daemon.messages import NAME
 from daemon.store.reviews import Waiting, count_of, waiting
+from daemon.wire.control import ControlError
+from daemon.wire.frames import MAX_INTEGER
+from daemon.wire.messages import NAME
 
 #: More are said as "1000 or more": nobody counts a million for a number in a corner.
 COUNTED = 1000

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Form, Header, Query, Request
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
-from daemon.control import ControlError
 from daemon.dashboard.access import Keyring, safe_path
 from daemon.dashboard.live import Full
 from daemon.dashboard.site import Site
 from daemon.http_answers import NoAnswer, answer
+from daemon.wire.control import ControlError
 
 #: Probes that ask the daemon at once. They wait for no page: a long question of a reader is no sickness of the line.
 _PROBES = 2

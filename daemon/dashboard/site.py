@@ -17,12 +17,12 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from daemon.config import Config
-from daemon.control import ask
 from daemon.dashboard.database import Database
 from daemon.dashboard.kept import Kept
 from daemon.dashboard.live import Live
 from daemon.dashboard.pictures import WIDTHS, Pictures
 from daemon.sizes import size_text
+from daemon.wire.control import ask
 
 _ANSWER_WITHIN_S = 1.0
 _STATUS_KEEPS_S = 0.5
@@ -49,7 +49,7 @@ class Site:
     _status: Kept[Mapping[str, Any]]
 
     def ask_daemon(self, kind: str, /, *, timeout_s: float = _ANSWER_WITHIN_S, **fields: Any) -> dict[str, Any]:
-        """Control's answer to `kind` (daemon/control.py). ControlError with `code` and `reason` where there is none."""
+        """Control's answer to `kind` (daemon/wire/control.py). ControlError with `code` and `reason` where there is none."""
         return ask(self.config.endpoints.control, kind, timeout_s=timeout_s, **fields)
 
     def status(self) -> Mapping[str, Any]:

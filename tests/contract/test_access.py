@@ -12,7 +12,7 @@ import yaml
 import zmq.auth
 from typer.testing import CliRunner
 
-from daemon.control import ask
+from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S
 from tools.camera.publisher import CurveClient, Image, Publisher, PublishError, publish_images

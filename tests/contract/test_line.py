@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from daemon.control import ControlError
-from daemon.control import ask as ask_within
+from daemon.wire.control import ControlError
+from daemon.wire.control import ask as ask_within
 from tests.contract.client import Line, Listener
 from tests.lines import RULES, a_jpeg, a_line
 from tests.waiting import PATIENCE_S

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from daemon.control import ask
 from daemon.policy.presets import PRESETS
 from daemon.trace import replay
+from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S
 from tools.camera.publisher import Image, Publisher, publish_images

@@ -16,9 +16,9 @@ import torch
 import yaml
 
 from daemon.config import load_config
-from daemon.control import ControlError, ask
 from daemon.errors import ConfigError
 from daemon.line import check_line
+from daemon.wire.control import ControlError, ask
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from daemon.control import ask
+from daemon.wire.control import ask
 from experts.vision import frameworks
 from tests.lines import a_jpeg
 from tests.waiting import PATIENCE_S

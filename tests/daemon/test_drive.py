@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from daemon.control import ControlError
 from daemon.policy.presets import PRESETS, UnknownPolicyError
 from daemon.policy.request import Request, RequestId
 from daemon.rulebook import Rulebook
 from daemon.stages import FreshLoad
+from daemon.wire.control import ControlError
 from experts.spec import ExpertId
 from tests.daemon.bench_line import RULES, Line, a_catalog, a_line, a_spec, an_image, routes, says
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from daemon.control import ControlError
 from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS
 from daemon.trace import TraceError, read_calls, read_makeup, replay
+from daemon.wire.control import ControlError
 from experts.spec import ArchitectureId, ExpertId
 from tests.daemon.bench_line import a_catalog, a_line, an_image, routes, says
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from daemon.endpoints import check_http
 from daemon.errors import StartError
 from daemon.health_answer import Vitals, health
 from daemon.http_server import HttpServer
-from daemon.http_token import TokenError, read_token
 from daemon.metrics import Metrics
+from daemon.wire.endpoints import check_http
+from daemon.wire.http_token import TokenError, read_token
 from tests.waiting import until
 
 WELL = Vitals("ready")

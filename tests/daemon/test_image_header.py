@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from daemon.image_header import ImageFacts, ImageHeaderError, check_image
 from daemon.records import Pixels
-from tests.daemon.wire_parts import a_png
+from tests.daemon.wire.wire_parts import a_png
 
 MAX_PIXELS = 64_000_000
 

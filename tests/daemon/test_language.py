@@ -11,8 +11,8 @@ import pytest
 
 import daemon.language
 from daemon.config import Config, Device, Model
-from daemon.control import ControlError
 from daemon.language import Language
+from daemon.wire.control import ControlError
 
 DEVICE, MOST, LEAST, TEXTS = 1000, 400, 100, 50
 

@@ -19,8 +19,8 @@ from daemon.admission import Admission
 from daemon.backlog import BacklogLimits
 from daemon.publish import ResultsStream
 from daemon.records import Published
-from daemon.sockets import end_context
-from tests.daemon.wire_parts import Peer, a_line, a_png, an_inspect
+from daemon.wire.sockets import end_context
+from tests.daemon.wire.wire_parts import Peer, a_line, a_png, an_inspect
 from tests.waiting import until
 from tools.fuzz.mutate import Mutator, Seed
 from tools.stress.raw import GREETING, RawPeer, frame, frame_head

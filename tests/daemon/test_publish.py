@@ -12,7 +12,7 @@ import zmq
 from daemon.errors import StartError
 from daemon.publish import ResultsStream
 from daemon.records import Published
-from daemon.sockets import end_context
+from daemon.wire.sockets import end_context
 
 
 def a_message(seq: int, serial: str = "S1", **body: Any) -> Published:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.quota import QuotaLimits, Quotas
-from tests.daemon.wire_parts import Peer, a_line, a_png, an_inspect
+from tests.daemon.wire.wire_parts import Peer, a_line, a_png, an_inspect
 
 PNG = a_png()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from daemon.control import ask
+from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
 from tests.small_disk import small_disk
 from tools.camera.publisher import Publisher

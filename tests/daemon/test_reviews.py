@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from daemon.control import ControlError
 from daemon.reviews import decision
+from daemon.wire.control import ControlError
 from tests.contract.client import Line, running
 
 GOOD: dict[str, Any] = {"inspection_id": 1, "verdict": "fail", "reviewer": "Eva", "defect": "D1", "note": "a pad"}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import zmq
 
-from daemon.control import ask
 from daemon.errors import StartError
-from daemon.sockets import ServerKeys, bind
+from daemon.wire.control import ask
+from daemon.wire.sockets import ServerKeys, bind
 from tests.daemon.host.manager import Manager, a_holdable_daemon, ended, held
 from tests.lines import a_line
 

@@ -5,8 +5,8 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
-from daemon.control import ask
 from daemon.host.worker import Worker
+from daemon.wire.control import ask
 from tests.contract.client import Line
 from tests.daemon.host.manager import Manager, a_holdable_daemon
 from tests.waiting import until

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.channel import Channels
-from daemon.control import ControlError
 from daemon.drive import Drive
 from daemon.executors import ExecutorThread
 from daemon.loader import PoolLoader
@@ -25,6 +24,7 @@ from daemon.policy.watch import Watch
 from daemon.records import JournalKey, Outcome
 from daemon.rulebook import Rulebook
 from daemon.trace import replay
+from daemon.wire.control import ControlError
 from experts.slot import Slot, SlotPool
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.preprocess import Prepared

@@ -7,7 +7,7 @@ from typing import Any
 
 import zmq
 
-from daemon.control import ControlServer
+from daemon.wire.control import ControlServer
 from tests.dashboard.web import Web
 
 #: Pages keep an answer for half a second.

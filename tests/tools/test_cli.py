@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from daemon.control import ask
 from daemon.store.store import open_store
+from daemon.wire.control import ask
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tools.service import Service

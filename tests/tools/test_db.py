@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from daemon.control import ask
 from daemon.host.lock import claim
 from daemon.store.check import check_database
+from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
 from tools.camera.publisher import Publisher
 from tools.service import Service

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from daemon.control import ControlError, ControlServer
+from daemon.wire.control import ControlError, ControlServer
 from experts.catalog import CatalogFile
 from experts.catalog_edit import read
 from tests.contract.client import Line

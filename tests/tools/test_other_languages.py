@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from daemon.control import ask
+from daemon.wire.control import ask
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S, until

@@ -6,7 +6,7 @@ import zmq
 from rich.console import Console
 from typer.testing import CliRunner
 
-from daemon.control import ControlServer
+from daemon.wire.control import ControlServer
 from tools.cli import app
 from tools.top import draw
 

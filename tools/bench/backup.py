@@ -152,7 +152,7 @@ class _Load:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=quiet_start())  # noqa: S603 - our own command
 
     def _completed(self) -> int:
-        from daemon.control import ask
+        from daemon.wire.control import ask
 
         return ask(f"ipc://{self._config.parent}/run/control.sock", "status", timeout_s=30.0)["completed"]
 

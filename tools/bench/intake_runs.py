@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Literal
 
-from daemon.control import ask
 from daemon.durable import GROUP_BYTES, GROUP_IMAGES
+from daemon.wire.control import ask
 from tools.bench.intake_camera import Order, Seen
 from tools.bench.intake_line import a_jpeg_of, make_line
 from tools.bench.raw_disk import Loop

@@ -99,7 +99,7 @@ def run_line(
 ) -> RunFigures:
     """One fresh database, one daemon, all images as fast as they are taken; `beside` goes on meanwhile."""
     from daemon.config import load_config
-    from daemon.control import ask
+    from daemon.wire.control import ask
     from tools.camera.publisher import Publisher, publish_images
     from tools.service import Service, ServiceError, files_in, sockets_in
 

@@ -132,7 +132,7 @@ def _account(
     control: str, scratch: str, mes: "Subscriber", broker: "Broker", *, persistence: bool, restarts: int
 ) -> Restarts:
     """Once the line has judged everything and the consumer has delivered all of that."""
-    from daemon.control import ask
+    from daemon.wire.control import ask
     from tools.bench.broker import Subscriber
 
     until_s = time.monotonic() + _CATCH_UP_S

@@ -26,7 +26,7 @@ from typing import Any, Self
 import zmq
 import zmq.auth
 
-from daemon.frames import KEY, MAGIC, MAX_HEADER_BYTES, encode
+from daemon.wire.frames import KEY, MAGIC, MAX_HEADER_BYTES, encode
 
 _NEVER_S = float("inf")
 #: A daemon gives a client that it does not let in no answer at all.

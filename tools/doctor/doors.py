@@ -13,8 +13,8 @@ import psutil
 
 from daemon.config import Config
 from daemon.host.own_address import EVERYWHERE
-from daemon.keys import open_to
-from daemon.sockets import TCP
+from daemon.wire.keys import open_to
+from daemon.wire.sockets import TCP
 from tools import service_files
 from tools.console import as_typed
 from tools.doctor.findings import Finding, ok, warn, wrong

@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 
 from daemon.config import Config, load_config
-from daemon.control import ControlError, ask
 from daemon.errors import ConfigError
 from daemon.store.database import StoreError, sqlite_path
+from daemon.wire.control import ControlError, ask
 from tools.doctor.gpu import Driver, find_driver
 from tools.service_files import Places, started_config
 

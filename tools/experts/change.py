@@ -11,7 +11,7 @@ from typing import Literal
 import yaml
 from pydantic import ValidationError
 
-from daemon.control import ControlError
+from daemon.wire.control import ControlError
 from experts.catalog import CatalogEntry, CatalogFile
 from experts.catalog_edit import read
 from experts.errors import WeightsError

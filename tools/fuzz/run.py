@@ -116,7 +116,7 @@ def _valid() -> list[Seed]:
 
 
 def _wait_for_verdicts(control: str) -> None:
-    from daemon.control import ask
+    from daemon.wire.control import ask
 
     until_s = time.monotonic() + 60
     while ask(control, "status", timeout_s=20.0)["backlog"] and time.monotonic() < until_s:

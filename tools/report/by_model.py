@@ -8,8 +8,8 @@ from typing import Any
 import zmq
 
 from daemon.config import Config
-from daemon.control import ControlError, must_listen
-from daemon.frames import MAGIC, encode
+from daemon.wire.control import ControlError, must_listen
+from daemon.wire.frames import MAGIC, encode
 from tools.report.board import BoardReport, in_words
 
 _SOURCE = "report"

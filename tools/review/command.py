@@ -88,8 +88,8 @@ def _sentence(written: Mapping[str, Any], *, is_undone: bool) -> str:
 
 def _write(settings: "Config", fields: dict[str, Any], config: Path) -> Mapping[str, Any]:
     """By the daemon, or here where none runs; what was written. Leaves with 1 or 2 where nothing was."""
-    from daemon.control import ControlError, ask
     from daemon.reviews import decision
+    from daemon.wire.control import ControlError, ask
 
     try:
         decision(fields)

@@ -14,8 +14,8 @@ import yaml
 from sqlalchemy import Row, text
 
 from daemon.config import load_config
-from daemon.control import ask
 from daemon.store.database import open_for_reading
+from daemon.wire.control import ask
 from tools.camera.command import board_plan, images_of
 from tools.camera.publisher import Publisher, publish_images
 from tools.camera.render import render_board

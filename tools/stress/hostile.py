@@ -16,7 +16,7 @@ from typing import Any
 
 import zmq
 
-from daemon.frames import MAGIC, encode
+from daemon.wire.frames import MAGIC, encode
 from tools.console import quiet_start
 from tools.stress.line import OPEN_BOARD_TYPE, make_jpegs
 from tools.stress.raw import GREETING, RawPeer, frame, frame_head

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from daemon.config import load_config
-from daemon.control import ControlError, ask
+from daemon.wire.control import ControlError, ask
 from tools.service import Service
 from tools.stress.account import Books, audit
 from tools.stress.consumer import Consumer, Heard

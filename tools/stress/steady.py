@@ -10,7 +10,7 @@ from typing import Any
 
 import zmq
 
-from daemon.frames import MAGIC, encode
+from daemon.wire.frames import MAGIC, encode
 from tools.stress.line import BOARD_TYPE, IMAGES_PER_BOARD, component_of
 
 #: Without an answer for so long it sends again, as a camera would.

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from daemon.control import ask
 from daemon.host.service_manager import Notifier
 from daemon.pulse import Pulse
+from daemon.wire.control import ask
 from tests.contract.client import Peer
 from tests.daemon.host.manager import Manager, a_holdable_daemon, ended, held, until_it_stands
 from tests.lines import a_jpeg, a_line

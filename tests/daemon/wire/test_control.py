@@ -15,10 +15,10 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from daemon.control import ControlError, ControlServer, Handler
-from daemon.control import ask as ask_within
 from daemon.errors import StartError
-from tests.daemon.wire_parts import Peer
+from daemon.wire.control import ControlError, ControlServer, Handler
+from daemon.wire.control import ask as ask_within
+from tests.daemon.wire.wire_parts import Peer
 
 
 def status(fields: dict[str, Any]) -> dict[str, Any]:

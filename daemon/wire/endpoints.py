@@ -12,9 +12,9 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from daemon.errors import StartError
-from daemon.http_token import TokenError, read_token
-from daemon.keys import KeyFileError, fingerprint, read_allow_list, read_server_keys
-from daemon.sockets import TCP, ZAP_DOMAIN, ipc_problem, is_open, is_open_host
+from daemon.wire.http_token import TokenError, read_token
+from daemon.wire.keys import KeyFileError, fingerprint, read_allow_list, read_server_keys
+from daemon.wire.sockets import TCP, ZAP_DOMAIN, ipc_problem, is_open, is_open_host
 
 #: A client that is not let in is named in the log so often, and so many of them at most in that time.
 _TELL_AGAIN_S = 60.0
@@ -103,7 +103,7 @@ def _check_keys(curve: CurveKeys) -> list[str]:
 class Gate:
     """The daemon's allow-list of CURVE clients: one authenticator for every socket of a ZeroMQ context.
 
-    Sockets bound with `keys` (daemon.sockets) let nobody in while it does not answer.
+    Sockets bound with `keys` (daemon.wire.sockets) let nobody in while it does not answer.
     """
 
     def __init__(self, context: "zmq.Context[Any]", curve: CurveKeys) -> None:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.frames import MessageError, split_envelope
-from daemon.messages import Generate, Hello, Inspect, ResultsSince, parse, results_answer
 from daemon.records import BoardRef, Pixels
-from tests.daemon.wire_parts import an_inspect, frames_of
+from daemon.wire.frames import MessageError, split_envelope
+from daemon.wire.messages import Generate, Hello, Inspect, ResultsSince, parse, results_answer
+from tests.daemon.wire.wire_parts import an_inspect, frames_of
 
 
 def refusal(frames: list[bytes]) -> MessageError:

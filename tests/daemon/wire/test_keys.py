@@ -18,12 +18,14 @@ import pytest
 import zmq
 import zmq.auth
 
-from daemon.access import Access
 from daemon.admission import Admission, IntakeLimits
 from daemon.backlog import Backlog, BacklogLimits
-from daemon.endpoints import CurveKeys, Gate
 from daemon.intake import Intake
-from daemon.keys import (
+from daemon.publish import ResultsStream
+from daemon.quarantine import Quarantine
+from daemon.wire.access import Access
+from daemon.wire.endpoints import CurveKeys, Gate
+from daemon.wire.keys import (
     KeyFileError,
     allow,
     checked_key,
@@ -35,9 +37,7 @@ from daemon.keys import (
     read_server_keys,
     revoke,
 )
-from daemon.publish import ResultsStream
-from daemon.quarantine import Quarantine
-from tests.daemon.wire_parts import MemoryReader, MemoryWriter, a_rulebook, an_inspect, frames_of
+from tests.daemon.wire.wire_parts import MemoryReader, MemoryWriter, a_rulebook, an_inspect, frames_of
 
 HERE = "127.0.0.1"
 

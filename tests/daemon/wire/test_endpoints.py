@@ -11,10 +11,10 @@ import zmq
 import zmq.auth
 from structlog.testing import capture_logs
 
-from daemon.endpoints import CurveKeys, Gate, check_endpoints
 from daemon.errors import StartError
-from daemon.keys import fingerprint, read_public_key
-from daemon.sockets import bind, end_context, is_open
+from daemon.wire.endpoints import CurveKeys, Gate, check_endpoints
+from daemon.wire.keys import fingerprint, read_public_key
+from daemon.wire.sockets import bind, end_context, is_open
 from tools.camera.publisher import CurveClient, Publisher
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
-from daemon.frames import KEY, MAX_HEADER_BYTES, MAX_INTEGER, Header, MessageError, encode, read_header
 from daemon.records import BoardRef, Pixels
+from daemon.wire.frames import KEY, MAX_HEADER_BYTES, MAX_INTEGER, Header, MessageError, encode, read_header
 
 VERSION = 1
 DAY_MS = 86_400_000

@@ -9,8 +9,8 @@ from typing import Any
 import zmq
 
 from daemon.errors import StartError
-from daemon.mailbox import Mailbox
-from daemon.sockets import ServerKeys, bind, rebind, remove_files
+from daemon.wire.mailbox import Mailbox
+from daemon.wire.sockets import ServerKeys, bind, rebind, remove_files
 
 #: How long answers that were given already may still take to leave.
 _LINGER_MS = 500

@@ -15,7 +15,7 @@ from pathlib import Path
 import zmq.auth
 from zmq.utils import z85
 
-from daemon.sockets import ServerKeys
+from daemon.wire.sockets import ServerKeys
 
 _KEY_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

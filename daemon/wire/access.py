@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import structlog
 
-from daemon.endpoints import Gate
 from daemon.errors import StartError
-from daemon.sockets import ServerKeys
+from daemon.wire.endpoints import Gate
+from daemon.wire.sockets import ServerKeys
 
 
 class Guarded(Protocol):

@@ -3,7 +3,7 @@
 import hmac
 from pathlib import Path
 
-from daemon.keys import open_to
+from daemon.wire.keys import open_to
 
 _MIN_CHARS = 32
 
