@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from daemon.backlog import Backlog, BacklogLimits
-from daemon.config import Limits
+from daemon.config.settings import Limits
 from daemon.quota import QuotaLimits, Quotas
 from daemon.wire.messages import Answer, answer
 

@@ -14,9 +14,9 @@ from daemon.admission import Admission
 from daemon.asking import Asking
 from daemon.backlog import Backlog
 from daemon.catalogs import Catalogs
-from daemon.changed_settings import StartSettings
 from daemon.channel import Channels
-from daemon.config import Config
+from daemon.config.changed_settings import StartSettings
+from daemon.config.settings import Config
 from daemon.consumers.deliveries import Deliveries
 from daemon.devices import Measurements, pools_and_executors
 from daemon.drive import Drive

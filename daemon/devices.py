@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from daemon.config import Config, Device
+from daemon.config.settings import Config, Device
 from daemon.errors import ConfigError
 from daemon.policy.assign import partition
 from daemon.policy.matrix import Performance

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from daemon.config import Config, Model
+from daemon.config.settings import Config, Model
 from daemon.model_thread import Finished, ModelThread, outcome_of
 from daemon.policy.lease import Grant, Held, ToImages, ToModel
 from daemon.records import AcceptedText, TextOutcome, TextRequest

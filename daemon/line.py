@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.addresses import CREDENTIALS
-from daemon.config import Config, Security, at_their_keys, load_config, sound_config
+from daemon.config.addresses import CREDENTIALS
+from daemon.config.settings import Config, Security, at_their_keys, load_config, sound_config
 from daemon.consumers.check import consumer_problems, consumer_warnings
 from daemon.devices import Measurements, complete, device_problems, memory_problems, profile_warnings
 from daemon.errors import ConfigError

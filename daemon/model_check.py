@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from daemon.config import Config, Model, at_their_lines
+from daemon.config.settings import Config, Model, at_their_lines
 from daemon.extras import MissingExtraError
 from experts.moe.errors import ModelError
 from routing_rules.load import KeyPath

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from daemon.config import Model
+from daemon.config.settings import Model
 from daemon.model_thread import MODEL_FAILED, Finished
 from daemon.records import AcceptedText
 from experts.moe.engine import Asked, Ended, Engine, Said, Took

@@ -18,8 +18,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.admission import Admission
 from daemon.backlog import Backlog
-from daemon.changed_settings import StartSettings
-from daemon.config import Config
+from daemon.config.changed_settings import StartSettings
+from daemon.config.settings import Config
 from daemon.consumers.deliveries import Deliveries
 from daemon.drive import Drive
 from daemon.errors import ConfigError

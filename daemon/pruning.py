@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 import structlog
 from sqlalchemy import Connection
 
-from daemon.config import Retention
+from daemon.config.settings import Retention
 from daemon.policy.retain import KeptImage, excess_bytes, images_to_prune
 from daemon.room import RESUME_MORE, Room
 from daemon.store import upkeep

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.config import Retention
+from daemon.config.settings import Retention
 from daemon.metrics import Metrics
 from daemon.pruning import Ages, Pruned, Pruner, newest_s
 from daemon.room import RESUME_MORE, Room, Space

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.config import Config
+from daemon.config.settings import Config
 from daemon.sizes import size_text
 from daemon.store.database import sqlite_path
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from daemon.config import Config, Model
+from daemon.config.settings import Config, Model
 from daemon.policy.lease import Lease, Share
 from experts.moe.dense import dense_bytes
 from experts.moe.errors import ModelError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from daemon.config import Config
+from daemon.config.settings import Config
 from daemon.store.database import StoreError, open_for_reading, sqlite_path
 from daemon.store.migrate import check_schema
 

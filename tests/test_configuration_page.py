@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from daemon.config import Config, load_config
+from daemon.config.settings import Config, load_config
 from tests import ROOT
 
 PAGE = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 from typer.testing import CliRunner
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from daemon.wire.control import ask
 from routing_rules.compile import compile_rules
 from tests import ROOT

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from daemon.config import Config, load_config
+from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
 from tools.console import fail
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.addresses import CREDENTIALS
-from daemon.config import Config
+from daemon.config.addresses import CREDENTIALS
+from daemon.config.settings import Config
 from daemon.store.database import server_hosts, sqlite_path
 from daemon.wire.sockets import is_open, is_open_host
 

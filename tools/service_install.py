@@ -12,7 +12,7 @@ import typer
 from tools.console import console, fail
 
 if TYPE_CHECKING:
-    from daemon.config import Config
+    from daemon.config.settings import Config
     from tools.service_files import Places
 
 #: sd_booted(3)
@@ -46,7 +46,7 @@ def install_service(
 
     Example: coserve install-service /etc/coserve/coserve.yaml
     """
-    from daemon.config import load_config
+    from daemon.config.settings import load_config
     from daemon.errors import ConfigError
     from tools.service_files import Places, hidden, unreadable_secrets, written_folders
 
@@ -220,7 +220,7 @@ def _call(*words: str) -> None:
 
 def _left_behind(line: Path | None) -> list[Path]:
     """Where the line's files are, as far as its configuration can still be read."""
-    from daemon.config import load_config
+    from daemon.config.settings import load_config
     from daemon.errors import ConfigError
     from tools.service_files import written_folders
 

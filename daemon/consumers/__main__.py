@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from daemon.consumers.kinds import make
 from daemon.consumers.process import run_consumer
 from daemon.consumers.slate import Slate

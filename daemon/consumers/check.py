@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from daemon.addresses import CREDENTIALS
-from daemon.config import Config, at_their_lines
+from daemon.config.addresses import CREDENTIALS
+from daemon.config.settings import Config, at_their_lines
 from daemon.consumers.credentials import credential_problems
 from daemon.consumers.kinds import make
 from daemon.consumers.settings import MqttSettings

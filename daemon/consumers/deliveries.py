@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from daemon.config import Config
+from daemon.config.settings import Config
 from daemon.consumers.slate import Slate
 from daemon.host.children import ChildSpec
 

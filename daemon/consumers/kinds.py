@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from daemon.config import Config
+from daemon.config.settings import Config
 from daemon.consumers.seam import Consumer
 from daemon.consumers.settings import MqttSettings
 from daemon.extras import MissingExtraError

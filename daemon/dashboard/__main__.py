@@ -11,7 +11,7 @@ import socket
 import sys
 from pathlib import Path
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from daemon.dashboard.access import Keyring
 from daemon.dashboard.app import make_app
 from daemon.dashboard.database import NoDatabase

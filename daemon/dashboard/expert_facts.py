@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from daemon.config import Config
+from daemon.config.settings import Config
 from daemon.dashboard import questions_experts as questions
 from daemon.dashboard.database import Database, NoDatabase, TooMuchToCount
 from daemon.dashboard.kept import Kept

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from daemon.config import Config
+from daemon.config.settings import Config
 from daemon.dashboard.questions_machine import Holdings
 from daemon.room import Room, Space, places
 from daemon.sizes import size_text

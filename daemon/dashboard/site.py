@@ -16,7 +16,7 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
-from daemon.config import Config
+from daemon.config.settings import Config
 from daemon.dashboard.database import Database
 from daemon.dashboard.kept import Kept
 from daemon.dashboard.live import Live
@@ -49,7 +49,7 @@ class Site:
     _status: Kept[Mapping[str, Any]]
 
     def ask_daemon(self, kind: str, /, *, timeout_s: float = _ANSWER_WITHIN_S, **fields: Any) -> dict[str, Any]:
-        """Control's answer to `kind` (daemon/wire/control.py). ControlError with `code` and `reason` where there is none."""
+        """Return control's answer to `kind`. ControlError with `code` and `reason` where there is none."""
         return ask(self.config.endpoints.control, kind, timeout_s=timeout_s, **fields)
 
     def status(self) -> Mapping[str, Any]:

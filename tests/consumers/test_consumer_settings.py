@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config import Config, load_config
+from daemon.config.settings import Config, load_config
 from daemon.consumers.check import consumer_problems, consumer_warnings
 from daemon.consumers.deliveries import Deliveries
 from daemon.consumers.kinds import KINDS
@@ -121,7 +121,7 @@ def test_without_the_extra_check_and_process_say_which_to_install(tmp_path: Path
     code = (
         "import sys; sys.modules['aiomqtt'] = None\n"
         "from pathlib import Path\n"
-        "from daemon.config import load_config\n"
+        "from daemon.config.settings import load_config\n"
         "from daemon.consumers.check import consumer_problems\n"
         "path = Path(sys.argv[1]); print(consumer_problems(path, load_config(path))[0])"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from tests import ROOT
 from tests.consumers.results_database import ResultsDatabase
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from daemon import line as line_module
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from daemon.line import reload_rules_and_catalog
 from experts.weights import read_header
 from tests.contract.client import RULES, Line

@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from daemon.errors import ConfigError
 from daemon.line import check_line
 from daemon.wire.control import ControlError, ask

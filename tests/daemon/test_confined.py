@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from daemon.errors import ConfigError
 from daemon.line import check_line, load_rules_and_catalog
 from daemon.quarantine import Quarantine

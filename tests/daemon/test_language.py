@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import daemon.language
-from daemon.config import Config, Device, Model
+from daemon.config.settings import Config, Device, Model
 from daemon.language import Language
 from daemon.wire.control import ControlError
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from daemon.model_check import model_problems
 from daemon.sharing import images_config, sharing_problems
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from daemon.config import Model
+from daemon.config.settings import Model
 from daemon.records import AcceptedText, TextOutcome, TextRequest
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")

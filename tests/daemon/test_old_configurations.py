@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from daemon.config import Config, load_config, sound_config
+from daemon.config.settings import Config, load_config, sound_config
 from daemon.errors import ConfigError
 from daemon.line import check_line, load_catalog
 from daemon.profile import load_profile

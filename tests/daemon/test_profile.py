@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from daemon.config import Config, load_config
+from daemon.config.settings import Config, load_config
 from daemon.devices import Measurements, complete, memory_problems, pools_and_executors, profile_warnings
 from daemon.errors import ConfigError
 from daemon.policy.request import RAM

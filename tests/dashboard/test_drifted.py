@@ -8,7 +8,7 @@ pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
 import numpy as np
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from daemon.dashboard.alarms import alarms
 from daemon.dashboard.drifted import Drifted, DriftWatch
 from daemon.dashboard.site import make_site

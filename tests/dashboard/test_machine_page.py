@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
-from daemon.config import Config, load_config
+from daemon.config.settings import Config, load_config
 from daemon.dashboard import machine_facts as facts
 from daemon.dashboard.questions_machine import Holdings
 from daemon.dashboard.time_picture import NARROW, WIDE, draw

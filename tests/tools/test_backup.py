@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from daemon.journal import Journal
 from daemon.records import Accepted, Arrival, BoardRef, JournalKey, Outcome, Pixels
 from daemon.store.store import Store, open_store

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from experts.catalog import CatalogFile, resolve
 from experts.slot import SlotPool
 from experts.spec import ExpertId, ExpertSpec

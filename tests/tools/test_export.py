@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from daemon.store.database import open_for_reading
 from tests.contract.client import Line
 from tests.small_disk import small_disk

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from daemon.host.own_address import EVERYWHERE
 from daemon.line import check_line
 from routing_rules.compile import compile_rules

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from tests.systemd.sandbox import settings
 from tools.cli import app
 from tools.console import default_config

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from daemon.config import Config, load_config, read_settings
+from daemon.config.environment import is_setting
+from daemon.config.settings import Config, load_config, read_settings
 from daemon.consumers.position import PositionFile
-from daemon.environment import is_setting
 from daemon.errors import ConfigError
 from daemon.store.database import shown, sqlite_path
 from experts.catalog import CatalogFile

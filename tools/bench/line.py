@@ -98,7 +98,7 @@ def run_line(
     beside: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> RunFigures:
     """One fresh database, one daemon, all images as fast as they are taken; `beside` goes on meanwhile."""
-    from daemon.config import load_config
+    from daemon.config.settings import load_config
     from daemon.wire.control import ask
     from tools.camera.publisher import Publisher, publish_images
     from tools.service import Service, ServiceError, files_in, sockets_in

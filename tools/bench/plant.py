@@ -103,7 +103,7 @@ def broken_promises(runs: Sequence[Restarts], rates: Mapping[str, Any]) -> list[
 
 def restart_a_broker(config: Path, images: "list[Image]", restarts: int, *, persistence: bool) -> Restarts:
     """One line that judges all the time, one broker that is ended `restarts` times, one subscriber that comes back."""
-    from daemon.config import load_config
+    from daemon.config.settings import load_config
     from tools.bench.broker import Broker, Subscriber
     from tools.camera.publisher import Publisher, publish_images
 

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.config import Retention
+from daemon.config.settings import Retention
 from daemon.journal import Journal
 from daemon.metrics import Metrics
 from daemon.records import Accepted, Arrival, BoardRef, Outcome, Pixels, Stage

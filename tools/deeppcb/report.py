@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from daemon.line import load_rules_and_catalog
 from experts.catalog import Catalog
 from experts.slot import SlotPool

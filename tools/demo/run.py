@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from daemon.wire.control import ControlError, ask
 from tools.camera.command import DEFECT_RATE, board_plan
 from tools.camera.render import Board, board_types, render_board

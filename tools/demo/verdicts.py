@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from daemon.store.database import StoreError, open_for_reading
 
 _PARTS = """

@@ -9,7 +9,7 @@ import zmq
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.config import Config
+from daemon.config.settings import Config
 from daemon.errors import ConfigError
 from daemon.extras import install_with
 from daemon.line import load_rules_and_catalog, settings_problems

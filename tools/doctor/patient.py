@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from daemon.config import Config, load_config
+from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
 from daemon.store.database import StoreError, sqlite_path
 from daemon.wire.control import ControlError, ask

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.config import Config, load_config
+from daemon.config.settings import Config, load_config
 from daemon.devices import complete, memory_problems
 from daemon.errors import ConfigError
 from daemon.line import load_routes, weights_folders

@@ -12,7 +12,7 @@ from typing import Any
 
 import zmq
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from tools.fuzz.mutate import Frames, Mutator, Seed
 from tools.service import Service
 from tools.stress.account import Books, audit

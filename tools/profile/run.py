@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
-from daemon.config import Config, Device
+from daemon.config.settings import Config, Device
 from daemon.line import Line
 from daemon.policy.matrix import Performance
 from daemon.policy.predict import expert_facts

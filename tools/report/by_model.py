@@ -7,7 +7,7 @@ from typing import Any
 
 import zmq
 
-from daemon.config import Config
+from daemon.config.settings import Config
 from daemon.wire.control import ControlError, must_listen
 from daemon.wire.frames import MAGIC, encode
 from tools.report.board import BoardReport, in_words

@@ -29,7 +29,7 @@ def report(
 
     Example: coserve report S0017 --config demo/coserve.yaml
     """
-    from daemon.config import load_config
+    from daemon.config.settings import load_config
     from daemon.errors import ConfigError
     from tools.report.board import in_words, read_board
     from tools.report.by_model import NoTextError, written_by

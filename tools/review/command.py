@@ -12,7 +12,7 @@ import typer
 from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
 
 if TYPE_CHECKING:
-    from daemon.config import Config
+    from daemon.config.settings import Config
     from daemon.store.reviews import Review
 
 _WAIT_S = 10.0

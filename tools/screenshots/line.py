@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from sqlalchemy import Row, text
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from daemon.store.database import open_for_reading
 from daemon.wire.control import ask
 from tools.camera.command import board_plan, images_of

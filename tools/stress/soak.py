@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from daemon.config import load_config
+from daemon.config.settings import load_config
 from daemon.wire.control import ControlError, ask
 from tools.service import Service
 from tools.stress.account import Books, audit

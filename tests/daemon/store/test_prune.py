@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config import Retention
+from daemon.config.settings import Retention
 from daemon.pruning import Ages, Pruner, newest_s
 from daemon.records import ExpertSwitch
 from daemon.room import Room

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from daemon.config import Config
+from daemon.config.settings import Config
 from daemon.spreadsheets import cell
 from daemon.store.raw_pixels import as_sent
 from tools.asking.package.chosen import Taken

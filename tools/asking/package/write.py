@@ -20,7 +20,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from daemon.config import Config
+from daemon.config.settings import Config
 from daemon.host.folders import sync
 from daemon.store.copies import room_problem
 from daemon.store.database import shown

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from daemon.changed_settings import StartSettings
+from daemon.config.changed_settings import StartSettings
 
 
 def test_changed_added_and_removed_settings_are_named_by_key(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from daemon.config import Config, load_config
+from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
 
 _ABSENT = object()

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from daemon.renamed import new_name_of
+from daemon.config.renamed import new_name_of
 from routing_rules.load import Document, KeyPath, Problem, nearest
 
 _PREFIX = "COSERVE_"

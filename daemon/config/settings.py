@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
 
-from daemon.addresses import absolute_database, absolute_endpoint, absolute_secret, http_endpoint
+from daemon.config.addresses import absolute_database, absolute_endpoint, absolute_secret, http_endpoint
+from daemon.config.environment import override
+from daemon.config.renamed import RENAMED, understand_old_names
 from daemon.consumers.settings import NAME as _CONSUMER_NAME
 from daemon.consumers.settings import MqttSettings, consumer_mistakes
-from daemon.environment import override
 from daemon.errors import ConfigError
 from daemon.quantities import Bytes, Count, Seconds
-from daemon.renamed import RENAMED, understand_old_names
 from routing_rules.load import Document, KeyPath, Problem, read_yaml, salvage
 
 #: As PROTOCOL.md lets a publisher name one, without what a shell would trip over.

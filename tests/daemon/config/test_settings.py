@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config import Config, load_config
+from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
 from daemon.quantities import parse_bytes, parse_seconds
 
