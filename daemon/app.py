@@ -17,7 +17,7 @@ from daemon.catalogs import Catalogs
 from daemon.channel import Channels
 from daemon.config.changed_settings import StartSettings
 from daemon.config.settings import Config
-from daemon.consumers.deliveries import Deliveries
+from daemon.delivery.deliveries import Deliveries
 from daemon.devices import Measurements, pools_and_executors
 from daemon.drive import Drive
 from daemon.errors import ConfigError, StartError

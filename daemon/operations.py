@@ -20,7 +20,7 @@ from daemon.admission import Admission
 from daemon.backlog import Backlog
 from daemon.config.changed_settings import StartSettings
 from daemon.config.settings import Config
-from daemon.consumers.deliveries import Deliveries
+from daemon.delivery.deliveries import Deliveries
 from daemon.drive import Drive
 from daemon.errors import ConfigError
 from daemon.gauges import Facts

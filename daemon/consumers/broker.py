@@ -17,7 +17,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from daemon.consumers.seam import DeliveryError
+from daemon.consumers.protocol import DeliveryError
 
 #: Refusals that time may mend (MQTT 5, 2.4): unspecified or specific errors of the broker, unavailable, busy, shutting
 #: down, a quota, a rate. Every other one is for a person.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from daemon.config.settings import Config
-from daemon.consumers.seam import Consumer
+from daemon.consumers.protocol import Consumer
 from daemon.consumers.settings import MqttSettings
 from daemon.extras import MissingExtraError
 

@@ -15,7 +15,7 @@ from paho.mqtt.properties import Properties
 
 from daemon.consumers.broker import BrokerClient, RefusedError, trouble, why_ended
 from daemon.consumers.credentials import CredentialError, read_password, tls_context
-from daemon.consumers.seam import DeliveryError, Message
+from daemon.consumers.protocol import DeliveryError, Message
 from daemon.consumers.settings import MqttSettings
 from daemon.wire.frames import encode
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from daemon.config.environment import is_setting
 from daemon.config.settings import Config, load_config, read_settings
-from daemon.consumers.position import PositionFile
+from daemon.delivery.position import PositionFile
 from daemon.errors import ConfigError
 from daemon.store.database import shown, sqlite_path
 from experts.catalog import CatalogFile

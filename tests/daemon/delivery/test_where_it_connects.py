@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("aiomqtt")
 
-from tests.consumers.results_database import ResultsDatabase
 from tests.contract.test_no_outbound import WITHOUT_A_NETWORK, must_have_namespaces
+from tests.daemon.delivery.results_database import ResultsDatabase
 
 #: Runs a consumer until it has said that it waits: for a broker that is not there, and for one on another network.
 RUN = """
@@ -18,7 +18,7 @@ import json, subprocess, sys
 from tests.contract.without_a_network import kernel_counts
 def run(name):
     before = kernel_counts()
-    command = [sys.executable, "-m", "daemon.consumers", sys.argv[1], name]
+    command = [sys.executable, "-m", "daemon.delivery", sys.argv[1], name]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     said = next(line for line in process.stderr if "consumer_waiting" in line)
     process.terminate()

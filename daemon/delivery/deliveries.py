@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.config.settings import Config
-from daemon.consumers.slate import Slate
+from daemon.delivery.status_page import Slate
 from daemon.host.children import ChildSpec
 
 
@@ -25,7 +25,7 @@ class Deliveries:
             ChildSpec(
                 _child(name),
                 (
-                    *(sys.executable, "-m", "daemon.consumers", str(self._path), name),
+                    *(sys.executable, "-m", "daemon.delivery", str(self._path), name),
                     *("--slate", str(slate.fd), "--newest", str(last_seq)),
                 ),
                 pass_fds=(slate.fd,),

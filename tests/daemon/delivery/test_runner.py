@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.consumers import runner as runner_module
-from daemon.consumers.position import PositionFile
-from daemon.consumers.runner import BATCH, Runner
-from daemon.consumers.seam import DeliveryError, Message
-from daemon.consumers.slate import Slate
+from daemon.consumers.protocol import DeliveryError, Message
+from daemon.delivery import runner as runner_module
+from daemon.delivery.position import PositionFile
+from daemon.delivery.runner import BATCH, Runner
+from daemon.delivery.status_page import Slate
 from daemon.store.reader import Reader
-from tests.consumers.results_database import BEGIN, ResultsDatabase
+from tests.daemon.delivery.results_database import BEGIN, ResultsDatabase
 from tests.small_disk import small_disk
 
 

@@ -1,4 +1,4 @@
-"""`python -m daemon.consumers CONFIG NAME`: one consumer as a process of its own, which the daemon keeps running.
+"""`python -m daemon.delivery CONFIG NAME`: one consumer as a process of its own, which the daemon keeps running.
 
 By hand it says what it does on stderr. Exit status 2: its configuration is wrong, or the packages it needs are missing.
 """
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from daemon.config.settings import load_config
 from daemon.consumers.kinds import make
-from daemon.consumers.process import run_consumer
-from daemon.consumers.slate import Slate
+from daemon.delivery.process import run_consumer
+from daemon.delivery.status_page import Slate
 from daemon.errors import ConfigError
 from daemon.extras import MissingExtraError
 from daemon.host.children import live_with_parent
@@ -22,7 +22,7 @@ from daemon.store.database import StoreError
 def main() -> int:
     """Run until SIGTERM or SIGINT."""
     live_with_parent()
-    parser = argparse.ArgumentParser(prog="python -m daemon.consumers", description="Bring results to one consumer.")
+    parser = argparse.ArgumentParser(prog="python -m daemon.delivery", description="Bring results to one consumer.")
     parser.add_argument("config", type=Path, metavar="CONFIG", help="the line's coserve.yaml")
     parser.add_argument("name", metavar="NAME", help="which of its `consumers`")
     parser.add_argument("--slate", type=int, metavar="FD", help="where the daemon reads how it is")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.consumers.position import Mark, Position, PositionError, PositionFile
+from daemon.delivery.position import Mark, Position, PositionError, PositionFile
 
 AT = "2026-11-22T07:00:00.000Z"
 
@@ -82,7 +82,7 @@ def test_going_back_forgets_what_came_after() -> None:
 def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     code = (
         "import itertools, pathlib, sys\n"
-        "from daemon.consumers.position import *\n"
+        "from daemon.delivery.position import *\n"
         "file = PositionFile(pathlib.Path(sys.argv[1]), 'plant')\n"
         "for seq in itertools.count(1): file.save(Position(seq))"
     )

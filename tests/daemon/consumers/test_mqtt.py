@@ -17,15 +17,15 @@ import pytest
 pytest.importorskip("aiomqtt")
 
 from daemon.consumers import mqtt as mqtt_module
-from daemon.consumers import runner as runner_module
 from daemon.consumers.mqtt import Mqtt
-from daemon.consumers.position import PositionFile
-from daemon.consumers.runner import Runner
 from daemon.consumers.settings import MqttSettings
-from daemon.consumers.slate import Slate
+from daemon.delivery import runner as runner_module
+from daemon.delivery.position import PositionFile
+from daemon.delivery.runner import Runner
+from daemon.delivery.status_page import Slate
 from daemon.store.reader import Reader
-from tests.consumers.results_database import ResultsDatabase
-from tests.consumers.scripted_broker import ScriptedBroker
+from tests.daemon.consumers.scripted_broker import ScriptedBroker
+from tests.daemon.delivery.results_database import ResultsDatabase
 from tests.waiting import until
 from tools.bench.broker import Broker, Subscriber, free_port, mosquitto
 
@@ -168,14 +168,14 @@ def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tm
         for last in range(2):
             total = database.grow(600)
             process = subprocess.Popen(
-                [sys.executable, "-m", "daemon.consumers", str(config), "plant"], stdin=subprocess.DEVNULL
+                [sys.executable, "-m", "daemon.delivery", str(config), "plant"], stdin=subprocess.DEVNULL
             )
             until(lambda last=last: mes.seqs > {*range(1, last * 1800 + 500)})
             process.kill()
             process.wait()
             until(lambda: mes.bodies("status")[-1] == {"state": "offline"})
         process = subprocess.Popen(
-            [sys.executable, "-m", "daemon.consumers", str(config), "plant"], stdin=subprocess.DEVNULL
+            [sys.executable, "-m", "daemon.delivery", str(config), "plant"], stdin=subprocess.DEVNULL
         )
         until(lambda: len(mes.seqs) == total)
         until(lambda: mes.bodies("status")[-1]["state"] == "online")

@@ -10,11 +10,11 @@ import pytest
 
 from daemon.config.settings import Config, load_config
 from daemon.consumers.check import consumer_problems, consumer_warnings
-from daemon.consumers.deliveries import Deliveries
 from daemon.consumers.kinds import KINDS
-from daemon.consumers.position import Position, PositionFile
 from daemon.consumers.settings import MqttSettings
-from daemon.consumers.slate import Slate
+from daemon.delivery.deliveries import Deliveries
+from daemon.delivery.position import Position, PositionFile
+from daemon.delivery.status_page import Slate
 from daemon.errors import ConfigError
 from tools.backup.contents import contents_of
 from tools.service_files import credentials, drop_ins, written_folders
@@ -134,14 +134,14 @@ def test_without_the_extra_check_and_process_say_which_to_install(tmp_path: Path
 
 def test_a_consumer_that_is_not_configured_is_named(tmp_path: Path) -> None:
     a_config(tmp_path, "  plant: {kind: mqtt, host: 127.0.0.1}\n")
-    command = [sys.executable, "-m", "daemon.consumers", str(tmp_path / "coserve.yaml"), "office"]
+    command = [sys.executable, "-m", "daemon.delivery", str(tmp_path / "coserve.yaml"), "office"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 2
     assert "there is no consumer office among `consumers`: plant" in done.stderr
 
 
 def test_the_configuration_alone_needs_no_extra() -> None:
-    code = "import sys; sys.modules['aiomqtt'] = None; import daemon.consumers.check, daemon.consumers.deliveries"
+    code = "import sys; sys.modules['aiomqtt'] = None; import daemon.consumers.check, daemon.delivery.deliveries"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

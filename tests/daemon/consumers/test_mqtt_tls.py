@@ -15,7 +15,7 @@ pytest.importorskip("aiomqtt")
 
 from daemon.consumers.credentials import credential_problems
 from daemon.consumers.mqtt import Mqtt
-from daemon.consumers.seam import DeliveryError
+from daemon.consumers.protocol import DeliveryError
 from daemon.consumers.settings import MqttSettings
 from tools.bench.broker import Broker, mosquitto
 

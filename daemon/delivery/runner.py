@@ -14,9 +14,9 @@ from typing import Any, ParamSpec, TypeVar
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.consumers.position import Mark, Position, PositionError, PositionFile
-from daemon.consumers.seam import Consumer, DeliveryError, Message, State
-from daemon.consumers.slate import Slate
+from daemon.consumers.protocol import Consumer, DeliveryError, Message, State
+from daemon.delivery.position import Mark, Position, PositionError, PositionFile
+from daemon.delivery.status_page import Slate
 from daemon.store.database import StoreError
 from daemon.store.reader import Reader
 

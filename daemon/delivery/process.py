@@ -10,11 +10,11 @@ from typing import Literal
 
 import structlog
 
-from daemon.consumers.position import PositionFile
-from daemon.consumers.runner import Runner
-from daemon.consumers.seam import Consumer
+from daemon.consumers.protocol import Consumer
 from daemon.consumers.settings import Kind
-from daemon.consumers.slate import Slate
+from daemon.delivery.position import PositionFile
+from daemon.delivery.runner import Runner
+from daemon.delivery.status_page import Slate
 from daemon.host.child_heartbeat import beat
 from daemon.store.reader import Reader
 

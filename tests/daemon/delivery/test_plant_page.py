@@ -13,7 +13,7 @@ import yaml
 
 from daemon.config.settings import load_config
 from tests import ROOT
-from tests.consumers.results_database import ResultsDatabase
+from tests.daemon.delivery.results_database import ResultsDatabase
 
 PAGE = (ROOT / "docs/plant.md").read_text(encoding="utf-8")
 LINE = "rules: rules.yaml\ncatalog: catalog.yaml\ndevices: {cpu: {expert_memory: 1GB}}\n"
