@@ -13,12 +13,10 @@ from daemon.accounts import backlog_limits, intake_limits
 from daemon.admission import Admission
 from daemon.asking import Asking
 from daemon.backlog import Backlog
-from daemon.catalogs import Catalogs
 from daemon.channel import Channels
 from daemon.config.changed_settings import StartSettings
 from daemon.config.settings import Config
 from daemon.delivery.deliveries import Deliveries
-from daemon.devices import Measurements, pools_and_executors
 from daemon.drive import Drive
 from daemon.errors import ConfigError, StartError
 from daemon.executors import ExecutorThread
@@ -32,7 +30,11 @@ from daemon.http_server import HttpServer
 from daemon.intake import Intake
 from daemon.journal import Journal
 from daemon.language import Language
-from daemon.line import Line, compile_kept_rules, curve_keys, start_problems
+from daemon.line.catalogs import Catalogs
+from daemon.line.devices import Measurements, pools_and_executors
+from daemon.line.line import Line, compile_kept_rules, curve_keys, start_problems
+from daemon.line.rulebook import Rulebook
+from daemon.line.shared_devices import images_config
 from daemon.loader import PoolLoader
 from daemon.made import made
 from daemon.marks import Marks
@@ -51,8 +53,6 @@ from daemon.records import Outcome
 from daemon.reports import Reports
 from daemon.retention import RetentionThread
 from daemon.room import Claims, Room, places, segment_bytes
-from daemon.rulebook import Rulebook
-from daemon.sharing import images_config
 from daemon.store.database import sqlite_path
 from daemon.store.home import place_of
 from daemon.store.reader import Reader

@@ -19,6 +19,7 @@ from daemon.events import Ask, Event, Events, Reload, Stop, answer_of
 from daemon.flow import Flow, request_of
 from daemon.hands import Hands, HungBatch, HungLoad, Running
 from daemon.health import Health
+from daemon.line.rulebook import Rulebook
 from daemon.orders import Answered, BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
 from daemon.policy.actions import Load, Resize, Run, Unload, Wait
 from daemon.policy.matrix import Performance
@@ -26,7 +27,6 @@ from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning
 from daemon.policy.request import PoolFacts, PoolId
 from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample
-from daemon.rulebook import Rulebook
 from daemon.stages import FreshLoad, batch_of, stage_of, switch_of
 from daemon.trace import Makeup, RecordingScheduler
 from experts.spec import ExpertId, ExpertSpec

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import structlog
 
 from daemon.config.settings import Config, Model
+from daemon.line.shared_devices import SharedDevice, shared_devices
 from daemon.model_thread import Finished, ModelThread, outcome_of
 from daemon.policy.lease import Grant, Held, ToImages, ToModel
 from daemon.records import AcceptedText, TextOutcome, TextRequest
-from daemon.sharing import SharedDevice, shared_devices
 from daemon.wire.control import ControlError
 from experts.moe.errors import ModelError
 from experts.moe.text import PromptError, TextCodec

@@ -27,11 +27,11 @@ from daemon.gauges import Facts
 from daemon.health_answer import Vitals, health
 from daemon.host.temperature import Thermometer
 from daemon.language import Language
-from daemon.line import reload_rules_and_catalog
+from daemon.line.line import reload_rules_and_catalog
+from daemon.line.rulebook import Rulebook
 from daemon.metrics import Metrics
 from daemon.retention import RetentionThread
 from daemon.reviews import Reviews
-from daemon.rulebook import Rulebook
 from daemon.store.reader import Reader
 from daemon.timeline import LONGEST_S, Timeline
 from daemon.wire.access import Access

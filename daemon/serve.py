@@ -19,7 +19,7 @@ from daemon.errors import ConfigError, StartError
 from daemon.host.logs import configure_logs, is_journal
 from daemon.host.package_owners import foreign_owners
 from daemon.host.service_manager import Notifier
-from daemon.line import load_line
+from daemon.line.line import load_line
 
 _STARTING_POLL_S = 0.02
 _POLL_S = 0.2

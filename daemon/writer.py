@@ -20,9 +20,9 @@ from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 
 from daemon.durable import Duplicate, Group, JournalThread, Reply, Submitted, WriteFailed
 from daemon.journal import Journal, JournalError
+from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Published
 from daemon.room import NoRoomError, Room
-from daemon.rulebook import Rulebook
 from daemon.segments import Segments
 from daemon.store.images import ImageFolder
 from daemon.store.keeper import Keeper

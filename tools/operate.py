@@ -52,7 +52,7 @@ def check(config: ConfigPath, as_json: AsJson = False) -> None:
     Example: coserve check demo/coserve.yaml
     """
     _must_exist(config)
-    from daemon.line import check_line
+    from daemon.line.line import check_line
 
     problems, facts = check_line(config)
     if as_json:
@@ -86,7 +86,7 @@ def rules_check(
     _must_exist(file, "a rules file")
     if catalog is not None:
         _must_exist(catalog, "the catalog, for example experts/catalog.yaml")
-    from daemon.line import check_rules
+    from daemon.line.line import check_rules
 
     problems = check_rules(file, catalog)
     if as_json:

@@ -10,7 +10,7 @@ from daemon.dashboard.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.kept import Kept
 from daemon.dashboard.questions_experts import confidences
 from daemon.dashboard.site import Site
-from daemon.line import load_catalog
+from daemon.line.line import load_catalog
 from experts.drift import compare
 
 _KEEPS_S = 60.0

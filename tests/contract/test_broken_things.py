@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from daemon import line as line_module
 from daemon.config.settings import load_config
-from daemon.line import reload_rules_and_catalog
+from daemon.line.line import line as line_module
+from daemon.line.line import reload_rules_and_catalog
 from experts.weights import read_header
 from tests.contract.client import RULES, Line
 from tests.lines import a_jpeg

@@ -17,7 +17,7 @@ import yaml
 
 from daemon.config.settings import load_config
 from daemon.errors import ConfigError
-from daemon.line import check_line
+from daemon.line.line import check_line
 from daemon.wire.control import ControlError, ask
 from tests import ROOT
 from tests.lines import a_jpeg, a_line

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from daemon.drive import Drive
 from daemon.fakes import AnswerOf, FakeChannels, FakeExecutor, FakeLoader, FakePool, Timeline
+from daemon.line.rulebook import Rulebook
 from daemon.orders import ImageOrder, Unanswered
 from daemon.policy.assign import partition
 from daemon.policy.matrix import Performance
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId, Processor
 from daemon.records import Accepted, ExpertSwitch, JournalKey, Outcome, Pixels
-from daemon.rulebook import Rulebook
 from experts.spec import Answer, ArchitectureId, Detection, ExpertId, ExpertSpec, LayoutId, Task
 from routing_rules.compile import compile_rules
 from routing_rules.routes import Routes

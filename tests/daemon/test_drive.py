@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from daemon.line.rulebook import Rulebook
 from daemon.policy.presets import PRESETS, UnknownPolicyError
 from daemon.policy.request import Request, RequestId
-from daemon.rulebook import Rulebook
 from daemon.stages import FreshLoad
 from daemon.wire.control import ControlError
 from experts.spec import ExpertId

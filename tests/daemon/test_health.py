@@ -12,7 +12,7 @@ import pytest
 import daemon.health_answer
 from daemon.app import App
 from daemon.http_answers import NoAnswer, answer
-from daemon.line import load_line
+from daemon.line.line import load_line
 from experts.slot import SlotPool
 from tests.contract.client import Line
 from tests.waiting import until

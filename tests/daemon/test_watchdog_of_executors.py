@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from daemon.channel import Channels
 from daemon.drive import Drive
 from daemon.executors import ExecutorThread
+from daemon.line.rulebook import Rulebook
 from daemon.loader import PoolLoader
 from daemon.orders import BatchOrder, ImageOrder, Unanswered
 from daemon.policy.parked import Parked
@@ -22,7 +23,6 @@ from daemon.policy.presets import PRESETS
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, Request, RequestId
 from daemon.policy.watch import Watch
 from daemon.records import JournalKey, Outcome
-from daemon.rulebook import Rulebook
 from daemon.trace import replay
 from daemon.wire.control import ControlError
 from experts.slot import Slot, SlotPool

@@ -94,7 +94,7 @@ import os, sys, threading, time, structlog
 from pathlib import Path
 from tests.daemon.store.store_parts import an_arrival, an_outcome, some_rules
 from daemon.journal import Journal
-from daemon.rulebook import Rulebook
+from daemon.line.rulebook import Rulebook
 from daemon.store.store import open_store
 from daemon.writer import Writer
 from tools.faults.shim import switch_faults

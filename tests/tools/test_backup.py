@@ -25,6 +25,7 @@ from daemon.records import Accepted, Arrival, BoardRef, JournalKey, Outcome, Pix
 from daemon.store.store import Store, open_store
 from experts.weights import file_sha256
 from routing_rules.compile import compile_rules
+from tests import ROOT
 from tests.contract.client import Line
 from tests.daemon.store.kept_schemas import put_back
 from tests.lines import a_jpeg
@@ -37,7 +38,7 @@ from tools.backup.restore import FolderInUseError, unpack
 from tools.camera.publisher import Publisher
 from tools.service import Service
 
-FORMATS = Path(__file__).parents[1] / "daemon" / "formats" / "0.1.0"
+FORMATS = ROOT / "tests/daemon/line/formats/0.1.0"
 RULES = (
     'boards:\n  free: {extras: allow, components: {R0402: 1000}}\nclassifiers:\n  "*": {expert: R0402, pass: [ok]}\n'
 )

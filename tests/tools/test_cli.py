@@ -196,7 +196,9 @@ def test_results_are_printed_as_json(tmp_path: Path, experts_folder: Path) -> No
     assert {row["verdict"] for row in rows} <= {"pass", "fail", "review"}
 
 
-@pytest.mark.parametrize(("command", "imported", "status"), [("run", "daemon.serve", 0), ("check", "daemon.line", 1)])
+@pytest.mark.parametrize(
+    ("command", "imported", "status"), [("run", "daemon.serve", 0), ("check", "daemon.line.line", 1)]
+)
 def test_ctrl_c_while_a_command_is_still_importing_ends_it_as_later(
     tmp_path: Path, experts_folder: Path, command: str, imported: str, status: int
 ) -> None:

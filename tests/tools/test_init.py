@@ -15,7 +15,7 @@ import yaml
 
 from daemon.config.settings import load_config
 from daemon.host.own_address import EVERYWHERE
-from daemon.line import check_line
+from daemon.line.line import check_line
 from routing_rules.compile import compile_rules
 from tests.lines import a_jpeg
 

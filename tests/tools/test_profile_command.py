@@ -10,10 +10,10 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from daemon.line import load_line
+from daemon.line.line import load_line
+from daemon.line.profile import load_profile, this_machine
 from daemon.policy.matrix import Performance
 from daemon.policy.request import ExpertFacts
-from daemon.profile import load_profile, this_machine
 from experts.slot import LayoutShelf, SlotPool
 from experts.spec import ArchitectureId, ExpertId
 from experts.vision.graphs import WARM_UPS, Recorders

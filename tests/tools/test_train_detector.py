@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from daemon.line import load_catalog
+from daemon.line.line import load_catalog
 from experts.spec import ExpertId
 from experts.vision.decode import decode
 from experts.vision.preprocess import to_square

@@ -174,7 +174,7 @@ def cpu_facts() -> dict[str, Any]:
     """The processor, as far as it decides which dtype is fast."""
     import torch
 
-    from daemon.profile import this_machine
+    from daemon.line.profile import this_machine
 
     machine = this_machine()
     return {

@@ -10,13 +10,13 @@ from daemon.channel import Channels
 from daemon.drive import Drive
 from daemon.executors import ExecutorThread
 from daemon.journal import Journal
+from daemon.line.rulebook import Rulebook
 from daemon.loader import PoolLoader
 from daemon.orders import Pool
 from daemon.policy.assign import partition
 from daemon.policy.presets import preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels
-from daemon.rulebook import Rulebook
 from experts.reading import Reader
 from experts.slot import LayoutShelf, Slot, SlotPool, file_identity
 from experts.spec import Answer, ExpertId, ExpertSpec

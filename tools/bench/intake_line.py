@@ -15,7 +15,7 @@ import yaml
 from PIL import Image
 
 from daemon.app import App
-from daemon.line import load_line
+from daemon.line.line import load_line
 from daemon.records import Accepted
 from tools.bench.intake_camera import BOARD_IMAGES
 from tools.service import READY

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from daemon.config.settings import Retention
 from daemon.journal import Journal
+from daemon.line.rulebook import Rulebook
 from daemon.metrics import Metrics
 from daemon.records import Accepted, Arrival, BoardRef, Outcome, Pixels, Stage
 from daemon.retention import RetentionThread
 from daemon.room import Room
-from daemon.rulebook import Rulebook
 from daemon.store.store import open_store
 from daemon.writer import Writer
 from routing_rules.compile import compile_rules

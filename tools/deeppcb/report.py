@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.config.settings import load_config
-from daemon.line import load_rules_and_catalog
+from daemon.line.line import load_rules_and_catalog
 from experts.catalog import Catalog
 from experts.slot import SlotPool
 from experts.spec import Answer, ExpertId

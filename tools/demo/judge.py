@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.line import load_line
+from daemon.line.line import load_line
 from experts.slot import Slot, SlotPool
 from experts.spec import Answer, ExpertId
 from experts.vision.infer import infer

@@ -12,9 +12,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from daemon.config.settings import Config
 from daemon.errors import ConfigError
 from daemon.extras import install_with
-from daemon.line import load_rules_and_catalog, settings_problems
+from daemon.line.line import load_rules_and_catalog, settings_problems
+from daemon.line.storage_check import storage_problems
 from daemon.sizes import size_text
-from daemon.storage import storage_problems
 from daemon.store.check import quick_look
 from daemon.store.database import StoreError, open_for_reading
 from daemon.store.schema import inspections

@@ -8,11 +8,11 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config.settings import Config, load_config
-from daemon.devices import complete, memory_problems
 from daemon.errors import ConfigError
-from daemon.line import load_routes, weights_folders
-from daemon.profile import this_machine
-from daemon.sharing import images_config
+from daemon.line.devices import complete, memory_problems
+from daemon.line.line import load_routes, weights_folders
+from daemon.line.profile import this_machine
+from daemon.line.shared_devices import images_config
 from daemon.store.database import StoreError, open_for_reading, shown
 from daemon.wire.control import ControlError, ask
 from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve

@@ -147,7 +147,7 @@ def _gpus() -> "Sequence[Gpu]":
 
 def _report(folder: Path, made: list[Path], experts: list[str], answers: "Answers", as_json: bool) -> None:
     """What was made, what `coserve check` says to it, and the next commands."""
-    from daemon.line import check_line, load_catalog
+    from daemon.line.line import check_line, load_catalog
     from tools.init.answers import too_much_memory
     from tools.init.files import CATALOG
 

@@ -47,7 +47,7 @@ def profile(  # one parameter for each option
     from dataclasses import replace
 
     from daemon.errors import ConfigError
-    from daemon.line import load_line
+    from daemon.line.line import load_line
     from daemon.quantities import parse_bytes
     from experts.errors import ExpertError
     from tools.profile.measure import QUICK, Effort

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import yaml
 
 from daemon.config.settings import Config, Device
-from daemon.line import Line
+from daemon.line.line import Line
+from daemon.line.profile import ProfileFile, this_machine
 from daemon.policy.matrix import Performance
 from daemon.policy.predict import expert_facts
-from daemon.profile import ProfileFile, this_machine
 from daemon.sizes import size_text
 from experts.catalog import UNREADABLE
 from experts.slot import LayoutShelf

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
-from daemon.line import Line
+from daemon.line.line import Line
 from daemon.store.database import StoreError, open_for_reading, shown
 from daemon.store.schema import inspections, stages
 from experts.slot import LayoutShelf, SlotPool

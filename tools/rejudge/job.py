@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from daemon.line import load_routes
+from daemon.line.line import load_routes
 from daemon.sizes import size_text
 from daemon.store.database import shown
 from experts.catalog import Catalog, CatalogEntry

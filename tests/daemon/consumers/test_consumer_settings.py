@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from daemon.config.settings import Config, load_config
-from daemon.consumers.check import consumer_problems, consumer_warnings
 from daemon.consumers.kinds import KINDS
 from daemon.consumers.settings import MqttSettings
 from daemon.delivery.deliveries import Deliveries
 from daemon.delivery.position import Position, PositionFile
 from daemon.delivery.status_page import Slate
 from daemon.errors import ConfigError
+from daemon.line.consumer_check import consumer_problems, consumer_warnings
+from tests import ROOT
 from tools.backup.contents import contents_of
 from tools.service_files import credentials, drop_ins, written_folders
 
@@ -122,7 +123,7 @@ def test_without_the_extra_check_and_process_say_which_to_install(tmp_path: Path
         "import sys; sys.modules['aiomqtt'] = None\n"
         "from pathlib import Path\n"
         "from daemon.config.settings import load_config\n"
-        "from daemon.consumers.check import consumer_problems\n"
+        "from daemon.line.consumer_check import consumer_problems\n"
         "path = Path(sys.argv[1]); print(consumer_problems(path, load_config(path))[0])"
     )
     done = subprocess.run(
@@ -141,7 +142,7 @@ def test_a_consumer_that_is_not_configured_is_named(tmp_path: Path) -> None:
 
 
 def test_the_configuration_alone_needs_no_extra() -> None:
-    code = "import sys; sys.modules['aiomqtt'] = None; import daemon.consumers.check, daemon.delivery.deliveries"
+    code = "import sys; sys.modules['aiomqtt'] = None; import daemon.line.consumer_check, daemon.delivery.deliveries"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -169,7 +170,7 @@ def test_what_the_daemon_says_of_a_consumer(tmp_path: Path) -> None:
 
 
 def test_a_backup_takes_positions_along_and_leaves_passwords_where_they_are(tmp_path: Path) -> None:
-    formats = Path(__file__).parents[1] / "daemon" / "formats" / "0.1.0"
+    formats = ROOT / "tests/daemon/line/formats/0.1.0"
     for name in ("catalog.yaml", "R0402.safetensors"):
         shutil.copy(formats / name, tmp_path / name)
     for name in ("rules.yaml", "secret", "ca.pem", "line.pem", "line.key"):

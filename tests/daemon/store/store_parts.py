@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from daemon.journal import Journal
+from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Arrival, BoardRef, JournalKey, Outcome, Pixels, Published, Stage
-from daemon.rulebook import Rulebook
 from daemon.store.reader import Reader
 from daemon.store.store import Store, open_store
 from daemon.store.values import Clock

@@ -18,8 +18,8 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from typer.testing import CliRunner, Result
 
 from daemon.dashboard.database import Database, TooMuchToCount
+from daemon.line.rulebook import Rulebook
 from daemon.records import ExpertSwitch, TextOutcome, TextRequest
-from daemon.rulebook import Rulebook
 from daemon.store.database import StoreError, open_for_reading, open_for_writing, shown
 from daemon.store.judged import calls_by_version, recent_confidences
 from daemon.store.migrate import migrate

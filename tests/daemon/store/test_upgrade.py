@@ -10,8 +10,8 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from daemon.journal import Journal, JournalError
+from daemon.line.rulebook import Rulebook
 from daemon.records import JournalKey
-from daemon.rulebook import Rulebook
 from daemon.store.database import open_for_writing
 from daemon.store.migrate import alembic_config, migrate
 from daemon.store.schema import metadata

@@ -17,9 +17,9 @@ import pytest
 
 from daemon.durable import GROUP_IMAGES
 from daemon.journal import Journal
+from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels, Published
 from daemon.room import Room
-from daemon.rulebook import Rulebook
 from daemon.store import keeper
 from daemon.store.store import Store, open_store
 from daemon.writer import Duplicate, WriteFailed, Writer

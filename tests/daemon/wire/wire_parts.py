@@ -16,10 +16,10 @@ import zmq
 from daemon.admission import Admission, IntakeLimits, Stored
 from daemon.backlog import Backlog, BacklogLimits
 from daemon.intake import Intake
+from daemon.line.rulebook import Rulebook
 from daemon.quarantine import Quarantine
 from daemon.quota import QuotaLimits
 from daemon.records import Accepted, Arrival, JournalKey
-from daemon.rulebook import Rulebook
 from daemon.writer import Duplicate, WriteFailed
 from routing_rules.compile import compile_rules
 from routing_rules.load import read_yaml_text

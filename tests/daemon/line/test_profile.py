@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from daemon.config.settings import Config, load_config
-from daemon.devices import Measurements, complete, memory_problems, pools_and_executors, profile_warnings
 from daemon.errors import ConfigError
+from daemon.line.devices import Measurements, complete, memory_problems, pools_and_executors, profile_warnings
+from daemon.line.profile import Machine, load_profile, this_machine
 from daemon.policy.request import RAM
-from daemon.profile import Machine, load_profile, this_machine
 from experts.spec import ExpertId
 from tests.daemon.bench_line import a_catalog
 

@@ -12,8 +12,8 @@ import yaml
 
 from daemon.config.settings import Config, load_config, sound_config
 from daemon.errors import ConfigError
-from daemon.line import check_line, load_catalog
-from daemon.profile import load_profile
+from daemon.line.line import check_line, load_catalog
+from daemon.line.profile import load_profile
 from daemon.trace import TraceError, read_calls, read_makeup
 from experts.errors import WeightsError
 from experts.weights import file_sha256, read_header
@@ -191,7 +191,7 @@ def test_rules_and_catalogs_with_a_key_of_a_newer_release_are_refused_with_its_n
 
 
 def test_the_check_prints_what_was_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("daemon.line.sound_config", lambda path: sound_config(path, {}, RENAMES))
+    monkeypatch.setattr("daemon.line.line.sound_config", lambda path: sound_config(path, {}, RENAMES))
     path = a_file(tmp_path, "patience: 3s\n")
     (tmp_path / "experts").mkdir()
     shutil.copy(FORMATS / "catalog.yaml", tmp_path / "experts")

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from daemon.config.settings import load_config
-from daemon.model_check import model_problems
-from daemon.sharing import images_config, sharing_problems
+from daemon.line.model_check import model_problems
+from daemon.line.shared_devices import images_config, sharing_problems
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")
 from tests.experts.moe.tiny import write_tiny

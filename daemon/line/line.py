@@ -12,14 +12,14 @@ from typing import Any
 
 from daemon.config.addresses import CREDENTIALS
 from daemon.config.settings import Config, Security, at_their_keys, load_config, sound_config
-from daemon.consumers.check import consumer_problems, consumer_warnings
-from daemon.devices import Measurements, complete, device_problems, memory_problems, profile_warnings
 from daemon.errors import ConfigError
-from daemon.model_check import model_problems
+from daemon.line.consumer_check import consumer_problems, consumer_warnings
+from daemon.line.devices import Measurements, complete, device_problems, memory_problems, profile_warnings
+from daemon.line.model_check import model_problems
+from daemon.line.profile import this_machine
+from daemon.line.shared_devices import images_config, sharing_problems
+from daemon.line.storage_check import folder_problem, storage_problems
 from daemon.policy.presets import UnknownPolicyError, preset
-from daemon.profile import this_machine
-from daemon.sharing import images_config, sharing_problems
-from daemon.storage import folder_problem, storage_problems
 from daemon.wire.endpoints import CurveKeys, check_allowed_clients, check_endpoints, check_http
 from experts.catalog import Catalog, CatalogFile, resolve
 from experts.errors import WeightsError

@@ -9,11 +9,11 @@ import psutil
 
 from daemon.config.settings import Config, Device
 from daemon.errors import ConfigError
+from daemon.line.profile import Machine, Profile, load_profile
 from daemon.policy.assign import partition
 from daemon.policy.matrix import Performance
 from daemon.policy.presets import preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId
-from daemon.profile import Machine, Profile, load_profile
 from daemon.sizes import size_text
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.load import Problem

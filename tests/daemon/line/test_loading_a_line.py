@@ -8,8 +8,8 @@ import yaml
 
 from daemon.app import App
 from daemon.errors import ConfigError
-from daemon.line import check_line, load_line
-from daemon.profile import this_machine
+from daemon.line.line import check_line, load_line
+from daemon.line.profile import this_machine
 from tests.lines import a_line
 
 
