@@ -20,8 +20,8 @@ from daemon.backlog import Backlog
 from daemon.examine import Examination, Look, look_at
 from daemon.image_header import LongWalkError
 from daemon.line.rulebook import Rulebook
-from daemon.quarantine import Quarantine
 from daemon.records import Accepted, Arrival, BoardRef
+from daemon.storage.quarantine import Quarantine
 from daemon.wire.frames import Code, MessageError
 from daemon.wire.messages import VERSION, Answer, Generate, Hello, Inspect, Message, answer, parse
 from routing_rules.routes import Routes

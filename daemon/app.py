@@ -22,13 +22,11 @@ from daemon.errors import ConfigError, StartError
 from daemon.executors import ExecutorThread
 from daemon.extras import install_with
 from daemon.gauges import register_gauges
-from daemon.ground import GroundWatch
 from daemon.host.children import Children, ChildSpec
 from daemon.host.lock import claim
 from daemon.host.own_address import reachable
 from daemon.http_server import HttpServer
 from daemon.intake import Intake
-from daemon.journal import Journal
 from daemon.language import Language
 from daemon.line.catalogs import Catalogs
 from daemon.line.devices import Measurements, pools_and_executors
@@ -37,7 +35,6 @@ from daemon.line.rulebook import Rulebook
 from daemon.line.shared_devices import images_config
 from daemon.loader import PoolLoader
 from daemon.made import made
-from daemon.marks import Marks
 from daemon.metrics import Metrics
 from daemon.model_open import opener
 from daemon.operations import Operations
@@ -45,16 +42,20 @@ from daemon.orders import device_of
 from daemon.pages import Pages, missing_packages
 from daemon.policy.assign import partition
 from daemon.policy.presets import Tuning, preset
-from daemon.probe import examine
-from daemon.publish import ResultsStream
 from daemon.pulse import Pulse, Station
-from daemon.quarantine import BadImages, Quarantine
 from daemon.records import Outcome
 from daemon.reports import Reports
-from daemon.retention import RetentionThread
-from daemon.room import Claims, Room, places, segment_bytes
+from daemon.storage.database_place import place_of
+from daemon.storage.database_watch import GroundWatch
+from daemon.storage.decode_marks import Marks
+from daemon.storage.disk_space import Claims, Room, places, segment_bytes
+from daemon.storage.journal import Journal
+from daemon.storage.quarantine import BadImages, Quarantine
+from daemon.storage.results_stream import ResultsStream
+from daemon.storage.retention import RetentionThread
+from daemon.storage.suspect_images import examine
+from daemon.storage.writer import Writer
 from daemon.store.database import sqlite_path
-from daemon.store.home import place_of
 from daemon.store.reader import Reader
 from daemon.store.store import open_store
 from daemon.texts import TextRows
@@ -63,7 +64,6 @@ from daemon.wire.access import Access, Http
 from daemon.wire.control import ControlServer
 from daemon.wire.endpoints import Gate
 from daemon.wire.sockets import end_context
-from daemon.writer import Writer
 from experts.slot import LayoutShelf, SlotPool
 
 _BAD_IMAGES_S = 1.0

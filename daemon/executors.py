@@ -13,10 +13,10 @@ import torch
 
 from daemon.errors import is_device_error
 from daemon.host.worker import Worker
-from daemon.journal import JournalError
 from daemon.orders import Answered, BatchOrder, BatchReport, Fault, ImageOrder, Unanswered
 from daemon.policy.request import ExecutorFacts, RequestId
 from daemon.records import JournalKey
+from daemon.storage.journal import JournalError
 from experts.errors import ExpertError, ImageError
 from experts.slot import Slot
 from experts.spec import Answer, ExpertId

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from daemon.host.temperature import Reading
-from daemon.room import Space
+from daemon.storage.disk_space import Space
 
 STATES = ("starting", "ready", "degraded", "draining")
 

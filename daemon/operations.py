@@ -30,13 +30,13 @@ from daemon.language import Language
 from daemon.line.line import reload_rules_and_catalog
 from daemon.line.rulebook import Rulebook
 from daemon.metrics import Metrics
-from daemon.retention import RetentionThread
-from daemon.reviews import Reviews
+from daemon.storage.retention import RetentionThread
+from daemon.storage.review_requests import Reviews
+from daemon.storage.writer import Writer
 from daemon.store.reader import Reader
 from daemon.timeline import LONGEST_S, Timeline
 from daemon.wire.access import Access
 from daemon.wire.control import ControlError, Handler
-from daemon.writer import Writer
 from experts.catalog import Catalog
 
 _RATE_WINDOW_S = 10.0

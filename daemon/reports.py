@@ -4,11 +4,11 @@ from daemon.backlog import Backlog
 from daemon.drive import Drive
 from daemon.language import Language
 from daemon.metrics import Metrics
-from daemon.publish import ResultsStream, Token
 from daemon.records import Accepted, AcceptedText, BatchDone, ExpertSwitch, Outcome, Published, TextOutcome
+from daemon.storage.results_stream import ResultsStream, Token
+from daemon.storage.writer import Writer
 from daemon.texts import TextRows
 from daemon.timeline import Timeline
-from daemon.writer import Writer
 
 
 class Reports:

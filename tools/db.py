@@ -112,7 +112,7 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
 
 def _prune_by_daemon(control: str) -> dict[str, Any]:
     """One round of the daemon's; what it pruned meanwhile."""
-    from daemon.pruning import Pruned
+    from daemon.storage.pruning import Pruned
     from daemon.wire.control import ask
 
     before = ask(control, "prune", begin=False)
@@ -127,7 +127,7 @@ def _prune_here(settings: Any) -> dict[str, Any]:
     """No daemon runs: the line's locks keep it so until this is done."""
     from daemon.errors import StartError
     from daemon.host.lock import claim
-    from daemon.pruning import prune_alone
+    from daemon.storage.pruning import prune_alone
     from daemon.store.database import StoreError, sqlite_path
 
     try:

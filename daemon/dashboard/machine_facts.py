@@ -12,8 +12,8 @@ from typing import Any
 
 from daemon.config.settings import Config
 from daemon.dashboard.questions_machine import Holdings
-from daemon.room import Room, Space, places
 from daemon.sizes import size_text
+from daemon.storage.disk_space import Room, Space, places
 from daemon.store.database import sqlite_path
 
 _DAY_S = 86400.0

@@ -99,7 +99,7 @@ def open_for_reading(url: str) -> Engine:
 
 
 def server(url: str) -> Any:
-    """Who serves a database that is no file, as a `daemon.store.home.Place`."""
+    """Who serves a database that is no file, as a `daemon.storage.database_place.Place`."""
     return _postgresql().Server(url)
 
 

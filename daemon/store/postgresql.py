@@ -58,7 +58,7 @@ def reading(url: str) -> Engine:
 
 
 class Server:
-    """The server of a running line's database (`daemon.store.home.Place`): there is nothing to hold, only to look."""
+    """The server of a running line's database (`daemon.storage.database_place.Place`): there is nothing to hold, only to look."""
 
     def __init__(self, url: str) -> None:
         self._engine = reading(url)

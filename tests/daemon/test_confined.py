@@ -11,7 +11,7 @@ import yaml
 from daemon.config.settings import load_config
 from daemon.errors import ConfigError
 from daemon.line.line import check_line, load_rules_and_catalog
-from daemon.quarantine import Quarantine
+from daemon.storage.quarantine import Quarantine
 from tests import ROOT
 from tests.lines import a_line
 

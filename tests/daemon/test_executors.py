@@ -12,10 +12,10 @@ import torch
 
 from daemon.executors import ExecutorThread
 from daemon.fakes import FakeExecutor, FakePool, Timeline
-from daemon.journal import Journal
 from daemon.orders import Answered, BatchOrder, BatchReport, Executor, ImageOrder, Unanswered
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId
 from daemon.records import JournalKey, Pixels
+from daemon.storage.journal import Journal
 from experts.slot import Slot, SlotPool
 from experts.spec import Answer, Detection, ExpertSpec
 from experts.vision.infer import infer

@@ -21,7 +21,7 @@ from sqlalchemy.exc import OperationalError
 from daemon.backlog import BacklogLimits
 from daemon.errors import StartError
 from daemon.intake import Intake
-from daemon.writer import Duplicate, WriteFailed
+from daemon.storage.writer import Duplicate, WriteFailed
 from tests.daemon.wire.wire_parts import RULES, Peer, a_line, a_png, a_rulebook, an_inspect
 from tests.waiting import until
 from tools.camera.publisher import Image, Publisher, publish_images

@@ -10,7 +10,7 @@ from daemon.gauges import STATES, Facts, register_gauges
 from daemon.host.temperature import Reading, Thermometer
 from daemon.metrics import Metrics
 from daemon.records import BatchDone, ExpertSwitch, Outcome, Published, Stage, TextOutcome
-from daemon.room import Space
+from daemon.storage.disk_space import Space
 from tests import ROOT
 
 #: A name that would break a text format that escapes nothing.

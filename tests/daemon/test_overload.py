@@ -17,8 +17,8 @@ from PIL import Image
 
 from daemon.admission import Admission
 from daemon.backlog import BacklogLimits
-from daemon.publish import ResultsStream
 from daemon.records import Published
+from daemon.storage.results_stream import ResultsStream
 from daemon.wire.sockets import end_context
 from tests.daemon.wire.wire_parts import Peer, a_line, a_png, an_inspect
 from tests.waiting import until

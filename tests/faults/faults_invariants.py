@@ -13,8 +13,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from daemon.journal import Journal, JournalError
 from daemon.records import JournalKey
+from daemon.storage.journal import Journal, JournalError
 from tests.faults.faults_cameras import BOARDS, VERDICTS, Sent
 
 KEPT = {"fail", "review", "unknown"}

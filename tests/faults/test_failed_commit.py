@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.journal import Journal
+from daemon.storage.journal import Journal
 from daemon.store.store import open_store
 from tests import ROOT
 from tools.faults.powercut import Disk
@@ -93,10 +93,10 @@ LINE = """
 import os, sys, threading, time, structlog
 from pathlib import Path
 from tests.daemon.store.store_parts import an_arrival, an_outcome, some_rules
-from daemon.journal import Journal
+from daemon.storage.journal import Journal
 from daemon.line.rulebook import Rulebook
 from daemon.store.store import open_store
-from daemon.writer import Writer
+from daemon.storage.writer import Writer
 from tools.faults.shim import switch_faults
 
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))

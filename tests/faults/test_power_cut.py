@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.journal import Journal, JournalError
 from daemon.records import JournalKey
+from daemon.storage.journal import Journal, JournalError
 from tools.faults.powercut import Disk, Unsynced
 from tools.faults.shim import read_log, shim_environment
 
@@ -137,7 +137,7 @@ def test_room_that_was_reserved_makes_no_file_shorter(tmp_path: Path) -> None:
 def test_a_line_that_forgot_its_sync_would_be_found_out(tmp_path: Path) -> None:
     code = """
 from pathlib import Path
-from daemon.journal import Journal
+from daemon.storage.journal import Journal
 if {forgetful}: os.fdatasync = lambda fd: None
 key, = Journal(Path('journal')).append([b'an image'])
 Path('../key').write_text(f'{{key.segment}} {{key.offset}} {{key.length}}')

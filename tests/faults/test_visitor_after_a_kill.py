@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.store.home import Home
+from daemon.storage.database_place import Home
 
 KILLED = """
 import os, sqlite3
 from pathlib import Path
-from daemon.store.home import Home
+from daemon.storage.database_place import Home
 home = Home(Path('rows.db'))
 home.settle()
 database = sqlite3.connect('rows.db', isolation_level=None)

@@ -20,8 +20,8 @@ import pytest
 import yaml
 
 from daemon.config.settings import load_config
-from daemon.journal import Journal
 from daemon.records import Accepted, Arrival, BoardRef, JournalKey, Outcome, Pixels
+from daemon.storage.journal import Journal
 from daemon.store.store import Store, open_store
 from experts.weights import file_sha256
 from routing_rules.compile import compile_rules

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from daemon.journal import Journal
 from daemon.policy.matrix import Performance
+from daemon.storage.journal import Journal
 from daemon.trace import replay
 from experts.reading import CachedReader, DirectReader
 from experts.slot import SlotPool

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from daemon.host.folders import sync
-from daemon.journal import segment_file
+from daemon.storage.journal import segment_file
 from daemon.store.copies import (
     State,
     copy_database,

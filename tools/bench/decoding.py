@@ -24,9 +24,9 @@ import numpy as np
 import typer
 
 from daemon.image_header import check_image
-from daemon.marks import Marks
-from daemon.probe import decode_apart
 from daemon.records import JournalKey, Pixels
+from daemon.storage.decode_marks import Marks
+from daemon.storage.suspect_images import decode_apart
 from experts.vision.decode import decode
 from tools.console import print_json, print_table
 

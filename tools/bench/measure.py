@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from pydantic import TypeAdapter
 
-from daemon.journal import Journal
 from daemon.policy.matrix import Performance
 from daemon.records import JournalKey
+from daemon.storage.journal import Journal
 from experts.reading import DirectReader
 from experts.slot import SlotPool
 from experts.spec import ArchitectureId, ExpertSpec

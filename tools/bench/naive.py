@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from daemon.journal import Journal
+from daemon.storage.journal import Journal
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.preprocess import prepare
 from tools.bench.disks import reader_of

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from daemon.journal import Journal
+from daemon.storage.journal import Journal
 from experts.spec import ExpertId
 from experts.vision.preprocess import prepare
 from tools.bench.disks import SharedDisk, reader_of

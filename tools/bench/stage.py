@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tools
-from daemon.journal import Journal
 from daemon.records import JournalKey
+from daemon.storage.journal import Journal
 from experts.spec import ExpertId, ExpertSpec
 from tools.bench.job import JOB, RAY, RUN, Disk, Job, Run, is_stationary
 from tools.bench.measure import MACHINE, QUESTION, Machine, Question

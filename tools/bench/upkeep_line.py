@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.config.settings import Retention
-from daemon.journal import Journal
 from daemon.line.rulebook import Rulebook
 from daemon.metrics import Metrics
 from daemon.records import Accepted, Arrival, BoardRef, Outcome, Pixels, Stage
-from daemon.retention import RetentionThread
-from daemon.room import Room
+from daemon.storage.disk_space import Room
+from daemon.storage.journal import Journal
+from daemon.storage.retention import RetentionThread
+from daemon.storage.writer import Writer
 from daemon.store.store import open_store
-from daemon.writer import Writer
 from routing_rules.compile import compile_rules
 
 _RULES = """\

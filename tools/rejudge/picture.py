@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from daemon.store.raw_pixels import as_sent
+from daemon.storage.raw_pixels import as_sent
 from experts.vision.decode import Encoding
 
 Payload = tuple[bytes, Encoding, tuple[int, int, int] | None]

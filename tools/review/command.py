@@ -88,7 +88,7 @@ def _sentence(written: Mapping[str, Any], *, is_undone: bool) -> str:
 
 def _write(settings: "Config", fields: dict[str, Any], config: Path) -> Mapping[str, Any]:
     """By the daemon, or here where none runs; what was written. Leaves with 1 or 2 where nothing was."""
-    from daemon.reviews import decision
+    from daemon.storage.review_requests import decision
     from daemon.wire.control import ControlError, ask
 
     try:
@@ -111,7 +111,7 @@ def _write_here(settings: "Config", fields: dict[str, Any], config: Path) -> Map
 
     from daemon.errors import StartError
     from daemon.host.lock import claim
-    from daemon.reviews import decision, not_stored
+    from daemon.storage.review_requests import decision, not_stored
     from daemon.store.database import StoreError, sqlite_path
     from daemon.store.reviews import ReviewRefusedError
     from daemon.store.store import open_store

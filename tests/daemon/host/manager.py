@@ -26,13 +26,13 @@ from daemon.executors import ExecutorThread
 from daemon.intake import Intake
 from daemon.loader import PoolLoader
 from daemon.operations import Operations
-from daemon.publish import ResultsStream
+from daemon.storage.results_stream import ResultsStream
 from daemon.pulse import Pulse
-from daemon.retention import RetentionThread
-from daemon.room import Room
+from daemon.storage.retention import RetentionThread
+from daemon.storage.disk_space import Room
 from daemon.serve import serve
-from daemon.store.images import ImageFolder
-from daemon.writer import Writer
+from daemon.storage.kept_images import ImageFolder
+from daemon.storage.writer import Writer
 
 folder = Path(sys.argv[2])
 

@@ -12,9 +12,9 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from daemon.journal import Journal
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Arrival, ExpertSwitch, ExpertVersion, Pixels
+from daemon.storage.journal import Journal
 from daemon.store.store import open_store
 from tests.daemon.store.store_parts import Line, MovingClock, a_box, a_stage, an_arrival, an_outcome, some_rules
 from tests.lines import a_jpeg

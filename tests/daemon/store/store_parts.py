@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.journal import Journal
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Arrival, BoardRef, JournalKey, Outcome, Pixels, Published, Stage
+from daemon.storage.journal import Journal
 from daemon.store.reader import Reader
 from daemon.store.store import Store, open_store
 from daemon.store.values import Clock

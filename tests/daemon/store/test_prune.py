@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from daemon.config.settings import Retention
-from daemon.pruning import Ages, Pruner, newest_s
 from daemon.records import ExpertSwitch
-from daemon.room import Room
+from daemon.storage.disk_space import Room
+from daemon.storage.pruning import Ages, Pruner, newest_s
 from daemon.store.values import Clock, Kept
 from tests.daemon.store.store_parts import Line, a_box, a_line, a_stage, an_arrival, an_outcome
 

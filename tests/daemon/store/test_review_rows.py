@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.dialects import postgresql
 
-from daemon.reviews import Reviews
+from daemon.storage.review_requests import Reviews
 from daemon.store.reviews import Decision, Review, ReviewRefusedError, Waiting, count_of, history, waiting
 from daemon.wire.control import ControlError
 from tests.daemon.store.store_parts import Line, a_line, a_stage, an_arrival, an_outcome

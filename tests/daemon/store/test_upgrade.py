@@ -9,15 +9,15 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from daemon.journal import Journal, JournalError
 from daemon.line.rulebook import Rulebook
 from daemon.records import JournalKey
+from daemon.storage.journal import Journal, JournalError
+from daemon.storage.writer import Writer
 from daemon.store.database import open_for_writing
 from daemon.store.migrate import alembic_config, migrate
 from daemon.store.schema import metadata
 from daemon.store.store import open_store
 from daemon.store.views import VIEWS
-from daemon.writer import Writer
 from tests.contract.client import Line
 from tests.daemon.store.kept_schemas import FOLDER, SCHEMAS, all_rows, put_back
 from tests.daemon.store.store_parts import an_outcome, some_rules

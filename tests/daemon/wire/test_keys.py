@@ -21,8 +21,8 @@ import zmq.auth
 from daemon.admission import Admission, IntakeLimits
 from daemon.backlog import Backlog, BacklogLimits
 from daemon.intake import Intake
-from daemon.publish import ResultsStream
-from daemon.quarantine import Quarantine
+from daemon.storage.quarantine import Quarantine
+from daemon.storage.results_stream import ResultsStream
 from daemon.wire.access import Access
 from daemon.wire.endpoints import CurveKeys, Gate
 from daemon.wire.keys import (

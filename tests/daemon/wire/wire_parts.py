@@ -17,10 +17,10 @@ from daemon.admission import Admission, IntakeLimits, Stored
 from daemon.backlog import Backlog, BacklogLimits
 from daemon.intake import Intake
 from daemon.line.rulebook import Rulebook
-from daemon.quarantine import Quarantine
 from daemon.quota import QuotaLimits
 from daemon.records import Accepted, Arrival, JournalKey
-from daemon.writer import Duplicate, WriteFailed
+from daemon.storage.quarantine import Quarantine
+from daemon.storage.writer import Duplicate, WriteFailed
 from routing_rules.compile import compile_rules
 from routing_rules.load import read_yaml_text
 

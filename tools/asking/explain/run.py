@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from daemon.config.settings import Config
-from daemon.store.raw_pixels import as_sent
+from daemon.storage.raw_pixels import as_sent
 from experts.errors import ImageError
 from experts.vision.decode import decode
 from tools.asking.explain.experts_now import ExpertsNow

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from daemon.config.settings import Config
 from daemon.spreadsheets import cell
-from daemon.store.raw_pixels import as_sent
+from daemon.storage.raw_pixels import as_sent
 from tools.asking.package.chosen import Taken
 
 LIST = "pictures.csv"

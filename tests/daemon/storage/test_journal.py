@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from daemon.journal import Journal, JournalError
 from daemon.records import JournalKey
+from daemon.storage.journal import Journal, JournalError
 
 PAYLOADS = [b"first", b"\x00" * 33, b"third image"]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import structlog
 
-from daemon.journal import FILE_MODE
 from daemon.records import JournalKey
+from daemon.storage.journal import FILE_MODE
 
 _MAGIC = b"CSMARKS1"
 _RECORD = struct.Struct("<QQQQ")  # segment, offset and length of the key, then how often the daemon died with it

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from daemon.room import Claims, Room, segment_bytes
+from daemon.storage.disk_space import Claims, Room, segment_bytes
 
 MB = 10**6
 

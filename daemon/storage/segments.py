@@ -6,7 +6,7 @@ then the journal has the only bytes of its images (docs/decisions.md, "A commit 
 
 import structlog
 
-from daemon.journal import Journal
+from daemon.storage.journal import Journal
 from daemon.store.store import Store
 
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from daemon.durable import GROUP_IMAGES
-from daemon.journal import Journal
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels, Published
-from daemon.room import Room
-from daemon.store import keeper
+from daemon.storage import image_archiver as keeper
+from daemon.storage.disk_space import Room
+from daemon.storage.journal import Journal
+from daemon.storage.journal_thread import GROUP_IMAGES
+from daemon.storage.writer import Duplicate, WriteFailed, Writer
 from daemon.store.store import Store, open_store
-from daemon.writer import Duplicate, WriteFailed, Writer
 from tests import ROOT
 from tests.daemon.store.store_parts import RULES, a_journal, a_stage, an_arrival, an_outcome, some_rules
 from tests.small_disk import small_disk
@@ -191,7 +191,7 @@ def test_after_a_restart_unfinished_images_are_given_back_with_their_bytes(runni
 def test_a_killed_process_loses_nothing_that_was_accepted(tmp_path, start):
     """A real SIGKILL amid arrivals: what the child said was accepted is there, with its bytes."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "tests.daemon.store.accept_for_ever", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE
+        [sys.executable, "-m", "tests.daemon.storage.accept_for_ever", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE
     )
     assert child.stdout is not None
     told = b""

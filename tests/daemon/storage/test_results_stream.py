@@ -10,8 +10,8 @@ import pytest
 import zmq
 
 from daemon.errors import StartError
-from daemon.publish import ResultsStream
 from daemon.records import Published
+from daemon.storage.results_stream import ResultsStream
 from daemon.wire.sockets import end_context
 
 

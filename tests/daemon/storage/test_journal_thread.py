@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.durable import GROUP_BYTES, GROUP_IMAGES, Group, JournalThread, Submitted
-from daemon.journal import Journal
 from daemon.records import Arrival, BoardRef, Pixels
+from daemon.storage.journal import Journal
+from daemon.storage.journal_thread import GROUP_BYTES, GROUP_IMAGES, Group, JournalThread, Submitted
 
 
 def an_image(source: str, number: int, payload: bytes = b"image") -> Submitted:

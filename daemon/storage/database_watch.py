@@ -5,7 +5,7 @@ import threading
 import structlog
 
 from daemon.admission import Admission
-from daemon.store.home import Place
+from daemon.storage.database_place import Place
 
 _EVERY_S = 1.0
 _CAUSE = "files"

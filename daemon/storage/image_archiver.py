@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
-from daemon.store.images import ImageFolder
+from daemon.storage.kept_images import ImageFolder
 from daemon.store.values import Keep, Kept
 
 #: One sync makes a group durable; it collects this long and this many.

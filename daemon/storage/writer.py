@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 import structlog
 from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 
-from daemon.durable import Duplicate, Group, JournalThread, Reply, Submitted, WriteFailed
-from daemon.journal import Journal, JournalError
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Published
-from daemon.room import NoRoomError, Room
-from daemon.segments import Segments
-from daemon.store.images import ImageFolder
-from daemon.store.keeper import Keeper
+from daemon.storage.disk_space import NoRoomError, Room
+from daemon.storage.image_archiver import Keeper
+from daemon.storage.journal import Journal, JournalError
+from daemon.storage.journal_thread import Duplicate, Group, JournalThread, Reply, Submitted, WriteFailed
+from daemon.storage.kept_images import ImageFolder
+from daemon.storage.segments import Segments
 from daemon.store.store import Store
 from daemon.store.upkeep import write_log_again
 from daemon.store.values import Kept, Known, Recovery

@@ -14,9 +14,9 @@ import structlog
 
 from daemon.host.folders import make_folder
 from daemon.host.worker import Worker
-from daemon.journal import JournalError
 from daemon.quota import QuotaLimits, Quotas
 from daemon.records import Accepted, JournalKey
+from daemon.storage.journal import JournalError
 
 _MAX_FILES = 1000
 #: Of one source, per second: a flood of bad images neither fills the log nor keeps the intake at the disk.

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.journal import Journal, JournalError
-from daemon.quarantine import BadImages, Quarantine
 from daemon.records import Accepted, JournalKey, Pixels
+from daemon.storage.journal import Journal, JournalError
+from daemon.storage.quarantine import BadImages, Quarantine
 
 
 def test_bytes_are_kept_and_told_under_names_that_cannot_leave_the_folder(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_source_that_floods_with_bad_images_is_kept_in_part_and_others_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stands_still = SimpleNamespace(monotonic=lambda: 100.0, time_ns=time.time_ns)
-    monkeypatch.setattr("daemon.quarantine.time", stands_still)
+    monkeypatch.setattr("daemon.storage.quarantine.time", stands_still)
     quarantine = Quarantine(tmp_path, 10**6)
     for number in range(500):
         quarantine.keep("flood", f"i{number}", b"x", "no image")

@@ -5,7 +5,7 @@ import io
 import pytest
 from PIL import Image
 
-from daemon.store.raw_pixels import as_sent, header_of
+from daemon.storage.raw_pixels import as_sent, header_of
 
 
 @pytest.mark.parametrize(("shape", "suffix"), [((2, 3, 1), ".pgm"), ((2, 3, 3), ".ppm")])

@@ -11,9 +11,9 @@ from typing import TypeGuard
 import structlog
 
 from daemon.host.folders import make_folder
-from daemon.journal import JournalError
 from daemon.records import JournalKey, Pixels
-from daemon.store import raw_pixels
+from daemon.storage import raw_pixels
+from daemon.storage.journal import JournalError
 from daemon.store.values import Keep, Kept
 
 FILE_MODE = 0o640

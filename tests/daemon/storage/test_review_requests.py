@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from daemon.reviews import decision
+from daemon.storage.review_requests import decision
 from daemon.wire.control import ControlError
 from tests.contract.client import Line, running
 

@@ -1,6 +1,6 @@
 """Decoding an image in a process of its own, with limits: what an image gets that the daemon died with.
 
-The child, `python -m daemon.probe`, reads the payload from its standard input. It imports no torch and opens nothing.
+The child, `python -m daemon.storage.suspect_images`, reads the payload from its standard input. It imports no torch and opens nothing.
 """
 
 import os
@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
-from daemon.journal import JournalError
-from daemon.marks import Suspect
 from daemon.records import Accepted, JournalKey, Pixels
+from daemon.storage.decode_marks import Suspect
+from daemon.storage.journal import JournalError
 
 #: A decoder's memory beyond what the child itself maps: 64 million pixels take 200 MB, and three times that on the way.
 _MEMORY_BYTES = 4 * 2**30
@@ -56,7 +56,7 @@ def decode_apart(payload: bytes, pixels: Pixels, limit_s: float) -> str | None:
     shape = ",".join(map(str, pixels.shape or ()))
     try:
         done = subprocess.run(  # noqa: S603 - our own module, no shell
-            [sys.executable, "-m", "daemon.probe", pixels.encoding, shape, str(limit_s)],
+            [sys.executable, "-m", "daemon.storage.suspect_images", pixels.encoding, shape, str(limit_s)],
             input=payload,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

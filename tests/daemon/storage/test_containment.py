@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from daemon import probe
 from daemon.image_header import ImageHeaderError, check_image
-from daemon.marks import Marks, Suspect
-from daemon.probe import decode_apart, examine
 from daemon.records import JournalKey, Pixels
-from daemon.store.home import Home
+from daemon.storage import suspect_images as probe
+from daemon.storage.database_place import Home
+from daemon.storage.decode_marks import Marks, Suspect
+from daemon.storage.suspect_images import decode_apart, examine
 from daemon.store.store import open_store
 from experts.errors import ExpertError
 from experts.reading import CachedReader
@@ -99,7 +99,7 @@ def test_every_format_at_the_largest_size_is_decoded_within_the_memory_that_a_su
 def test_marks_outlive_the_process_and_a_clean_stop_clears_them(tmp_path: Path) -> None:
     path = tmp_path / "marks"
     code = (
-        "import os, signal, sys; from pathlib import Path; from daemon.marks import Marks;"
+        "import os, signal, sys; from pathlib import Path; from daemon.storage.decode_marks import Marks;"
         "from daemon.records import JournalKey; marks = Marks(Path(sys.argv[1]));"
         "first, second, third = marks.place(), marks.place(), marks.place();"
         "first(JournalKey(1, 16, 84)); second(JournalKey(7, 2**40, 9)); third(JournalKey(3, 3, 3)); third(None);"
