@@ -45,6 +45,9 @@ from daemon.policy.presets import Tuning, preset
 from daemon.pulse import Pulse, Station
 from daemon.records import Outcome
 from daemon.reports import Reports
+from daemon.storage.database.connections import sqlite_path
+from daemon.storage.database.reader import Reader
+from daemon.storage.database.store import open_store
 from daemon.storage.database_place import place_of
 from daemon.storage.database_watch import GroundWatch
 from daemon.storage.decode_marks import Marks
@@ -55,9 +58,6 @@ from daemon.storage.results_stream import ResultsStream
 from daemon.storage.retention import RetentionThread
 from daemon.storage.suspect_images import examine
 from daemon.storage.writer import Writer
-from daemon.store.database import sqlite_path
-from daemon.store.reader import Reader
-from daemon.store.store import open_store
 from daemon.texts import TextRows
 from daemon.timeline import Timeline
 from daemon.wire.access import Access, Http

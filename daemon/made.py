@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from daemon.errors import StartError
-from daemon.store.database import StoreError
+from daemon.storage.database.connections import StoreError
 
 P = ParamSpec("P")
 T = TypeVar("T")

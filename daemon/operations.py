@@ -30,10 +30,10 @@ from daemon.language import Language
 from daemon.line.line import reload_rules_and_catalog
 from daemon.line.rulebook import Rulebook
 from daemon.metrics import Metrics
+from daemon.storage.database.reader import Reader
 from daemon.storage.retention import RetentionThread
 from daemon.storage.review_requests import Reviews
 from daemon.storage.writer import Writer
-from daemon.store.reader import Reader
 from daemon.timeline import LONGEST_S, Timeline
 from daemon.wire.access import Access
 from daemon.wire.control import ControlError, Handler

@@ -15,7 +15,7 @@ import structlog
 
 from daemon.asking import TextStored
 from daemon.records import AcceptedText, Published, TextOutcome, TextRequest
-from daemon.store.store import Store
+from daemon.storage.database.store import Store
 
 #: Rows of one transaction, so that images do not wait long behind it.
 _AT_ONCE = 64

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from daemon.records import BatchDone, ExpertSwitch, QueueSample
-from daemon.store.times import to_text
+from daemon.storage.database.times import to_text
 
 T = TypeVar("T")
 

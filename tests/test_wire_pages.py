@@ -12,10 +12,10 @@ from typing import Any, get_args
 import pytest
 
 from daemon import operations
-from daemon.store import render
-from daemon.store.schema import metadata
-from daemon.store.store import open_store
-from daemon.store.views import VIEWS
+from daemon.storage.database import render
+from daemon.storage.database.schema import metadata
+from daemon.storage.database.store import open_store
+from daemon.storage.database.views import VIEWS
 from daemon.wire import messages
 from daemon.wire.frames import Code
 from tests import ROOT

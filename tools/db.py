@@ -33,8 +33,8 @@ def backup(
     from tools.opened import settings_of
 
     settings = settings_of(config)
-    from daemon.store.copies import copy_database
-    from daemon.store.database import StoreError, shown, sqlite_path
+    from daemon.storage.database.connections import StoreError, shown, sqlite_path
+    from daemon.storage.database.copies import copy_database
 
     database = sqlite_path(settings.database)
     if database is None:
@@ -65,8 +65,8 @@ def check(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
     from tools.opened import settings_of
 
     settings = settings_of(config)
-    from daemon.store.check import check_database
-    from daemon.store.database import StoreError, shown
+    from daemon.storage.database.check import check_database
+    from daemon.storage.database.connections import StoreError, shown
 
     def say(step: str) -> None:
         if not as_json and errors.is_terminal:
@@ -127,8 +127,8 @@ def _prune_here(settings: Any) -> dict[str, Any]:
     """No daemon runs: the line's locks keep it so until this is done."""
     from daemon.errors import StartError
     from daemon.host.lock import claim
+    from daemon.storage.database.connections import StoreError, sqlite_path
     from daemon.storage.pruning import prune_alone
-    from daemon.store.database import StoreError, sqlite_path
 
     try:
         locks = claim(sqlite_path(settings.database), settings.journal)

@@ -28,7 +28,7 @@ def reading(settings: Config) -> "Iterator[Engine]":
     """An engine that cannot write; leaves with status 1 where there is nothing to read."""
     from sqlalchemy.exc import SQLAlchemyError  # not for commands that only ask the daemon: it takes its time
 
-    from daemon.store.database import StoreError, open_for_reading, shown
+    from daemon.storage.database.connections import StoreError, open_for_reading, shown
 
     try:
         engine = open_for_reading(settings.database)

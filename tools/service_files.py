@@ -9,7 +9,7 @@ from pathlib import Path
 
 from daemon.config.addresses import CREDENTIALS
 from daemon.config.settings import Config
-from daemon.store.database import server_hosts, sqlite_path
+from daemon.storage.database.connections import server_hosts, sqlite_path
 from daemon.wire.sockets import is_open, is_open_host
 
 NAME = "coserve"

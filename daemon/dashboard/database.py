@@ -6,8 +6,8 @@ from typing import Any
 from sqlalchemy import Executable, Row, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.store.database import StoreError, open_for_reading
-from daemon.store.patience import TooLongError, at_most
+from daemon.storage.database.connections import StoreError, open_for_reading
+from daemon.storage.database.patience import TooLongError, at_most
 
 _AT_MOST_S = 5.0
 #: Rows are fetched as they are asked for: what is beyond the limit is never made.

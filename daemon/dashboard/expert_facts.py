@@ -10,7 +10,7 @@ from daemon.dashboard.database import Database, NoDatabase, TooMuchToCount
 from daemon.dashboard.kept import Kept
 from daemon.dashboard.site import Site
 from daemon.line.line import compile_kept_rules, load_catalog
-from daemon.store.judged import Calls
+from daemon.storage.database.judged import Calls
 from daemon.wire.control import ControlError
 from experts.catalog import Catalog
 from experts.drift import BINS, Drift, compare

@@ -18,7 +18,7 @@ from daemon.dashboard.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.expert_facts import ExpertFacts, added, chosen, rules_in_force, shares
 from daemon.dashboard.memory_picture import NARROW, WIDE, draw, state_of
 from daemon.dashboard.site import Site
-from daemon.store.times import to_text
+from daemon.storage.database.times import to_text
 from daemon.wire.control import ControlError
 from experts.drift import BINS, compare
 from experts.spec import ExpertId

@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, case, func, literal_column, or_, select
 
-from daemon.store.reviews import DAEMON, is_newest
-from daemon.store.schema import boards, inspections, reviews
+from daemon.storage.database.reviews import DAEMON, is_newest
+from daemon.storage.database.schema import boards, inspections, reviews
 
 Question = Select[*tuple[Any, ...]]
 

@@ -1,11 +1,11 @@
-"""What the page Review asks of the database. What waits for a decision is asked by daemon/store/reviews.py."""
+"""Queries of the page Review. Which images wait for a decision is `storage.database.reviews`' business."""
 
 from typing import Any
 
 from sqlalchemy import Select, and_, case, exists, func, literal, select
 
-from daemon.store.reviews import is_newest, stands, waiting
-from daemon.store.schema import boards, detections, inspections, pending, reviews, rules_versions, stages
+from daemon.storage.database.reviews import is_newest, stands, waiting
+from daemon.storage.database.schema import boards, detections, inspections, pending, reviews, rules_versions, stages
 
 #: How many of the images that wait the filters are made of, and of the newest fails the codes of defects.
 FACETS_OF = 1000

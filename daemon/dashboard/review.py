@@ -19,7 +19,7 @@ from daemon.dashboard.access import safe_path
 from daemon.dashboard.review_facts import Facts, Item
 from daemon.dashboard.review_offers import Offers
 from daemon.dashboard.site import Site
-from daemon.store.reviews import Waiting, count_of, waiting
+from daemon.storage.database.reviews import Waiting, count_of, waiting
 from daemon.wire.control import ControlError
 from daemon.wire.frames import MAX_INTEGER
 from daemon.wire.messages import NAME

@@ -11,7 +11,7 @@ from daemon.dashboard import questions_review as questions
 from daemon.dashboard.database import Database, TooMuchToCount
 from daemon.dashboard.kept import KeptByKey
 from daemon.dashboard.pictures import Pictures, Size
-from daemon.store.reviews import Review, decisions
+from daemon.storage.database.reviews import Review, decisions
 from routing_rules.document import read_yaml_text
 from routing_rules.load import validate
 from routing_rules.schema import RulesFile

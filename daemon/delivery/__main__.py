@@ -16,7 +16,7 @@ from daemon.errors import ConfigError
 from daemon.extras import MissingExtraError
 from daemon.host.children import live_with_parent
 from daemon.host.logs import configure_logs
-from daemon.store.database import StoreError
+from daemon.storage.database.connections import StoreError
 
 
 def main() -> int:

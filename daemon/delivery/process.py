@@ -16,7 +16,7 @@ from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import Runner
 from daemon.delivery.status_page import Slate
 from daemon.host.child_heartbeat import beat
-from daemon.store.reader import Reader
+from daemon.storage.database.reader import Reader
 
 #: After SIGTERM; the daemon waits for three.
 _END_WITHIN_S = 2.5

@@ -17,8 +17,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from daemon.consumers.protocol import Consumer, DeliveryError, Message, State
 from daemon.delivery.position import Mark, Position, PositionError, PositionFile
 from daemon.delivery.status_page import Slate
-from daemon.store.database import StoreError
-from daemon.store.reader import Reader
+from daemon.storage.database.connections import StoreError
+from daemon.storage.database.reader import Reader
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from pathlib import Path
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from daemon.config.settings import Config
-from daemon.store.database import StoreError, open_for_reading, sqlite_path
-from daemon.store.migrate import check_schema
+from daemon.storage.database.connections import StoreError, open_for_reading, sqlite_path
+from daemon.storage.database.migrate import check_schema
 
 
 def storage_problems(config: Config) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import structlog
 
-from daemon.store.database import server, sqlite_path
+from daemon.storage.database.connections import server, sqlite_path
 
 _SUFFIXES = ("", "-wal", "-shm")
 _WHILE_IT_RUNS = "it was deleted or moved while the daemon runs: stop the daemon first"

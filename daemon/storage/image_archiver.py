@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import structlog
 
+from daemon.storage.database.values import Keep, Kept
 from daemon.storage.kept_images import ImageFolder
-from daemon.store.values import Keep, Kept
 
 #: One sync makes a group durable; it collects this long and this many.
 _GROUP_S = 1.0

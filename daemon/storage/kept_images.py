@@ -13,8 +13,8 @@ import structlog
 from daemon.host.folders import make_folder
 from daemon.records import JournalKey, Pixels
 from daemon.storage import raw_pixels
+from daemon.storage.database.values import Keep, Kept
 from daemon.storage.journal import JournalError
-from daemon.store.values import Keep, Kept
 
 FILE_MODE = 0o640
 

@@ -14,14 +14,14 @@ from sqlalchemy import Connection
 
 from daemon.config.settings import Retention
 from daemon.policy.retain import KeptImage, excess_bytes, images_to_prune
+from daemon.storage.database import upkeep
+from daemon.storage.database.connections import StoreError, open_for_reading, sqlite_path
+from daemon.storage.database.prune import OldBoard, kept_bytes, newest_at, old_boards, oldest_kept, strays
+from daemon.storage.database.store import Store, open_store
+from daemon.storage.database.times import to_text, to_wall_s
+from daemon.storage.database.values import Clock, Kept
 from daemon.storage.disk_space import RESUME_MORE, Room
 from daemon.storage.kept_images import files_by_part, remove
-from daemon.store import upkeep
-from daemon.store.database import StoreError, open_for_reading, sqlite_path
-from daemon.store.prune import OldBoard, kept_bytes, newest_at, old_boards, oldest_kept, strays
-from daemon.store.store import Store, open_store
-from daemon.store.times import to_text, to_wall_s
-from daemon.store.values import Clock, Kept
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ import structlog
 import zmq
 
 from daemon.records import Published
-from daemon.store.render import topic
-from daemon.store.times import to_text
+from daemon.storage.database.render import topic
+from daemon.storage.database.times import to_text
 from daemon.wire.frames import encode
 from daemon.wire.mailbox import Mailbox
 from daemon.wire.socket_thread import Binding, Socket, SocketThread

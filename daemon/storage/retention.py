@@ -16,15 +16,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config.settings import Retention
 from daemon.metrics import Metrics
+from daemon.storage.database import upkeep
+from daemon.storage.database.connections import StoreError
+from daemon.storage.database.store import Store
+from daemon.storage.database.times import to_text
+from daemon.storage.database.upkeep import Checkpoints, Log
+from daemon.storage.database.values import Clock
 from daemon.storage.disk_space import RESUME_MORE, Room, Space
 from daemon.storage.pruning import Ages, Pruned, Pruner, newest_s
 from daemon.storage.writer import Writer
-from daemon.store import upkeep
-from daemon.store.database import StoreError
-from daemon.store.store import Store
-from daemon.store.times import to_text
-from daemon.store.upkeep import Checkpoints, Log
-from daemon.store.values import Clock
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.store.reviews import DAEMON, Decision, Review, ReviewRefusedError, is_undo
-from daemon.store.store import Store
+from daemon.storage.database.reviews import DAEMON, Decision, Review, ReviewRefusedError, is_undo
+from daemon.storage.database.store import Store
 from daemon.wire.control import ControlError
 from daemon.wire.frames import MAX_INTEGER
 from daemon.wire.messages import NAME, NAME_EXPECTED, shown

@@ -6,8 +6,8 @@ then the journal has the only bytes of its images (docs/decisions.md, "A commit 
 
 import structlog
 
+from daemon.storage.database.store import Store
 from daemon.storage.journal import Journal
-from daemon.store.store import Store
 
 
 class Segments:

@@ -1,6 +1,7 @@
 """Decoding an image in a process of its own, with limits: what an image gets that the daemon died with.
 
-The child, `python -m daemon.storage.suspect_images`, reads the payload from its standard input. It imports no torch and opens nothing.
+The child, `python -m daemon.storage.suspect_images`, reads the payload from its standard input. It imports no torch
+and opens nothing.
 """
 
 import os

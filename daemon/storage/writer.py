@@ -20,15 +20,15 @@ from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Published
+from daemon.storage.database.store import Store
+from daemon.storage.database.upkeep import write_log_again
+from daemon.storage.database.values import Kept, Known, Recovery
 from daemon.storage.disk_space import NoRoomError, Room
 from daemon.storage.image_archiver import Keeper
 from daemon.storage.journal import Journal, JournalError
 from daemon.storage.journal_thread import Duplicate, Group, JournalThread, Reply, Submitted, WriteFailed
 from daemon.storage.kept_images import ImageFolder
 from daemon.storage.segments import Segments
-from daemon.store.store import Store
-from daemon.store.upkeep import write_log_again
-from daemon.store.values import Kept, Known, Recovery
 from routing_rules.routes import Routes
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from daemon.store.store import open_store
+from daemon.storage.database.store import open_store
 
 TABLES = {
     "boards": "board_id board_type serial attempt lot station first_seen_at completed_at expected inspected verdict "

@@ -15,8 +15,8 @@ from daemon.dashboard.site import make_site
 from experts.catalog import write_catalog
 from experts.drift import histogram
 from experts.versions import Versions
-from tests.daemon.store.store_parts import a_line as a_store
-from tests.daemon.store.store_parts import a_stage, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import a_line as a_store
+from tests.daemon.storage.database.store_parts import a_stage, an_arrival, an_outcome
 from tests.lines import a_line
 
 

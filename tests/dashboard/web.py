@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from daemon.store.store import open_store
+from daemon.storage.database.store import open_store
 from tests.waiting import PATIENCE_S
 from tools.service import free_port
 

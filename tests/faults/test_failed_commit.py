@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from daemon.storage.database.store import open_store
 from daemon.storage.journal import Journal
-from daemon.store.store import open_store
 from tests import ROOT
 from tools.faults.powercut import Disk
 from tools.faults.shim import read_log, shim_environment, switch_faults
@@ -26,7 +26,7 @@ PROCESS = """
 import os, sys
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
-from daemon.store.database import open_for_writing
+from daemon.storage.database.connections import open_for_writing
 from tools.faults.shim import switch_faults
 from pathlib import Path
 engine = open_for_writing('sqlite:///rows.db', 2000)
@@ -92,10 +92,10 @@ def test_a_commit_whose_sync_failed_may_come_true_after_a_kill_and_never_after_a
 LINE = """
 import os, sys, threading, time, structlog
 from pathlib import Path
-from tests.daemon.store.store_parts import an_arrival, an_outcome, some_rules
+from tests.daemon.storage.database.store_parts import an_arrival, an_outcome, some_rules
 from daemon.storage.journal import Journal
 from daemon.line.rulebook import Rulebook
-from daemon.store.store import open_store
+from daemon.storage.database.store import open_store
 from daemon.storage.writer import Writer
 from tools.faults.shim import switch_faults
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from daemon.store.store import open_store
+from daemon.storage.database.store import open_store
 
 BEGIN = datetime(2026, 10, 26, tzinfo=UTC)
 #: Component types of a board with how many there are, and the detector behind the large ones.

@@ -21,13 +21,13 @@ import yaml
 
 from daemon.config.settings import load_config
 from daemon.records import Accepted, Arrival, BoardRef, JournalKey, Outcome, Pixels
+from daemon.storage.database.store import Store, open_store
 from daemon.storage.journal import Journal
-from daemon.store.store import Store, open_store
 from experts.weights import file_sha256
 from routing_rules.compile import compile_rules
 from tests import ROOT
 from tests.contract.client import Line
-from tests.daemon.store.kept_schemas import put_back
+from tests.daemon.storage.database.kept_schemas import put_back
 from tests.lines import a_jpeg
 from tests.waiting import PATIENCE_S
 from tools.backup import archive as archive_module

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from daemon.store.store import open_store
+from daemon.storage.database.store import open_store
 from daemon.wire.control import ask
 from tests import ROOT
 from tests.lines import a_jpeg, a_line

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from daemon.store.reviews import Decision
-from daemon.store.store import open_store
+from daemon.storage.database.reviews import Decision
+from daemon.storage.database.store import open_store
 from tests.tools.asked_database import make
 from tests.tools.cookbook_questions import COOKBOOK, Question, ask, ask_the_shell, questions
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from daemon.host.lock import claim
-from daemon.store.check import check_database
+from daemon.storage.database.check import check_database
 from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
 from tools.camera.publisher import Publisher

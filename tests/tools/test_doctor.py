@@ -21,8 +21,8 @@ import pytest
 import yaml
 from sqlalchemy import Connection
 
-from daemon.store.database import open_for_writing
-from daemon.store.migrate import migrate
+from daemon.storage.database.connections import open_for_writing
+from daemon.storage.database.migrate import migrate
 from tests.contract.client import Line
 from tests.lines import a_line
 from tests.small_disk import small_disk

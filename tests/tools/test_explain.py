@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import create_engine
 from typer.testing import CliRunner
 
-from daemon.store.database import open_for_reading
+from daemon.storage.database.connections import open_for_reading
 from tests.contract.client import Line
 from tests.tools.asked_line import SERIALS
 from tools.asking.explain.record import Record, UnknownInspectionError, Wanted, read_record

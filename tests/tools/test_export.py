@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from daemon.config.settings import load_config
-from daemon.store.database import open_for_reading
+from daemon.storage.database.connections import open_for_reading
 from tests.contract.client import Line
 from tests.small_disk import small_disk
 from tests.tools.asked_line import SERIALS

@@ -17,8 +17,8 @@ from daemon.policy.request import ExpertFacts
 from experts.slot import LayoutShelf, SlotPool
 from experts.spec import ArchitectureId, ExpertId
 from experts.vision.graphs import WARM_UPS, Recorders
-from tests.daemon.store.store_parts import a_line as a_store
-from tests.daemon.store.store_parts import a_stage, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import a_line as a_store
+from tests.daemon.storage.database.store_parts import a_stage, an_arrival, an_outcome
 from tests.experts.recorder import FakeRecorder
 from tests.lines import a_jpeg, a_line
 from tools.profile import measure

@@ -309,7 +309,7 @@ def test_without_pyarrow_the_extra_is_named(line: Path, tmp_path: Path) -> None:
 def test_batches_and_windows_lose_nothing_and_repeat_nothing(
     line: Path, monkeypatch: pytest.MonkeyPatch, rows_of: Any, column: str, order: str
 ) -> None:
-    from daemon.store.database import open_for_reading
+    from daemon.storage.database.connections import open_for_reading
     from tools.asking import batches
 
     monkeypatch.setattr(batches, "BATCH_ROWS", 97)
@@ -327,7 +327,7 @@ def test_batches_and_windows_lose_nothing_and_repeat_nothing(
 
 def test_the_log_can_be_brought_into_the_database_while_rows_are_read(line: Path, tmp_path: Path) -> None:
     """No read transaction stays open between batches, however slow the reader of the answer is."""
-    from daemon.store.database import open_for_reading
+    from daemon.storage.database.connections import open_for_reading
 
     path = tmp_path / "inspection.db"
     shutil.copy(line / "inspection.db", path)

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from daemon.host.lock import claim
-from daemon.store.store import open_store
+from daemon.storage.database.store import open_store
 from tests.contract.client import running
 from tools.cli import app
 

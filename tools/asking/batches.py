@@ -10,8 +10,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, func, select
 
-from daemon.store.schema import boards
-from daemon.store.serials import has_serial
+from daemon.storage.database.schema import boards
+from daemon.storage.database.serials import has_serial
 from tools.asking.rows import Filters, NotAskedOfError, Rows, after, conditions, of_boards
 
 BATCH_ROWS = 5000

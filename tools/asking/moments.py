@@ -4,7 +4,7 @@ import re
 from datetime import UTC, date, datetime, timedelta
 from typing import Literal
 
-from daemon.store.times import to_text
+from daemon.storage.database.times import to_text
 
 EXPECTED = "a day (2026-11-21), a time (2026-11-21T09:28, UTC unless it ends in an offset), today, yesterday, or 2h ago"
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from sqlalchemy import REAL, BigInteger, ColumnElement, FromClause, Integer, and_, case, exists, func, select
 from sqlalchemy.sql.type_api import TypeEngine
 
-from daemon.store.schema import boards, inspections, reviews, stages
-from daemon.store.serials import has_serial
+from daemon.storage.database.schema import boards, inspections, reviews, stages
+from daemon.storage.database.serials import has_serial
 
 #: `time` is UTC text such as 2026-11-21T09:28:11.123Z.
 Kind = Literal["text", "int", "real", "time"]

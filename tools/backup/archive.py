@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from daemon.host.folders import sync
-from daemon.storage.journal import segment_file
-from daemon.store.copies import (
+from daemon.storage.database.connections import sqlite_path
+from daemon.storage.database.copies import (
     State,
     copy_database,
     database_bytes,
@@ -30,7 +30,7 @@ from daemon.store.copies import (
     segments_needed,
     state_of,
 )
-from daemon.store.database import sqlite_path
+from daemon.storage.journal import segment_file
 from tools.backup.contents import BackupError, Contents, Part, contents_of
 from tools.backup.gentle import PIECE_BYTES, GentleReader, GentleWriter
 

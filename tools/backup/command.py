@@ -43,7 +43,7 @@ def backup(
     if not archive.absolute().parent.is_dir():
         fail(f"no folder {archive.absolute().parent}", status=2)
     from daemon.errors import ConfigError
-    from daemon.store.database import StoreError
+    from daemon.storage.database.connections import StoreError
     from tools.backup.archive import write_backup
     from tools.backup.contents import BackupError
     from tools.backup.gentle import step_back

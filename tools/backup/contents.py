@@ -13,7 +13,7 @@ from daemon.config.environment import is_setting
 from daemon.config.settings import Config, load_config, read_settings
 from daemon.delivery.position import PositionFile
 from daemon.errors import ConfigError
-from daemon.store.database import shown, sqlite_path
+from daemon.storage.database.connections import shown, sqlite_path
 from experts.catalog import CatalogFile
 from routing_rules.load import Document, KeyPath, read_yaml, validate
 

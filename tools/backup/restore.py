@@ -14,8 +14,8 @@ from typing import Any
 from alembic.script import ScriptDirectory
 
 from daemon.host.folders import make_folder, sync
-from daemon.store.copies import room_problem
-from daemon.store.migrate import alembic_config
+from daemon.storage.database.copies import room_problem
+from daemon.storage.database.migrate import alembic_config
 from tools.backup.archive import FORMAT, HEAD, SUMS, forget_members
 from tools.backup.contents import CONFIG, BackupError
 from tools.backup.gentle import PIECE_BYTES

@@ -124,7 +124,7 @@ def run_line(
 def _unknown(scratch: str) -> int:
     from sqlalchemy import text
 
-    from daemon.store.database import open_for_reading
+    from daemon.storage.database.connections import open_for_reading
 
     engine = open_for_reading(f"sqlite:///{scratch}/inspection.db")
     try:

@@ -238,7 +238,7 @@ def _rows(scratch: str) -> tuple[set[int], set[int]]:
     """The numbers of all results, and those of the boards among them."""
     from sqlalchemy import text
 
-    from daemon.store.database import open_for_reading
+    from daemon.storage.database.connections import open_for_reading
 
     engine = open_for_reading(f"sqlite:///{scratch}/inspection.db")
     try:

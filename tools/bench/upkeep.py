@@ -125,19 +125,19 @@ def _measure(line: "BenchLine", for_s: float) -> list[Row]:
 
 def _warm_up() -> None:
     """Imports are not measured."""
-    import daemon.store.check
-    import daemon.store.copies  # noqa: F401
+    import daemon.storage.database.check
+    import daemon.storage.database.copies  # noqa: F401
 
 
 def _backup(folder: Path) -> str:
-    from daemon.store.copies import copy_database
+    from daemon.storage.database.copies import copy_database
 
     copy_database(folder / "inspection.db", folder / "copy.db")
     return size_text((folder / "copy.db").stat().st_size)
 
 
 def _check(folder: Path) -> str:
-    from daemon.store.check import check_database
+    from daemon.storage.database.check import check_database
 
     # The newest image may be in the tables only: its file is the journal's segment.
     problems = check_database(f"sqlite:///{folder}/inspection.db", folder / "images", folder / "journal")
@@ -165,7 +165,7 @@ def _round(thread: Any, what: str) -> str:
 
 
 def _until_shrunk(line: "BenchLine") -> str:
-    from daemon.store.upkeep import Checkpoints
+    from daemon.storage.database.upkeep import Checkpoints
 
     database = line.folder / "inspection.db"
     before = database.stat().st_size

@@ -13,11 +13,11 @@ from daemon.config.settings import Retention
 from daemon.line.rulebook import Rulebook
 from daemon.metrics import Metrics
 from daemon.records import Accepted, Arrival, BoardRef, Outcome, Pixels, Stage
+from daemon.storage.database.store import open_store
 from daemon.storage.disk_space import Room
 from daemon.storage.journal import Journal
 from daemon.storage.retention import RetentionThread
 from daemon.storage.writer import Writer
-from daemon.store.store import open_store
 from routing_rules.compile import compile_rules
 
 _RULES = """\

@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy import text
 
 from daemon.config.settings import load_config
-from daemon.store.database import StoreError, open_for_reading
+from daemon.storage.database.connections import StoreError, open_for_reading
 
 _PARTS = """
 SELECT i.inspection_id, i.designator, i.verdict, i.defect FROM inspections AS i

@@ -15,10 +15,10 @@ from daemon.extras import install_with
 from daemon.line.line import load_rules_and_catalog, settings_problems
 from daemon.line.storage_check import storage_problems
 from daemon.sizes import size_text
-from daemon.store.check import quick_look
-from daemon.store.database import StoreError, open_for_reading
-from daemon.store.schema import inspections
-from daemon.store.times import to_wall_s
+from daemon.storage.database.check import quick_look
+from daemon.storage.database.connections import StoreError, open_for_reading
+from daemon.storage.database.schema import inspections
+from daemon.storage.database.times import to_wall_s
 from tools.console import as_typed
 from tools.doctor.findings import Finding, ok, warn, wrong
 from tools.doctor.patient import Patient, database_of

@@ -13,7 +13,7 @@ import psutil
 
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
-from daemon.store.database import StoreError, sqlite_path
+from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.wire.control import ControlError, ask
 from tools.doctor.gpu import Driver, find_driver
 from tools.service_files import Places, started_config

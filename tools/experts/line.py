@@ -13,7 +13,7 @@ from daemon.line.devices import complete, memory_problems
 from daemon.line.line import load_routes, weights_folders
 from daemon.line.profile import this_machine
 from daemon.line.shared_devices import images_config
-from daemon.store.database import StoreError, open_for_reading, shown
+from daemon.storage.database.connections import StoreError, open_for_reading, shown
 from daemon.wire.control import ControlError, ask
 from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve
 from experts.versions import Expert, Versions, VersionsError

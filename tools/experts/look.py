@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from daemon.store.judged import calls_by_version, recent_confidences
+from daemon.storage.database.judged import calls_by_version, recent_confidences
 from experts.catalog import CatalogEntry
 from experts.drift import compare
 from experts.errors import WeightsError

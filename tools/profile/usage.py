@@ -6,8 +6,8 @@ from pathlib import Path
 from sqlalchemy import func, select
 
 from daemon.line.line import Line
-from daemon.store.database import StoreError, open_for_reading, shown
-from daemon.store.schema import inspections, stages
+from daemon.storage.database.connections import StoreError, open_for_reading, shown
+from daemon.storage.database.schema import inspections, stages
 from experts.slot import LayoutShelf, SlotPool
 from experts.spec import ExpertId
 from experts.vision.infer import infer

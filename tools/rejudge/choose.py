@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, func, select
 
-from daemon.store.reviews import newest_of_each
-from daemon.store.schema import boards, inspections, reviews, stages
+from daemon.storage.database.reviews import newest_of_each
+from daemon.storage.database.schema import boards, inspections, reviews, stages
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from daemon.line.line import load_routes
 from daemon.sizes import size_text
-from daemon.store.database import shown
+from daemon.storage.database.connections import shown
 from experts.catalog import Catalog, CatalogEntry
 from experts.errors import ExpertError
 from experts.versions import VersionsError, version_of

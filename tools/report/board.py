@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.store.database import StoreError, open_for_reading, shown
-from daemon.store.serials import folded
+from daemon.storage.database.connections import StoreError, open_for_reading, shown
+from daemon.storage.database.serials import folded
 from tools.console import fail
 
 _ATTEMPTS = """

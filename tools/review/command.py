@@ -13,7 +13,7 @@ from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, p
 
 if TYPE_CHECKING:
     from daemon.config.settings import Config
-    from daemon.store.reviews import Review
+    from daemon.storage.database.reviews import Review
 
 _WAIT_S = 10.0
 
@@ -111,10 +111,10 @@ def _write_here(settings: "Config", fields: dict[str, Any], config: Path) -> Map
 
     from daemon.errors import StartError
     from daemon.host.lock import claim
+    from daemon.storage.database.connections import StoreError, sqlite_path
+    from daemon.storage.database.reviews import ReviewRefusedError
+    from daemon.storage.database.store import open_store
     from daemon.storage.review_requests import decision, not_stored
-    from daemon.store.database import StoreError, sqlite_path
-    from daemon.store.reviews import ReviewRefusedError
-    from daemon.store.store import open_store
 
     path = sqlite_path(settings.database)
     if path is not None and not path.is_file():
@@ -161,7 +161,7 @@ def _again(fields: Mapping[str, Any], newest: int, config: Path) -> str:
 
 
 def _list(settings: "Config", limit: int, as_json: bool) -> None:
-    from daemon.store.reviews import waiting
+    from daemon.storage.database.reviews import waiting
     from tools.asking.table import print_rows
     from tools.opened import reading
 
@@ -196,7 +196,7 @@ def _own_defect(settings: "Config", inspection_id: int) -> str | None:
     """What the line itself found wrong, so that to agree needs no code."""
     from sqlalchemy import select
 
-    from daemon.store.schema import inspections
+    from daemon.storage.database.schema import inspections
     from tools.opened import reading
 
     table = inspections.c
@@ -217,7 +217,7 @@ def _newest_open(settings: "Config", inspection_id: int) -> int | None:
 
 
 def _history(settings: "Config", inspection_id: int) -> "list[Review]":
-    from daemon.store.reviews import history
+    from daemon.storage.database.reviews import history
     from tools.opened import reading
 
     with reading(settings) as engine, engine.connect() as connection:

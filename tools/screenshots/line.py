@@ -14,7 +14,7 @@ import yaml
 from sqlalchemy import Row, text
 
 from daemon.config.settings import load_config
-from daemon.store.database import open_for_reading
+from daemon.storage.database.connections import open_for_reading
 from daemon.wire.control import ask
 from tools.camera.command import board_plan, images_of
 from tools.camera.publisher import Publisher, publish_images

@@ -23,7 +23,7 @@ from daemon.delivery import runner as runner_module
 from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import Runner
 from daemon.delivery.status_page import Slate
-from daemon.store.reader import Reader
+from daemon.storage.database.reader import Reader
 from tests.daemon.consumers.scripted_broker import ScriptedBroker
 from tests.daemon.delivery.results_database import ResultsDatabase
 from tests.waiting import until

@@ -5,7 +5,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from daemon.store.store import open_store
+from daemon.storage.database.store import open_store
 
 BEGIN = datetime(2026, 11, 20, tzinfo=UTC)
 

@@ -17,7 +17,7 @@ from daemon.delivery import runner as runner_module
 from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import BATCH, Runner
 from daemon.delivery.status_page import Slate
-from daemon.store.reader import Reader
+from daemon.storage.database.reader import Reader
 from tests.daemon.delivery.results_database import BEGIN, ResultsDatabase
 from tests.small_disk import small_disk
 

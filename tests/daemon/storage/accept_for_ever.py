@@ -5,8 +5,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.daemon.storage.database.store_parts import an_arrival, an_outcome
 from tests.daemon.storage.test_writer import Running
-from tests.daemon.store.store_parts import an_arrival, an_outcome
 
 
 def accept_for_ever(folder: Path) -> None:

@@ -19,10 +19,10 @@ from PIL import Image
 from daemon.image_header import ImageHeaderError, check_image
 from daemon.records import JournalKey, Pixels
 from daemon.storage import suspect_images as probe
+from daemon.storage.database.store import open_store
 from daemon.storage.database_place import Home
 from daemon.storage.decode_marks import Marks, Suspect
 from daemon.storage.suspect_images import decode_apart, examine
-from daemon.store.store import open_store
 from experts.errors import ExpertError
 from experts.reading import CachedReader
 from experts.slot import SlotPool
@@ -31,7 +31,7 @@ from experts.vision.decode import decode
 from experts.weights import file_sha256
 from tests.daemon.bench_line import a_line as a_simulated_line
 from tests.daemon.bench_line import an_image
-from tests.daemon.store.store_parts import a_line, an_arrival, an_outcome, some_rules
+from tests.daemon.storage.database.store_parts import a_line, an_arrival, an_outcome, some_rules
 from tests.lines import a_jpeg
 from tests.poison import a_poisonous_library, a_tiff, poisoned
 

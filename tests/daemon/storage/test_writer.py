@@ -18,13 +18,13 @@ import pytest
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels, Published
 from daemon.storage import image_archiver as keeper
+from daemon.storage.database.store import Store, open_store
 from daemon.storage.disk_space import Room
 from daemon.storage.journal import Journal
 from daemon.storage.journal_thread import GROUP_IMAGES
 from daemon.storage.writer import Duplicate, WriteFailed, Writer
-from daemon.store.store import Store, open_store
 from tests import ROOT
-from tests.daemon.store.store_parts import RULES, a_journal, a_stage, an_arrival, an_outcome, some_rules
+from tests.daemon.storage.database.store_parts import RULES, a_journal, a_stage, an_arrival, an_outcome, some_rules
 from tests.small_disk import small_disk
 
 JPEG = b"\xff\xd8\xff jpeg"

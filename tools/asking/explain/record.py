@@ -6,8 +6,16 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, select
 
-from daemon.store.schema import boards, detections, expert_versions, inspections, reviews, rules_versions, stages
-from daemon.store.serials import has_serial
+from daemon.storage.database.schema import (
+    boards,
+    detections,
+    expert_versions,
+    inspections,
+    reviews,
+    rules_versions,
+    stages,
+)
+from daemon.storage.database.serials import has_serial
 
 Row = Mapping[str, Any]
 #: Farther away the camera may have been another.

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, false, func, or_, select
 
 from daemon.extras import MissingExtraError
-from daemon.store.schema import (
+from daemon.storage.database.schema import (
     boards,
     detections,
     expert_versions,
@@ -21,7 +21,7 @@ from daemon.store.schema import (
     stages,
     stream_position,
 )
-from daemon.store.serials import has_serial
+from daemon.storage.database.serials import has_serial
 from tools.asking.formats import Csv, JsonLines, Parquet, Writer
 from tools.asking.rows import IMAGES, Kind, kind_of
 

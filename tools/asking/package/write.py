@@ -22,8 +22,8 @@ from sqlalchemy import Engine
 
 from daemon.config.settings import Config
 from daemon.host.folders import sync
-from daemon.store.copies import room_problem
-from daemon.store.database import shown
+from daemon.storage.database.connections import shown
+from daemon.storage.database.copies import room_problem
 from tools.asking.package.chosen import Selection, Taken, take_rows
 from tools.asking.package.experts import Experts, take_experts
 from tools.asking.package.pictures import Pictures, copy_pictures

@@ -1,0 +1,5 @@
+"""The results database (docs/results.md): schema, migrations, and every statement that the daemon sends it.
+
+The writer's thread writes through `store`, all others read through `reader` or `connections`. Nothing here starts a
+thread. What only SQLite or only PostgreSQL knows is in `connections` and `postgresql`.
+"""

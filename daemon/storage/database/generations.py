@@ -1,0 +1,118 @@
+"""Requests for text as rows: accepted, finished once, found again after a restart."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from daemon.records import AcceptedText, BoardRef, Published, TextOutcome, TextRequest
+from daemon.storage.database import render
+from daemon.storage.database.schema import boards, generations
+from daemon.storage.database.times import to_wall_s
+from daemon.storage.database.transaction import Transaction
+
+#: What a request said, in the order of `as_sent`.
+AS_SENT = (
+    *(generations.c.source, generations.c.request_id, generations.c.model, generations.c.prompt),
+    *(generations.c.max_new_tokens, generations.c.task, generations.c.slo_ms, generations.c.deadline_ms),
+    generations.c.stream,
+)
+_WAITS = generations.c.status == "accepted"
+
+
+@dataclass(slots=True)
+class WrittenTexts:
+    """What one transaction finished: messages by `seq`, and (source, bytes) that leave the backlog."""
+
+    published: list[Published] = field(default_factory=list[Published])
+    done: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+
+
+def as_sent(row: Sequence[Any]) -> TextRequest:
+    """The request of a row's `AS_SENT`; its board's name stays in its board's row."""
+    source, request_id, model, prompt, max_new_tokens, task, slo_ms, deadline_ms, stream = row
+    return TextRequest(
+        source, request_id, model, prompt, max_new_tokens, task, slo_ms, deadline_ms, None, stream=bool(stream)
+    )
+
+
+def accept(tx: Transaction, requests: Sequence[TextRequest]) -> list[AcceptedText | TextRequest]:
+    """A row for each; the earlier request where its key is taken."""
+    return [_accept(tx, request) for request in requests]
+
+
+def _accept(tx: Transaction, request: TextRequest) -> AcceptedText | TextRequest:
+    key = (generations.c.source == request.source) & (generations.c.request_id == request.request_id)
+    earlier = tx.connection.execute(select(*AS_SENT).where(key)).one_or_none()
+    if earlier is not None:
+        return as_sent(earlier)
+    row = {
+        "source": request.source,
+        "request_id": request.request_id,
+        "board_id": None if request.board is None else _board_id(tx.connection, request.board),
+        "model": request.model,
+        "task": request.task,
+        "prompt": request.prompt,
+        "accepted_at": tx.at,
+        "status": "accepted",
+        "max_new_tokens": request.max_new_tokens,
+        "slo_ms": request.slo_ms,
+        "deadline_ms": request.deadline_ms,
+        "stream": int(request.stream),
+    }
+    inserted = tx.connection.execute(insert(generations).returning(generations.c.generation_id), [row])
+    return AcceptedText(inserted.scalar_one(), request, tx.now_wall_s, tx.now_s)
+
+
+def _board_id(connection: Connection, board: BoardRef) -> int | None:
+    """The named attempt, or the newest; None where no image of that board has come yet."""
+    query = select(boards.c.board_id).where(boards.c.board_type == board.type, boards.c.serial == board.serial)
+    if board.attempt is not None:
+        query = query.where(boards.c.attempt == board.attempt)
+    return connection.execute(query.order_by(boards.c.attempt.desc()).limit(1)).scalar()
+
+
+def finish(tx: Transaction, outcomes: Sequence[TextOutcome]) -> WrittenTexts:
+    """Results into their rows, each once."""
+    written = WrittenTexts()
+    for given in outcomes:
+        at = generations.c.generation_id == given.generation_id
+        row = tx.connection.execute(select(generations).where(at, _WAITS)).mappings().one_or_none()
+        if row is None:
+            continue
+        is_late = row["deadline_ms"] is not None and (given.total_ms or 0.0) > row["deadline_ms"]
+        outcome = replace(given, text=None, reason="deadline") if is_late else given
+        result: dict[str, Any] = {
+            "completed_at": tx.at,
+            "status": "unknown" if outcome.text is None else "done",
+            "reason": outcome.reason,
+            "mode": outcome.mode,
+            "text": outcome.text,
+            "prompt_tokens": outcome.prompt_tokens,
+            "new_tokens": outcome.new_tokens,
+            "ttft_ms": _rounded(outcome.ttft_ms),
+            "tpot_ms": _rounded(outcome.tpot_ms),
+            "total_ms": _rounded(outcome.total_ms),
+            "expert_fetches": outcome.expert_fetches,
+            "predictor_hit_rate": _rounded(outcome.predictor_hit_rate, 6),
+            "brownout_threshold": _rounded(outcome.brownout_threshold, 6),
+            "seq": tx.next_seq(),
+        }
+        tx.connection.execute(update(generations).where(at).values(result))
+        written.published.append(render.generation({**row, **result}))
+        written.done.append((row["source"], len(row["prompt"].encode())))
+    return written
+
+
+def unfinished(connection: Connection) -> list[AcceptedText]:
+    """What waits for a result, oldest first."""
+    query = select(generations.c.generation_id, generations.c.accepted_at, *AS_SENT)
+    found = connection.execute(query.where(_WAITS).order_by(generations.c.generation_id))
+    return [AcceptedText(number, as_sent(sent), to_wall_s(at)) for number, at, *sent in found]
+
+
+def _rounded(value: float | None, digits: int = 3) -> float | None:
+    """NaN and infinity are no JSON."""
+    return round(float(value), digits) if value is not None and math.isfinite(value) else None

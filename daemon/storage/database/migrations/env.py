@@ -1,0 +1,20 @@
+"""Alembic's entry: run the revisions in `versions/` on the connection that `migrate.py` hands over."""
+
+import warnings
+
+from alembic import context
+
+from daemon.storage.database.schema import metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    # One transaction for all: a migration that fails half-way leaves the database as it was. SQLite can do that.
+    transactional_ddl=True,
+    # SQLite alters a table by making it anew.
+    render_as_batch=True,
+)
+with warnings.catch_warnings():
+    # A table that is made anew is read with those that it points at, and `boards` has such an index.
+    warnings.filterwarnings("ignore", "Skipped unsupported reflection of expression-based index")
+    context.run_migrations()

@@ -1,0 +1,161 @@
+"""Small lines for the tests of the store: rules, arrivals, outcomes, a clock that a test moves."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from daemon.line.rulebook import Rulebook
+from daemon.records import Accepted, Arrival, BoardRef, JournalKey, Outcome, Pixels, Published, Stage
+from daemon.storage.database.reader import Reader
+from daemon.storage.database.store import Store, open_store
+from daemon.storage.database.values import Clock
+from daemon.storage.journal import Journal
+from experts.spec import Detection
+from routing_rules.compile import compile_rules
+from routing_rules.routes import Routes, Verdict
+
+START_S = 1_795_252_091.123  # 2026-11-21T09:08:11.123Z
+
+RULES = """
+boards:
+  mainboard-a:
+    time_limit: 20s
+    components: {R0402: 2, QFP64: [U1, U2]}
+  tiny:
+    components: {R0402: 1}
+  loose:
+    time_limit: 5s
+    extras: allow
+    components: {R0402: 1}
+classifiers:
+  "*": {expert: "{component}", pass: [ok]}
+"""
+
+
+def some_rules(text: str = RULES) -> Routes:
+    return compile_rules(text, "rules.yaml", None)
+
+
+class MovingClock:
+    """Wall and monotonic time that only a test moves."""
+
+    def __init__(self, wall_s: float = START_S) -> None:
+        self.now_s = 100.0
+        self.set_s = wall_s - self.now_s
+
+    def pass_s(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(lambda: self.now_s + self.set_s, lambda: self.now_s)
+
+
+def an_arrival(
+    image_id: str = "i1",
+    component: str = "R0402",
+    designator: str | None = None,
+    *,
+    source: str = "cam1",
+    type: str = "mainboard-a",  # noqa: A002
+    serial: str = "S1",
+    attempt: int | None = None,
+    lot: str | None = None,
+    station: str | None = None,
+    payload: bytes = b"\xff\xd8\xffimage",
+    pixels: Pixels | None = None,
+    deadline_ms: int | None = None,
+) -> Arrival:
+    return Arrival(
+        source=source,
+        image_id=image_id,
+        board=BoardRef(type, serial, lot, station, attempt),
+        component=component,
+        designator=designator or image_id,
+        captured_at=None,
+        deadline_ms=deadline_ms,
+        pixels=pixels or Pixels(),
+        payload=payload,
+        payload_sha256=hashlib.sha256(payload).hexdigest(),
+    )
+
+
+def a_stage(expert: str = "r50", batch_id: int = 1, **fields: Any) -> Stage:
+    values: dict[str, Any] = {
+        "expert": expert,
+        "expert_version": "0123456789ab",
+        "label": "ok",
+        "confidence": 0.97,
+        "detections": (),
+        "device": "cpu",
+        "executor": "cpu-0",
+        "batch_id": batch_id,
+        "batch_size": 4,
+        "queued_ms": 1.5,
+        "load_ms": 12.25,
+        "infer_ms": 30,
+    }
+    return Stage(**(values | fields))
+
+
+def a_box(label: str = "bridge", confidence: float = 0.8) -> Detection:
+    return Detection(label, confidence, (1.0, 2.0, 30.5, 40.25))
+
+
+def an_outcome(
+    inspection_id: int,
+    verdict: Verdict = "pass",
+    defect: str | None = None,
+    reason: str | None = None,
+    stages: Sequence[Stage] | None = None,
+) -> Outcome:
+    return Outcome(inspection_id, verdict, defect, reason, tuple(stages if stages is not None else (a_stage(),)))
+
+
+@dataclass
+class Line:
+    """A store with a clock, driven without threads: what the writer does, one call at a time."""
+
+    folder: Path
+    clock: MovingClock
+    rulebook: Rulebook
+    store: Store
+    images: int = 0
+
+    def accept(self, *arrivals: Arrival) -> list[Accepted]:
+        pairs = [(arrival, JournalKey(1, 16 + n, len(arrival.payload))) for n, arrival in enumerate(arrivals)]
+        return self.store.accept(pairs, self.rulebook.current)
+
+    def judge(self, *outcomes: Outcome) -> list[Published]:
+        return self.store.write(outcomes).published
+
+    def inspect(self, component: str, designator: str, verdict: Verdict = "pass", **fields: Any) -> list[Published]:
+        """Accept one image and judge it."""
+        self.images += 1
+        (image,) = self.accept(an_arrival(f"image-{self.images}", component, designator, **fields))
+        return self.judge(an_outcome(image.inspection_id, verdict))
+
+    def reopen(self, down_s: float = 0.0) -> None:
+        """Stop without saying goodbye, and start again `down_s` later."""
+        self.store.close()
+        self.clock.pass_s(down_s)
+        self.store = open_store(self.url, clock=self.clock.clock)
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.folder}/inspection.db"
+
+    def reader(self) -> Reader:
+        return Reader(self.url)
+
+
+def a_line(folder: Path, rules: Routes | None = None, **options: Any) -> Line:
+    clock = MovingClock()
+    store = open_store(f"sqlite:///{folder}/inspection.db", clock=clock.clock, **options)
+    return Line(folder, clock, Rulebook(rules or some_rules()), store)
+
+
+def a_journal(folder: Path, segment_bytes: int = 2**20) -> Journal:
+    return Journal(folder / "journal", segment_bytes)

@@ -1,0 +1,375 @@
+"""The store, the views and a whole line on a real PostgreSQL server: what SQLite answers, it answers too."""
+
+import json
+import signal
+import sqlite3
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, TextClause, func, insert, select, text
+from sqlalchemy.exc import IntegrityError, OperationalError
+from typer.testing import CliRunner, Result
+
+from daemon.dashboard.database import Database, TooMuchToCount
+from daemon.line.rulebook import Rulebook
+from daemon.records import ExpertSwitch, TextOutcome, TextRequest
+from daemon.storage.database.connections import StoreError, open_for_reading, open_for_writing, shown
+from daemon.storage.database.judged import calls_by_version, recent_confidences
+from daemon.storage.database.migrate import migrate
+from daemon.storage.database.prune import kept_bytes, newest_at, old_boards, oldest_kept
+from daemon.storage.database.reviews import Decision, ReviewRefusedError, count_of, history, waiting
+from daemon.storage.database.schema import boards, generations, inspections, metadata, reviews
+from daemon.storage.database.serials import beginning, has_serial
+from daemon.storage.database.store import open_store
+from daemon.storage.database.values import Kept
+from daemon.storage.database.views import VIEWS
+from tests.contract.client import Line as RunningLine
+from tests.daemon.storage.database.kept_schemas import SCHEMAS, put_back
+from tests.daemon.storage.database.postgresql_server import WANTED, Server, a_server, programs
+from tests.daemon.storage.database.store_parts import (
+    Line,
+    MovingClock,
+    a_box,
+    a_stage,
+    an_arrival,
+    an_outcome,
+    some_rules,
+)
+from tests.lines import a_jpeg
+from tools.cli import app
+
+pytest.importorskip("psycopg", reason=WANTED)
+pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
+
+
+@dataclass
+class _Line(Line):
+    """A line whose database may be anywhere."""
+
+    address: str = ""
+
+    @property
+    def url(self) -> str:
+        return self.address
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with a_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def lines(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[_Line]]:
+    """Two lines with the same past, on SQLite and on PostgreSQL."""
+    made: list[_Line] = []
+    for address in (f"sqlite:///{tmp_path_factory.mktemp('one')}/inspection.db", server.url("lines")):
+        clock = MovingClock()
+        store = open_store(address, clock=clock.clock)
+        made.append(_Line(tmp_path_factory.mktemp("line"), clock, Rulebook(some_rules()), store, address=address))
+        _live(made[-1])
+    yield made
+    for line in made:
+        line.store.close()
+
+
+def _live(line: _Line) -> None:
+    """Boards that close, wait and come late, boxes, loads, texts, copies, decisions, a restart."""
+    chain = (a_stage(), a_stage("yolo", 2, detections=(a_box(), a_box("void")), label=None))
+    for n, serial in enumerate(("A%1", "a_2", "Ünï/板", "Z", "a")):
+        first, second = line.accept(
+            *(an_arrival(f"{n}/{k}", "R0402", f"R{k}", serial=serial, lot=f"L{n % 2}") for k in (1, 2))
+        )
+        line.judge(an_outcome(first.inspection_id), an_outcome(second.inspection_id, "fail", "D1", stages=chain))
+        line.clock.pass_s(3600.0)
+        line.judge()  # closes what waits for U1 and U2 in vain
+    line.inspect("R0402", "R1", "review", type="tiny", serial="T", attempt=2**40)
+    line.accept(an_arrival("waits", "R0402", "R9", type="loose", serial="W", deadline_ms=60_000))
+    switch = ExpertSwitch(line.clock.set_s, "cpu", "cpu", "r50", ("yolo",), 4096, 1.5, "disk", "demand")
+    line.store.write((), [switch], [Kept(2, "images/2026-11-21/000000/2.jpg")])
+    asked = TextRequest("mes", "g1", "m", "what\0 is it?", 2**40, None, 900, None, None, stream=True)
+    (text_row,) = line.store.accept_texts([asked])
+    line.store.finish_texts([TextOutcome(text_row.generation_id, None, "expert_failed")])  # type: ignore[union-attr]
+    line.store.review(Decision(2, "Žofie", None, "pass", None, "100 % clean_"))
+    line.store.review(Decision(4, "Žofie", None, "fail", "D2"))
+    line.store.review(Decision(4, "Jan", 2, None))
+    line.reopen(60.0)
+    line.accept(an_arrival("is here", "R0402", "R9", type="loose", serial="V"))
+    line.inspect("R0402", "R1", type="tiny", serial="T2")
+
+
+@contextmanager
+def asking(url: str) -> Iterator[Connection]:
+    engine = open_for_reading(url)
+    try:
+        with engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def all_of(name: str) -> TextClause:
+    return text(f'SELECT * FROM "{name}"')  # noqa: S608 - our tables and views
+
+
+def rows(connection: Connection, query: Any) -> list[str]:
+    """In an order of their own, each with the digits that both databases agree on; 1 is not 1.0."""
+    found = connection.execute(query)
+    return sorted(repr([round(value, 12) if isinstance(value, float) else value for value in row]) for row in found)
+
+
+def alike(lines: list[_Line], question: Any) -> Any:
+    """What `question(connection)` answers, the same on both."""
+    found = []
+    for line in lines:
+        with asking(line.url) as connection:
+            found.append(question(connection))
+    assert found[0] == found[1]
+    return found[1]
+
+
+def test_the_migrations_make_the_schema_of_the_models_and_a_second_start_nothing(server: Server):
+    url = server.url("empty")
+    engine = open_for_writing(url, 2000)
+    try:
+        migrate(engine)
+        with engine.connect() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        assert migrate(engine) is None
+    finally:
+        engine.dispose()
+
+
+@pytest.mark.parametrize("schema", SCHEMAS[-1:])
+def test_every_view_says_of_a_kept_database_what_sqlite_says(server: Server, tmp_path: Path, schema: str):
+    path = put_back(schema, tmp_path)
+    url = server.url(f"kept_{schema}")
+    engine = open_for_writing(url, 2000)
+    migrate(engine)
+    with closing(sqlite3.connect(path)) as old, engine.begin() as connection:
+        old.row_factory = sqlite3.Row
+        for table in metadata.sorted_tables:
+            found = [dict(row) for row in old.execute(f'SELECT * FROM "{table.name}"')]  # noqa: S608 - our tables
+            assert found, table.name
+            connection.execute(insert(table), found)
+    engine.dispose()
+    with asking(url) as connection, asking(f"sqlite:///{path}") as before:
+        for name in (*VIEWS, *metadata.tables):
+            assert rows(connection, all_of(name)) == rows(before, all_of(name)), name
+
+
+def test_keys_and_values_of_the_contract_are_enforced(lines: list[_Line]):
+    engine = lines[1].store.engine
+    texts = {"serial": "S", "board_type": "a", "first_seen_at": "", "rules_version": ""}
+    board = texts | {"board_id": 900, "attempt": 1, "expected": 1}
+    image = dict.fromkeys(("source", "image_id", "component", "designator", "accepted_at", "image_sha256"), "")
+    image |= {"inspection_id": 900, "board_id": 900, "image_bytes": 1, "status": "done", "rules_version": ""}
+    for wrong, says in (
+        (insert(boards).values(board | {"verdict": "maybe"}), "ck_boards_verdict"),
+        (insert(boards).values(board | {"seq": select(func.max(boards.c.seq)).scalar_subquery()}), "uq_boards_seq"),
+        (insert(inspections).values(image), "fk_inspections_board_id"),
+        (insert(reviews).values(inspection_id=900, at="", reviewer="", verdict="pass"), "fk_reviews_inspection_id"),
+    ):
+        with pytest.raises(IntegrityError, match=says), engine.begin() as connection:
+            connection.execute(wrong)
+
+
+def test_a_line_s_past_is_the_same_row_for_row_and_message_for_message(lines: list[_Line]):
+    streams = []
+    for line in lines:
+        with closing(line.reader()) as reader:
+            streams.append(reader.results_since(0))
+            assert reader.last_seq() == len(streams[-1]["items"])
+            assert reader.find("cam1", "waits") is not None
+            assert reader.find("cam1", "nobody") is None
+            assert reader.find_text("mes", "g1") is not None
+            assert reader.open_rules("loose", "V", None) == line.rulebook.current.version
+    assert streams[0] == streams[1]
+    assert lines[0].store.recover() == lines[1].store.recover()
+    assert lines[0].store.copies_to_make() == lines[1].store.copies_to_make()
+    for name in (*VIEWS, *metadata.tables):
+        if name != "generations":  # it alone has a text with the sign U+0000
+            alike(lines, lambda connection, name=name: rows(connection, all_of(name)))
+
+
+def test_a_sign_that_postgresql_has_not_becomes_another_and_loses_no_row(lines: list[_Line]):
+    with asking(lines[1].url) as connection:
+        assert connection.execute(select(generations.c.prompt)).scalar() == "what\ufffd is it?"
+        assert connection.execute(has_serial_query("\0")).all() == []
+
+
+def has_serial_query(*serials: str):
+    return select(boards.c.serial).where(has_serial(*serials)).order_by(boards.c.serial)
+
+
+@pytest.mark.parametrize("begins", ["a", "A", "ü", "Ü", "z", "%", "a_", "W"])
+def test_serials_are_found_whole_and_by_their_beginning(lines: list[_Line], begins: str):
+    first, after = beginning(begins)
+    folded = func.lower(boards.c.serial)
+    where = (folded >= first) & (folded < after) if after else folded >= first
+    alike(lines, lambda connection: connection.execute(select(boards.c.serial).where(where)).scalars().all())
+    alike(lines, lambda connection: connection.execute(has_serial_query(begins, "Z", "z")).all())
+    with asking(lines[1].url) as connection:
+        connection.execute(text("SET LOCAL enable_seqscan = off"))
+        plan = connection.execute(text("EXPLAIN SELECT 1 FROM boards WHERE lower(serial) >= 'a'")).scalars().all()
+    assert any("ix_boards_serial" in step for step in plan)
+
+
+def test_what_became_of_answers_and_decisions_is_the_same(lines: list[_Line]):
+    assert alike(lines, calls_by_version)
+    assert alike(lines, recent_confidences)
+    assert alike(lines, lambda connection: rows(connection, waiting()))
+    assert alike(lines, lambda connection: connection.execute(count_of(waiting(), 3)).scalar()) == 3
+    assert [review.reviewer for review in alike(lines, lambda connection: history(connection, 4))] == [
+        "Žofie",
+        "daemon",
+    ]
+    with pytest.raises(ReviewRefusedError):
+        lines[1].store.review(Decision(4, "Jan", 1, "pass"))
+
+
+def test_what_may_be_pruned_is_the_same_and_goes(lines: list[_Line]):
+    assert alike(lines, newest_at)
+    assert alike(lines, kept_bytes) == len(b"\xff\xd8\xffimage")
+    assert alike(lines, lambda connection: oldest_kept(connection, 10, None))
+    for line in lines:
+        line.store.write(kept=[Kept(6, "images/2026-11-21/000000/6.jpg")])
+    before = "2027-01-01T00:00:00.000Z"
+    old = alike(lines, lambda connection: old_boards(connection, before, "", 10))
+    gone = [line.store.forget_boards([board.board_id for board in old], before) for line in lines]
+    assert gone[0] == gone[1]
+    assert gone[1].boards > 1
+    assert lines[0].store.forget_others(before, 10) == lines[1].store.forget_others(before, 10) > 0
+    for line in lines:
+        line.store.forget_images([2])
+    assert alike(lines, kept_bytes) == 0
+
+
+def test_a_question_that_takes_too_long_is_broken_off_and_only_asked_rows_are_made(lines: list[_Line]):
+    database = Database(lines[1].url)
+    try:
+        with pytest.raises(TooMuchToCount):
+            database.rows("SELECT pg_sleep(60)", limit=1, at_most_s=0.05)
+        endless = "SELECT generate_series(1, 1000000000)"
+        assert [n for (n,) in database.rows(endless, limit=3, at_most_s=120.0)] == [1, 2, 3]
+    finally:
+        database.close()
+
+
+def test_a_second_daemon_is_refused_until_the_first_has_gone(server: Server, monkeypatch: pytest.MonkeyPatch):
+    url = server.url("shared")
+    first = open_store(url)
+    with monkeypatch.context() as patched:
+        patched.setattr("daemon.storage.database.postgresql._GONE_WITHIN_MS", 50)
+        with pytest.raises(StoreError, match=r"coserve:\*\*\*@.*another daemon writes"):
+            open_store(url)
+    first.close()
+    open_store(url).close()
+
+
+def test_a_server_misses_a_daemon_whose_cable_was_cut_before_that_gives_up_waiting(server: Server):
+    from daemon.storage.database.postgresql import _GONE_WITHIN_MS
+
+    engine = open_for_writing(server.url("cut", host="127.0.0.1"), 2000)
+    with engine.connect() as connection:
+
+        def setting(name: str) -> int:
+            return int(connection.execute(text("SELECT current_setting(:name)"), {"name": name}).scalar_one())
+
+        idle_s, every_s, count = (setting(f"tcp_keepalives_{name}") for name in ("idle", "interval", "count"))
+        assert 0 < 1000 * (idle_s + every_s * count) < _GONE_WITHIN_MS
+        assert 0 < setting("tcp_user_timeout") < _GONE_WITHIN_MS
+    engine.dispose()
+
+
+def test_after_the_server_s_end_everybody_goes_on_with_what_was_committed(server: Server, tmp_path: Path):
+    url = server.url("ended")
+    clock = MovingClock()
+    line = _Line(tmp_path, clock, Rulebook(some_rules()), open_store(url, clock=clock.clock), address=url)
+    with closing(line.store), closing(line.reader()) as reader:
+        line.inspect("R0402", "R1")
+        assert reader.find("cam1", "image-1") is not None
+        server.stop(signal.SIGQUIT)
+        with pytest.raises(OperationalError):
+            line.inspect("R0402", "R2")
+        with pytest.raises(OperationalError):
+            reader.find("cam1", "image-1")
+        server.start()
+        line.inspect("R0402", "R2")
+        assert [item["id"] for item in reader.results_since(0)["items"]] == ["image-1", "image-3"]
+        assert reader.find("cam1", "image-1") is not None
+
+
+def test_a_server_that_is_not_there_is_named_without_the_password():
+    with pytest.raises(StoreError, match=r"coserve:\*\*\*@.*name another `database`") as refused:
+        open_store("postgresql+psycopg://coserve:secret@/line?host=/nowhere")
+    assert "secret" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert "secret" not in shown("postgresql+psycopg://coserve@/line?host=/nowhere&password=secret")
+
+
+def coserve(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_a_line_runs_on_it_with_pages_commands_a_kill_a_decision_and_a_server_that_stops(
+    server: Server, tmp_path: Path, experts_folder: Path
+):
+    url = server.url("running")
+    endpoints = {"intake": ["ipc://run/intake.sock"]} | {
+        name: f"ipc://run/{name}.sock" for name in ("results", "control")
+    }
+    endpoints["http"] = "http://127.0.0.1:0"
+    given = url.replace("postgresql+psycopg:", "postgresql:")
+    line = RunningLine(tmp_path, experts_folder, database=given, endpoints=endpoints)
+    service = line.service()
+    with service:
+        for _ in range(2):
+            line.send(board={"type": "pair", "serial": "B1"})
+        line.boards("B1")
+        waiting = [line.send(component="V", board={"type": "free", "serial": "S2"}) for _ in range(4)]
+        assert service.process is not None
+        service.process.kill()
+        service.process.wait()
+    with line.service():
+        assert [line.result(image)["verdict"] for image in waiting] == ["review"] * 4
+        decided = line.control("review", inspection_id=3, verdict="fail", reviewer="Eva", defect="D301")
+        assert decided["type"] == "ok", decided
+        _, _, said = (tmp_path / "daemon.log").read_text(encoding="utf-8").rpartition("event=http_bound url=")
+        for page in ("", "boards", "boards?serial=b", "boards/1", "review", "defects", "experts/C0603", "machine"):
+            with urllib.request.urlopen(f"{said.split()[0]}/{page}", timeout=60) as answer:  # noqa: S310 - our own
+                assert answer.status == 200, page
+        for command in (("explain", 3), ("report", "B1"), ("review", "--list"), ("db", "check"), ("db", "prune")):
+            done = coserve(*command, "--config", line.config)
+            assert done.exit_code == 0, done.output
+            assert "secret" not in done.output
+        done = coserve("results", "--config", line.config, "--json")
+        final = {row["inspection_id"]: row["verdict"] for row in json.loads(done.stdout)}
+        assert (final[1], final[3], final[4]) == ("pass", "fail", "review")
+        server.stop(signal.SIGQUIT)
+        header = line.inspect()
+        with line.peer() as peer:
+            assert peer.ask(header, a_jpeg(99))["type"] == "busy"
+        line.wait(lambda: line.status()["state"] == "degraded")
+        server.start()
+        line.wait(lambda: line.status()["state"] == "ready")
+        with line.peer() as peer:
+            assert peer.ask(header, a_jpeg(99))["type"] == "accepted"
+        assert line.result(header["id"])["verdict"] == "pass"
+    assert coserve("export", "--serial", "S2", "--out", tmp_path / "package", "--config", line.config).exit_code == 0
+    assert "secret" not in (tmp_path / "package" / "manifest.json").read_text(encoding="utf-8")
+    for no_file in (
+        ("db", "backup", tmp_path / "x.db", "--config", line.config),
+        ("backup", line.config, tmp_path / "x"),
+    ):
+        done = coserve(*no_file)
+        assert done.exit_code in (1, 2)
+        assert "pg_dump" in done.output
+        assert "secret" not in done.output

@@ -1,0 +1,60 @@
+"""Prepared statements give what SQLAlchemy's own way gives, whatever the number and order of rows and columns."""
+
+import pytest
+from sqlalchemy import Column, Integer, MetaData, Table, Text, bindparam, create_engine, select, update
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import IntegrityError
+
+from daemon.storage.database.prepared import Question, add_rows, ask_for_each, run
+
+PARTS = Table(
+    "parts", MetaData(), Column("number", Integer, primary_key=True), Column("name", Text), Column("place", Text)
+)
+
+
+@pytest.fixture
+def engine(tmp_path):
+    engine = create_engine(f"sqlite:///{tmp_path}/parts.db")
+    PARTS.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+def a_part(number: int) -> dict[str, object]:
+    return {"place": None if number % 2 else f"p{number}", "name": f"n{number}", "number": number}
+
+
+@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 200])
+def test_every_row_is_added_once_with_its_values_in_the_right_columns(engine: Engine, count: int):
+    with engine.begin() as connection:
+        add_rows(connection, PARTS, [a_part(number) for number in range(count)])
+    with engine.connect() as connection:
+        found = [dict(row) for row in connection.execute(select(PARTS).order_by(PARTS.c.number)).mappings()]
+    assert found == [a_part(number) for number in range(count)]
+
+
+def test_a_row_that_breaks_a_constraint_is_sqlalchemy_s_own_error(engine: Engine):
+    with pytest.raises(IntegrityError), engine.begin() as connection:
+        add_rows(connection, PARTS, [a_part(1), a_part(1)])
+
+
+def test_questions_and_changes_take_their_values_by_name(engine: Engine):
+    place_of = Question(engine, select(PARTS.c.place).where(PARTS.c.name == bindparam("of"), PARTS.c.number < 100))
+    move = update(PARTS).where(PARTS.c.number == bindparam("which")).values(place=bindparam("to"))
+    with engine.begin() as connection:
+        add_rows(connection, PARTS, [a_part(number) for number in range(10)])
+        run(connection, move, to="moved", which=3)
+    assert place_of.first(of="n3") == ("moved",)
+    assert place_of.first(of="n4") == ("p4",)
+    assert place_of.first(of="nobody") is None
+
+
+def test_many_are_asked_for_in_few_statements(engine: Engine):
+    def named(count: int):
+        return select(PARTS.c.number).where(PARTS.c.name.in_([bindparam(f"each_{n}") for n in range(count)]))
+
+    with engine.begin() as connection:
+        add_rows(connection, PARTS, [a_part(number) for number in range(300)])
+        wanted = [f"n{number}" for number in range(0, 300, 3)]
+        found = {number for (number,) in ask_for_each(connection, named, [*wanted, "nobody"])}
+    assert found == set(range(0, 300, 3))

@@ -1,0 +1,271 @@
+"""Pruning in the tables: what may leave them, in short steps, and what never does."""
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from daemon.config.settings import Retention
+from daemon.records import ExpertSwitch
+from daemon.storage.database.values import Clock, Kept
+from daemon.storage.disk_space import Room
+from daemon.storage.pruning import Ages, Pruner, newest_s
+from tests.daemon.storage.database.store_parts import Line, a_box, a_line, a_stage, an_arrival, an_outcome
+
+DAY_S = 86400.0
+
+
+@dataclass
+class Kit:
+    """A line with images on disk, and a pruner that works on it without threads."""
+
+    line: Line
+
+    def add(self, verdict="pass", *, serial: str, type_="tiny", review=None, keep=True) -> int:
+        """One image, judged; its copy in `images/` as the keeper makes it."""
+        self.line.images += 1
+        arrival = an_arrival(f"image-{self.line.images}", "R0402", type=type_, serial=serial)
+        (image,) = self.line.accept(arrival)
+        stage = a_stage(detections=(a_box(), a_box("void")))
+        self.line.judge(an_outcome(image.inspection_id, verdict, stages=(stage,)))
+        if keep:
+            self.copy(image.inspection_id)
+        if review:
+            self.review(image.inspection_id, review)
+        return image.inspection_id
+
+    def copy(self, inspection_id: int) -> Path:
+        ((at,),) = self.rows("SELECT completed_at FROM inspections WHERE inspection_id = ?", inspection_id)
+        path = self.images / at[:10] / "000000" / f"{inspection_id}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(1000))
+        self.line.store.write(kept=[Kept(inspection_id, path.relative_to(self.line.folder).as_posix())])
+        return path
+
+    def review(self, inspection_id: int, verdict: str) -> None:
+        self.rows(
+            "INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES (?, '2026-11-21T10:00:00Z', 'Eva', ?)",
+            *(inspection_id, verdict),
+        )
+
+    def prune(self, *, ages: Ages | None = None, **settings) -> Pruner:
+        clock = self.line.clock.clock
+        self.pruner = Pruner(
+            *(self.line.url, self.images, Retention(**settings)),
+            Room({"images": self.images}, 1),
+            carry_out=lambda task: task(self.line.store),
+            rest=lambda _seconds: True,
+            clock=Clock(ages.now_s, clock.monotonic_s) if ages else clock,
+        )
+        try:
+            self.pruner.prune_images()
+            self.pruner.prune_results()
+            self.pruner.sweep()
+        finally:
+            self.pruner.close()
+        return self.pruner
+
+    @property
+    def images(self) -> Path:
+        return self.line.folder / "images"
+
+    @property
+    def files(self) -> list[int]:
+        return sorted(int(path.stem) for path in self.images.rglob("*.jpg"))
+
+    def rows(self, query: str, *values):
+        with closing(sqlite3.connect(self.line.folder / "inspection.db", isolation_level=None)) as connection:
+            return connection.execute(query, values).fetchall()
+
+    def column(self, query: str):
+        return [value for (value,) in self.rows(query)]
+
+
+@pytest.fixture
+def kit(tmp_path):
+    line = a_line(tmp_path, keep=("pass", "fail", "review", "unknown"))
+    yield Kit(line)
+    line.store.close()
+
+
+def test_without_a_limit_nothing_is_pruned(kit):
+    kept = [kit.add(serial="S1"), kit.add("fail", serial="S2")]
+    kit.line.clock.pass_s(1000 * DAY_S)
+    kit.prune()
+    assert kit.files == kept
+
+
+def test_images_that_are_too_old_go_and_their_rows_stay(kit):
+    old = kit.add("fail", serial="S1")
+    kit.line.clock.pass_s(10 * DAY_S)
+    new = kit.add(serial="S2")
+    kit.prune(images_for="9d")
+    assert kit.files == [new]
+    assert kit.rows("SELECT inspection_id, verdict, image_path IS NULL FROM inspections") == [
+        (old, "fail", 1),
+        (new, "pass", 0),
+    ]
+
+
+@pytest.mark.parametrize("is_put_right", [True, False])
+def test_a_clock_that_stands_in_the_future_at_a_start_has_a_day_to_be_put_right(kit, is_put_right):
+    clock = kit.line.clock
+    evidence = kit.add("fail", serial="S1")
+    clock.set_s += 1000 * DAY_S  # the battery of a PC that was switched off
+    clock.pass_s(3600)
+    ages = Ages(clock.clock, newest_s(kit.line.url))
+    new = kit.add(serial="S2")
+    kit.prune(ages=ages, images_for="9d", results_for="90d")
+    assert kit.files == [evidence, new]
+    clock.pass_s(DAY_S - 1)
+    kit.prune(ages=ages, images_for="9d", results_for="90d")
+    assert kit.files == [evidence, new]
+    if is_put_right:
+        clock.set_s -= 1000 * DAY_S
+    clock.pass_s(2)
+    kit.prune(ages=ages, images_for="9d", results_for="90d")
+    assert kit.files == ([evidence, new] if is_put_right else [new])
+    clock.pass_s(9 * DAY_S)
+    kit.prune(ages=ages, images_for="9d", results_for="90d")
+    assert kit.files == ([new] if is_put_right else [])
+
+
+def test_a_clock_that_is_set_while_the_line_runs_prunes_nothing(kit):
+    kit.add(serial="S1")
+    clock = kit.line.clock
+    ages = Ages(clock.clock, newest_s(kit.line.url))
+    clock.set_s += 1000 * DAY_S
+    kit.prune(ages=ages, images_for="9d", results_for="90d")
+    assert len(kit.files) == 1
+    clock.pass_s(10 * DAY_S)
+    kit.prune(ages=ages, images_for="9d")
+    assert kit.files == []
+
+
+def test_beyond_the_bytes_that_images_may_have_passed_ones_go_first(kit):
+    evidence = kit.add("fail", serial="S1"), kit.add("review", serial="S2"), kit.add(serial="S3", review="fail")
+    passed = [kit.add(serial=f"S{n}") for n in range(4, 8)]
+    size_bytes = kit.column("SELECT image_bytes FROM inspections")[0]
+    kit.prune(images_bytes=4 * size_bytes)
+    assert kit.files == [*evidence, passed[-1]]
+    kit.prune(images_bytes=2 * size_bytes)
+    assert kit.files == list(evidence[1:])
+
+
+def test_a_folder_goes_with_its_last_image(kit):
+    kit.add(serial="S1")
+    kit.line.clock.pass_s(2 * DAY_S)
+    new = kit.add(serial="S2")
+    kit.prune(images_for="1d")
+    assert [path.name for path in kit.images.iterdir()] == ["2026-11-23"]
+    assert kit.files == [new]
+
+
+def test_an_image_whose_copy_is_not_durable_is_not_pruned(kit):
+    waiting = kit.add("fail", serial="S1", keep=False)
+    kit.line.clock.pass_s(10 * DAY_S)
+    kit.prune(images_for="1d", results_for="1d")
+    assert kit.rows("SELECT inspection_id, task FROM pending") == [(waiting, "keep")]
+    assert kit.column("SELECT count(*) FROM boards") == [1]
+
+
+def test_files_of_an_interrupted_pruning_are_swept_and_foreign_ones_stay(kit):
+    stray = kit.add(serial="S1")
+    kept = kit.add(serial="S2")
+    waiting = kit.add("fail", serial="S3", keep=False)
+    folder = kit.images / "2026-11-21" / "000000"
+    (folder / f"{waiting}.jpg").write_bytes(b"written, not yet noted")
+    (folder / "4711.jpg").write_bytes(b"of another database")
+    (folder / "notes.txt").write_text("a technician's")
+    kit.line.store.forget_images([stray])
+    pruner = kit.prune()
+    assert kit.files == [kept, waiting, 4711]
+    assert (folder / "notes.txt").exists()
+    assert pruner.pruned.stray_files == 1
+
+
+def test_a_path_that_somebody_wrote_by_hand_deletes_nothing_elsewhere(kit):
+    outside = kit.line.folder / "outside.jpg"
+    outside.write_bytes(b"mine")
+    image_id = kit.add(serial="S1")
+    kit.rows("UPDATE inspections SET image_path = 'images/../outside.jpg' WHERE inspection_id = ?", image_id)
+    kit.line.clock.pass_s(10 * DAY_S)
+    kit.prune(images_for="1d")
+    assert outside.exists()
+
+
+def test_an_image_that_cannot_be_deleted_keeps_its_path(kit):
+    image_id = kit.add(serial="S1")
+    path = kit.images / "2026-11-21" / "000000" / f"{image_id}.jpg"
+    path.unlink()
+    path.mkdir()  # what no process may unlink as a file, root included
+    kit.line.clock.pass_s(10 * DAY_S)
+    kit.prune(images_for="1d")
+    assert kit.column("SELECT image_path FROM inspections") == [f"images/2026-11-21/000000/{image_id}.jpg"]
+    assert kit.pruner.pruned.images == 0
+
+
+def test_old_boards_go_with_all_their_rows_and_their_files(kit):
+    for n in range(3):
+        kit.add("fail", serial=f"old-{n}")
+    kit.line.store.write(
+        switches=[ExpertSwitch(kit.line.clock.clock.wall_s(), "cpu", "cpu", "r50", (), 1, 1.0, "disk", "demand")]
+    )
+    kit.line.clock.pass_s(10 * DAY_S)
+    new = kit.add("fail", serial="new")
+    pruner = kit.prune(results_for="9d")
+    assert (pruner.pruned.boards, pruner.pruned.inspections) == (3, 3)
+    assert kit.files == [new]
+    for count in ("SELECT count(*) FROM inspections", "SELECT count(*) FROM boards", "SELECT count(*) FROM stages"):
+        assert kit.column(count) == [1]
+    assert kit.column("SELECT count(*) FROM detections") == [2]
+    assert kit.column("SELECT count(*) FROM expert_switches") == [0]
+    assert kit.rows("PRAGMA foreign_key_check") == []
+
+
+def test_a_board_that_an_operator_reviewed_stays_and_so_does_one_with_a_younger_image(kit):
+    reviewed = kit.add("fail", serial="reviewed", review="pass")
+    late = kit.add("fail", serial="S1", type_="mainboard-a")
+    kit.line.clock.pass_s(30)
+    kit.line.judge()  # the time limit closes it
+    kit.line.clock.pass_s(10 * DAY_S)
+    kit.add(serial="S1", type_="mainboard-a")  # fills a gap of the closed attempt
+    kit.prune(results_for="9d")
+    assert kit.column("SELECT serial FROM boards ORDER BY board_id") == ["reviewed", "S1"]
+    assert {reviewed, late} <= set(kit.files)
+
+
+def test_an_open_board_stays_however_old_it_is(kit):
+    (image,) = kit.line.accept(an_arrival("waits", "R0402", type="tiny", serial="S1"))
+    kit.line.clock.pass_s(1000 * DAY_S)
+    kit.prune(results_for="1d", images_for="1d")
+    assert kit.rows("SELECT inspection_id, status FROM inspections") == [(image.inspection_id, "accepted")]
+
+
+def test_seq_goes_on_behind_what_was_pruned_and_the_stream_says_where_it_begins(kit):
+    for n in range(3):
+        kit.add(serial=f"S{n}")
+    reader = kit.line.reader()
+    last_seq = reader.last_seq()
+    kit.line.clock.pass_s(10 * DAY_S)
+    kit.prune(results_for="1d")
+    assert reader.results_since(0)["oldest_seq"] is None
+    kit.line.reopen()
+    kit.add(serial="S9")
+    answer = reader.results_since(0)
+    reader.close()
+    assert answer["oldest_seq"] == last_seq + 1
+    assert [item["seq"] for item in answer["items"]] == [last_seq + 1, last_seq + 2]
+    assert kit.column("SELECT pruned FROM stream_position") == [last_seq]
+
+
+def test_a_pruned_image_can_be_accepted_again_also_on_its_board(kit):
+    kit.add(serial="S1")
+    kit.line.clock.pass_s(10 * DAY_S)
+    kit.prune(results_for="1d")
+    kit.line.images = 0
+    again = kit.add(serial="S1")
+    assert again == 2
+    assert kit.rows("SELECT image_id, attempt FROM inspections JOIN boards USING (board_id)") == [("image-1", 1)]

@@ -1,0 +1,172 @@
+"""Catching up: every page of `results_since` is what was published, whatever the limit."""
+
+import threading
+
+import pytest
+from sqlalchemy import insert
+
+from daemon.records import Published
+from daemon.storage.database import render
+from daemon.storage.database.schema import generations
+from daemon.storage.database.values import Known
+from tests.daemon.storage.database.store_parts import Line, a_line, an_arrival, an_outcome
+
+
+def a_line_with_results(folder) -> tuple[Line, list[Published]]:
+    line = a_line(folder)
+    published = []
+    for serial in range(5):
+        for n, verdict in enumerate(("pass", "review", "fail", "unknown")):
+            component, designator = ("R0402", f"R{n}") if n < 2 else ("QFP64", f"U{n - 1}")
+            lot = "Łódź" if n else None
+            published += line.inspect(component, designator, verdict, serial=f"S/{serial}", lot=lot)
+    return line, published
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 24, 25, 26, 1000])
+def test_pages_of_any_size_give_every_message_once_and_in_order(tmp_path, limit):
+    line, published = a_line_with_results(tmp_path)
+    reader = line.reader()
+    items, seq, pages = [], 0, 0
+    while True:
+        page = reader.results_since(seq, limit)
+        assert set(page) == {"items", "last_seq", "more", "oldest_seq"}
+        assert len(page["items"]) <= limit
+        assert page["oldest_seq"] == 1
+        items += page["items"]
+        seq = page["last_seq"]
+        pages += 1
+        if not page["more"]:
+            break
+    assert items == [{"topic": message.topic, **message.body} for message in published]
+    assert pages == -(-len(published) // limit)
+    assert reader.results_since(seq, limit) == {"items": [], "last_seq": 25, "more": False, "oldest_seq": 1}
+    assert reader.results_since(2**62, limit)["last_seq"] == 2**62
+    reader.close()
+    line.store.close()
+
+
+def test_an_empty_database_has_no_oldest_seq(tmp_path):
+    line = a_line(tmp_path)
+    reader = line.reader()
+    assert reader.results_since(0) == {"items": [], "last_seq": 0, "more": False, "oldest_seq": None}
+    assert (reader.last_seq(), reader.find("cam1", "x")) == (0, None)
+    reader.close()
+    line.store.close()
+
+
+def test_an_image_is_found_by_source_and_id_as_soon_as_it_is_accepted(tmp_path):
+    line = a_line(tmp_path)
+    reader = line.reader()
+    arrival = an_arrival("a", source="cam:1/x")
+    (image,) = line.accept(arrival)
+    assert reader.find("cam:1/x", "a") == Known(image.inspection_id, arrival.payload_sha256)
+    assert reader.find("cam:1/x", "A") is None
+    assert reader.find("cam1", "a") is None
+    reader.close()
+    line.store.close()
+
+
+def test_generations_share_the_stream(tmp_path):
+    line, _ = a_line_with_results(tmp_path)
+    values = {
+        "generation_id": 1,
+        "source": "mes 1",
+        "request_id": "g1",
+        "model": "m",
+        "mode": "duoserve",
+        "prompt": "why?",
+        "text": "because",
+        "prompt_tokens": 3,
+        "new_tokens": 1,
+        "ttft_ms": 10.0,
+        "tpot_ms": 2.0,
+        "total_ms": 12.0,
+        "accepted_at": "2026-11-21T09:28:11.000Z",
+        "completed_at": "2026-11-21T09:28:11.123Z",
+        "status": "done",
+        "seq": 26,
+    }
+    with line.store._engine.begin() as connection:
+        connection.execute(insert(generations), [values])
+    reader = line.reader()
+    assert reader.results_since(25)["items"] == [
+        {
+            "topic": "generation/mes%201/",
+            "seq": 26,
+            "at": "2026-11-21T09:28:11.123Z",
+            "id": "g1",
+            "source": "mes 1",
+            "model": "m",
+            "mode": "duoserve",
+            "task": None,
+            "text": "because",
+            "prompt_tokens": 3,
+            "new_tokens": 1,
+            "ttft_ms": 10.0,
+            "tpot_ms": 2.0,
+            "total_ms": 12.0,
+            "status": "done",
+            "reason": None,
+        }
+    ]
+    reader.close()
+    line.store.close()
+
+
+@pytest.mark.parametrize(
+    ("serial", "encoded"),
+    [
+        ("S1", "S1"),
+        ("A.b_c:d-9", "A.b_c:d-9"),
+        ("a/b", "a%2Fb"),
+        ("50% ~ Łódź", "50%25%20%7E%20%C5%81%C3%B3d%C5%BA"),
+        ("*+#'", "%2A%2B%23%27"),
+    ],
+)
+def test_topics_are_percent_encoded_and_end_with_a_slash(serial, encoded):
+    assert render.topic("board", "main board", serial) == f"board/main%20board/{encoded}/"
+
+
+def test_readers_in_many_threads_see_only_whole_results_while_the_writer_writes(tmp_path):
+    line = a_line(tmp_path)
+    reader = line.reader()
+    stop = threading.Event()
+    wrong: list[object] = []
+
+    def follow() -> None:
+        seen = 0
+        while not stop.is_set():
+            page = reader.results_since(seen, 7)
+            seqs = [item["seq"] for item in page["items"]]
+            if seqs != list(range(seen + 1, seen + 1 + len(seqs))):
+                wrong.append((seen, seqs))
+            if any(item["topic"].startswith("inspection/") and not item["stages"] for item in page["items"]):
+                wrong.append(page)
+            seen = page["last_seq"]
+
+    threads = [threading.Thread(target=follow) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for n in range(60):
+        images = line.accept(an_arrival(f"i{n}", serial=f"S{n}", type="tiny"))
+        line.judge(*(an_outcome(image.inspection_id) for image in images))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    reader.close()
+    line.store.close()
+    assert not wrong
+
+
+def test_the_rules_of_a_boards_newest_attempt_are_known_while_it_is_open(tmp_path):
+    line = a_line(tmp_path)
+    reader = line.reader()
+    version = line.rulebook.current.version
+    assert reader.open_rules("tiny", "S", None) is None
+    (image,) = line.accept(an_arrival("a", type="tiny", serial="S"))
+    assert [reader.open_rules("tiny", "S", attempt) for attempt in (None, 1, 2)] == [version, version, None]
+    line.judge(an_outcome(image.inspection_id))
+    assert [reader.open_rules("tiny", "S", attempt) for attempt in (None, 1)] == [None, None]
+    reader.close()
+    line.store.close()

@@ -1,0 +1,219 @@
+"""What people decide, as rows: appended, checked against what the reviewer saw, undone by one more row."""
+
+import sqlite3
+from concurrent.futures import Future
+from contextlib import closing
+from types import SimpleNamespace
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.dialects import postgresql
+
+from daemon.storage.database.reviews import Decision, Review, ReviewRefusedError, Waiting, count_of, history, waiting
+from daemon.storage.review_requests import Reviews
+from daemon.wire.control import ControlError
+from tests.daemon.storage.database.store_parts import Line, a_line, a_stage, an_arrival, an_outcome
+
+
+class Kit:
+    """A line, and people who look at its images."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.engine = create_engine(line.url)
+
+    def image(self, verdict="fail", defect=None, *, component="R0402", expert="r50", **board) -> int:
+        self.line.images += 1
+        arrival = an_arrival(f"image-{self.line.images}", component, **{"serial": "S1"} | board)
+        (image,) = self.line.accept(arrival)
+        if verdict:
+            self.line.judge(an_outcome(image.inspection_id, verdict, defect, stages=[a_stage(expert)]))
+        return image.inspection_id
+
+    def decide(self, image: int, verdict: str | None, defect=None, note=None, *, after=None, reviewer="Eva") -> Review:
+        self.line.clock.pass_s(1)
+        return self.line.store.review(Decision(image, reviewer, after, verdict, defect, note))
+
+    def waits(self, newest_first=False, **which) -> list[int]:
+        with self.engine.connect() as connection:
+            query = waiting(Waiting(**which), newest_first=newest_first)
+            return [row.inspection_id for row in connection.execute(query)]
+
+    def history(self, image: int) -> list[Review]:
+        with self.engine.connect() as connection:
+            return history(connection, image)
+
+    def final(self, image: int) -> tuple[object, ...]:
+        with closing(sqlite3.connect(self.line.folder / "inspection.db")) as connection:
+            query = "SELECT verdict, defect, decided_by FROM final_verdicts WHERE inspection_id = ?"
+            return connection.execute(query, (image,)).fetchone()
+
+
+@pytest.fixture
+def kit(tmp_path):
+    line = a_line(tmp_path)
+    kit = Kit(line)
+    yield kit
+    kit.engine.dispose()
+    line.store.close()
+
+
+def test_a_decision_is_a_row_and_the_final_verdict(kit):
+    image = kit.image("fail", "D207")
+    written = kit.decide(image, "pass", note="a shadow")
+    assert kit.history(image) == [written]
+    assert (written.verdict, written.defect, written.note, written.reviewer) == ("pass", None, "a shadow", "Eva")
+    assert kit.final(image) == ("pass", None, "Eva")
+
+
+def test_nobody_overrules_what_they_have_not_seen(kit):
+    image = kit.image()
+    first = kit.decide(image, "pass")
+    with pytest.raises(ReviewRefusedError, match=rf"Eva decided pass at .* \(review {first.review_id}\)") as refused:
+        kit.decide(image, "fail", "D1", reviewer="Ben")
+    assert refused.value.code == "conflict"
+    assert kit.history(image) == [first]
+    second = kit.decide(image, "fail", "D1", reviewer="Ben", after=first.review_id)
+    assert kit.final(image) == ("fail", "D1", "Ben")
+    with pytest.raises(ReviewRefusedError, match="Ben decided fail D1"):
+        kit.decide(image, "pass", after=first.review_id)
+    assert kit.history(image) == [first, second]
+
+
+def test_a_review_that_does_not_exist_was_not_seen(kit):
+    image = kit.image()
+    with pytest.raises(ReviewRefusedError, match="has no review 7") as refused:
+        kit.decide(image, "pass", after=7)
+    assert refused.value.code == "conflict"
+
+
+def test_a_decision_whose_answer_was_lost_counts_once_however_often_it_is_sent(kit):
+    image = kit.image()
+    first = kit.decide(image, "pass", note="x")
+    assert kit.decide(image, "pass", note="x") == first
+    second = kit.decide(image, "fail", "D1", after=first.review_id)
+    assert kit.decide(image, "fail", "D1", after=first.review_id) == second
+    undone = kit.decide(image, None, after=second.review_id)
+    assert kit.decide(image, None, after=second.review_id) == undone
+    assert kit.history(image) == [first, second, undone]
+    for changed in ({"verdict": "fail", "defect": "D2"}, {"verdict": "fail", "defect": "D1", "note": "other"}):
+        with pytest.raises(ReviewRefusedError, match="Eva undid"):
+            kit.decide(image, **changed, after=first.review_id)
+
+
+@pytest.mark.parametrize(("image", "code"), [(99, "unknown_inspection"), (1, "not_finished")])
+def test_what_is_not_there_or_not_judged_takes_no_decision(kit, image, code):
+    kit.image(verdict=None)
+    for verdict in ("pass", None):
+        with pytest.raises(ReviewRefusedError) as refused:
+            kit.decide(image, verdict)
+        assert refused.value.code == code
+    assert kit.history(image) == []
+
+
+def test_undoing_appends_a_row_that_restores_what_was_before(kit):
+    image = kit.image("fail", "D207")
+    first = kit.decide(image, "pass")
+    second = kit.decide(image, "fail", "D301", after=first.review_id, reviewer="Ben")
+    undone = kit.decide(image, None, after=second.review_id, reviewer="Ben")
+    assert (undone.verdict, undone.defect, undone.undoes) == ("pass", None, second.review_id)
+    assert (undone.reviewer, undone.writer) == ("Eva", "Ben")
+    assert kit.final(image) == ("pass", None, "Eva")
+    assert kit.waits() == []
+    again = kit.decide(image, None, after=undone.review_id)
+    assert (again.verdict, again.defect, again.undoes) == ("fail", "D207", first.review_id)
+    assert again.is_open
+    assert kit.waits() == [image]
+    assert (again.reviewer, again.writer) == ("daemon", "Eva")
+    assert kit.final(image) == ("fail", "D207", "daemon")
+    assert kit.history(image) == [first, second, undone, again]
+    with pytest.raises(ReviewRefusedError, match="nothing to undo") as refused:
+        kit.decide(image, None, after=again.review_id)
+    assert refused.value.code == "no_decision"
+    third = kit.decide(image, "unknown", after=again.review_id)
+    assert kit.waits() == []
+    assert kit.decide(image, None, after=third.review_id).undoes == third.review_id
+
+
+def test_undoing_where_nothing_was_decided_is_refused_by_name(kit):
+    with pytest.raises(ReviewRefusedError) as refused:
+        kit.decide(kit.image(), None)
+    assert refused.value.code == "no_decision"
+
+
+def test_undoing_says_who_undid_whose_decision(kit):
+    image = kit.image()
+    first = kit.decide(image, "pass")
+    undone = kit.decide(image, None, after=first.review_id, reviewer="Ben")
+    assert str(undone).startswith(f"Ben undid review {first.review_id}, so the image waits at 2026-")
+
+
+def test_what_is_review_fail_or_unknown_waits_until_somebody_decides(kit):
+    images = [kit.image(verdict) for verdict in ("pass", "fail", "review", "unknown", None)]
+    assert kit.waits() == images[1:4]
+    kit.decide(images[1], "fail")
+    kit.decide(images[2], "unknown")
+    assert kit.waits() == [images[3]]
+
+
+def test_an_image_that_somebody_wants_looked_at_again_waits_whatever_the_line_said(kit):
+    image = kit.image("pass")
+    asked = kit.decide(image, "review", note="is this a bridge?")
+    assert kit.waits() == kit.waits(verdict="pass") == [image]
+    kit.decide(image, "pass", after=asked.review_id, reviewer="Ben")
+    assert kit.waits() == []
+
+
+def test_what_waits_comes_board_after_board_and_can_be_chosen(kit):
+    one = kit.image("fail", "D1", serial="A", lot="L1", station="st1")
+    two = kit.image("unknown", serial="B", lot="L2", component="R0402")
+    three = kit.image("review", serial="A", lot="L1", expert="x'); DROP TABLE reviews; --")
+    assert kit.waits() == [one, three, two]
+    assert kit.waits(newest_first=True) == [two, one, three]
+    assert kit.waits(lot="L1") == [one, three]
+    assert kit.waits(station="st1") == [one, three]
+    assert kit.waits(verdict="unknown") == [two]
+    assert kit.waits(defect="D1") == [one]
+    assert kit.waits(expert="x'); DROP TABLE reviews; --") == [three]
+    assert kit.waits(lot="' OR '1'='1") == kit.waits(component="%") == []
+    with kit.engine.connect() as connection:
+        assert connection.execute(count_of(waiting(), 2)).scalar() == 2
+
+
+def test_a_full_disk_is_said_and_the_same_decision_is_stored_once_there_is_room(kit):
+    def run(carry_out) -> Future:
+        done: Future = Future()
+        try:
+            done.set_result(carry_out(kit.line.store))
+        except Exception as error:  # noqa: BLE001 - as the writer hands it on
+            done.set_exception(error)
+        return done
+
+    def pages(most: int) -> None:
+        with kit.line.store.engine.connect() as connection:
+            connection.exec_driver_sql(f"PRAGMA max_page_count = {most}")
+
+    asked = {"inspection_id": kit.image(), "verdict": "pass", "reviewer": "E" * 128, "note": "n" * 128}
+    handler = Reviews(SimpleNamespace(run=run))
+    pages(1)  # SQLite takes it for the pages there are
+
+    def fill() -> None:
+        for _ in range(200):
+            newest = handler.carry_out(dict(asked))["review_id"]
+            asked.update(newest=newest, verdict="unknown" if asked["verdict"] == "pass" else "pass")
+
+    with pytest.raises(ControlError, match="full: try again") as refused:
+        fill()
+    assert refused.value.code == "not_stored"
+    before = kit.history(asked["inspection_id"])
+    pages(100_000)
+    written = handler.carry_out(dict(asked))
+    assert handler.carry_out(dict(asked)) == written
+    assert [review.review_id for review in kit.history(asked["inspection_id"])[len(before) :]] == [written["review_id"]]
+
+
+def test_the_question_is_one_that_postgresql_understands():
+    query = waiting(Waiting("a", "b", "c", "d", "fail", "e", "f"), newest_first=True)
+    text = str(query.compile(dialect=postgresql.dialect()))
+    assert "FROM boards JOIN inspections" in text
+    assert "PRAGMA" not in text

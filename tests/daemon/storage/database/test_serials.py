@@ -1,0 +1,188 @@
+"""Serials are found by an index: by their beginning in either case of A to Z, or to the letter."""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from daemon.dashboard.database import Database
+from daemon.dashboard.questions_board import Search, find_boards
+from daemon.storage.database.connections import open_for_reading
+from daemon.storage.database.schema import boards
+from daemon.storage.database.serials import beginning, folded, has_serial
+from tests.daemon.storage.database.store_parts import a_line, an_arrival
+
+#: Letters with another case only elsewhere, signs that other questions take for patterns, both ends of the alphabet.
+SERIALS = (
+    *(
+        "A-1",
+        "a-1",
+        "A-10",
+        "b-1",
+        "AB",
+        "Ab",
+        "Äb",
+        "äb",
+        "Ä",
+        "ÄB",
+        "ß",
+        "SS",
+        "İ",
+        "i",
+        "I",
+        "ı",
+        "\u212a1",
+        "k1",
+        "K1",
+    ),
+    *(
+        "%",
+        "%1",
+        "_",
+        "a_",
+        "a%",
+        "[a]",
+        "[",
+        "@",
+        "@a",
+        "{",
+        "z",
+        "Z",
+        "zz",
+        "'",
+        "''",
+        '"',
+        "\\",
+        "a b",
+        " a",
+        "码-1",
+    ),
+    *("\ud7ff", "\ud7ffa", "\ue000", "\uffff", "a\U0010ffff", "a\U0010ffffb", "\U0010ffff", "\U0010ffff\U0010ffffz"),
+)
+TEXTS = st.text(
+    st.characters(exclude_categories=["Cs"]) | st.sampled_from("aAbBzZ\ud7ff\U0010ffff"), min_size=1, max_size=5
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A board of each serial among ten thousand others, which statistics know of."""
+    line = a_line(tmp_path_factory.mktemp("serials"))
+    for number, serial in enumerate(SERIALS):
+        line.accept(an_arrival(f"i{number}", serial=serial, designator="U1"))
+    line.store.close()
+    with closing(sqlite3.connect(line.folder / "inspection.db")) as database, database:
+        database.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1000 UNION ALL SELECT i + 1 FROM n WHERE i < 11000) INSERT INTO boards"
+            " (board_id, board_type, serial, attempt, lot, first_seen_at, expected, verdict, rules_version)"
+            " SELECT i, 'type-' || (i % 5), printf('SN-%07d', i), 1, 'L' || (i % 7), '2026', 1,"
+            " CASE WHEN i % 50 = 0 THEN 'fail' ELSE 'pass' END, '0' FROM n"
+        )
+        database.execute("ANALYZE")
+    return line.folder / "inspection.db"
+
+
+@pytest.fixture
+def database(path: Path) -> Iterator[Database]:
+    opened = Database(f"sqlite:///{path}")
+    yield opened
+    opened.close()
+
+
+def ask(path: Path, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path)) as database:
+        return database.execute(sql, values).fetchall()
+
+
+class Planning(Database):
+    """Answers with SQLite's plan of each question in place of its rows."""
+
+    def rows(self, statement: Any, parameters: Any = None, **_: Any) -> Any:
+        return super().rows(f"EXPLAIN QUERY PLAN {statement}", parameters, limit=100)
+
+
+@given(TEXTS, TEXTS)
+def test_a_beginning_is_a_range_of_folded_serials(serial: str, text: str):
+    first, behind = beginning(text)
+    for whole in (serial, text + serial, text.upper() + serial):
+        is_within = first <= folded(whole) and (behind is None or folded(whole) < behind)
+        assert is_within == folded(whole).startswith(folded(text))
+
+
+def test_sqlite_folds_and_orders_texts_as_we_do(path: Path):
+    found = ask(path, "SELECT lower(serial) FROM boards WHERE board_id < 1000 ORDER BY lower(serial), board_id")
+    assert [serial for (serial,) in found] == sorted(map(folded, SERIALS))
+
+
+@pytest.mark.parametrize("text", [*SERIALS, "a", "Sn-00010", "SN-0001000", "sn", "nobody"])
+def test_a_search_finds_what_begins_so_in_either_case(path: Path, database: Database, text: str):
+    """As a walk through all boards finds it, whatever signs are in it."""
+    wanted = ask(
+        path,
+        "SELECT board_id FROM boards WHERE lower(substr(serial, 1, ?)) = lower(?) ORDER BY board_id DESC LIMIT 51",
+        *(len(text), text),
+    )
+    assert [(board.board_id,) for board in find_boards(database, Search(serial=text))] == wanted
+
+
+def test_a_search_goes_together_with_every_other_filter(path: Path, database: Database):
+    wanted = ask(
+        path,
+        "SELECT board_id FROM boards WHERE serial LIKE 'SN-0005%' AND verdict = 'fail' AND board_type = 'type-0'"
+        " AND lot = 'L3' AND board_id < 5900 ORDER BY board_id DESC",
+    )
+    search = Search("sn-0005", "fail", "type-0", "L3", before=5900)
+    found = find_boards(database, search)
+    assert [(board.board_id,) for board in found] == wanted
+    assert len(wanted) > 1
+
+
+@pytest.mark.parametrize(
+    "search", [Search("SN-0005"), Search("sn-00050", before=5050), Search("SN-0005", "fail", "type-1", "L3", 9000)]
+)
+def test_a_search_for_few_is_answered_by_the_index(path: Path, search: Search):
+    planning = Planning(f"sqlite:///{path}")
+    plan = [row.detail for row in find_boards(planning, search)]
+    planning.close()
+    assert plan[0] == "SEARCH boards USING INDEX ix_boards_serial (<expr>>? AND <expr><?)", plan
+
+
+@pytest.mark.parametrize("serials", [("A-1",), ("Ä",), ("\u212a1", "K1"), ("nobody",), SERIALS])
+def test_a_serial_is_found_to_the_letter_by_the_index(path: Path, serials: Sequence[str]):
+    engine = open_for_reading(f"sqlite:///{path}")
+    query = select(boards.c.serial).where(has_serial(*serials))
+    compiled = query.compile(engine, compile_kwargs={"render_postcompile": True})
+    assert compiled.positiontup is not None
+    values = tuple(compiled.params[name] for name in compiled.positiontup)
+    with engine.connect() as connection:
+        found = connection.execute(query).scalars().all()
+        plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {compiled}", values)]
+    engine.dispose()
+    assert sorted(found) == sorted(set(serials) - {"nobody"})
+    assert any("INDEX ix_boards_serial (<expr>=?" in step for step in plan), plan
+    assert not any("SCAN" in step for step in plan), plan
+
+
+def test_postgresql_orders_and_folds_serials_as_sqlite_does():
+    """Its collation C: bytes, which are code points in UTF-8, and a case for A to Z alone."""
+    table = str(CreateTable(boards).compile(dialect=postgresql.dialect()))
+    assert 'serial TEXT COLLATE "C" NOT NULL' in table
+    (index,) = (index for index in boards.indexes if index.name == "ix_boards_serial")
+    assert str(CreateIndex(index).compile(dialect=postgresql.dialect())).endswith("ON boards (lower(serial))")
+    text = str(select(boards.c.board_id).where(has_serial("A", "b")).compile(dialect=postgresql.dialect()))
+    assert "lower(same.serial) IN" in text
+
+
+def test_a_migrated_database_has_the_index_that_the_models_name(path: Path):
+    """Alembic compares no index on an expression."""
+    (index,) = (index for index in boards.indexes if index.name == "ix_boards_serial")
+    made = ask(path, "SELECT sql FROM sqlite_master WHERE name = 'ix_boards_serial'")
+    assert made == [(str(CreateIndex(index).compile(dialect=sqlite.dialect())),)]

@@ -1,0 +1,322 @@
+"""What the store writes, row by row, and what a restart finds."""
+
+import json
+import os
+import sqlite3
+import stat
+from contextlib import closing
+
+import pytest
+from sqlalchemy import update
+
+from daemon.records import ExpertSwitch, ExpertVersion, JournalKey, Outcome, Pixels
+from daemon.storage.database.connections import StoreError
+from daemon.storage.database.reader import Reader
+from daemon.storage.database.schema import boards
+from daemon.storage.database.store import open_store
+from daemon.storage.database.values import Kept
+from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, an_arrival, an_outcome, some_rules
+
+
+def rows(line, query, *values):
+    with closing(sqlite3.connect(line.folder / "inspection.db")) as connection:
+        connection.row_factory = sqlite3.Row
+        return [dict(row) for row in connection.execute(query, values)]
+
+
+def test_an_accepted_image_has_its_row_before_anybody_judges_it(tmp_path):
+    line = a_line(tmp_path)
+    (accepted,) = line.accept(an_arrival("a", lot="L1", station="AOI2", deadline_ms=500))
+    (row,) = rows(line, "SELECT * FROM inspections")
+    assert row["status"] == "accepted"
+    assert (row["verdict"], row["seq"], row["completed_at"], row["image_path"], row["latency_ms"]) == (None,) * 5
+    assert row["accepted_at"] == "2026-11-21T09:08:11.123Z"
+    assert (row["deadline_ms"], row["late"], row["image_bytes"]) == (500, 0, 8)
+    assert accepted.accepted_wall_s == pytest.approx(line.clock.clock.wall_s(), abs=0.001)
+    assert accepted.rules_version == row["rules_version"] == line.rulebook.current.version
+    (board,) = rows(line, "SELECT * FROM boards")
+    assert (board["attempt"], board["expected"], board["inspected"], board["verdict"], board["seq"]) == (
+        1,
+        4,
+        0,
+        None,
+        None,
+    )
+    assert (board["lot"], board["station"]) == ("L1", "AOI2")
+    line.store.close()
+
+
+def test_a_verdict_is_written_with_its_stages_and_boxes_and_published_as_stored(tmp_path):
+    line = a_line(tmp_path)
+    (accepted,) = line.accept(an_arrival("a"))
+    line.clock.pass_s(0.25)
+    stages = [a_stage("r50"), a_stage("yolo", label=None, confidence=None, detections=(a_box(), a_box("void", 0.6)))]
+    (message,) = line.judge(an_outcome(accepted.inspection_id, "fail", "D207", stages=stages))
+    assert message.topic == "inspection/mainboard-a/S1/"
+    assert message.body["latency_ms"] == 250.0
+    assert message.body["at"] == "2026-11-21T09:08:11.373Z"
+    assert [stage["expert"] for stage in message.body["stages"]] == ["r50", "yolo"]
+    assert [box["label"] for box in message.body["stages"][1]["detections"]] == ["bridge", "void"]
+    assert [row["step"] for row in rows(line, "SELECT * FROM stages ORDER BY step")] == [0, 1]
+    assert [(row["step"], row["x2"]) for row in rows(line, "SELECT * FROM detections")] == [(1, 30.5), (1, 30.5)]
+    reader = line.reader()
+    assert json.dumps(reader.results_since(0)["items"][0]) == json.dumps({"topic": message.topic, **message.body})
+    reader.close()
+    line.store.close()
+
+
+def test_a_second_outcome_of_an_image_changes_nothing(tmp_path):
+    line = a_line(tmp_path)
+    (accepted,) = line.accept(an_arrival("a"))
+    assert len(line.judge(an_outcome(accepted.inspection_id, "fail"))) == 1
+    assert line.judge(an_outcome(accepted.inspection_id, "pass"), an_outcome(12345, "pass")) == []
+    assert [row["verdict"] for row in rows(line, "SELECT verdict FROM inspections")] == ["fail"]
+    line.store.close()
+
+
+def test_the_boards_message_follows_its_last_inspection(tmp_path):
+    line = a_line(tmp_path)
+    images = line.accept(
+        an_arrival("a"), an_arrival("b"), an_arrival("c", "QFP64", "U1"), an_arrival("d", "QFP64", "U2")
+    )
+    messages = line.judge(*(an_outcome(image.inspection_id) for image in images))
+    assert [(message.seq, message.topic.split("/")[0]) for message in messages] == [
+        *((n, "inspection") for n in (1, 2, 3, 4)),
+        (5, "board"),
+    ]
+    assert messages[-1].body == {
+        "seq": 5,
+        "at": "2026-11-21T09:08:11.123Z",
+        "board": {"type": "mainboard-a", "serial": "S1", "attempt": 1},
+        "verdict": "pass",
+        "expected": 4,
+        "inspected": 4,
+        "failed": [],
+        "missing": [],
+        "reason": "complete",
+    }
+    line.store.close()
+
+
+def test_downtime_counts_toward_a_boards_time_limit(tmp_path):
+    line = a_line(tmp_path)
+    line.inspect("R0402", "R1")
+    (waiting,) = line.accept(an_arrival("w", "R0402", "R2"))
+    line.reopen(down_s=19.0)
+    assert line.judge() == []
+    assert line.store.wait_s() == pytest.approx(1.0, abs=0.01)
+    line.reopen(down_s=3600.0)
+    (board,) = line.judge()
+    assert (board.body["verdict"], board.body["reason"], board.body["inspected"]) == ("unknown", "time_limit", 1)
+    # Accepted in time and judged after the closing: stored, marked late, and the board stays as it was.
+    (image,) = line.judge(an_outcome(waiting.inspection_id, "fail"))
+    assert image.body["late"] is True
+    (row,) = rows(line, "SELECT verdict, inspected FROM boards")
+    assert (row["verdict"], row["inspected"]) == ("unknown", 1)
+    line.store.close()
+
+
+def test_a_wall_clock_that_jumps_closes_no_board_and_changes_no_latency(tmp_path):
+    line = a_line(tmp_path)
+    (image,) = line.accept(an_arrival("a"))
+    line.clock.set_s += 86_400.0
+    line.clock.pass_s(0.5)
+    (message,) = line.judge(an_outcome(image.inspection_id))
+    assert message.body["latency_ms"] == 500.0
+    line.clock.set_s -= 2 * 86_400.0
+    line.clock.pass_s(20.0)
+    assert [message.body["reason"] for message in line.judge()] == ["time_limit"]
+    line.store.close()
+
+
+def test_an_attempt_keeps_the_rules_it_opened_with(tmp_path):
+    line = a_line(tmp_path)
+    old = line.rulebook.current
+    line.inspect("R0402", "R1", serial="OLD")
+    new = some_rules(
+        "boards:\n  mainboard-a:\n    components: {R0402: 1}\nclassifiers:\n  '*': {expert: e, pass: [ok]}\n"
+    )
+    line.rulebook.replace(new)
+    images = line.accept(an_arrival("x", "R0402", "R2", serial="OLD"), an_arrival("y", serial="NEW"))
+    assert [image.rules_version for image in images] == [old.version, new.version]
+    closed = [m.body for m in line.judge(*(an_outcome(i.inspection_id) for i in images)) if m.topic.startswith("board")]
+    assert [(body["board"]["serial"], body["expected"]) for body in closed] == [("NEW", 1)]
+    line.reopen()
+    assert line.store.recover().rules_texts == {old.version: old.text}
+    assert {row["rules_version"] for row in rows(line, "SELECT * FROM rules_versions")} == {old.version, new.version}
+    line.store.close()
+
+
+def test_a_board_whose_recipe_a_reload_took_away_still_ends(tmp_path):
+    line = a_line(tmp_path)
+    messages = line.inspect("R0402", "R1", "unknown", type="gone")
+    assert [message.body.get("expected") for message in messages] == [None, 0]
+    assert messages[-1].body["verdict"] == "unknown"
+    line.store.close()
+
+
+def test_a_restart_finds_what_waits_with_all_that_judging_needs(tmp_path):
+    line = a_line(tmp_path)
+    raw = an_arrival("raw", pixels=Pixels("raw", (2, 3, 1)), payload=b"123456", deadline_ms=1000)
+    images = line.accept(raw, an_arrival("jpg"), an_arrival("done"))
+    line.judge(an_outcome(images[2].inspection_id, stages=[a_stage(batch_id=41)]))
+    line.reopen(down_s=100.0)
+    found = line.store.recover()
+    assert found.pending == images[:2]
+    assert (found.last_seq, found.last_batch_id) == (1, 41)
+    line.store.close()
+
+
+def test_numbers_go_on_after_everything_was_pruned(tmp_path):
+    line = a_line(tmp_path)
+    line.inspect("R0402", "R1", type="tiny")
+    line.store.close()
+    with closing(sqlite3.connect(tmp_path / "inspection.db")) as connection, connection:
+        for table in ("stages", "pending", "inspections", "boards"):
+            connection.execute(f"DELETE FROM {table}")  # noqa: S608
+    line.reopen()
+    messages = line.inspect("R0402", "R1", type="tiny")
+    assert [message.seq for message in messages] == [3, 4]
+    assert rows(line, "SELECT inspection_id FROM inspections") == [{"inspection_id": 2}]
+    line.store.close()
+
+
+def test_images_that_stay_hold_their_segment_until_they_are_copied(tmp_path):
+    line = a_line(tmp_path, keep=("fail",))
+    failed, passed = line.store.accept(
+        [(an_arrival("f"), JournalKey(1, 16, 8)), (an_arrival("p"), JournalKey(2, 16, 8))], line.rulebook.current
+    )
+    written = line.store.write([an_outcome(failed.inspection_id, "fail"), an_outcome(passed.inspection_id, "pass")])
+    assert [keep.inspection_id for keep in written.keep] == [failed.inspection_id]
+    assert written.done == [("cam1", 8), ("cam1", 8)]
+    assert line.store.segments_in_use == {1}
+    line.reopen()
+    assert line.store.segments_in_use == {1}
+    assert line.store.copies_to_make() == written.keep
+    assert line.store.recover().pending == []
+    line.store.write(kept=[Kept(failed.inspection_id, "images/a.jpg")])
+    assert line.store.segments_in_use == set()
+    assert rows(line, "SELECT image_path FROM inspections WHERE image_id = 'f'") == [{"image_path": "images/a.jpg"}]
+    line.store.close()
+
+
+def test_experts_are_noted_at_their_first_verdict_and_loads_as_they_come(tmp_path):
+    version = ExpertVersion(
+        "r50", "0123456789ab", "0123456789ab" + 52 * "0", "resnet50", ("ok", "nok"), 94, "f32", "x.pt"
+    )
+    line = a_line(tmp_path, expert_version=lambda expert, _version: version if expert == "r50" else None)
+    for n in range(2):
+        line.inspect("R0402", f"R{n}")
+    switch = ExpertSwitch(line.clock.clock.wall_s(), "cuda:0/0", "cuda:0", "r50", ("r18",), 94, 12.5, "disk", "demand")
+    line.store.write(switches=[switch])
+    (row,) = rows(line, "SELECT * FROM expert_versions")
+    assert (json.loads(row["classes"]), row["first_used_at"]) == (["ok", "nok"], "2026-11-21T09:08:11.123Z")
+    (row,) = rows(line, "SELECT * FROM expert_switches")
+    assert (row["loaded"], json.loads(row["evicted"]), row["tier"], row["cause"]) == ("r50", ["r18"], "disk", "demand")
+    line.store.close()
+
+
+def test_a_confidence_that_is_no_number_is_stored_and_published_as_none(tmp_path):
+    line = a_line(tmp_path)
+    (image,) = line.accept(an_arrival("a"))
+    (message,) = line.judge(an_outcome(image.inspection_id, "unknown", stages=[a_stage(confidence=float("nan"))]))
+    assert message.body["stages"][0]["confidence"] is None
+    line.store.close()
+
+
+def test_a_failed_transaction_leaves_memory_as_the_disk_is(tmp_path):
+    line = a_line(tmp_path)
+    images = line.accept(*(an_arrival(f"i{n}", "QFP64", f"U{n + 1}") for n in range(2)))
+    line.inspect("R0402", "R1")
+    line.inspect("R0402", "R2")
+    broken = Outcome(images[1].inspection_id, "maybe", None, None, ())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not in tuple"):
+        line.judge(an_outcome(images[0].inspection_id), broken)
+    messages = line.judge(*(an_outcome(image.inspection_id) for image in images))
+    assert [message.seq for message in messages] == [3, 4, 5]
+    assert messages[-1].body["verdict"] == "pass"
+    line.store.close()
+
+
+def test_the_database_is_for_the_group_to_read_and_is_made_for_incremental_vacuum(tmp_path):
+    old = os.umask(0o077)
+    try:
+        line = a_line(tmp_path / "line")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "line").stat().st_mode) == 0o750
+    for path in (tmp_path / "line").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640, path.name
+    with line.store._engine.connect() as connection:
+        pragmas = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("auto_vacuum", "journal_mode", "synchronous", "foreign_keys")
+        }
+    assert pragmas == {"auto_vacuum": 2, "journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+    line.store.close()
+
+
+def test_a_reader_cannot_write_and_works_beside_the_writer_and_after_it(tmp_path):
+    line = a_line(tmp_path)
+    line.inspect("R0402", "R1")
+    reader = line.reader()
+    assert reader.last_seq() == 1
+    with pytest.raises(Exception, match="readonly"), reader._engine.begin() as connection:
+        connection.execute(update(boards).values(lot="x"))
+    line.inspect("R0402", "R2")
+    assert reader.last_seq() == 2
+    reader.close()
+    line.store.close()
+    alone = line.reader()
+    assert alone.last_seq() == 2
+    alone.close()
+
+
+def test_a_reader_of_no_database_says_what_to_do(tmp_path):
+    with pytest.raises(StoreError, match=r"there is no database at .*check `database`"):
+        Reader(f"sqlite:///{tmp_path}/none.db")
+
+
+def test_a_database_in_memory_is_refused():
+    with pytest.raises(StoreError, match="expected a file"):
+        open_store("sqlite://")
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path):
+    (tmp_path / "inspection.db").write_bytes(b"this is a letter, not a database" * 100)
+    with pytest.raises(StoreError, match="not a database"):
+        open_store(f"sqlite:///{tmp_path}/inspection.db")
+
+
+def test_a_path_with_url_characters_is_opened_for_reading(tmp_path):
+    line = a_line(tmp_path / "line 1 #é")
+    assert [path.name for path in tmp_path.iterdir()] == ["line 1 #é"]
+    reader = line.reader()
+    assert reader.last_seq() == 0
+    reader.close()
+    line.store.close()
+
+
+def test_a_verdict_that_becomes_durable_after_its_deadline_is_unknown(tmp_path):
+    line = a_line(tmp_path)
+    images = line.accept(an_arrival("a", deadline_ms=500), an_arrival("b", deadline_ms=501), an_arrival("c"))
+    line.clock.pass_s(0.5005)
+    line.judge(*(an_outcome(image.inspection_id, "fail", "D1") for image in images))
+    assert rows(line, "SELECT image_id, verdict, defect, reason FROM inspections ORDER BY 1") == [
+        {"image_id": "a", "verdict": "unknown", "defect": None, "reason": "deadline"},
+        {"image_id": "b", "verdict": "fail", "defect": "D1", "reason": None},
+        {"image_id": "c", "verdict": "fail", "defect": "D1", "reason": None},
+    ]
+    line.store.close()
+
+
+def test_rules_are_recorded_once_when_they_come_into_force(tmp_path):
+    line = a_line(tmp_path)
+    line.store.keep_rules(line.rulebook.current)
+    line.clock.pass_s(1.0)
+    line.store.keep_rules(line.rulebook.current)
+    line.accept(an_arrival("a"))
+    (row,) = rows(line, "SELECT rules_version, loaded_at, text FROM rules_versions")
+    assert row["loaded_at"] == "2026-11-21T09:08:11.123Z"
+    assert row["text"] == line.rulebook.current.text
+    line.store.close()

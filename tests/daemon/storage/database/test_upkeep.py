@@ -1,0 +1,101 @@
+"""The database file over months: its log begins anew, free pages go back, statistics are kept, and nobody waits."""
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from daemon.storage.database import upkeep
+from daemon.storage.database.upkeep import Checkpoints, Log
+from tests.daemon.storage.database.store_parts import a_line, an_arrival, an_outcome
+
+
+@pytest.fixture
+def line(tmp_path):
+    line = a_line(tmp_path)
+    upkeep.leave_checkpoints_to(line.store.engine)
+    yield line
+    line.store.close()
+
+
+@pytest.fixture
+def checkpoints(line):
+    with closing(Checkpoints(line.url)) as found:
+        yield found
+
+
+def fill(line, images: int, prefix: str = "i") -> None:
+    """Write until the log is longer than what is left to the writer."""
+    for start in range(0, images, 100):
+        arrivals = [an_arrival(f"{prefix}{start + n}", type="loose", serial=f"S{start}") for n in range(100)]
+        line.judge(*(an_outcome(image.inspection_id) for image in line.accept(*arrivals)))
+
+
+def add_junk(connection: sqlite3.Connection) -> None:
+    """Twenty megabytes."""
+    connection.execute("CREATE TABLE junk (bytes BLOB)")
+    numbers = "WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000)"
+    connection.execute(f"{numbers} INSERT INTO junk SELECT zeroblob(4000) FROM n")  # noqa: S608 - our own text
+
+
+def test_commits_leave_the_log_alone_and_a_checkpoint_beside_them_empties_it(line, checkpoints):
+    fill(line, 3000)
+    log = checkpoints.checkpoint()
+    assert log.pages == log.done > 1000
+    assert upkeep.is_nearly_done(log)
+    upkeep.finish_checkpoint(line.store.engine)
+    fill(line, 100, "next")
+    assert checkpoints.checkpoint().pages < log.pages  # it began anew
+
+
+def test_the_log_file_shrinks_after_it_was_long(line, checkpoints):
+    with closing(sqlite3.connect(line.folder / "inspection.db", isolation_level=None)) as other:
+        other.execute("PRAGMA wal_autocheckpoint = 0")
+        add_junk(other)
+    long = checkpoints.log_file_bytes()
+    checkpoints.checkpoint()
+    upkeep.finish_checkpoint(line.store.engine)
+    fill(line, 100, "next")
+    assert checkpoints.log_file_bytes() <= 16 * 2**20 < long
+
+
+def test_a_reader_that_stays_is_told_from_a_log_that_is_merely_long(line, checkpoints):
+    with closing(sqlite3.connect(line.folder / "inspection.db", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM inspections").fetchone()
+        fill(line, 2000)
+        log = checkpoints.checkpoint()
+        assert log.done < log.pages
+        assert not upkeep.is_nearly_done(log)
+    assert not upkeep.is_held(log)
+    assert upkeep.is_held(Log(pages=200_000, done=10, file_bytes=800 * 2**20))
+    log = checkpoints.checkpoint()
+    assert log.pages == log.done
+
+
+def test_free_pages_go_back_in_steps_while_others_write(line, checkpoints):
+    with closing(sqlite3.connect(line.folder / "inspection.db", isolation_level=None)) as other:
+        add_junk(other)
+        assert not checkpoints.vacuum_is_due()
+        other.execute("DELETE FROM junk")
+        assert checkpoints.vacuum_is_due()
+        (before,) = other.execute("PRAGMA page_count").fetchone()
+        (free,) = other.execute("PRAGMA freelist_count").fetchone()
+        upkeep.vacuum_step(line.store.engine)
+        assert other.execute("PRAGMA freelist_count").fetchone() == (free - 32,)
+        steps = 0
+        while checkpoints.vacuum_is_due():
+            upkeep.vacuum_step(line.store.engine)
+            line.accept(an_arrival(f"step{steps}", type="loose"))
+            steps += 1
+        (after,) = other.execute("PRAGMA page_count").fetchone()
+    assert steps > 3
+    assert after < before
+
+
+def test_statistics_for_the_planner_are_written_from_a_sample(line):
+    fill(line, 200)
+    upkeep.optimize(line.store.engine)
+    with closing(sqlite3.connect(line.folder / "inspection.db")) as reader:
+        assert reader.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    fill(line, 100, "after")
