@@ -13,13 +13,15 @@ from daemon.accounts import backlog_limits, intake_limits
 from daemon.admission import Admission
 from daemon.asking import Asking
 from daemon.backlog import Backlog
-from daemon.channel import Channels
 from daemon.config.changed_settings import StartSettings
 from daemon.config.settings import Config
 from daemon.delivery.deliveries import Deliveries
-from daemon.drive import Drive
+from daemon.dispatch.channels import Channels
+from daemon.dispatch.drive import Drive
+from daemon.dispatch.executors import ExecutorThread
+from daemon.dispatch.loader import PoolLoader
+from daemon.dispatch.orders import device_of
 from daemon.errors import ConfigError, StartError
-from daemon.executors import ExecutorThread
 from daemon.extras import install_with
 from daemon.gauges import register_gauges
 from daemon.host.children import Children, ChildSpec
@@ -33,12 +35,10 @@ from daemon.line.devices import Measurements, pools_and_executors
 from daemon.line.line import Line, compile_kept_rules, curve_keys, start_problems
 from daemon.line.rulebook import Rulebook
 from daemon.line.shared_devices import images_config
-from daemon.loader import PoolLoader
 from daemon.made import made
 from daemon.metrics import Metrics
 from daemon.model_open import opener
 from daemon.operations import Operations
-from daemon.orders import device_of
 from daemon.pages import Pages, missing_packages
 from daemon.policy.assign import partition
 from daemon.policy.presets import Tuning, preset

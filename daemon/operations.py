@@ -21,7 +21,7 @@ from daemon.backlog import Backlog
 from daemon.config.changed_settings import StartSettings
 from daemon.config.settings import Config
 from daemon.delivery.deliveries import Deliveries
-from daemon.drive import Drive
+from daemon.dispatch.drive import Drive
 from daemon.errors import ConfigError
 from daemon.gauges import Facts
 from daemon.health_answer import Vitals, health

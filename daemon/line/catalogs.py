@@ -4,8 +4,8 @@ Written by the control thread at a reload, read by the writer and the drive's re
 dict operation, as with the rules (rulebook.py).
 """
 
+from daemon.dispatch.stages import version_of
 from daemon.records import ExpertVersion
-from daemon.stages import version_of
 from experts.catalog import Catalog
 from experts.spec import ExpertId
 

@@ -128,7 +128,7 @@ def test_experts_that_do_not_fit_together_share_the_budget(tmp_path: Path, exper
     assert rows(tmp_path, "SELECT count(*) FROM inspections WHERE verdict <> 'unknown'") == [(24,)]
     switches = rows(tmp_path, "SELECT count(*) FROM expert_switches WHERE cause <> 'startup'")[0][0]
     assert switches == status["expert_switches"] >= 2
-    from daemon.trace import replay
+    from daemon.dispatch.trace import replay
 
     assert list(replay(tmp_path / "trace.jsonl")) == []
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from daemon.dispatch.trace import replay
 from daemon.policy.presets import PRESETS
-from daemon.trace import replay
 from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from daemon.dispatch.trace import replay
 from daemon.policy.matrix import Performance
 from daemon.storage.journal import Journal
-from daemon.trace import replay
 from experts.reading import CachedReader, DirectReader
 from experts.slot import SlotPool
 from experts.spec import ExpertId

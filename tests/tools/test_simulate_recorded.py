@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from daemon.dispatch.trace import TraceError
 from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS
-from daemon.trace import TraceError
 from experts.spec import ArchitectureId
-from tests.daemon.bench_line import a_line, an_image
+from tests.daemon.dispatch.simulated_line import a_line, an_image
 from tools.cli import app
 from tools.simulate.engine import simulate
 from tools.simulate.recorded import fit_costs, read_recorded

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from daemon.channel import Channels
-from daemon.drive import Drive
-from daemon.executors import ExecutorThread
+from daemon.dispatch.channels import Channels
+from daemon.dispatch.drive import Drive
+from daemon.dispatch.executors import ExecutorThread
+from daemon.dispatch.loader import PoolLoader
+from daemon.dispatch.orders import Pool
 from daemon.line.rulebook import Rulebook
-from daemon.loader import PoolLoader
-from daemon.orders import Pool
 from daemon.policy.assign import partition
 from daemon.policy.presets import preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId

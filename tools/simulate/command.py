@@ -107,7 +107,7 @@ def _simulate_files(
 def _simulate_trace(
     path: Path, names: list[str], timeline: Path | None, until_s: float | None, *, as_json: bool
 ) -> None:
-    from daemon.trace import TraceError
+    from daemon.dispatch.trace import TraceError
     from tools.simulate.bound import bound_s
     from tools.simulate.engine import Simulation, StuckError
     from tools.simulate.recorded import read_recorded

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from daemon.channel import WaitingLine
+from daemon.dispatch.channels import WaitingLine
 from daemon.policy.actions import Load, Run, Wait
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import RAM, ExecutorId, Request, RequestId

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from daemon.dispatch.trace import Call, Makeup, TraceError, read_calls, read_makeup
 from daemon.policy.actions import Load, Run
 from daemon.policy.assign import partition
 from daemon.policy.matrix import Matrix, Performance
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId, Request, RequestId
-from daemon.trace import Call, Makeup, TraceError, read_calls, read_makeup
 from experts.spec import ArchitectureId, ExpertId
 from tools.simulate.world import Channel, Image, Machine, Task
 

@@ -58,7 +58,7 @@ def reading(url: str) -> Engine:
 
 
 class Server:
-    """The server of a running line's database, as a `Place` (storage/database_place.py): nothing to hold, only to look."""
+    """The server of a running line's database, as a `Place` (storage/database_place.py). There is nothing to hold."""
 
     def __init__(self, url: str) -> None:
         self._engine = reading(url)

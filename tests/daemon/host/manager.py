@@ -21,10 +21,10 @@ from tests.waiting import until
 HOLDABLE = """\
 import sys, time
 from pathlib import Path
-from daemon.drive import Drive
-from daemon.executors import ExecutorThread
+from daemon.dispatch.drive import Drive
+from daemon.dispatch.executors import ExecutorThread
 from daemon.intake import Intake
-from daemon.loader import PoolLoader
+from daemon.dispatch.loader import PoolLoader
 from daemon.operations import Operations
 from daemon.storage.results_stream import ResultsStream
 from daemon.pulse import Pulse

@@ -13,7 +13,7 @@ from daemon.line.devices import Measurements, complete, memory_problems, pools_a
 from daemon.line.profile import Machine, load_profile, this_machine
 from daemon.policy.request import RAM
 from experts.spec import ExpertId
-from tests.daemon.bench_line import a_catalog
+from tests.daemon.dispatch.simulated_line import a_catalog
 
 HERE = Machine("Processor Nine", 4, 16_000_000_000)
 ROW = {"k_s": 0.05, "b_s": 0.004, "residual": 0.01, "max_batch": 6, "activation_bytes": 12_000_000, "disk_s": 0.1}

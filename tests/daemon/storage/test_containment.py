@@ -29,8 +29,8 @@ from experts.slot import SlotPool
 from experts.spec import ExpertSpec
 from experts.vision.decode import decode
 from experts.weights import file_sha256
-from tests.daemon.bench_line import a_line as a_simulated_line
-from tests.daemon.bench_line import an_image
+from tests.daemon.dispatch.simulated_line import a_line as a_simulated_line
+from tests.daemon.dispatch.simulated_line import an_image
 from tests.daemon.storage.database.store_parts import a_line, an_arrival, an_outcome, some_rules
 from tests.lines import a_jpeg
 from tests.poison import a_poisonous_library, a_tiff, poisoned

@@ -42,9 +42,7 @@ def head() -> str:
 def test_every_schema_that_was_ever_in_force_has_a_kept_database():
     revisions = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
     missing = revisions - set(SCHEMAS)
-    assert not missing, (
-        f"run: .venv/bin/python -m tests.daemon.storage.database.dump_schema, for schema {missing}"
-    )
+    assert not missing, f"run: .venv/bin/python -m tests.daemon.storage.database.dump_schema, for schema {missing}"
     assert all((FOLDER / f"{schema}.journal").exists() for schema in SCHEMAS)
 
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from daemon.channel import PATIENCE, Channel, Channels, WaitingLine, copy_channel
-from daemon.fakes import FakeChannels, FakeLoader, FakePool, Timeline
-from daemon.hands import Hands, HungLoad
-from daemon.loader import PoolLoader
-from daemon.orders import BatchReport, LoadEnd, LoadOrder
+from daemon.dispatch.channels import PATIENCE, Channel, Channels, WaitingLine, copy_channel
+from daemon.dispatch.loader import PoolLoader
+from daemon.dispatch.orders import BatchReport, LoadEnd, LoadOrder
+from daemon.dispatch.running_work import Hands, HungLoad
+from daemon.dispatch.simulated import FakeChannels, FakeLoader, FakePool, Timeline
 from daemon.policy.actions import Cause, Load, Resize, Unload
 from daemon.policy.request import RAM, PoolId
 from experts.spec import ExpertId
-from tests.daemon.bench_line import a_spec
+from tests.daemon.dispatch.simulated_line import a_spec
 
 CPU, OTHER, GPU = PoolId("cpu/0"), PoolId("cpu/1"), PoolId("cuda:0")
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from daemon.fakes import FakeExecutor
-from daemon.orders import BatchReport, Unanswered
+from daemon.dispatch.orders import BatchReport, Unanswered
+from daemon.dispatch.simulated import FakeExecutor
 from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS
 from daemon.policy.request import RAM, PoolId
 from daemon.wire.control import ControlError
 from experts.spec import ArchitectureId, ExpertId
-from tests.daemon.bench_line import Line, a_catalog, a_line, an_image
+from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, an_image
 
 LOST = "AcceleratorError: CUDA error: device-side assert triggered"
 

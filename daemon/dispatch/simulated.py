@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from daemon.channel import WaitingLine, copy_channel
+from daemon.dispatch.channels import WaitingLine, copy_channel
+from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, ImageOrder, LoadEnd, LoadOrder, Unanswered
 from daemon.errors import is_device_error
-from daemon.orders import Answered, BatchOrder, BatchReport, ImageOrder, LoadEnd, LoadOrder, Unanswered
 from daemon.policy.actions import Load, Resize, Unload
 from daemon.policy.request import ExecutorFacts, PoolId, RequestId
 from experts.errors import ExpertError
@@ -121,7 +121,7 @@ class FakePool:
 
 
 class FakeChannel:
-    """One simulated transfer at a time, as daemon.channel.Channel orders them."""
+    """One simulated transfer at a time, as daemon.dispatch.channels.Channel orders them."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -157,7 +157,7 @@ class FakeChannel:
 
 
 class FakeChannels:
-    """The channels of a simulated machine, as daemon.channel.Channels names them."""
+    """The channels of a simulated machine, as daemon.dispatch.channels.Channels names them."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline

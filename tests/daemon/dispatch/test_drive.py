@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from daemon.dispatch.stages import FreshLoad
 from daemon.line.rulebook import Rulebook
 from daemon.policy.presets import PRESETS, UnknownPolicyError
 from daemon.policy.request import Request, RequestId
-from daemon.stages import FreshLoad
 from daemon.wire.control import ControlError
 from experts.spec import ExpertId
-from tests.daemon.bench_line import RULES, Line, a_catalog, a_line, a_spec, an_image, routes, says
+from tests.daemon.dispatch.simulated_line import RULES, Line, a_catalog, a_line, a_spec, an_image, routes, says
 
 
 def ask(line: Line, kind: str, **fields: Any) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from daemon.gauge import BusyGauge
-from daemon.orders import BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
+from daemon.dispatch.busy_share import BusyGauge
+from daemon.dispatch.orders import BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
 from daemon.policy.actions import Load, Resize, Run, Unload
 from daemon.policy.request import ExecutorId, PoolId, RequestId
 from daemon.policy.watch import Watch

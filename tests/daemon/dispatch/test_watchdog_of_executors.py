@@ -12,23 +12,23 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.channel import Channels
-from daemon.drive import Drive
-from daemon.executors import ExecutorThread
+from daemon.dispatch.channels import Channels
+from daemon.dispatch.drive import Drive
+from daemon.dispatch.executors import ExecutorThread
+from daemon.dispatch.loader import PoolLoader
+from daemon.dispatch.orders import BatchOrder, ImageOrder, Unanswered
+from daemon.dispatch.trace import replay
 from daemon.line.rulebook import Rulebook
-from daemon.loader import PoolLoader
-from daemon.orders import BatchOrder, ImageOrder, Unanswered
 from daemon.policy.parked import Parked
 from daemon.policy.presets import PRESETS
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, Request, RequestId
 from daemon.policy.watch import Watch
 from daemon.records import JournalKey, Outcome
-from daemon.trace import replay
 from daemon.wire.control import ControlError
 from experts.slot import Slot, SlotPool
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.preprocess import Prepared
-from tests.daemon.bench_line import Line, a_catalog, a_line, a_spec, an_image, routes
+from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_spec, an_image, routes
 from tests.experts.samples import a_picture, an_expert_file, encoded
 
 FOREVER_S = 1e6

@@ -7,7 +7,7 @@ pools; either may be named, and what is asked of a device is done in all of its 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from daemon.orders import device_of
+from daemon.dispatch.orders import device_of
 from daemon.policy.operate import RefusedError
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId
 from daemon.policy.scheduler import Scheduler

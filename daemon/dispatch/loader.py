@@ -6,9 +6,9 @@ from typing import Any
 
 import structlog
 
-from daemon.channel import Channels
+from daemon.dispatch.channels import Channels
+from daemon.dispatch.orders import LoadedBytes, LoadEnd, LoadOrder, Pool
 from daemon.errors import is_device_error
-from daemon.orders import LoadedBytes, LoadEnd, LoadOrder, Pool
 from daemon.policy.actions import Load, Resize, Unload
 from daemon.policy.request import PoolId
 from experts.errors import ExpertError

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from daemon.channel import Channels
-from daemon.drive import Drive
-from daemon.events import Stop
-from daemon.executors import ExecutorThread
+from daemon.dispatch.channels import Channels
+from daemon.dispatch.drive import Drive
+from daemon.dispatch.events import Stop
+from daemon.dispatch.executors import ExecutorThread
+from daemon.dispatch.loader import PoolLoader
+from daemon.dispatch.trace import replay
 from daemon.line.rulebook import Rulebook
-from daemon.loader import PoolLoader
 from daemon.policy.assign import partition
 from daemon.policy.presets import preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.records import Accepted, ExpertSwitch, JournalKey, Outcome, Pixels
 from daemon.storage.journal import Journal
-from daemon.trace import replay
 from experts.slot import SlotPool
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.compile import compile_rules

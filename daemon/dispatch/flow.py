@@ -5,8 +5,8 @@ from typing import Any
 
 import structlog
 
-from daemon.chain import Chains, ImageAnswer
-from daemon.orders import ImageOrder, Unanswered
+from daemon.dispatch.chains import Chains, ImageAnswer
+from daemon.dispatch.orders import ImageOrder, Unanswered
 from daemon.policy.parked import Parked
 from daemon.policy.request import Request, RequestId
 from daemon.policy.scheduler import Scheduler

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.drive import Drive
-from daemon.fakes import AnswerOf, FakeChannels, FakeExecutor, FakeLoader, FakePool, Timeline
+from daemon.dispatch.drive import Drive
+from daemon.dispatch.orders import ImageOrder, Unanswered
+from daemon.dispatch.simulated import AnswerOf, FakeChannels, FakeExecutor, FakeLoader, FakePool, Timeline
 from daemon.line.rulebook import Rulebook
-from daemon.orders import ImageOrder, Unanswered
 from daemon.policy.assign import partition
 from daemon.policy.matrix import Performance
 from daemon.policy.presets import Tuning, preset

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from daemon.channel import Channels
-from daemon.fakes import FakeChannels, FakeLoader, FakePool, Timeline
-from daemon.loader import PoolLoader
-from daemon.orders import LoadEnd, Loader, LoadOrder
+from daemon.dispatch.channels import Channels
+from daemon.dispatch.loader import PoolLoader
+from daemon.dispatch.orders import LoadEnd, Loader, LoadOrder
+from daemon.dispatch.simulated import FakeChannels, FakeLoader, FakePool, Timeline
 from daemon.policy.actions import Load, Resize, Unload
 from daemon.policy.request import RAM, PoolId
 from experts.slot import SlotPool

@@ -6,7 +6,7 @@ Tables `stages`, `expert_switches`, `expert_versions`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from daemon.orders import Answered, BatchOrder, BatchReport, LoadEnd, device_of
+from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, LoadEnd, device_of
 from daemon.policy.actions import Run
 from daemon.policy.request import PoolId, Request
 from daemon.records import BatchDone, ExpertSwitch, ExpertVersion, Stage

@@ -11,9 +11,9 @@ from typing import Any
 import structlog
 import torch
 
+from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Fault, ImageOrder, Unanswered
 from daemon.errors import is_device_error
 from daemon.host.worker import Worker
-from daemon.orders import Answered, BatchOrder, BatchReport, Fault, ImageOrder, Unanswered
 from daemon.policy.request import ExecutorFacts, RequestId
 from daemon.records import JournalKey
 from daemon.storage.journal import JournalError

@@ -13,22 +13,22 @@ from typing import Any, TypeVar
 
 import structlog
 
-from daemon.chain import Chains, ImageAnswer
-from daemon.desk import Desk, executor_rows, memory_rows, pool_rows, queue_lengths
-from daemon.events import Ask, Event, Events, Reload, Stop, answer_of
-from daemon.flow import Flow, request_of
-from daemon.hands import Hands, HungBatch, HungLoad, Running
-from daemon.health import Health
+from daemon.dispatch.chains import Chains, ImageAnswer
+from daemon.dispatch.events import Ask, Event, Events, Reload, Stop, answer_of
+from daemon.dispatch.executor_health import Health
+from daemon.dispatch.flow import Flow, request_of
+from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
+from daemon.dispatch.running_work import Hands, HungBatch, HungLoad, Running
+from daemon.dispatch.scheduler_control import Desk, executor_rows, memory_rows, pool_rows, queue_lengths
+from daemon.dispatch.stages import FreshLoad, batch_of, stage_of, switch_of
+from daemon.dispatch.trace import Makeup, RecordingScheduler
 from daemon.line.rulebook import Rulebook
-from daemon.orders import Answered, BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
 from daemon.policy.actions import Load, Resize, Run, Unload, Wait
 from daemon.policy.matrix import Performance
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning
 from daemon.policy.request import PoolFacts, PoolId
 from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample
-from daemon.stages import FreshLoad, batch_of, stage_of, switch_of
-from daemon.trace import Makeup, RecordingScheduler
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.routes import Routes
 

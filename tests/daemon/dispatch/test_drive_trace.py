@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from daemon.dispatch.trace import TraceError, read_calls, read_makeup, replay
 from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS
-from daemon.trace import TraceError, read_calls, read_makeup, replay
 from daemon.wire.control import ControlError
 from experts.spec import ArchitectureId, ExpertId
-from tests.daemon.bench_line import a_catalog, a_line, an_image, routes, says
+from tests.daemon.dispatch.simulated_line import a_catalog, a_line, an_image, routes, says
 
 
 def record(path: Path, policy: str) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from daemon.orders import BatchReport, LoadEnd
+from daemon.dispatch.orders import BatchReport, LoadEnd
 from daemon.records import Accepted
 from daemon.wire.control import ControlError
 from experts.spec import ExpertId, ExpertSpec

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from daemon.orders import device_of
+from daemon.dispatch.orders import device_of
 from daemon.policy.actions import Cause, Load
 from daemon.policy.request import PoolId
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from daemon.executors import ExecutorThread
-from daemon.fakes import FakeExecutor, FakePool, Timeline
-from daemon.orders import Answered, BatchOrder, BatchReport, Executor, ImageOrder, Unanswered
+from daemon.dispatch.executors import ExecutorThread
+from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, ImageOrder, Unanswered
+from daemon.dispatch.simulated import FakeExecutor, FakePool, Timeline
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId
 from daemon.records import JournalKey, Pixels
 from daemon.storage.journal import Journal
