@@ -9,10 +9,6 @@ from typing import Any
 import structlog
 import zmq
 
-from daemon.accounts import backlog_limits, intake_limits
-from daemon.admission import Admission
-from daemon.asking import Asking
-from daemon.backlog import Backlog
 from daemon.config.changed_settings import StartSettings
 from daemon.config.settings import Config
 from daemon.delivery.deliveries import Deliveries
@@ -28,7 +24,11 @@ from daemon.host.children import Children, ChildSpec
 from daemon.host.lock import claim
 from daemon.host.own_address import reachable
 from daemon.http_server import HttpServer
-from daemon.intake import Intake
+from daemon.intake.accounts import backlog_limits, intake_limits
+from daemon.intake.admission import Admission
+from daemon.intake.backlog import Backlog
+from daemon.intake.intake import Intake
+from daemon.intake.text_requests import Asking
 from daemon.language import Language
 from daemon.line.catalogs import Catalogs
 from daemon.line.devices import Measurements, pools_and_executors

@@ -16,8 +16,6 @@ from typing import Any
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.admission import Admission
-from daemon.backlog import Backlog
 from daemon.config.changed_settings import StartSettings
 from daemon.config.settings import Config
 from daemon.delivery.deliveries import Deliveries
@@ -26,6 +24,8 @@ from daemon.errors import ConfigError
 from daemon.gauges import Facts
 from daemon.health_answer import Vitals, health
 from daemon.host.temperature import Thermometer
+from daemon.intake.admission import Admission
+from daemon.intake.backlog import Backlog
 from daemon.language import Language
 from daemon.line.line import reload_rules_and_catalog
 from daemon.line.rulebook import Rulebook

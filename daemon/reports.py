@@ -1,7 +1,7 @@
 """What drivers report, and who hears of it: the counters first, then the driver whose turn it is."""
 
-from daemon.backlog import Backlog
 from daemon.dispatch.drive import Drive
+from daemon.intake.backlog import Backlog
 from daemon.language import Language
 from daemon.metrics import Metrics
 from daemon.records import Accepted, AcceptedText, BatchDone, ExpertSwitch, Outcome, Published, TextOutcome

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from daemon.asking import TextStored
+from daemon.intake.text_requests import TextStored
 from daemon.records import AcceptedText, Published, TextOutcome, TextRequest
 from daemon.storage.database.store import Store
 

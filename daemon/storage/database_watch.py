@@ -4,7 +4,7 @@ import threading
 
 import structlog
 
-from daemon.admission import Admission
+from daemon.intake.admission import Admission
 from daemon.storage.database_place import Place
 
 _EVERY_S = 1.0

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import structlog
 
+from daemon.intake.turns import Turns
 from daemon.records import Accepted, Arrival, JournalKey
 from daemon.storage.disk_space import NoRoomError, Room
 from daemon.storage.journal import Journal
-from daemon.turns import Turns
 
 #: A group at most, so that one sync holds up nobody for long; one larger image makes a group of its own.
 GROUP_IMAGES = 64

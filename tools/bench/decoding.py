@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from daemon.image_header import check_image
+from daemon.intake.image_header import check_image
 from daemon.records import JournalKey, Pixels
 from daemon.storage.decode_marks import Marks
 from daemon.storage.suspect_images import decode_apart

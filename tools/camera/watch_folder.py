@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.image_header import ImageHeaderError, LongWalkError, check_image
+from daemon.intake.image_header import ImageHeaderError, LongWalkError, check_image
 from daemon.records import Pixels
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"}

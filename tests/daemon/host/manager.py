@@ -23,7 +23,7 @@ import sys, time
 from pathlib import Path
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.executors import ExecutorThread
-from daemon.intake import Intake
+from daemon.intake.intake import Intake
 from daemon.dispatch.loader import PoolLoader
 from daemon.operations import Operations
 from daemon.storage.results_stream import ResultsStream

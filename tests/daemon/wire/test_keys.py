@@ -18,9 +18,9 @@ import pytest
 import zmq
 import zmq.auth
 
-from daemon.admission import Admission, IntakeLimits
-from daemon.backlog import Backlog, BacklogLimits
-from daemon.intake import Intake
+from daemon.intake.admission import Admission, IntakeLimits
+from daemon.intake.backlog import Backlog, BacklogLimits
+from daemon.intake.intake import Intake
 from daemon.storage.quarantine import Quarantine
 from daemon.storage.results_stream import ResultsStream
 from daemon.wire.access import Access

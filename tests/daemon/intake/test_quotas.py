@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.quota import QuotaLimits, Quotas
+from daemon.intake.quota import QuotaLimits, Quotas
 from tests.daemon.wire.wire_parts import Peer, a_line, a_png, an_inspect
 
 PNG = a_png()
@@ -99,7 +99,7 @@ def test_who_invents_sources_shares_one_bucket_once_too_many_are_known() -> None
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The time by which images are counted: it stands still until a test moves `now_s`."""
     found = SimpleNamespace(now_s=100.0, monotonic=lambda: found.now_s)
-    monkeypatch.setattr("daemon.accounts.time", found)
+    monkeypatch.setattr("daemon.intake.accounts.time", found)
     return found
 
 

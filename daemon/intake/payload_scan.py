@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from daemon.image_header import MAX_STEPS, ImageHeaderError, check_image
+from daemon.intake.image_header import MAX_STEPS, ImageHeaderError, check_image
+from daemon.intake.turns import Turns
 from daemon.records import Pixels
-from daemon.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Plain state and plain decisions: no clock, no threads.
 
 from typing import Generic, TypeVar
 
-from daemon.fair import FairQueue
+from daemon.intake.fair_queue import FairQueue
 
 T = TypeVar("T")
 

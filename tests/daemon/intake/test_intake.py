@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import OperationalError
 
-from daemon.backlog import BacklogLimits
 from daemon.errors import StartError
-from daemon.intake import Intake
+from daemon.intake.backlog import BacklogLimits
+from daemon.intake.intake import Intake
 from daemon.storage.writer import Duplicate, WriteFailed
 from tests.daemon.wire.wire_parts import RULES, Peer, a_line, a_png, a_rulebook, an_inspect
 from tests.waiting import until

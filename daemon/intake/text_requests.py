@@ -9,7 +9,7 @@ from typing import Protocol
 
 import structlog
 
-from daemon.accounts import Accounts, Peer
+from daemon.intake.accounts import Accounts, Peer
 from daemon.records import AcceptedText, TextRequest
 from daemon.wire.frames import Code, MessageError
 from daemon.wire.messages import Answer, Generate, answer

@@ -15,8 +15,8 @@ import structlog.testing
 import zmq
 from PIL import Image
 
-from daemon.admission import Admission
-from daemon.backlog import BacklogLimits
+from daemon.intake.admission import Admission
+from daemon.intake.backlog import BacklogLimits
 from daemon.records import Published
 from daemon.storage.results_stream import ResultsStream
 from daemon.wire.sockets import end_context
@@ -106,7 +106,7 @@ def test_who_sends_now_and_then_is_answered_while_a_flood_still_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched, a_line(tmp_path) as line, Peer(line.tcp) as quiet:
-        patched.setattr("daemon.intake._REFUSALS_PER_S", 0.0)  # so that it waits for as long as this test likes
+        patched.setattr("daemon.intake.intake._REFUSALS_PER_S", 0.0)  # so that it waits for as long as this test likes
         flood = [Peer(line.ipc) for _ in range(20)]
         for peer in flood:
             for _ in range(300):
@@ -114,7 +114,7 @@ def test_who_sends_now_and_then_is_answered_while_a_flood_still_waits(
         until(lambda: line.counts)
         assert quiet.ask(an_inspect("quiet", source="cam-9"), PNG)["type"] == "accepted"
         assert len(line.counts) < 100  # of 6001
-        patched.setattr("daemon.intake._REFUSALS_PER_S", 1e6)
+        patched.setattr("daemon.intake.intake._REFUSALS_PER_S", 1e6)
         assert all(peer.receive()["code"] == "bad_header" for peer in flood for _ in range(300))
         for peer in flood:
             assert peer.has_silence(0.0)
@@ -198,7 +198,7 @@ def test_half_messages_and_peers_that_vanish_leave_no_handle_behind(tmp_path: Pa
 
 
 def test_who_never_finishes_its_handshake_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.intake._HANDSHAKE_MS", 300)
+    monkeypatch.setattr("daemon.intake.intake._HANDSHAKE_MS", 300)
     with a_line(tmp_path) as line, Peer(line.tcp) as peer:
         assert peer.ask({"type": "hello"})["type"] == "welcome"
         before = handles()
@@ -243,7 +243,7 @@ def test_one_who_sends_much_in_whole_messages_is_not_cut(tmp_path: Path) -> None
 def test_connections_beyond_the_most_are_cut_and_those_before_them_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daemon.doorkeeper._MOST_CONNECTIONS", 10)
+    monkeypatch.setattr("daemon.intake.connection_guard._MOST_CONNECTIONS", 10)
     with a_line(tmp_path) as line, Peer(line.tcp) as peer:
         assert peer.ask({"type": "hello"})["type"] == "welcome"
         crowd = [RawPeer((line.ipc, line.tcp)[n % 2]).greet() for n in range(30)]

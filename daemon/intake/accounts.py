@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from daemon.backlog import Backlog, BacklogLimits
 from daemon.config.settings import Limits
-from daemon.quota import QuotaLimits, Quotas
+from daemon.intake.backlog import Backlog, BacklogLimits
+from daemon.intake.quota import QuotaLimits, Quotas
 from daemon.wire.messages import Answer, answer
 
 #: While the daemon drains or the disk is full: somebody has to do something, so a second more costs nothing.

@@ -12,13 +12,13 @@ from typing import Any
 import structlog
 import zmq
 
-from daemon.accounts import Peer
-from daemon.admission import Admission, Looked, Posted, Settled
-from daemon.asking import TextSettled
-from daemon.catch_up import CatchUps, Page, ResultsReader
-from daemon.doorkeeper import Doorkeeper
-from daemon.examine import Examination, Examiner
-from daemon.fair import FairQueue
+from daemon.intake.accounts import Peer
+from daemon.intake.admission import Admission, Looked, Posted, Settled
+from daemon.intake.catch_up import CatchUps, Page, ResultsReader
+from daemon.intake.connection_guard import Doorkeeper
+from daemon.intake.fair_queue import FairQueue
+from daemon.intake.payload_scan import Examination, Examiner
+from daemon.intake.text_requests import TextSettled
 from daemon.wire.frames import MAGIC, split_envelope
 from daemon.wire.mailbox import Mailbox
 from daemon.wire.messages import Answer, Generate, Hello, Inspect, ResultsSince, results_answer

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from daemon.backlog import Backlog, BacklogLimits
+from daemon.intake.backlog import Backlog, BacklogLimits
 
 
 def a_backlog(images: int = 10, size: int = 1000, source_images: int = 10, source_bytes: int = 1000) -> Backlog:

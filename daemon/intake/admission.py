@@ -14,11 +14,11 @@ from typing import Protocol, runtime_checkable
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.accounts import Accounts, IntakeLimits, Peer
-from daemon.asking import Asking, TextSettled
-from daemon.backlog import Backlog
-from daemon.examine import Examination, Look, look_at
-from daemon.image_header import LongWalkError
+from daemon.intake.accounts import Accounts, IntakeLimits, Peer
+from daemon.intake.backlog import Backlog
+from daemon.intake.image_header import LongWalkError
+from daemon.intake.payload_scan import Examination, Look, look_at
+from daemon.intake.text_requests import Asking, TextSettled
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Arrival, BoardRef
 from daemon.storage.quarantine import Quarantine
