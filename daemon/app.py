@@ -29,7 +29,9 @@ from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog
 from daemon.intake.intake import Intake
 from daemon.intake.text_requests import Asking
-from daemon.language import Language
+from daemon.language.models import Language
+from daemon.language.served_model import opener
+from daemon.language.text_rows import TextRows
 from daemon.line.catalogs import Catalogs
 from daemon.line.devices import Measurements, pools_and_executors
 from daemon.line.line import Line, compile_kept_rules, curve_keys, start_problems
@@ -37,7 +39,6 @@ from daemon.line.rulebook import Rulebook
 from daemon.line.shared_devices import images_config
 from daemon.made import made
 from daemon.metrics import Metrics
-from daemon.model_open import opener
 from daemon.operations import Operations
 from daemon.pages import Pages, missing_packages
 from daemon.policy.assign import partition
@@ -58,7 +59,6 @@ from daemon.storage.results_stream import ResultsStream
 from daemon.storage.retention import RetentionThread
 from daemon.storage.suspect_images import examine
 from daemon.storage.writer import Writer
-from daemon.texts import TextRows
 from daemon.timeline import Timeline
 from daemon.wire.access import Access, Http
 from daemon.wire.control import ControlServer

@@ -26,7 +26,7 @@ from daemon.health_answer import Vitals, health
 from daemon.host.temperature import Thermometer
 from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog
-from daemon.language import Language
+from daemon.language.models import Language
 from daemon.line.line import reload_rules_and_catalog
 from daemon.line.rulebook import Rulebook
 from daemon.metrics import Metrics

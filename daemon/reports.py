@@ -2,12 +2,12 @@
 
 from daemon.dispatch.drive import Drive
 from daemon.intake.backlog import Backlog
-from daemon.language import Language
+from daemon.language.models import Language
+from daemon.language.text_rows import TextRows
 from daemon.metrics import Metrics
 from daemon.records import Accepted, AcceptedText, BatchDone, ExpertSwitch, Outcome, Published, TextOutcome
 from daemon.storage.results_stream import ResultsStream, Token
 from daemon.storage.writer import Writer
-from daemon.texts import TextRows
 from daemon.timeline import Timeline
 
 

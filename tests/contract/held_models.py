@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from daemon.model_thread import ModelThread
+from daemon.language.model_thread import ModelThread
 from daemon.serve import serve
 
 STEPS = "steps"

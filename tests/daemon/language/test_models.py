@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import daemon.language
+import daemon.language.models
 from daemon.config.settings import Config, Device, Model
-from daemon.language import Language
+from daemon.language.models import Language
 from daemon.wire.control import ControlError
 
 DEVICE, MOST, LEAST, TEXTS = 1000, 400, 100, 50
@@ -124,9 +124,9 @@ class Line:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon.language, "_LOOK_S", 0.01)
-    monkeypatch.setattr(daemon.language, "_ANSWER_S", 60.0)
-    monkeypatch.setattr(daemon.language, "_REFUSED_FOR_S", 600.0)
+    monkeypatch.setattr(daemon.language.models, "_LOOK_S", 0.01)
+    monkeypatch.setattr(daemon.language.models, "_ANSWER_S", 60.0)
+    monkeypatch.setattr(daemon.language.models, "_REFUSED_FOR_S", 600.0)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_a_model_for_whose_growth_there_is_no_memory_keeps_what_it_has_and_holds
 def test_a_drive_that_was_busy_once_is_asked_again(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     line.drive.lacks_room = True
     line.until(lambda: line.drive.budget_bytes == DEVICE - LEAST)
-    monkeypatch.setattr(daemon.language, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(daemon.language.models, "_ANSWER_S", 0.05)
     line.drive.lacks_room, line.drive.is_busy = False, True
     line.until(lambda: line.drive.orders[-1] == DEVICE - MOST)
     line.drive.is_busy = False
@@ -175,7 +175,7 @@ def test_what_the_pools_refuse_is_not_asked_again_and_again(line: Line) -> None:
 
 
 def test_what_the_pools_refused_is_asked_again_later(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon.language, "_REFUSED_FOR_S", 0.05)
+    monkeypatch.setattr(daemon.language.models, "_REFUSED_FOR_S", 0.05)
     line.drive.refuses = line.drive.lacks_room = True
     line.until(lambda: line.drive.orders)
     line.drive.refuses = False

@@ -15,8 +15,8 @@ from daemon.config.settings import Model
 from daemon.records import AcceptedText, TextOutcome, TextRequest
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")
-from daemon.model_open import ServedModel, learned
-from daemon.model_thread import ModelThread
+from daemon.language.model_thread import ModelThread
+from daemon.language.served_model import ServedModel, learned
 from experts.moe.engine import Took
 from experts.moe.errors import ModelError
 from experts.moe.gating import Step

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from daemon.model_thread import Finished, ModelThread
+from daemon.language.model_thread import Finished, ModelThread
 from daemon.records import AcceptedText, TextOutcome, TextRequest
 
 

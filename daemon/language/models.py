@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import structlog
 
 from daemon.config.settings import Config, Model
+from daemon.language.model_thread import Finished, ModelThread, outcome_of
 from daemon.line.shared_devices import SharedDevice, shared_devices
-from daemon.model_thread import Finished, ModelThread, outcome_of
 from daemon.policy.lease import Grant, Held, ToImages, ToModel
 from daemon.records import AcceptedText, TextOutcome, TextRequest
 from daemon.wire.control import ControlError

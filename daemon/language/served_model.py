@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from daemon.config.settings import Model
-from daemon.model_thread import MODEL_FAILED, Finished
+from daemon.language.model_thread import MODEL_FAILED, Finished
 from daemon.records import AcceptedText
 from experts.moe.engine import Asked, Ended, Engine, Said, Took
 from experts.moe.errors import AnswerError, ModelError
