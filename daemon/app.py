@@ -19,11 +19,9 @@ from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import device_of
 from daemon.errors import ConfigError, StartError
 from daemon.extras import install_with
-from daemon.gauges import register_gauges
 from daemon.host.children import Children, ChildSpec
 from daemon.host.lock import claim
 from daemon.host.own_address import reachable
-from daemon.http_server import HttpServer
 from daemon.intake.accounts import backlog_limits, intake_limits
 from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog
@@ -38,12 +36,15 @@ from daemon.line.line import Line, compile_kept_rules, curve_keys, start_problem
 from daemon.line.rulebook import Rulebook
 from daemon.line.shared_devices import images_config
 from daemon.made import made
-from daemon.metrics import Metrics
+from daemon.monitor.gauges import register_gauges
+from daemon.monitor.http_server import HttpServer
+from daemon.monitor.metrics import Metrics
+from daemon.monitor.pipeline_probe import Pulse, Station
+from daemon.monitor.timeline import Timeline
+from daemon.monitor.web_pages import Pages, missing_packages
 from daemon.operations import Operations
-from daemon.pages import Pages, missing_packages
 from daemon.policy.assign import partition
 from daemon.policy.presets import Tuning, preset
-from daemon.pulse import Pulse, Station
 from daemon.records import Outcome
 from daemon.reports import Reports
 from daemon.storage.database.connections import sqlite_path
@@ -59,7 +60,6 @@ from daemon.storage.results_stream import ResultsStream
 from daemon.storage.retention import RetentionThread
 from daemon.storage.suspect_images import examine
 from daemon.storage.writer import Writer
-from daemon.timeline import Timeline
 from daemon.wire.access import Access, Http
 from daemon.wire.control import ControlServer
 from daemon.wire.endpoints import Gate

@@ -21,20 +21,20 @@ from daemon.config.settings import Config
 from daemon.delivery.deliveries import Deliveries
 from daemon.dispatch.drive import Drive
 from daemon.errors import ConfigError
-from daemon.gauges import Facts
-from daemon.health_answer import Vitals, health
 from daemon.host.temperature import Thermometer
 from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog
 from daemon.language.models import Language
 from daemon.line.line import reload_rules_and_catalog
 from daemon.line.rulebook import Rulebook
-from daemon.metrics import Metrics
+from daemon.monitor.gauges import Facts
+from daemon.monitor.health_answer import Vitals, health
+from daemon.monitor.metrics import Metrics
+from daemon.monitor.timeline import LONGEST_S, Timeline
 from daemon.storage.database.reader import Reader
 from daemon.storage.retention import RetentionThread
 from daemon.storage.review_requests import Reviews
 from daemon.storage.writer import Writer
-from daemon.timeline import LONGEST_S, Timeline
 from daemon.wire.access import Access
 from daemon.wire.control import ControlError, Handler
 from experts.catalog import Catalog

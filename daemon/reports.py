@@ -4,11 +4,11 @@ from daemon.dispatch.drive import Drive
 from daemon.intake.backlog import Backlog
 from daemon.language.models import Language
 from daemon.language.text_rows import TextRows
-from daemon.metrics import Metrics
+from daemon.monitor.metrics import Metrics
+from daemon.monitor.timeline import Timeline
 from daemon.records import Accepted, AcceptedText, BatchDone, ExpertSwitch, Outcome, Published, TextOutcome
 from daemon.storage.results_stream import ResultsStream, Token
 from daemon.storage.writer import Writer
-from daemon.timeline import Timeline
 
 
 class Reports:

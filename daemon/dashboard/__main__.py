@@ -20,7 +20,7 @@ from daemon.dashboard.site import make_site
 from daemon.errors import ConfigError, StartError
 from daemon.host.children import live_with_parent
 from daemon.host.logs import configure_logs
-from daemon.http_server import bind_http
+from daemon.monitor.http_server import bind_http
 from daemon.wire.http_token import TokenError
 
 

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from daemon.dashboard.access import Keyring, safe_path
 from daemon.dashboard.live import Full
 from daemon.dashboard.site import Site
-from daemon.http_answers import NoAnswer, answer
+from daemon.monitor.http_answers import NoAnswer, answer
 from daemon.wire.control import ControlError
 
 #: Probes that ask the daemon at once. They wait for no page: a long question of a reader is no sickness of the line.

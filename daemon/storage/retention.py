@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config.settings import Retention
-from daemon.metrics import Metrics
+from daemon.monitor.metrics import Metrics
 from daemon.storage.database import upkeep
 from daemon.storage.database.connections import StoreError
 from daemon.storage.database.store import Store

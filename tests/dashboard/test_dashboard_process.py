@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from daemon.extras import install_with
-from daemon.health_answer import Vitals, health
-from daemon.http_server import HttpServer
-from daemon.metrics import Metrics
-from daemon.pages import Pages
+from daemon.monitor.health_answer import Vitals, health
+from daemon.monitor.http_server import HttpServer
+from daemon.monitor.metrics import Metrics
+from daemon.monitor.web_pages import Pages
 from tests.dashboard.browser import ShownLine
 from tests.dashboard.web import Stream
 from tests.lines import a_jpeg, a_line

@@ -20,8 +20,8 @@ from daemon.dashboard import machine_facts as facts
 from daemon.dashboard.questions_machine import Holdings
 from daemon.dashboard.time_picture import NARROW, WIDE, draw
 from daemon.host.temperature import Thermometer
+from daemon.monitor.timeline import Timeline
 from daemon.records import BatchDone, ExpertSwitch, QueueSample
-from daemon.timeline import Timeline
 from tests.dashboard.telling import STATUS, telling
 from tests.dashboard.web import Web
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.pages import missing_packages
+from daemon.monitor.web_pages import missing_packages
 from tests import ROOT
 from tests.contract.client import RULES
 from tests.daemon.host.manager import Manager, ended

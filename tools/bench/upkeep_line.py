@@ -11,7 +11,7 @@ from pathlib import Path
 
 from daemon.config.settings import Retention
 from daemon.line.rulebook import Rulebook
-from daemon.metrics import Metrics
+from daemon.monitor.metrics import Metrics
 from daemon.records import Accepted, Arrival, BoardRef, Outcome, Pixels, Stage
 from daemon.storage.database.store import open_store
 from daemon.storage.disk_space import Room

@@ -27,7 +27,7 @@ from daemon.intake.intake import Intake
 from daemon.dispatch.loader import PoolLoader
 from daemon.operations import Operations
 from daemon.storage.results_stream import ResultsStream
-from daemon.pulse import Pulse
+from daemon.monitor.pipeline_probe import Pulse
 from daemon.storage.retention import RetentionThread
 from daemon.storage.disk_space import Room
 from daemon.serve import serve

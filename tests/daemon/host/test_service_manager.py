@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from daemon.host.service_manager import Notifier
-from daemon.pulse import Pulse
+from daemon.monitor.pipeline_probe import Pulse
 from daemon.wire.control import ask
 from tests.contract.client import Peer
 from tests.daemon.host.manager import Manager, a_holdable_daemon, ended, held, until_it_stands

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import daemon.health_answer
+import daemon.monitor.health_answer
 from daemon.app import App
-from daemon.http_answers import NoAnswer, answer
 from daemon.line.line import load_line
+from daemon.monitor.http_answers import NoAnswer, answer
 from experts.slot import SlotPool
 from tests.contract.client import Line
 from tests.waiting import until
@@ -39,7 +39,7 @@ def said(app: App) -> dict[str, tuple[int, str]]:
 def test_starting_ready_draining_and_a_hung_thread_are_told_apart(
     tmp_path: Path, experts_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon.health_answer, "STUCK_AFTER_S", 0.3)
+    monkeypatch.setattr(daemon.monitor.health_answer, "STUCK_AFTER_S", 0.3)
     seen, load = threading.Event(), SlotPool.load
 
     def load_later(*arguments: Any) -> Any:

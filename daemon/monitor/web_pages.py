@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from daemon.host.children import ChildSpec
-from daemon.http_server import HttpServer, bind_http
+from daemon.monitor.http_server import HttpServer, bind_http
 from daemon.wire.http_token import TokenError, read_token
 
 NAME = "dashboard"
@@ -42,7 +42,7 @@ def _is_there(module: str) -> bool:
 
 
 class Pages:
-    """The socket of the web process, and what is told to it. As daemon/http_server.py for whoever starts and stops."""
+    """The socket of the web process, and what is told to it. As daemon/monitor/http_server.py for whoever starts and stops."""
 
     def __init__(
         self,

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from daemon.gauges import STATES, Facts, register_gauges
 from daemon.host.temperature import Reading, Thermometer
-from daemon.metrics import Metrics
+from daemon.monitor.gauges import STATES, Facts, register_gauges
+from daemon.monitor.metrics import Metrics
 from daemon.records import BatchDone, ExpertSwitch, Outcome, Published, Stage, TextOutcome
 from daemon.storage.disk_space import Space
 from tests import ROOT

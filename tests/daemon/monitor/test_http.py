@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from daemon.errors import StartError
-from daemon.health_answer import Vitals, health
-from daemon.http_server import HttpServer
-from daemon.metrics import Metrics
+from daemon.monitor.health_answer import Vitals, health
+from daemon.monitor.http_server import HttpServer
+from daemon.monitor.metrics import Metrics
 from daemon.wire.endpoints import check_http
 from daemon.wire.http_token import TokenError, read_token
 from tests.waiting import until
@@ -288,7 +288,7 @@ def test_what_is_no_http_stops_nothing(tmp_path: Path) -> None:
 
 def test_a_stop_finishes_the_requests_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_FINISH_S", "_REQUEST_S", "_Handler.timeout"):
-        monkeypatch.setattr(f"daemon.http_server.{name}", 60.0)
+        monkeypatch.setattr(f"daemon.monitor.http_server.{name}", 60.0)
     server = HttpServer("http://127.0.0.1:0", Metrics().registry, lambda: health(WELL))
     port = int(server.start().rsplit(":", 1)[1])
     stopping = threading.Thread(target=server.stop)

@@ -1,7 +1,7 @@
 """HTTP without the web pages: `/metrics` for Prometheus, `/healthz` and `/readyz`. It changes nothing.
 
 With the extra `dashboard` the web pages answer these paths too (daemon/dashboard), on a socket that is bound here;
-while their process is away for longer, this stands in for it (daemon/pages.py).
+while their process is away for longer, this stands in for it (daemon/monitor/web_pages.py).
 
 The standard library's WSGI server, kept from doing three things: to wait for ever for a slow client, to start a thread
 for each of a thousand clients, and to ask a name server for this machine's name.
@@ -21,7 +21,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, generate_latest
 
 from daemon.errors import StartError
-from daemon.http_answers import PATHS, answer
+from daemon.monitor.http_answers import PATHS, answer
 from daemon.wire.http_token import TokenError, no_token_text, read_token
 from daemon.wire.sockets import is_open_host
 
