@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 import zmq
@@ -17,8 +17,7 @@ from daemon.dispatch.drive import Drive
 from daemon.dispatch.executors import ExecutorThread
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import device_of
-from daemon.errors import ConfigError, StartError
-from daemon.extras import install_with
+from daemon.errors import ConfigError, StartError, install_with
 from daemon.host.children import Children, ChildSpec
 from daemon.host.lock import claim
 from daemon.host.own_address import reachable
@@ -35,7 +34,6 @@ from daemon.line.devices import Measurements, pools_and_executors
 from daemon.line.line import Line, compile_kept_rules, curve_keys, start_problems
 from daemon.line.rulebook import Rulebook
 from daemon.line.shared_devices import images_config
-from daemon.made import made
 from daemon.monitor.gauges import register_gauges
 from daemon.monitor.http_server import HttpServer
 from daemon.monitor.metrics import Metrics
@@ -47,7 +45,7 @@ from daemon.policy.assign import partition
 from daemon.policy.presets import Tuning, preset
 from daemon.records import Outcome
 from daemon.reports import Reports
-from daemon.storage.database.connections import sqlite_path
+from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.storage.database.reader import Reader
 from daemon.storage.database.store import open_store
 from daemon.storage.database_place import place_of
@@ -72,6 +70,20 @@ _DRAIN_POLL_S = 0.05
 _LAST_BATCHES_S = 2.0
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def as_start_error(make: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Return what `make` returns; StartError where the operating system or the database refuses it."""
+    try:
+        return make(*arguments, **named)
+    except StoreError as error:
+        raise StartError(str(error)) from None
+    except OSError as error:
+        raise StartError(f"{error.filename or arguments[0]}: {error.strerror or error}") from None
+
+
 class App:
     """One line, running. The constructor claims locks and opens files, `start` binds sockets; `stop` undoes both."""
 
@@ -87,7 +99,7 @@ class App:
             self._log.warning("profile_incomplete", problem=warning)
         for warning in config.warnings:
             self._log.warning("setting_renamed", problem=warning)
-        self._locks = made(claim, sqlite_path(config.database), config.journal)
+        self._locks = as_start_error(claim, sqlite_path(config.database), config.journal)
         self._catalogs = Catalogs(line.catalog)
         self._metrics = Metrics(self._catalogs.architecture_of)
         self._timeline = Timeline(time.time)
@@ -133,10 +145,10 @@ class App:
 
     def _open_storage(self, config: Config, tell: Callable[[str], None]) -> None:
         self._room = Room(places(config), config.retention.reserve, self._claims)
-        self._journal = made(Journal, config.journal, segment_bytes(config.journal, config.retention.segment))
-        self._home = made(place_of, config.database)
+        self._journal = as_start_error(Journal, config.journal, segment_bytes(config.journal, config.retention.segment))
+        self._home = as_start_error(place_of, config.database)
         self._home.settle()
-        self._store = made(
+        self._store = as_start_error(
             open_store,
             config.database,
             keep=config.retention.keep,
@@ -170,7 +182,7 @@ class App:
         return Claims(self._backlog.images, may_stay_bytes, self._writer.to_copy_bytes, arriving_bytes)
 
     def _make_retention(self, config: Config) -> RetentionThread:
-        return made(
+        return as_start_error(
             RetentionThread,
             *(config.database, config.images, config.retention, self._room),
             admission=self._admission,
@@ -251,9 +263,9 @@ class App:
         """Pools and executors as the policy divides the devices: one pool per device, or one per executor."""
         facts, executors = partition(*pools_and_executors(config), preset(config.policy))
         shelf = LayoutShelf()
-        self._pools = pools = {one.pool: made(SlotPool, one.device, one.budget_bytes, shelf) for one in facts}
+        self._pools = pools = {one.pool: as_start_error(SlotPool, one.device, one.budget_bytes, shelf) for one in facts}
         channels = Channels()
-        return made(
+        return as_start_error(
             Drive,
             rulebook=self._rulebook,
             catalog=self._catalogs.current,

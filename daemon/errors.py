@@ -32,3 +32,19 @@ def is_device_error(error: BaseException) -> bool:
     if type(error).__name__ == "OutOfMemoryError":
         return False
     return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error) or "CUDA driver error" in str(error)
+
+
+def install_with(extra: str) -> str:
+    """Return the command that installs the packages of an extra into a checkout.
+
+    At the versions of constraints.txt: by name alone a registry might give somebody else's package. The bundle has the
+    extras of a line already.
+    """
+    return f".venv/bin/python -m pip install --constraint constraints.txt --editable '.[{extra}]'"
+
+
+class MissingExtraError(Exception):
+    """`package` is not installed, so `what` cannot be done; the text says how it comes."""
+
+    def __init__(self, package: str | None, what: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed; {what} needs the extra `{extra}`: {install_with(extra)}")

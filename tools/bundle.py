@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
-from daemon.sizes import size_text
+from daemon.units import size_text
 
 _ROOT = Path(__file__).resolve().parent.parent
 #: What our wheel is built from. A copy of it, for setuptools leaves folders behind and packs what lies in them again.

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from daemon.sizes import size_text
+from daemon.units import size_text
 from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, fail, print_json
 
 db_app = typer.Typer(no_args_is_help=True, help="Copy, check and prune the results database, also while the line runs.")

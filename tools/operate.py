@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from daemon.sizes import size_text
+from daemon.units import size_text
 from tools import top
 from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, ConfigPath, console, fail, print_json, print_table
 
@@ -291,7 +291,7 @@ def limits(
 
     Example: coserve limits --memory cpu=500MB --config demo/coserve.yaml
     """
-    from daemon.quantities import parse_bytes
+    from daemon.units import parse_bytes
 
     fields: dict[str, Any] = {"backlog_images": backlog_images, "source_images": source_images}
     fields["source_images_per_s"] = source_rate

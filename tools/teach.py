@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.sizes import size_text
+from daemon.units import size_text
 from tools.console import AsJson, console, errors, fail, print_json, print_table
 from tools.deeppcb.command import register as register_deeppcb
 from tools.wrong_use import must_be_architecture

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from daemon.sizes import size_text
+from daemon.units import size_text
 from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
 
 #: Groups of waiting images that are shown; the rest is a number.

@@ -17,7 +17,7 @@ from daemon.config.renamed import RENAMED, understand_old_names
 from daemon.consumers.settings import NAME as _CONSUMER_NAME
 from daemon.consumers.settings import MqttSettings, consumer_mistakes
 from daemon.errors import ConfigError
-from daemon.quantities import Bytes, Count, Seconds
+from daemon.units import Bytes, Count, Seconds
 from routing_rules.load import Document, KeyPath, Problem, read_yaml, salvage
 
 #: As PROTOCOL.md lets a publisher name one, without what a shell would trip over.

@@ -8,7 +8,7 @@ from pathlib import Path
 from daemon.config.settings import Config
 from daemon.consumers.protocol import Consumer
 from daemon.consumers.settings import MqttSettings
-from daemon.extras import MissingExtraError
+from daemon.errors import MissingExtraError
 
 
 def make(config: Config, name: str) -> Consumer:

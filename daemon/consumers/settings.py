@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from daemon.quantities import Seconds
+from daemon.units import Seconds
 
 #: A name is a file's name, a process's argument and part of an MQTT client's identifier.
 NAME = r"^[A-Za-z0-9_-]{1,32}$"

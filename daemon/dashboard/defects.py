@@ -21,7 +21,7 @@ from daemon.dashboard.kept import KeptByKey
 from daemon.dashboard.questions_defects import Among, Span
 from daemon.dashboard.review_facts import Facts
 from daemon.dashboard.site import Site
-from daemon.spreadsheets import cell
+from daemon.units import spreadsheet_cell
 from daemon.wire.frames import MAX_INTEGER
 
 #: Groups of images that are no plain pass; a month of a large line has some ten thousand.
@@ -292,6 +292,6 @@ def _csv(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Re
     writer = csv.writer(text)
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([cell(round(value, 6) if isinstance(value, float) else value) for value in row])
+        writer.writerow([spreadsheet_cell(round(value, 6) if isinstance(value, float) else value) for value in row])
     headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
     return Response(text.getvalue().encode(), media_type="text/csv; charset=utf-8", headers=headers)

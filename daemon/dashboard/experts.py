@@ -18,7 +18,7 @@ from daemon.dashboard.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.expert_facts import ExpertFacts, added, chosen, rules_in_force, shares
 from daemon.dashboard.memory_picture import NARROW, WIDE, draw, state_of
 from daemon.dashboard.site import Site
-from daemon.storage.database.times import to_text
+from daemon.units import utc_text
 from daemon.wire.control import ControlError
 from experts.drift import BINS, compare
 from experts.spec import ExpertId
@@ -111,11 +111,11 @@ def _memory(site: Site) -> str:
 def _loads_chart(site: Site) -> dict[str, Any]:
     now = int(time.time()) // 60 * 60
     minutes = [now - 60 * (_MINUTES - 1 - number) for number in range(_MINUTES)]
-    rows = questions.loads_per_minute(site.database, to_text(minutes[0]))
+    rows = questions.loads_per_minute(site.database, utc_text(minutes[0]))
     found: dict[str, dict[str, int]] = {}
     for row in rows:
         found.setdefault(row.device, {})[row.minute] = row.loads
-    names = [to_text(minute)[:16] for minute in minutes]
+    names = [utc_text(minute)[:16] for minute in minutes]
     series = [
         {
             "label": device,

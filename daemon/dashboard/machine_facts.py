@@ -12,9 +12,9 @@ from typing import Any
 
 from daemon.config.settings import Config
 from daemon.dashboard.questions_machine import Holdings
-from daemon.sizes import size_text
 from daemon.storage.database.connections import sqlite_path
 from daemon.storage.disk_space import Room, Space, places
+from daemon.units import size_text
 
 _DAY_S = 86400.0
 #: Files of one folder that are counted; the journal has a few, the quarantine is bounded by its bytes.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from daemon.sizes import size_text
+from daemon.units import size_text
 
 WIDE, NARROW = 1120, 336
 #: By width: height of a row, gap, rows at the most, and what a typical block should be wide, so that it has a name.

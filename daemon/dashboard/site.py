@@ -21,7 +21,7 @@ from daemon.dashboard.database import Database
 from daemon.dashboard.kept import Kept
 from daemon.dashboard.live import Live
 from daemon.dashboard.pictures import WIDTHS, Pictures
-from daemon.sizes import size_text
+from daemon.units import size_text
 from daemon.wire.control import ask
 
 _ANSWER_WITHIN_S = 1.0

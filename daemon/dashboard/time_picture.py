@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from daemon.sizes import size_text
+from daemon.units import size_text
 
 WIDE, NARROW = 1120, 336
 _NAME_HEIGHT, _LANE_HEIGHT, _GAP = 15, 20, 7

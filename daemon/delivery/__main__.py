@@ -12,8 +12,7 @@ from daemon.config.settings import load_config
 from daemon.consumers.kinds import make
 from daemon.delivery.process import run_consumer
 from daemon.delivery.status_page import Slate
-from daemon.errors import ConfigError
-from daemon.extras import MissingExtraError
+from daemon.errors import ConfigError, MissingExtraError
 from daemon.host.children import live_with_parent
 from daemon.host.logs import configure_logs
 from daemon.storage.database.connections import StoreError

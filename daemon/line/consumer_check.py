@@ -7,7 +7,7 @@ from daemon.config.settings import Config, at_their_lines
 from daemon.consumers.credentials import credential_problems
 from daemon.consumers.kinds import make
 from daemon.consumers.settings import MqttSettings
-from daemon.extras import MissingExtraError
+from daemon.errors import MissingExtraError
 from daemon.wire.sockets import is_open_host
 from routing_rules.load import KeyPath
 

@@ -14,7 +14,7 @@ from daemon.policy.assign import partition
 from daemon.policy.matrix import Performance
 from daemon.policy.presets import preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId
-from daemon.sizes import size_text
+from daemon.units import size_text
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.load import Problem
 

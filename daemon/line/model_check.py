@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from daemon.config.settings import Config, Model, at_their_lines
-from daemon.extras import MissingExtraError
+from daemon.errors import MissingExtraError
 from experts.moe.errors import ModelError
 from routing_rules.load import KeyPath
 

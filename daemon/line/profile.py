@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from daemon.errors import ConfigError
 from daemon.policy.matrix import Performance
-from daemon.quantities import Bytes, Count
-from daemon.sizes import size_text
+from daemon.units import Bytes, Count, size_text
 from experts.spec import ArchitectureId, ExpertId
 from routing_rules.load import Problem, read_yaml, validate
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from daemon.records import BatchDone, ExpertSwitch, QueueSample
-from daemon.storage.database.times import to_text
+from daemon.units import utc_text
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Timeline:
             batches = _newest(self._batches, lambda one: one.ended_wall_s >= now_s - seconds, _MOST + 1)
             loads = _newest(self._loads, lambda one: one.at_wall_s >= now_s - seconds, _MOST + 1)
         return {
-            "at": to_text(now_s),
+            "at": utc_text(now_s),
             "seconds": seconds,
             "batches": [_batch(one, now_s) for one in batches[-_MOST:]],
             "loads": [_load(one, now_s) for one in loads[-_MOST:]],
@@ -73,7 +73,7 @@ class Timeline:
             samples = _newest(
                 self._samples, lambda one: one.at_wall_s >= now_s - seconds, _SAMPLES, and_one_before=True
             )
-        return {"at": to_text(now_s), "seconds": seconds, "samples": [_sample(one, now_s) for one in samples]}
+        return {"at": utc_text(now_s), "seconds": seconds, "samples": [_sample(one, now_s) for one in samples]}
 
 
 def _newest(kept: "deque[T]", is_in: Callable[[T], bool], most: int, *, and_one_before: bool = False) -> list[T]:

@@ -42,7 +42,7 @@ def _is_there(module: str) -> bool:
 
 
 class Pages:
-    """The socket of the web process, and what is told to it. As daemon/monitor/http_server.py for whoever starts and stops."""
+    """The socket of the web process, and what is told to it; started and stopped as `HttpServer` is."""
 
     def __init__(
         self,

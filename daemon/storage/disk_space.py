@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.config.settings import Config
-from daemon.sizes import size_text
 from daemon.storage.database.connections import sqlite_path
+from daemon.units import size_text
 
 #: A verdict's rows and their pages in the write-ahead log: an image, a few stages, a few dozen boxes.
 _VERDICT_BYTES = 4096

@@ -18,10 +18,10 @@ from daemon.storage.database import upkeep
 from daemon.storage.database.connections import StoreError, open_for_reading, sqlite_path
 from daemon.storage.database.prune import OldBoard, kept_bytes, newest_at, old_boards, oldest_kept, strays
 from daemon.storage.database.store import Store, open_store
-from daemon.storage.database.times import to_text, to_wall_s
 from daemon.storage.database.values import Clock, Kept
 from daemon.storage.disk_space import RESUME_MORE, Room
 from daemon.storage.kept_images import files_by_part, remove
+from daemon.units import utc_text, wall_seconds
 
 T = TypeVar("T")
 
@@ -185,7 +185,7 @@ class Pruner:
 
     def _before(self, age_s: float | None) -> str | None:
         """The time before which something is older than `age_s`."""
-        return None if age_s is None else to_text(max(0.0, self._clock.wall_s() - age_s))
+        return None if age_s is None else utc_text(max(0.0, self._clock.wall_s() - age_s))
 
     def _ask(self, question: Callable[[Connection], T]) -> T:
         with self._engine.connect() as connection:
@@ -200,7 +200,7 @@ def newest_s(url: str) -> float | None:
             at = newest_at(connection)
     finally:
         engine.dispose()
-    return None if at is None else to_wall_s(at)
+    return None if at is None else wall_seconds(at)
 
 
 def prune_alone(url: str, images: Path, settings: Retention) -> Pruned:

@@ -14,7 +14,7 @@ import zmq
 
 from daemon.records import Published
 from daemon.storage.database.render import topic
-from daemon.storage.database.times import to_text
+from daemon.units import utc_text
 from daemon.wire.frames import encode
 from daemon.wire.mailbox import Mailbox
 from daemon.wire.socket_thread import Binding, Socket, SocketThread
@@ -125,7 +125,7 @@ class ResultsStream:
     def _send_token(self, pub: Socket, token: Token) -> None:
         body = {
             "seq": self._last_seq,
-            "at": to_text(time.time()),
+            "at": utc_text(time.time()),
             "id": token.request_id,
             "source": token.source,
             "index": token.index,
@@ -141,7 +141,7 @@ class ResultsStream:
             return
         body = {
             "seq": self._last_seq,
-            "at": to_text(time.time()),
+            "at": utc_text(time.time()),
             "state": state,
             "backlog": backlog,
             "uptime_s": round(now_s - self._started_at_s, 3),

@@ -19,12 +19,12 @@ from daemon.monitor.metrics import Metrics
 from daemon.storage.database import upkeep
 from daemon.storage.database.connections import StoreError
 from daemon.storage.database.store import Store
-from daemon.storage.database.times import to_text
 from daemon.storage.database.upkeep import Checkpoints, Log
 from daemon.storage.database.values import Clock
 from daemon.storage.disk_space import RESUME_MORE, Room, Space
 from daemon.storage.pruning import Ages, Pruned, Pruner, newest_s
 from daemon.storage.writer import Writer
+from daemon.units import utc_text
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ class RetentionThread:
         if begin:
             self._asked.set()
         is_pruning = self._is_pruning or self._asked.is_set()
-        last_at = None if self._pruned_at_s is None else to_text(self._pruned_at_s)
+        last_at = None if self._pruned_at_s is None else utc_text(self._pruned_at_s)
         return {"pruning": is_pruning, "last_at": last_at, **asdict(self._pruner.pruned)}
 
     def _run(self) -> None:

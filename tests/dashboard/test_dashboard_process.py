@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from daemon.extras import install_with
+from daemon.errors import install_with
 from daemon.monitor.health_answer import Vitals, health
 from daemon.monitor.http_server import HttpServer
 from daemon.monitor.metrics import Metrics

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from daemon.extras import install_with
+from daemon.errors import install_with
 from tests.small_disk import small_disk
 from tests.tools.asked_database import NEW, OLD, RULES, make
 from tools.asking.batches import BATCH_ROWS, Question, answer

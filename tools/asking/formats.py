@@ -7,8 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from daemon.extras import MissingExtraError
-from daemon.spreadsheets import cell
+from daemon.errors import MissingExtraError
+from daemon.units import spreadsheet_cell
 from tools.asking.batches import Batch
 from tools.asking.rows import Kind
 
@@ -28,7 +28,7 @@ class Csv:
         self._writer.writerow(names)
 
     def add(self, batch: Batch) -> None:
-        self._writer.writerows([cell(value) for value in row] for row in batch)
+        self._writer.writerows([spreadsheet_cell(value) for value in row] for row in batch)
 
     def end(self) -> None:
         pass

@@ -4,7 +4,7 @@ import re
 from datetime import UTC, date, datetime, timedelta
 from typing import Literal
 
-from daemon.storage.database.times import to_text
+from daemon.units import utc_text
 
 EXPECTED = "a day (2026-11-21), a time (2026-11-21T09:28, UTC unless it ends in an offset), today, yesterday, or 2h ago"
 
@@ -42,4 +42,4 @@ def moment(text: str, now: datetime, edge: Literal["begin", "end"]) -> str:
 
 
 def _text(at: datetime) -> str:
-    return to_text(at.timestamp())
+    return utc_text(at.timestamp())

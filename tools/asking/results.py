@@ -11,7 +11,7 @@ from typing import TextIO
 
 from sqlalchemy import Engine
 
-from daemon.extras import MissingExtraError
+from daemon.errors import MissingExtraError
 from tools.asking import batches
 from tools.asking.batches import Question
 from tools.asking.files import complete_or_not, leave_cleanly, why

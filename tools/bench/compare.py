@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from daemon.sizes import size_text
+from daemon.units import size_text
 from tools.bench.bound import Bound, live_bound
 from tools.bench.job import DISKS, NAIVE, ORDINARY, OTHER_SIDES, PACED_BYTES_PER_S, RAY, Disk, Job, Run
 from tools.bench.stage import SideError, Size, Stage, set_stage

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.sizes import size_text
+from daemon.units import size_text
 from tools.bench.line import RunFigures, run_line
 from tools.console import AsJson, console, errors, fail, print_json, print_table
 from tools.service import free_port

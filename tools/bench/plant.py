@@ -250,7 +250,7 @@ def _rows(scratch: str) -> tuple[set[int], set[int]]:
 
 
 def _must_have_what_it_needs() -> None:
-    from daemon.extras import MissingExtraError
+    from daemon.errors import MissingExtraError
 
     try:
         from tools.bench.broker import mosquitto

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.sizes import size_text
+from daemon.units import size_text
 from tools.bench.tables import print_narrow
 from tools.console import AsJson, console, errors, fail, print_json
 

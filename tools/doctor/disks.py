@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from daemon.sizes import size_text
 from daemon.storage.disk_space import Room
+from daemon.units import size_text
 from tools.doctor.findings import Finding, ok, warn, wrong
 from tools.doctor.patient import Patient, acting_as
 

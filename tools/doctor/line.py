@@ -10,15 +10,13 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config.settings import Config
-from daemon.errors import ConfigError
-from daemon.extras import install_with
+from daemon.errors import ConfigError, install_with
 from daemon.line.line import load_rules_and_catalog, settings_problems
 from daemon.line.storage_check import storage_problems
-from daemon.sizes import size_text
 from daemon.storage.database.check import quick_look
 from daemon.storage.database.connections import StoreError, open_for_reading
 from daemon.storage.database.schema import inspections
-from daemon.storage.database.times import to_wall_s
+from daemon.units import size_text, wall_seconds
 from tools.console import as_typed
 from tools.doctor.findings import Finding, ok, warn, wrong
 from tools.doctor.patient import Patient, database_of
@@ -125,7 +123,7 @@ def newest_image_s(config: Config) -> float | None:
         return None
     finally:
         engine.dispose()
-    return None if found is None else to_wall_s(found)
+    return None if found is None else wall_seconds(found)
 
 
 def packages(patient: Patient) -> Iterator[Finding]:

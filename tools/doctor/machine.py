@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from daemon.sizes import size_text
+from daemon.units import size_text
 from tools.doctor.findings import Finding, ok, warn, wrong
 from tools.doctor.patient import Patient, clocks
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from daemon.sizes import size_text
+from daemon.units import size_text
 from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, as_typed, console, fail, print_json
 from tools.experts.tables import table_of
 

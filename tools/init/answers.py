@@ -8,7 +8,7 @@ from typing import Literal
 
 import psutil
 
-from daemon.quantities import parse_bytes, parse_seconds
+from daemon.units import parse_bytes, parse_seconds
 from routing_rules.schema import MAX_NAME, is_name
 from tools.doctor.gpu import Gpu
 

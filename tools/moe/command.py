@@ -5,7 +5,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from daemon.extras import MissingExtraError
+from daemon.errors import MissingExtraError
 from experts.moe.errors import ModelError
 from tools.console import fail
 from tools.moe import bench, fit, fixture, importing, plan, trace, unite

@@ -248,7 +248,7 @@ class Planner:
 
 def _slots(arch: "MoeArch", budget: str, checkpoint: Path) -> int:
     """Experts that a budget holds. Raises ModelError where it is no size, or too small for the mode."""
-    from daemon.quantities import parse_bytes
+    from daemon.units import parse_bytes
     from experts.moe.errors import ModelError
 
     everybody = arch.layers * arch.experts

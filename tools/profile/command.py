@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from daemon.sizes import size_text
+from daemon.units import size_text
 from tools.console import AsJson, ConfigPath, console, errors, fail, print_json, print_table
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def profile(  # one parameter for each option
 
     from daemon.errors import ConfigError
     from daemon.line.line import load_line
-    from daemon.quantities import parse_bytes
+    from daemon.units import parse_bytes
     from experts.errors import ExpertError
     from tools.profile.measure import QUICK, Effort
     from tools.profile.run import ProfileError, Wish, devices_missing, profile_line, write_profile

@@ -14,7 +14,7 @@ from daemon.line.line import Line
 from daemon.line.profile import ProfileFile, this_machine
 from daemon.policy.matrix import Performance
 from daemon.policy.predict import expert_facts
-from daemon.sizes import size_text
+from daemon.units import size_text
 from experts.catalog import UNREADABLE
 from experts.slot import LayoutShelf
 from experts.spec import ArchitectureId, ExpertId, ExpertSpec, LayoutId

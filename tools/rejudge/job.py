@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from daemon.line.line import load_routes
-from daemon.sizes import size_text
 from daemon.storage.database.connections import shown
+from daemon.units import size_text
 from experts.catalog import Catalog, CatalogEntry
 from experts.errors import ExpertError
 from experts.versions import VersionsError, version_of

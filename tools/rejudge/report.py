@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.spreadsheets import cell
+from daemon.units import spreadsheet_cell
 from tools.rejudge.run import Rejudged
 
 _COLUMNS = (
@@ -82,4 +82,4 @@ def write_csv(path: Path, changed: Sequence[dict[str, Any]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(_COLUMNS)
-        writer.writerows([cell(row[name]) for name in _COLUMNS] for row in changed)
+        writer.writerows([spreadsheet_cell(row[name]) for name in _COLUMNS] for row in changed)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from daemon.extras import MissingExtraError
+from daemon.errors import MissingExtraError
 from tools.bench.page_readers import wait_for
 
 if TYPE_CHECKING:

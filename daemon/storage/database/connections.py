@@ -10,7 +10,7 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
-from daemon.extras import MissingExtraError
+from daemon.errors import MissingExtraError
 from daemon.host.folders import make_folder
 
 FILE_MODE = 0o640

@@ -10,8 +10,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from daemon.host.folders import sync
-from daemon.sizes import size_text
 from daemon.storage.database.connections import FILE_MODE, StoreError
+from daemon.units import size_text
 
 #: Pages of one step: 1 MiB at SQLite's usual 4 KiB, so that progress is told often.
 _STEP_PAGES = 256

@@ -10,8 +10,8 @@ from sqlalchemy import Connection, insert, select, update
 from daemon.records import AcceptedText, BoardRef, Published, TextOutcome, TextRequest
 from daemon.storage.database import render
 from daemon.storage.database.schema import boards, generations
-from daemon.storage.database.times import to_wall_s
 from daemon.storage.database.transaction import Transaction
+from daemon.units import wall_seconds
 
 #: What a request said, in the order of `as_sent`.
 AS_SENT = (
@@ -110,7 +110,7 @@ def unfinished(connection: Connection) -> list[AcceptedText]:
     """What waits for a result, oldest first."""
     query = select(generations.c.generation_id, generations.c.accepted_at, *AS_SENT)
     found = connection.execute(query.where(_WAITS).order_by(generations.c.generation_id))
-    return [AcceptedText(number, as_sent(sent), to_wall_s(at)) for number, at, *sent in found]
+    return [AcceptedText(number, as_sent(sent), wall_seconds(at)) for number, at, *sent in found]
 
 
 def _rounded(value: float | None, digits: int = 3) -> float | None:

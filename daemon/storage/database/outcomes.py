@@ -11,9 +11,9 @@ from daemon.records import ExpertVersion, Outcome
 from daemon.storage.database import render, rows
 from daemon.storage.database.attempts import Attempt, Reason
 from daemon.storage.database.schema import boards, detections, expert_versions, inspections, pending, stages
-from daemon.storage.database.times import to_wall_s
 from daemon.storage.database.transaction import Transaction
 from daemon.storage.database.values import Keep, Kept, Written
+from daemon.units import wall_seconds
 from routing_rules.routes import Verdict
 
 Row = dict[str, Any]
@@ -155,7 +155,7 @@ class Finishing:
         accepted_s = self._tx.memory.accepted_s.get(row["inspection_id"])
         if accepted_s is not None:
             return round((self._tx.now_s - accepted_s) * 1000, 3)
-        return round(max(0.0, self._tx.now_wall_s - to_wall_s(row["accepted_at"])) * 1000, 3)
+        return round(max(0.0, self._tx.now_wall_s - wall_seconds(row["accepted_at"])) * 1000, 3)
 
     def _note_expert(self, expert: str, version: str) -> None:
         def row() -> Row | None:

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from daemon.records import Accepted, Arrival, ExpertSwitch, ExpertVersion, JournalKey, Outcome, Pixels
-from daemon.storage.database.times import to_text, to_wall_s
+from daemon.units import utc_text, wall_seconds
 
 Row = dict[str, Any]
 
@@ -55,7 +55,7 @@ def accepted(row: Row, waiting: Row, board_type: str) -> Accepted:
         image_id=row["image_id"],
         board_type=board_type,
         component=row["component"],
-        accepted_wall_s=to_wall_s(row["accepted_at"]),
+        accepted_wall_s=wall_seconds(row["accepted_at"]),
         deadline_ms=row["deadline_ms"],
         rules_version=row["rules_version"],
         key=journal_key(waiting),
@@ -110,7 +110,7 @@ def detection_rows(outcome: Outcome) -> list[Row]:
 
 def switch_row(switch: ExpertSwitch) -> Row:
     return {
-        "at": to_text(switch.at_wall_s),
+        "at": utc_text(switch.at_wall_s),
         "executor": switch.executor,
         "device": switch.device,
         "loaded": switch.loaded,

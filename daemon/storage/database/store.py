@@ -37,9 +37,9 @@ from daemon.storage.database.schema import (
     stages,
     stream_position,
 )
-from daemon.storage.database.times import to_wall_s
 from daemon.storage.database.transaction import Transaction, begin, read_numbers
 from daemon.storage.database.values import Clock, Keep, Kept, Known, Memory, Recovery, Written
+from daemon.units import wall_seconds
 from routing_rules.routes import Verdict
 
 if TYPE_CHECKING:
@@ -254,6 +254,6 @@ class Store:
         )
         return [
             # A wall clock that was set back meanwhile gives nobody more than the whole time.
-            (tx.now_s + time_limit_s - max(0.0, tx.now_wall_s - to_wall_s(first_seen_at)), *board)
+            (tx.now_s + time_limit_s - max(0.0, tx.now_wall_s - wall_seconds(first_seen_at)), *board)
             for first_seen_at, time_limit_s, *board in tx.connection.execute(query)
         ]

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Engine, Table, and_, bindparam, func, insert,
 from daemon.storage.database.boards import Board, BoardKey, Boards
 from daemon.storage.database.prepared import add_rows, run
 from daemon.storage.database.schema import stream_position
-from daemon.storage.database.times import to_text
 from daemon.storage.database.values import Clock, Memory
+from daemon.units import utc_text
 
 Row = dict[str, Any]
 
@@ -124,7 +124,7 @@ def begin(engine: Engine, board_cache: Boards, memory: Memory, clock: Clock) -> 
             numbers = Numbers(before.last_seq, before.last_inspection_id, before.last_board_id)
             now_wall_s = clock.wall_s()
             tx = Transaction(
-                *(connection, numbers, now_wall_s, to_text(now_wall_s), clock.monotonic_s(), board_cache, memory)
+                *(connection, numbers, now_wall_s, utc_text(now_wall_s), clock.monotonic_s(), board_cache, memory)
             )
             yield tx
             if numbers != before:

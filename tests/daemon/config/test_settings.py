@@ -4,7 +4,7 @@ import pytest
 
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
-from daemon.quantities import parse_bytes, parse_seconds
+from daemon.units import parse_bytes, parse_seconds
 
 MINIMAL = """\
 rules: rules.yaml

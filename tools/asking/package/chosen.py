@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, false, func, or_, select
 
-from daemon.extras import MissingExtraError
+from daemon.errors import MissingExtraError
 from daemon.storage.database.schema import (
     boards,
     detections,

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from daemon.sizes import size_text
+from daemon.units import size_text
 from tools.asking.files import leave_cleanly, why
 from tools.asking.package.chosen import Selection
 from tools.asking.package.verify import verify_package

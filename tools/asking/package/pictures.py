@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import quote
 
 from daemon.config.settings import Config
-from daemon.spreadsheets import cell
 from daemon.storage.raw_pixels import as_sent
+from daemon.units import spreadsheet_cell
 from tools.asking.package.chosen import Taken
 
 LIST = "pictures.csv"
@@ -53,7 +53,7 @@ def copy_pictures(settings: Config, taken: Taken, rows: Path, package: Path) -> 
                 "" if why_not else target,
                 why_not,
             )
-            listed.writerow([cell(value) for value in cells])
+            listed.writerow([spreadsheet_cell(value) for value in cells])
     return done
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from daemon.sizes import size_text
+from daemon.units import size_text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""Values as people write and read them: sizes, durations, counts, UTC times, and text in a spreadsheet's cell."""
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "y": 31_536_000.0}
+
+
+def parse_bytes(value: object) -> int:
+    """Bytes of `250MB`, `1.5GiB` or a plain number."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
+    if isinstance(value, bool) or match is None or match[2].upper() not in _UNITS:
+        raise ValueError(f"expected a size such as 250MB, 1.5GiB or a number of bytes, not {value!r}")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def parse_seconds(value: object) -> float:
+    """Seconds of `500ms`, `20s`, `2m`, `12h`, `30d`, `3y`; a bare number is refused: its unit would be a guess."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", str(value))
+    if match is None or match[2] not in _SECONDS:
+        raise ValueError(f"expected a duration such as 500ms, 20s, 2m, 12h or 30d, not {value!r}")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+def size_text(size_bytes: float) -> str:
+    """Return a size for a person, in powers of ten and three digits: `812 B`, `45 kB`, `44.8 MB`, `2.0 GB`."""
+    value = float(size_bytes)
+    for unit, digits in (("B", 0), ("kB", 0), ("MB", 1), ("GB", 1)):
+        shown = 0 if value >= 99.95 else digits
+        if round(value, shown) < 1000:
+            return f"{value:.{shown}f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"
+
+
+def utc_text(wall_s: float) -> str:
+    """Return seconds since the epoch as the wire and the database write a time: `2026-11-21T09:28:11.123Z`."""
+    ms = round(wall_s * 1000)
+    moment = datetime.fromtimestamp(ms // 1000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
+
+
+def wall_seconds(text: str) -> float:
+    """Return a stored time as seconds since the epoch."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+#: Text that begins so is a formula to a spreadsheet, which would run it on the reader's PC.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def spreadsheet_cell(value: Any) -> Any:
+    """Return a value for a CSV file: text that a spreadsheet would run gets an apostrophe in front."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
