@@ -41,7 +41,7 @@ from daemon.monitor.pipeline_probe import Pulse, Station
 from daemon.monitor.timeline import Timeline
 from daemon.monitor.web_pages import Pages, missing_packages
 from daemon.operations import Operations
-from daemon.policy.assign import partition
+from daemon.policy.paper.assign import partition
 from daemon.policy.presets import Tuning, preset
 from daemon.records import Outcome
 from daemon.reports import Reports

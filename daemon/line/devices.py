@@ -10,8 +10,8 @@ import psutil
 from daemon.config.settings import Config, Device
 from daemon.errors import ConfigError
 from daemon.line.profile import Machine, Profile, load_profile
-from daemon.policy.assign import partition
 from daemon.policy.matrix import Performance
+from daemon.policy.paper.assign import partition
 from daemon.policy.presets import preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.units import size_text

@@ -4,9 +4,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
-from daemon.policy.floor import Floor
 from daemon.policy.ranking import Ranking
 from daemon.policy.request import PoolId
+from daemon.policy.residency import Floor
 from experts.spec import ExpertId
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 
 from daemon.policy.actions import Resize, Unload
 from daemon.policy.discipline import Discipline, Want
-from daemon.policy.floor import Floor
 from daemon.policy.request import PoolId
+from daemon.policy.residency import Floor
 from experts.spec import ExpertId
 
 

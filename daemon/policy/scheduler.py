@@ -8,18 +8,18 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from daemon.policy.actions import NOTHING, Load, Resize, Run, Unload, Wait
-from daemon.policy.age import Deadlines
-from daemon.policy.demand import DemandTable
 from daemon.policy.discipline import Discipline, Want
-from daemon.policy.floor import Failure, Floor
+from daemon.policy.late.age import Deadlines
+from daemon.policy.late.demand import DemandTable
+from daemon.policy.late.pace import Pace
 from daemon.policy.matrix import Matrix, Performance
 from daemon.policy.operate import Operator
-from daemon.policy.pace import Pace
+from daemon.policy.paper.queues import ExecutorQueues
 from daemon.policy.predict import Measured
 from daemon.policy.prefetch import initial_fill
 from daemon.policy.presets import Preset, Tuning
-from daemon.policy.queues import ExecutorQueues
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request, RequestId
+from daemon.policy.residency import Failure, Floor
 from daemon.policy.snapshot import PoolSnapshot, Snapshot
 from experts.spec import ExpertId
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from daemon.config.settings import load_config
-from daemon.line.line import line as line_module
+from daemon.line import line as line_module
 from daemon.line.line import reload_rules_and_catalog
 from experts.weights import read_header
 from tests.contract.client import RULES, Line

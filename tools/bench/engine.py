@@ -12,7 +12,7 @@ from daemon.dispatch.executors import ExecutorThread
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import Pool
 from daemon.line.rulebook import Rulebook
-from daemon.policy.assign import partition
+from daemon.policy.paper.assign import partition
 from daemon.policy.presets import preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels

@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from daemon.dispatch.trace import Call, Makeup, TraceError, read_calls, read_makeup
 from daemon.policy.actions import Load, Run
-from daemon.policy.assign import partition
 from daemon.policy.matrix import Matrix, Performance
+from daemon.policy.paper.assign import partition
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId, Request, RequestId
 from experts.spec import ArchitectureId, ExpertId

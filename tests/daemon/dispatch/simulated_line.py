@@ -8,8 +8,8 @@ from daemon.dispatch.drive import Drive
 from daemon.dispatch.orders import ImageOrder, Unanswered
 from daemon.dispatch.simulated import AnswerOf, FakeChannels, FakeExecutor, FakeLoader, FakePool, Timeline
 from daemon.line.rulebook import Rulebook
-from daemon.policy.assign import partition
 from daemon.policy.matrix import Performance
+from daemon.policy.paper.assign import partition
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId, Processor
 from daemon.records import Accepted, ExpertSwitch, JournalKey, Outcome, Pixels

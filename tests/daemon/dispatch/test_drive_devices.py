@@ -15,7 +15,7 @@ from daemon.dispatch.executors import ExecutorThread
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.trace import replay
 from daemon.line.rulebook import Rulebook
-from daemon.policy.assign import partition
+from daemon.policy.paper.assign import partition
 from daemon.policy.presets import preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.records import Accepted, ExpertSwitch, JournalKey, Outcome, Pixels

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from daemon.policy.actions import Load, Resize, Run, Unload, Wait
-from daemon.policy.assign import partition
 from daemon.policy.matrix import Performance
+from daemon.policy.paper.assign import partition
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request, RequestId
 from daemon.policy.scheduler import Scheduler

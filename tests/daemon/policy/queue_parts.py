@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from daemon.policy.floor import Floor
 from daemon.policy.matrix import Matrix, Performance
+from daemon.policy.paper.queues import ExecutorQueues
 from daemon.policy.presets import preset
-from daemon.policy.queues import ExecutorQueues
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId
+from daemon.policy.residency import Floor
 from experts.spec import ArchitectureId, ExpertId
 from tests.daemon.policy.line import a_pool, a_request
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.policy.assign import partition
-from daemon.policy.cost import NS_PER_S
+from daemon.policy.paper.assign import partition
+from daemon.policy.paper.cost import NS_PER_S
 from daemon.policy.presets import PRESETS
 from daemon.policy.request import RAM, ExecutorId, PoolFacts
 from experts.spec import ExpertId

@@ -3,8 +3,8 @@
 import pytest
 
 from daemon.policy.actions import Load, Resize, Wait
-from daemon.policy.assign import partition
 from daemon.policy.matrix import Performance
+from daemon.policy.paper.assign import partition
 from daemon.policy.presets import PRESETS, preset
 from daemon.policy.request import RAM, PoolFacts, PoolId
 from daemon.policy.scheduler import Scheduler

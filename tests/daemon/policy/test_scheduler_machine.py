@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from daemon.policy.actions import Load, Resize, Run, Unload, Wait
-from daemon.policy.assign import partition
 from daemon.policy.operate import RefusedError
+from daemon.policy.paper.assign import partition
 from daemon.policy.presets import PRESETS, Tuning
 from daemon.policy.request import RAM, PoolFacts, PoolId
 from experts.spec import ExpertId

@@ -1,8 +1,8 @@
 """Batches off the front of a group (CoServe §4.2, request splitting)."""
 
-from daemon.policy.arrange import Group
-from daemon.policy.floor import Floor
+from daemon.policy.paper.arrange import Group
 from daemon.policy.request import Request, RequestId
+from daemon.policy.residency import Floor
 
 #: Requests that have gone are dropped from a group's list when there are this many and more than half of it.
 DROP = 256

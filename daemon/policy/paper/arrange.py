@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from daemon.policy.cost import Cost
+from daemon.policy.paper.cost import Cost
 from daemon.policy.request import ExecutorId, PoolId, Request, RequestId
 from experts.ledger import Ledger
 from experts.spec import ExpertId

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from daemon.policy.floor import Floor
 from daemon.policy.request import RAM, PoolId
+from daemon.policy.residency import Floor
 from experts.spec import ExpertId
 
 NS_PER_S = 1_000_000_000

@@ -8,12 +8,12 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from daemon.policy.age import Deadlines
 from daemon.policy.evict import LeastWanted
-from daemon.policy.floor import SHARE_UNITS, Floor
+from daemon.policy.late.age import Deadlines
 from daemon.policy.prefetch import Wanted
 from daemon.policy.ranking import Ranking
 from daemon.policy.request import PoolId, Request, RequestId
+from daemon.policy.residency import SHARE_UNITS, Floor
 from experts.spec import ExpertId
 
 

@@ -6,16 +6,16 @@ figure 7: a switch is part of serving the request).
 
 from collections.abc import Iterable
 
-from daemon.policy.arrange import JOIN, Group, Queue
-from daemon.policy.assign import ASSIGN, Candidates
-from daemon.policy.cost import Costs
 from daemon.policy.discipline import Evict, Want
 from daemon.policy.evict import ORDERS
-from daemon.policy.floor import Floor
+from daemon.policy.paper.arrange import JOIN, Group, Queue
+from daemon.policy.paper.assign import ASSIGN, Candidates
+from daemon.policy.paper.cost import Costs
+from daemon.policy.paper.split import bound, cut
+from daemon.policy.paper.tier import RamTier
 from daemon.policy.presets import Preset
 from daemon.policy.request import RAM, ExecutorId, PoolId, Request, RequestId
-from daemon.policy.split import bound, cut
-from daemon.policy.tier import RamTier
+from daemon.policy.residency import Floor
 from experts.spec import ExpertId
 
 

@@ -5,15 +5,15 @@ See docs/how-it-schedules.md.
 
 from collections.abc import Iterable, Iterator
 
-from daemon.policy.age import Deadlines, Share
-from daemon.policy.balance import Balance
 from daemon.policy.discipline import Evict, Want
-from daemon.policy.floor import SHARE_UNITS, Floor
-from daemon.policy.groups import Groups
-from daemon.policy.pace import Pace
+from daemon.policy.late.age import Deadlines, Share
+from daemon.policy.late.balance import Balance
+from daemon.policy.late.groups import Groups
+from daemon.policy.late.pace import Pace
 from daemon.policy.presets import Preset, Tuning
 from daemon.policy.ranking import Ranking
 from daemon.policy.request import ExecutorId, PoolId, Request
+from daemon.policy.residency import SHARE_UNITS, Floor
 from experts.spec import ExpertId
 
 #: Loads that do not fit now are passed over for less wanted ones, up to this many.

@@ -3,10 +3,10 @@
 Beside a GPU a CPU is slow but free: it should always have something to do, and never be what is waited for at last.
 """
 
-from daemon.policy.floor import Floor
-from daemon.policy.groups import Groups
-from daemon.policy.pace import Pace
+from daemon.policy.late.groups import Groups
+from daemon.policy.late.pace import Pace
 from daemon.policy.request import PoolId
+from daemon.policy.residency import Floor
 from experts.spec import ExpertId
 
 #: A group of more than this many full CPU batches is worth a place on a GPU although the CPU has its expert.

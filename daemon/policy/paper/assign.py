@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, Protocol
 
-from daemon.policy.arrange import Group, Queue
-from daemon.policy.cost import Costs
-from daemon.policy.floor import Floor
+from daemon.policy.paper.arrange import Group, Queue
+from daemon.policy.paper.cost import Costs
 from daemon.policy.presets import Preset
 from daemon.policy.request import RAM, ExecutorFacts, PoolFacts, PoolId
+from daemon.policy.residency import Floor
 from experts.spec import ExpertId
 
 

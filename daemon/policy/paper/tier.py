@@ -7,12 +7,12 @@ together so hold nearly as many experts as they have room for.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from daemon.policy.arrange import Queue
-from daemon.policy.cost import Costs
 from daemon.policy.discipline import Want
 from daemon.policy.evict import LeastRecentlyUsed, Order
-from daemon.policy.floor import Floor
+from daemon.policy.paper.arrange import Queue
+from daemon.policy.paper.cost import Costs
 from daemon.policy.request import RAM, PoolId
+from daemon.policy.residency import Floor
 from experts.spec import ExpertId
 
 
