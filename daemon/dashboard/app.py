@@ -12,10 +12,11 @@ from fastapi.responses import PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
-from daemon.dashboard import board, defects, experts, line, machine, review, shell
+from daemon.dashboard import common_routes
 from daemon.dashboard.access import Guard, Keyring
 from daemon.dashboard.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.page_threads import PageThreads
+from daemon.dashboard.pages import board, defects, experts, line, machine, review
 from daemon.dashboard.site import Site
 from daemon.host.child_heartbeat import beat
 from daemon.wire.control import ControlError
@@ -51,7 +52,7 @@ def make_app(site: Site, keyring: Keyring, heart: int | None) -> Guard:
         site.database.close()
 
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=life, redirect_slashes=False)
-    app.include_router(shell.router(site, keyring))
+    app.include_router(common_routes.router(site, keyring))
     for page in PAGES:
         app.include_router(page(site))
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")

@@ -17,8 +17,8 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from daemon.config.settings import Config
+from daemon.dashboard.cached_answers import Kept
 from daemon.dashboard.database import Database
-from daemon.dashboard.kept import Kept
 from daemon.dashboard.live import Live
 from daemon.dashboard.pictures import WIDTHS, Pictures
 from daemon.units import size_text

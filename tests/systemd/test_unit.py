@@ -14,8 +14,8 @@ import pytest
 from daemon.monitor.web_pages import missing_packages
 from tests import ROOT
 from tests.contract.client import RULES
+from tests.daemon.dashboard.browser import ShownLine
 from tests.daemon.host.manager import Manager, ended
-from tests.dashboard.browser import ShownLine
 from tests.systemd.sandbox import UNISTD, enter_and_run, settings
 from tests.waiting import PATIENCE_S
 from tools.service_files import exec_words
@@ -129,7 +129,7 @@ def test_the_installed_command_line_serves_images_under_the_units_system_call_fi
 
 CONVOLVE = """\
 import sys, torch
-from tests.dashboard.browser import ShownLine
+from tests.daemon.dashboard.browser import ShownLine
 from tests.systemd.sandbox import refuse_written_code
 network = torch.nn.Conv2d(3, 64, 7, stride=2, padding=3)
 try:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from tests.dashboard.web import Web
+from tests.daemon.dashboard.web import Web
 from tools.cli import app
 
 

@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from daemon.dashboard.database import Database
-from daemon.dashboard.questions_board import Search, find_boards
+from daemon.dashboard.pages.questions_board import Search, find_boards
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.schema import boards
 from daemon.storage.database.serials import beginning, folded, has_serial

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.config.settings import Config
-from daemon.dashboard.questions_machine import Holdings
+from daemon.dashboard.pages.questions_machine import Holdings
 from daemon.storage.database.connections import sqlite_path
 from daemon.storage.disk_space import Room, Space, places
 from daemon.units import size_text

@@ -11,13 +11,13 @@ from urllib.parse import quote, urlencode
 import pytest
 from sqlalchemy.dialects import postgresql
 
-from tests.dashboard.web import Web
+from tests.daemon.dashboard.web import Web
 
 fastapi = pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
-from daemon.dashboard import questions_defects as questions  # noqa: E402
-from daemon.dashboard import questions_review as review  # noqa: E402
-from daemon.dashboard.defects_account import Tally, pareto  # noqa: E402
+from daemon.dashboard.pages import questions_defects as questions  # noqa: E402
+from daemon.dashboard.pages import questions_review as review  # noqa: E402
+from daemon.dashboard.pages.defects_account import Tally, pareto  # noqa: E402
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 FORMULA = "=cmd|' /C calc'!A0"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.dashboard.browser import BOARDS, Pages, ShownLine
+from tests.daemon.dashboard.browser import BOARDS, Pages, ShownLine
 from tests.small_site import a_site
 from tests.waiting import PATIENCE_S
 

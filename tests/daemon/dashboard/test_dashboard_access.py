@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dashboard.web import Answer, Stream, Web
+from tests.daemon.dashboard.web import Answer, Stream, Web
 from tests.waiting import PATIENCE_S, until
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.dashboard.browser import Pages, ShownLine, let_time_stand
+from tests.daemon.dashboard.browser import Pages, ShownLine, let_time_stand
 from tests.lines import a_jpeg
 from tests.waiting import PATIENCE_S
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.dashboard.browser import Pages
-from tests.dashboard.web import AT, Web
+from tests.daemon.dashboard.browser import Pages
+from tests.daemon.dashboard.web import AT, Web
 from tests.waiting import PATIENCE_S
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
-from daemon.dashboard.experts import href
-from daemon.dashboard.kept import Kept
-from daemon.dashboard.memory_picture import NARROW, WIDE, draw
-from tests.dashboard.telling import STATUS, an_expert, telling
-from tests.dashboard.web import AT, Web
+from daemon.dashboard.cached_answers import Kept
+from daemon.dashboard.pages.experts import href
+from daemon.dashboard.pages.memory_picture import NARROW, WIDE, draw
+from tests.daemon.dashboard.telling import STATUS, an_expert, telling
+from tests.daemon.dashboard.web import AT, Web
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&amp; ../%2e%2e/{{7*7}}?a=b#c"
 NAMES = ("R0402", HOSTILE, "..", "a/b", "/slash/", "Größe µ", "x" * 128, "C0603")

@@ -11,9 +11,9 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response, Streamin
 from sqlalchemy import Row
 from starlette.exceptions import HTTPException
 
-from daemon.dashboard import questions_board as questions
+from daemon.dashboard.pages import questions_board as questions
+from daemon.dashboard.pages.questions_board import COUNTED, LIST, PART, WHOLE, Component, Search
 from daemon.dashboard.pictures import WIDTHS, NoPicture, Stored
-from daemon.dashboard.questions_board import COUNTED, LIST, PART, WHOLE, Component, Search
 from daemon.dashboard.site import Site
 
 #: SQLite's and PostgreSQL's largest number; one more would be an error of theirs.

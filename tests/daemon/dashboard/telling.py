@@ -8,7 +8,7 @@ from typing import Any
 import zmq
 
 from daemon.wire.control import ControlServer
-from tests.dashboard.web import Web
+from tests.daemon.dashboard.web import Web
 
 #: Pages keep an answer for half a second.
 _KEPT_S = 0.6

@@ -1,5 +1,5 @@
 """Fixtures of every page's tests."""
 
-from tests.dashboard.browser import browser, open_page, shown_line
+from tests.daemon.dashboard.browser import browser, open_page, shown_line
 
 __all__ = ["browser", "open_page", "shown_line"]

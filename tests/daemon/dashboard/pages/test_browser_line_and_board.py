@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.dashboard.browser import Pages, ShownLine, let_time_stand, showing
+from tests.daemon.dashboard.browser import Pages, ShownLine, let_time_stand, showing
 from tests.lines import a_jpeg
 
 if TYPE_CHECKING:

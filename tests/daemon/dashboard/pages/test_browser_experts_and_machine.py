@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.dashboard.browser import Pages, ShownLine, let_time_stand, showing
+from tests.daemon.dashboard.browser import Pages, ShownLine, let_time_stand, showing
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 

@@ -9,8 +9,8 @@ pytest.importorskip("fastapi", reason="needs the extra dashboard")
 import numpy as np
 
 from daemon.config.settings import load_config
-from daemon.dashboard.alarms import alarms
-from daemon.dashboard.drifted import Drifted, DriftWatch
+from daemon.dashboard.pages.alarms import alarms
+from daemon.dashboard.pages.drifted import Drifted, DriftWatch
 from daemon.dashboard.site import make_site
 from experts.catalog import write_catalog
 from experts.drift import histogram

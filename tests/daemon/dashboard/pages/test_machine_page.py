@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
 from daemon.config.settings import Config, load_config
-from daemon.dashboard import machine_facts as facts
-from daemon.dashboard.questions_machine import Holdings
-from daemon.dashboard.time_picture import NARROW, WIDE, draw
+from daemon.dashboard.pages import machine_facts as facts
+from daemon.dashboard.pages.questions_machine import Holdings
+from daemon.dashboard.pages.time_picture import NARROW, WIDE, draw
 from daemon.host.temperature import Thermometer
 from daemon.monitor.timeline import Timeline
 from daemon.records import BatchDone, ExpertSwitch, QueueSample
-from tests.dashboard.telling import STATUS, telling
-from tests.dashboard.web import Web
+from tests.daemon.dashboard.telling import STATUS, telling
+from tests.daemon.dashboard.web import Web
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 

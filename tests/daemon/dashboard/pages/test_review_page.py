@@ -10,11 +10,11 @@ from urllib.parse import quote, urlencode
 import pytest
 from PIL import Image
 
-from tests.dashboard.web import AT, Web
+from tests.daemon.dashboard.web import AT, Web
 
 fastapi = pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
-from daemon.dashboard.review_offers import Offers  # noqa: E402 - imports what the extra brings
+from daemon.dashboard.pages.review_offers import Offers  # noqa: E402 - imports what the extra brings
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
 SEAT, OTHER = "0123456789abcdef", "fedcba9876543210"

@@ -20,8 +20,8 @@ from daemon.monitor.health_answer import Vitals, health
 from daemon.monitor.http_server import HttpServer
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.web_pages import Pages
-from tests.dashboard.browser import ShownLine
-from tests.dashboard.web import Stream
+from tests.daemon.dashboard.browser import ShownLine
+from tests.daemon.dashboard.web import Stream
 from tests.lines import a_jpeg, a_line
 from tools.service import Service, free_port
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
-from tests.dashboard.web import AT, Stream, Web
+from tests.daemon.dashboard.web import AT, Stream, Web
 from tests.small_disk import small_disk
 from tests.waiting import PATIENCE_S
 
