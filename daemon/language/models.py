@@ -19,7 +19,7 @@ from daemon.policy.lease import Grant, Held, ToImages, ToModel
 from daemon.records import AcceptedText, TextOutcome, TextRequest
 from daemon.wire.control import ControlError
 from experts.moe.errors import ModelError
-from experts.moe.text import PromptError, TextCodec
+from experts.moe.model.text import PromptError, TextCodec
 
 _LOOK_S = 0.2
 _ANSWER_S = 2.0

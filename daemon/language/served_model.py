@@ -8,14 +8,14 @@ from typing import Any
 from daemon.config.settings import Model
 from daemon.language.model_thread import MODEL_FAILED, Finished
 from daemon.records import AcceptedText
-from experts.moe.engine import Asked, Ended, Engine, Said, Took
 from experts.moe.errors import AnswerError, ModelError
-from experts.moe.keys_values import TextMemory, bytes_per_token, require_text_memory
+from experts.moe.model.engine import Asked, Ended, Engine, Said, Took
+from experts.moe.model.keys_values import TextMemory, bytes_per_token, require_text_memory
+from experts.moe.model.runtime import MoeRuntime
+from experts.moe.model.text import PromptError, TextCodec
 from experts.moe.modes import open_mode
 from experts.moe.policy.schedule import Costs, FirstCome, Limits, Profiles, Scheduler, SloSlack
-from experts.moe.runtime import MoeRuntime
 from experts.moe.served import file_states
-from experts.moe.text import PromptError, TextCodec
 
 #: What a token of a prompt and a step cost before any was measured; then the mean of the last so many.
 _COSTS = Costs(prefill_token_s=0.001, step_s=0.02, row_s=0.0)

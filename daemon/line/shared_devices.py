@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from daemon.config.settings import Config, Model
 from daemon.policy.lease import Lease, Share
-from experts.moe.dense import dense_bytes
 from experts.moe.errors import ModelError
+from experts.moe.weights.dense import dense_bytes
 
 
 @dataclass(slots=True)

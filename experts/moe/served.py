@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from experts.moe.arch import MoeArch
-from experts.moe.dense import dense_bytes
 from experts.moe.errors import ModelError
-from experts.moe.keys_values import TextMemory, bytes_per_token, require_text_memory
+from experts.moe.model.keys_values import TextMemory, bytes_per_token, require_text_memory
+from experts.moe.model.runtime import open_store, read_model, require_budget
+from experts.moe.model.text import TextCodec
 from experts.moe.modes import open_mode
-from experts.moe.runtime import open_store, read_model, require_budget
-from experts.moe.text import TextCodec
+from experts.moe.weights.dense import dense_bytes
 
 FileStates = tuple[tuple[str, int, int, int, int], ...]
 

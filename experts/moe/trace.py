@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from experts.moe.errors import ModelError
-from experts.moe.prepared import Prepared
+from experts.moe.weights.prepared import Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Trace:
 
 
 def save_trace(prepared: Prepared, name: str, trace: Trace) -> None:
-    """Write a trace beside its checkpoint; `name` is TRAIN or HELD_OUT of experts.moe.prepared."""
+    """Write a trace beside its checkpoint; `name` is TRAIN or HELD_OUT of experts.moe.weights.prepared."""
     tensors = {
         "index": trace.index.to(torch.int16),
         "weight": trace.weight.to(torch.float16),

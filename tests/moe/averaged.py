@@ -2,9 +2,9 @@
 
 import torch
 
+from experts.moe.modes.brownout.united import United, averaged, read_expert
 from experts.moe.policy.brownout import in_order
-from experts.moe.store import ExpertStore
-from experts.moe.united import United, averaged, read_expert
+from experts.moe.weights.expert_store import ExpertStore
 
 
 def averaged_united(store: ExpertStore, way: int) -> United:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from experts.moe.modes.brownout import Brownout
+from experts.moe.model.runtime import MoeRuntime
+from experts.moe.modes.brownout.mode import Brownout
+from experts.moe.modes.brownout.united import United, load_united
 from experts.moe.policy.salc import Phase, SalcRule
 from experts.moe.policy.schedule import FirstCome
-from experts.moe.prepared import Prepared
-from experts.moe.runtime import MoeRuntime
-from experts.moe.united import United, load_united
+from experts.moe.weights.prepared import Prepared
 from tests.moe.averaged import averaged_united
 from tools.moe.burst import ACCESS_S, CALM_S, AccessTable, Scene, Static, burst, measure_accesses, scene_of
 from tools.moe.evaluate import budget_of, held_out_prompts, open_runtime, perplexity

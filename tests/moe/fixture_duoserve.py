@@ -9,15 +9,15 @@ from statistics import mean
 import pytest
 import torch
 
-from experts.moe.duoserve.accuracy import accuracies
-from experts.moe.duoserve.fitting import load_predictors
+from experts.moe.cache.metrics import Counts, Hits
 from experts.moe.gating import Row
-from experts.moe.metrics import Counts, Hits
+from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes import Mode, open_mode
-from experts.moe.modes.duoserve import DuoServe
-from experts.moe.prepared import HELD_OUT, TRAIN, Prepared
-from experts.moe.runtime import MoeRuntime
+from experts.moe.modes.duoserve.accuracy import accuracies
+from experts.moe.modes.duoserve.fitting import load_predictors
+from experts.moe.modes.duoserve.mode import DuoServe
 from experts.moe.trace import load_popularity, load_trace
+from experts.moe.weights.prepared import HELD_OUT, TRAIN, Prepared
 from tools.moe.evaluate import Timing, budget_of, decode_timing, held_out_prompts, open_runtime, perplexity
 
 FIXTURE = Path("build/moe/fixture")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from experts.moe.emoe.fitting import load_predictor
-from experts.moe.emoe.recall import recalls
-from experts.moe.emoe.sensitivity import load_shares, sensitive, weights
+from experts.moe.modes.emoe.fitting import load_predictor
+from experts.moe.modes.emoe.recall import recalls
+from experts.moe.modes.emoe.sensitivity import load_shares, sensitive, weights
 from experts.moe.policy.schedule import FirstCome, Limits, Profiles, SloSlack
-from experts.moe.prepared import HELD_OUT, Prepared
 from experts.moe.trace import load_popularity, load_trace
+from experts.moe.weights.prepared import HELD_OUT, Prepared
 from tools.moe.evaluate import Quality, held_out_prompts, open_runtime, perplexity
 from tools.moe.load import Machine, Task, capacity_per_s, poisson, replay, slos
 from tools.moe.serving_costs import TaskLoading, measure_costs

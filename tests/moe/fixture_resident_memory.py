@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.experts.moe.memory_probe import MB, measure
 from tests.experts.moe.tiny import write_tiny
+from tests.experts.moe.weights.memory_probe import MB, measure
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import torch
 
+from experts.moe.cache.link import Link
 from experts.moe.gating import Row
-from experts.moe.link import Link
-from experts.moe.modes.mode import Mode
+from experts.moe.model.mode import Mode
+from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.prune import Prune
 from experts.moe.modes.resident import Resident
-from experts.moe.modes.swapmoe import SwapMoe, token_count
-from experts.moe.plan import Preparation, load_preparation, plan_for
-from experts.moe.prepared import Prepared
-from experts.moe.runtime import MoeRuntime
+from experts.moe.modes.swapmoe.mode import SwapMoe, token_count
+from experts.moe.modes.swapmoe.plan import Preparation, load_preparation, plan_for
 from experts.moe.trace import load_popularity
+from experts.moe.weights.prepared import Prepared
 from tools.moe.evaluate import Quality, arch_of, held_out_prompts, perplexity
 
 FIXTURE = Path("build/moe/fixture")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from experts.moe.library import transformers
-from experts.moe.prepared import HELD_OUT, Prepared
 from experts.moe.trace import load_trace, popularity
+from experts.moe.weights.prepared import HELD_OUT, Prepared
 from tools.moe.evaluate import decode_timing, held_out_prompts, open_runtime, perplexity
 
 FIXTURE = Path("build/moe/fixture")

@@ -10,8 +10,8 @@ import torch
 from typer.testing import CliRunner
 
 from experts.moe.errors import ModelError
-from experts.moe.prepared import HELD_OUT, TRAIN, Prepared
 from experts.moe.trace import load_popularity, load_trace
+from experts.moe.weights.prepared import HELD_OUT, TRAIN, Prepared
 
 pytest.importorskip("transformers", reason="needs the extra `moe`")
 

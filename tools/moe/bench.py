@@ -75,7 +75,7 @@ def bench(
     import torch
 
     from experts.moe.modes import MODES
-    from experts.moe.prepared import Prepared
+    from experts.moe.weights.prepared import Prepared
     from tools.moe.evaluate import require_decoder
     from tools.moe.text import HELD_OUT
 

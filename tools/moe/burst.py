@@ -24,8 +24,8 @@ from tools.moe.evaluate import Prompt
 from tools.moe.load import Effort, Machine, Outcome, Step, Task, poisson, replay
 
 if TYPE_CHECKING:
-    from experts.moe.modes.brownout import Brownout
-    from experts.moe.runtime import MoeRuntime
+    from experts.moe.model.runtime import MoeRuntime
+    from experts.moe.modes.brownout.mode import Brownout
 
 THRESHOLDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 PREFILL_PROMPTS = (1, 2, 4)

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from experts.moe.cache.link import Link
+from experts.moe.cache.metrics import Counts
 from experts.moe.errors import ModelError
 from experts.moe.gating import Row
-from experts.moe.link import Link
-from experts.moe.metrics import Counts
-from experts.moe.prepared import Prepared
+from experts.moe.weights.prepared import Prepared
 from tools.moe.text import HELD_OUT, load_text
 
 if TYPE_CHECKING:
     from experts.moe.arch import MoeArch
-    from experts.moe.runtime import MoeRuntime
+    from experts.moe.model.runtime import MoeRuntime
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ def open_runtime(
     device: str = "cpu",
 ) -> "MoeRuntime":
     """The model in a mode, with memory for `share` of each layer's experts. Raises ModelError."""
+    from experts.moe.model.runtime import MoeRuntime
     from experts.moe.modes import open_mode
-    from experts.moe.runtime import MoeRuntime
 
     link = Link(link_ms) if link_ms else None
     chosen = open_mode(mode, checkpoint, options or {})
@@ -115,7 +115,7 @@ def budget_of(checkpoint: Path, share: float) -> int:
 def arch_of(checkpoint: Path) -> "MoeArch":
     """What the model is made of. Raises ModelError."""
     from experts.moe.arch import load_config, read_arch
-    from experts.moe.checkpoint import read_checkpoint
+    from experts.moe.weights.checkpoint import read_checkpoint
 
     config = load_config(checkpoint)
     return read_arch(checkpoint, config, read_checkpoint(checkpoint, config.model_type).dtype)

@@ -13,7 +13,7 @@ from tools.moe.fit_emoe import fit_emoe
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from experts.moe.prepared import Prepared
+    from experts.moe.weights.prepared import Prepared
 
 
 class Fitted(StrEnum):
@@ -39,7 +39,7 @@ def fit(
 
     Example: coserve moe fit build/moe/fixture --mode duoserve
     """
-    from experts.moe.prepared import Prepared
+    from experts.moe.weights.prepared import Prepared
 
     prepared = Prepared(model)
     for name, fit_mode in _FITS.items():
@@ -51,9 +51,9 @@ def fit_duoserve(prepared: "Prepared") -> None:
     """The perceptrons of DuoServe, layer by layer; prints how often they are right on held-out files."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from experts.moe.duoserve.fitting import Recipe, fit_layer, is_fitted, save_layer
-    from experts.moe.prepared import TRAIN
+    from experts.moe.modes.duoserve.fitting import Recipe, fit_layer, is_fitted, save_layer
     from experts.moe.trace import load_trace
+    from experts.moe.weights.prepared import TRAIN
     from tools.progress import Bars
 
     trace, recipe = load_trace(prepared, TRAIN), Recipe()
@@ -75,10 +75,10 @@ def fit_duoserve(prepared: "Prepared") -> None:
 
 def _show(prepared: "Prepared") -> None:
     """Predictions on held-out files beside those by counting."""
-    from experts.moe.duoserve.accuracy import accuracies
-    from experts.moe.duoserve.fitting import load_predictors
-    from experts.moe.prepared import HELD_OUT, TRAIN
+    from experts.moe.modes.duoserve.accuracy import accuracies
+    from experts.moe.modes.duoserve.fitting import load_predictors
     from experts.moe.trace import load_trace
+    from experts.moe.weights.prepared import HELD_OUT, TRAIN
 
     found = accuracies(load_trace(prepared, HELD_OUT), load_trace(prepared, TRAIN), load_predictors(prepared))
     rows = [(how, f"{hits.all_rate:.3f}", f"{hits.any_rate:.3f}", f"{hits.recall:.3f}") for how, hits in found.items()]

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from tools.console import console, print_table
 
 if TYPE_CHECKING:
-    from experts.moe.emoe.sensitivity import Shares
-    from experts.moe.prepared import Prepared
+    from experts.moe.modes.emoe.sensitivity import Shares
+    from experts.moe.weights.prepared import Prepared
 
 #: Training text that the sensitivity of each task is measured on.
 _WINDOWS, _LENGTH = 24, 256
@@ -14,9 +14,9 @@ _WINDOWS, _LENGTH = 24, 256
 
 def fit_emoe(prepared: "Prepared") -> None:
     """The predictor from the training trace, then sensitivity on training text; prints what both came to."""
-    from experts.moe.emoe.fitting import PART, Recipe, fit_predictor, is_fitted, save_predictor
-    from experts.moe.prepared import HELD_OUT, TRAIN
+    from experts.moe.modes.emoe.fitting import PART, Recipe, fit_predictor, is_fitted, save_predictor
     from experts.moe.trace import load_trace
+    from experts.moe.weights.prepared import HELD_OUT, TRAIN
 
     trace, recipe = load_trace(prepared, TRAIN), Recipe()
     with _progress() as progress:
@@ -38,9 +38,9 @@ def fit_emoe(prepared: "Prepared") -> None:
 
 def measure_sensitivity(prepared: "Prepared") -> "Shares":
     """What share of its accuracy each task keeps under wrong routing, on training files."""
-    from experts.moe.emoe.measuring import WrongRouting, measure
-    from experts.moe.emoe.sensitivity import PART
-    from experts.moe.runtime import MoeRuntime
+    from experts.moe.model.runtime import MoeRuntime
+    from experts.moe.modes.emoe.measuring import WrongRouting, measure
+    from experts.moe.modes.emoe.sensitivity import PART
     from tools.moe.evaluate import budget_of
     from tools.moe.text import TRAIN, load_text
 
@@ -68,7 +68,7 @@ def _progress():
 
 
 def _show(shares: "Shares") -> None:
-    from experts.moe.emoe.sensitivity import THRESHOLD, sensitive
+    from experts.moe.modes.emoe.sensitivity import THRESHOLD, sensitive
 
     matters = sensitive(shares)
     layers = len(next(iter(shares.values())))
@@ -82,10 +82,10 @@ def _show(shares: "Shares") -> None:
 
 def _show_recall(prepared: "Prepared") -> None:
     """How much of held-out prompts' routing falls on half of the experts, by who names them."""
-    from experts.moe.emoe.fitting import load_predictor
-    from experts.moe.emoe.recall import recalls
-    from experts.moe.prepared import HELD_OUT
+    from experts.moe.modes.emoe.fitting import load_predictor
+    from experts.moe.modes.emoe.recall import recalls
     from experts.moe.trace import load_trace
+    from experts.moe.weights.prepared import HELD_OUT
 
     predictor, _ = load_predictor(prepared)
     trace = load_trace(prepared, HELD_OUT)

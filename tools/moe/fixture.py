@@ -82,7 +82,7 @@ def make_fixture(out: Path, recipe: Recipe, text: "list[Document] | None" = None
         status.update("vocabulary")
         tokenizer = _tokenizer(documents, recipe, part)
     report = _train(part, recipe, documents, tokenizer)
-    from experts.moe.prepared import Prepared
+    from experts.moe.weights.prepared import Prepared
 
     ensure_text(Prepared(part), tokenizer, lambda: documents)
     (part / "training.json").write_text(json.dumps(report, indent=1), encoding="utf-8")

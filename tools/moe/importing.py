@@ -16,8 +16,8 @@ from tools.wrong_use import must_be_one_of
 if TYPE_CHECKING:
     import torch
 
-    from experts.moe.slotfile import Storage
-    from experts.moe.store import ExpertStore
+    from experts.moe.weights.expert_store import ExpertStore
+    from experts.moe.weights.slot_file import Storage
 
 #: Tokens of the text that logits are compared on, and of an answer where the model has a decoder.
 _PROBE_TOKENS = 64
@@ -40,7 +40,7 @@ def import_model(
     where it was. int8 and int4 lose accuracy, and the command says how much: `coserve moe import models/mixtral
     --storage int8`.
     """
-    from experts.moe.slotfile import STORAGES
+    from experts.moe.weights.slot_file import STORAGES
 
     known: dict[str, Storage] = {name: name for name in STORAGES}
     must_be_one_of("--storage", storage, known)
@@ -57,9 +57,9 @@ def import_model(
 
 def import_checkpoint(folder: Path, storage: "Storage") -> dict[str, Any]:
     """Do it, and say what came of it. Raises ModelError."""
-    from experts.moe.runtime import read_model
-    from experts.moe.slotfile import SlotFileStore, write_slot_file
-    from experts.moe.store import CheckpointStore
+    from experts.moe.model.runtime import read_model
+    from experts.moe.weights.expert_store import CheckpointStore
+    from experts.moe.weights.slot_file import SlotFileStore, write_slot_file
 
     _, arch, checkpoint = read_model(folder)
     original = CheckpointStore(arch, checkpoint)
@@ -127,8 +127,8 @@ def _logits(folder: Path, storage: str) -> "torch.Tensor":
     """(tokens, vocabulary) float32 on seeded tokens."""
     import torch
 
+    from experts.moe.model.runtime import MoeRuntime, read_model
     from experts.moe.modes import open_mode
-    from experts.moe.runtime import MoeRuntime, read_model
 
     _, arch, _ = read_model(folder)
     slots = min(2 * arch.top_k, arch.experts) * arch.layers

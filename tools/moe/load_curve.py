@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from experts.moe.emoe.sensitivity import load_shares, weights
-from experts.moe.modes.brownout import Brownout
+from experts.moe.modes.brownout.mode import Brownout
+from experts.moe.modes.emoe.sensitivity import load_shares, weights
 from experts.moe.policy.expected import Frequencies
 from experts.moe.policy.salc import Salc, SalcRule
 from experts.moe.policy.schedule import FirstCome, Limits, Profiles, SloSlack
-from experts.moe.prepared import Prepared
 from experts.moe.trace import load_popularity
+from experts.moe.weights.prepared import Prepared
 from tools.moe.burst import Controlled, Scene, Static, measure_accesses, scene_of
 from tools.moe.evaluate import held_out_prompts, open_runtime
 from tools.moe.load import Machine, Outcome, Task, Work, capacity_per_s, poisson, replay, slos

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from experts.moe.arch import MoeArch
     from experts.moe.gating import Routing, Step
-    from experts.moe.plan import Plan, Preparation
-    from experts.moe.planner import Limits, Measured
+    from experts.moe.model.runtime import MoeRuntime
+    from experts.moe.modes.swapmoe.plan import Plan, Preparation
+    from experts.moe.modes.swapmoe.planner import Limits, Measured
     from experts.moe.policy.genetic import Numbers, Settings
-    from experts.moe.prepared import Prepared
-    from experts.moe.runtime import MoeRuntime
+    from experts.moe.weights.prepared import Prepared
 
 #: Update cycles that are tried, from the highest frequency to the lowest (§3.5.1).
 _PERIODS = (1, 2, 4, 8, 16, 32)
@@ -97,9 +97,9 @@ class Planner:
     """One budget of one checkpoint; measurements are kept beside it and not taken twice. Raises ModelError."""
 
     def __init__(self, checkpoint: Path, budget: str, profile: Profile, link_ms: float | None) -> None:
-        from experts.moe.plan import load_preparation
-        from experts.moe.planner import even_counts
-        from experts.moe.prepared import Prepared
+        from experts.moe.modes.swapmoe.plan import load_preparation
+        from experts.moe.modes.swapmoe.planner import even_counts
+        from experts.moe.weights.prepared import Prepared
         from tools.moe.evaluate import arch_of
 
         self._prepared = Prepared(checkpoint)
@@ -115,8 +115,8 @@ class Planner:
 
     def run(self, configurations: int, settings: "Settings | None" = None) -> "Plan":
         """Measure, search, and write the plan; the paper's `settings` of the search by default."""
-        from experts.moe.plan import Plan, save_preparation, with_plan
-        from experts.moe.planner import random_counts
+        from experts.moe.modes.swapmoe.plan import Plan, save_preparation, with_plan
+        from experts.moe.modes.swapmoe.planner import random_counts
         from experts.moe.policy.genetic import Settings
 
         limits, period = self._frequency()
@@ -141,7 +141,7 @@ class Planner:
 
     def measured(self, counts: "Numbers", period: int) -> "Measured":
         """What a configuration loses on the profile; measured now, unless it was before."""
-        from experts.moe.planner import Measured
+        from experts.moe.modes.swapmoe.planner import Measured
 
         key = f"{'-'.join(map(str, counts))}@{period}"
         if key not in self._kept:
@@ -152,7 +152,7 @@ class Planner:
 
     def _frequency(self) -> "tuple[Limits, int]":
         """How many loads a step has time for, and the highest frequency that keeps to it (§3.5.1)."""
-        from experts.moe.planner import Limits, fastest_period
+        from experts.moe.modes.swapmoe.planner import Limits, fastest_period
 
         served = self._serve(self.even, self._arch.layers, self._windows[:4], self._link_ms)
         limits = Limits(self._slots, served.load_ms, served.step_ms)
@@ -164,7 +164,7 @@ class Planner:
         return limits, fastest_period(tried, limits)
 
     def _search(self, limits: "Limits", period: int, drawn: "Sequence[Numbers]", settings: "Settings") -> "Numbers":
-        from experts.moe.planner import LossModel, plan_counts
+        from experts.moe.modes.swapmoe.planner import LossModel, plan_counts
 
         measured = [self.measured(counts, period) for counts in drawn]
         model = LossModel(measured, self._arch.experts)
@@ -183,10 +183,10 @@ class Planner:
         """Norms of all experts, and what Eq. 2 says of them on the profile when every expert takes part."""
         import torch
 
+        from experts.moe.model.runtime import MoeRuntime
         from experts.moe.modes.ondemand import OnDemand
-        from experts.moe.modes.swapmoe import expert_norms, importance
-        from experts.moe.plan import Preparation, save_preparation
-        from experts.moe.runtime import MoeRuntime
+        from experts.moe.modes.swapmoe.mode import expert_norms, importance
+        from experts.moe.modes.swapmoe.plan import Preparation, save_preparation
 
         runtime = MoeRuntime.open(self._prepared.checkpoint, OnDemand(), self.budget_bytes)
         try:
@@ -212,9 +212,9 @@ class Planner:
         self, counts: "Numbers", period: int, windows: "Sequence[torch.Tensor]", link_ms: float | None
     ) -> Served:
         """One pass over the windows in a configuration, which the model is opened for."""
-        from experts.moe.link import Link
-        from experts.moe.modes.swapmoe import SwapMoe
-        from experts.moe.runtime import MoeRuntime
+        from experts.moe.cache.link import Link
+        from experts.moe.model.runtime import MoeRuntime
+        from experts.moe.modes.swapmoe.mode import SwapMoe
 
         mode = SwapMoe(self._preparation, counts=counts, period=period)
         size_bytes = sum(counts) * self._arch.expert_bytes
@@ -228,7 +228,7 @@ class Planner:
     def _load_measured(self) -> "dict[str, Measured]":
         """What was measured on this profile before, by configuration."""
         from experts.moe.errors import ModelError
-        from experts.moe.planner import Measured
+        from experts.moe.modes.swapmoe.planner import Measured
 
         try:
             kept = self._prepared.load_json(_MEASURED)

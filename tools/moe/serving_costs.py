@@ -12,7 +12,7 @@ from experts.moe.policy.schedule import Costs, Generation, Profiles
 from tools.moe.load import Effort, Step
 
 if TYPE_CHECKING:
-    from experts.moe.runtime import MoeRuntime
+    from experts.moe.model.runtime import MoeRuntime
 
 _ROWS = (1, 2, 4, 8)
 _TOKENS = (32, 64, 128, 256)

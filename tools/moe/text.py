@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from experts.moe.prepared import Prepared
+from experts.moe.weights.prepared import Prepared
 from tools.moe.corpus import DOMAINS, Document
 
 TRAIN, HELD_OUT = "text/train", "text/heldout"

@@ -10,9 +10,9 @@ from tools.moe.fixture import DEFAULT_FIXTURE
 
 if TYPE_CHECKING:
     from experts.moe.gating import Routing, Step
-    from experts.moe.prepared import Prepared
-    from experts.moe.runtime import MoeRuntime
+    from experts.moe.model.runtime import MoeRuntime
     from experts.moe.trace import Trace
+    from experts.moe.weights.prepared import Prepared
     from tools.moe.corpus import Document
     from tools.moe.text import Text
 
@@ -40,8 +40,8 @@ def trace(
 
 def take_traces(checkpoint: Path, prompts: int, length: int) -> list[tuple[str, int, int, int, int]]:
     """Traces of both sides and the popularity of experts, written beside the checkpoint; a row of numbers for each."""
-    from experts.moe.prepared import HELD_OUT, POPULARITY, TRAIN, Prepared
     from experts.moe.trace import load_trace, save_popularity
+    from experts.moe.weights.prepared import HELD_OUT, POPULARITY, TRAIN, Prepared
 
     prepared = Prepared(checkpoint)
     wanted = {TRAIN: ("text/train", prompts), HELD_OUT: ("text/heldout", max(1, prompts // 5))}

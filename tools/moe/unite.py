@@ -10,9 +10,9 @@ from tools.console import console, fail, print_table
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from experts.moe.prepared import Prepared
-    from experts.moe.runtime import MoeRuntime
-    from experts.moe.united import Activation, Activations, Recipe, Unite
+    from experts.moe.model.runtime import MoeRuntime
+    from experts.moe.modes.brownout.united import Activation, Activations, Recipe, Unite
+    from experts.moe.weights.prepared import Prepared
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +32,7 @@ def unite(
 
     Example: coserve moe unite build/moe/fixture --way 4
     """
-    from experts.moe.united import WAYS, Recipe
+    from experts.moe.modes.brownout.united import WAYS, Recipe
 
     ways = tuple(dict.fromkeys(way or WAYS))
     for each in ways:
@@ -48,8 +48,8 @@ def unite(
 
 def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: "Recipe") -> list[tuple[str, ...]]:
     """Make what is missing; a row of the report for each way."""
-    from experts.moe.prepared import Prepared
-    from experts.moe.united import Unite, load_united
+    from experts.moe.modes.brownout.united import Unite, load_united
+    from experts.moe.weights.prepared import Prepared
     from tools.moe.evaluate import open_runtime
 
     prepared = Prepared(checkpoint)
@@ -73,7 +73,7 @@ def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: "Recipe") -> list
 def _make(runtime: "MoeRuntime", prepared: "Prepared", jobs: "list[Unite]", recipe: "Recipe") -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from experts.moe.united import Activations
+    from experts.moe.modes.brownout.united import Activations
     from tools.progress import Bars
 
     steps = [(job, layer) for job in jobs for layer in job.missing()]
@@ -95,8 +95,8 @@ def _collect(runtime: "MoeRuntime", prepared: "Prepared", activations: "Activati
     """Run prompts of the training trace through the model, evenly chosen, as many as activations are kept of."""
     import torch
 
-    from experts.moe.prepared import TRAIN
     from experts.moe.trace import load_trace
+    from experts.moe.weights.prepared import TRAIN
 
     trace = load_trace(prepared, TRAIN)
     wanted = min(trace.prompts, -(-activations.tokens * trace.prompts // max(1, len(trace.token))))

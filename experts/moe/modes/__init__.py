@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from experts.moe.errors import ModelError
-from experts.moe.modes.brownout import Brownout
-from experts.moe.modes.duoserve import DuoServe
-from experts.moe.modes.emoe import Emoe
+from experts.moe.model.mode import BaseMode, Gate, Mode
+from experts.moe.modes.brownout.mode import Brownout
+from experts.moe.modes.duoserve.mode import DuoServe
+from experts.moe.modes.emoe.mode import Emoe
 from experts.moe.modes.lookahead import Lookahead
-from experts.moe.modes.mode import BaseMode, Gate, Mode
 from experts.moe.modes.ondemand import OnDemand
 from experts.moe.modes.popularity import Popularity
 from experts.moe.modes.prune import Prune
 from experts.moe.modes.resident import Resident
-from experts.moe.modes.swapmoe import SwapMoe
+from experts.moe.modes.swapmoe.mode import SwapMoe
 
 __all__ = ["MODES", "BaseMode", "Gate", "Mode", "ModeEntry", "open_mode"]
 

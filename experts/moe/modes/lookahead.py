@@ -5,7 +5,7 @@ from collections import Counter
 import torch
 
 from experts.moe.gating import ExpertKey, Routing
-from experts.moe.modes.mode import BaseMode
+from experts.moe.model.mode import BaseMode
 
 
 class Lookahead(BaseMode):

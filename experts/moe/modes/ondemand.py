@@ -1,6 +1,6 @@
 """Loading on demand: nothing is fetched before the gate has spoken, and computing waits for each expert it lacks."""
 
-from experts.moe.modes.mode import BaseMode
+from experts.moe.model.mode import BaseMode
 
 
 class OnDemand(BaseMode):

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from experts.moe.arch import MoeArch
+from experts.moe.cache.slots import SlotCache
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, Routing
-from experts.moe.modes.mode import BaseMode
+from experts.moe.model.mode import BaseMode
 from experts.moe.policy.residency import MostPopular
-from experts.moe.prepared import Prepared
-from experts.moe.slots import SlotCache
 from experts.moe.trace import load_popularity
+from experts.moe.weights.prepared import Prepared
 
 
 class Popularity(BaseMode):

@@ -3,10 +3,10 @@
 import torch
 
 from experts.moe.arch import MoeArch
+from experts.moe.cache.slots import SlotCache
 from experts.moe.gating import Routing
-from experts.moe.masking import mask_gate, present
+from experts.moe.model.masking import mask_gate, present
 from experts.moe.modes.popularity import Popularity
-from experts.moe.slots import SlotCache
 
 
 class Prune(Popularity):

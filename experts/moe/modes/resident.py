@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from experts.moe.arch import MoeArch
+from experts.moe.cache.slots import SlotCache
 from experts.moe.errors import ModelError
-from experts.moe.modes.mode import BaseMode
-from experts.moe.slots import SlotCache
+from experts.moe.model.mode import BaseMode
 
 
 class Resident(BaseMode):

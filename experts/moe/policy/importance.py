@@ -1,6 +1,6 @@
 """Which experts are in memory under SwapMoE: how important each has been lately, and which swaps that calls for.
 
-Importance itself is measured beside the model (experts/moe/modes/swapmoe.py); here its values come in as numbers.
+Importance itself is measured beside the model (experts/moe/modes/swapmoe/mode.py); here its values come in as numbers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

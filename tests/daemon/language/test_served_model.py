@@ -17,9 +17,9 @@ from daemon.records import AcceptedText, TextOutcome, TextRequest
 pytest.importorskip("transformers", reason="language models need the extra `moe`")
 from daemon.language.model_thread import ModelThread
 from daemon.language.served_model import ServedModel, learned
-from experts.moe.engine import Took
 from experts.moe.errors import ModelError
 from experts.moe.gating import Step
+from experts.moe.model.engine import Took
 from experts.moe.policy.schedule import Costs
 from experts.transfer import Place
 from tests.experts.moe.tiny import write_tiny

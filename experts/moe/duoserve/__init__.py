@@ -1,1 +1,0 @@
-"""DuoServe-MoE's predictor: its input, its network, its training, and the stream that it runs on."""

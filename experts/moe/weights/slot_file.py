@@ -1,0 +1,281 @@
+"""The slot layout of a checkpoint's experts: each one contiguous, aligned region of a file; a fill is one read.
+
+The file is safetensors: a tensor of bytes `layer.expert` for each expert, each beginning on a page. The header says
+which model and weights it was made from, and a sha256 for each expert, checked when that expert is first read.
+"""
+
+import hashlib
+import json
+import os
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from experts.moe.arch import MoeArch
+from experts.moe.errors import ModelError
+from experts.moe.gating import ExpertKey, ExpertWeights
+from experts.moe.weights.checkpoint import Checkpoint, dtype_name
+from experts.moe.weights.expert_store import CheckpointStore, Files
+from experts.moe.weights.prepared import FOLDER, stamp_of
+from experts.moe.weights.quantise import Packing
+from experts.reading import Reader
+from experts.weights import PAGE_BYTES
+
+Storage = Literal["exact", "int8", "int4"]
+STORAGES: tuple[Storage, ...] = ("exact", "int8", "int4")
+_VERSION = "1"
+_NO_DIGEST = "0" * 64
+_SYNCED_BYTES = 256 << 20
+
+
+def slot_file(folder: Path, storage: Storage) -> Path:
+    """Where `coserve moe import` writes."""
+    return folder / FOLDER / f"experts-{storage}.safetensors"
+
+
+def packing_of(arch: MoeArch, storage: Storage) -> Packing | None:
+    """How experts are packed; None where they are stored as they are in a slot."""
+    match storage:
+        case "exact":
+            return None
+        case "int8":
+            return Packing.of(arch, 8)
+        case "int4":
+            return Packing.of(arch, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a slot file of a model must look like."""
+
+    arch: MoeArch
+    storage: Storage
+    stamp: str
+
+    @property
+    def stored_bytes(self) -> int:
+        packing = packing_of(self.arch, self.storage)
+        return self.arch.expert_bytes if packing is None else packing.stored_bytes
+
+    @property
+    def stride_bytes(self) -> int:
+        return -(-self.stored_bytes // PAGE_BYTES) * PAGE_BYTES
+
+    def facts(self) -> dict[str, str]:
+        arch = self.arch
+        return {
+            "coserve_slots": _VERSION,
+            "stamp": self.stamp,
+            "storage": self.storage,
+            "family": arch.family,
+            "dtype": dtype_name(arch.dtype),
+            "layers": str(arch.layers),
+            "experts": str(arch.experts),
+            "hidden": str(arch.hidden),
+            "intermediate": str(arch.intermediate),
+            "stored_bytes": str(self.stored_bytes),
+        }
+
+    def header(self, digests: Sequence[str]) -> bytes:
+        """The same length whatever the digests are."""
+        table: dict[str, Any] = {"__metadata__": {**self.facts(), "sha256": " ".join(digests)}}
+        for number, key in enumerate(self.arch.keys()):
+            begin = number * self.stride_bytes
+            offsets = [begin, begin + self.stride_bytes]
+            table[f"{key.layer}.{key.expert}"] = {
+                "dtype": "U8",
+                "shape": [self.stride_bytes],
+                "data_offsets": offsets,
+            }
+        text = json.dumps(table, separators=(",", ":")).encode()
+        text = text.ljust(-(-(8 + len(text)) // PAGE_BYTES) * PAGE_BYTES - 8)
+        return struct.pack("<Q", len(text)) + text
+
+
+def write_slot_file(
+    source: CheckpointStore, checkpoint: Checkpoint, storage: Storage, done: Callable[[ExpertKey], None]
+) -> Path:
+    """Lay all experts out in a file; one that stopped half way goes on. `done` is told of each. Raises ModelError.
+
+    Beside the file being written lies the list of what is in it, with digests; what was written is checked by them.
+    """
+    arch = source.arch
+    plan = _Plan(arch, storage, stamp_of(checkpoint.folder))
+    path = slot_file(checkpoint.folder, storage)
+    if has_slot_file(arch, checkpoint, storage):
+        for key in arch.keys():  # noqa: SIM118 — not a mapping
+            done(key)
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part, journal = path.with_name(path.name + ".part"), path.with_name(path.name + ".part.done")
+    keys = arch.keys()
+    data_start = len(plan.header([_NO_DIGEST] * len(keys)))
+    try:
+        with part.open("r+b" if part.is_file() else "w+b") as file, journal.open("a+", encoding="ascii") as log:
+            digests = _resume(plan, file.fileno(), log, data_start)
+            for key in keys[: len(digests)]:
+                done(key)
+            _write_rest(plan, source, file.fileno(), log, data_start, digests, done)
+            _write(file.fileno(), memoryview(plan.header(digests)), 0)
+            os.ftruncate(file.fileno(), data_start + len(keys) * plan.stride_bytes)
+            os.fsync(file.fileno())
+    except OSError as error:
+        message = f"cannot be written ({error.strerror or error}); make room on the disk and import again"
+        raise ModelError(part, message) from error
+    part.replace(path)
+    journal.unlink()
+    return path
+
+
+def _resume(plan: _Plan, descriptor: int, log: Any, data_start: int) -> list[str]:
+    """Digests of the experts that an earlier run wrote, as far as the bytes are right; the list starts anew if not."""
+    log.seek(0)
+    lines = log.read().split("\n")
+    digests: list[str] = []
+    if lines[0] == repr(plan.facts()):
+        buffer = bytearray(plan.stored_bytes)
+        for number, digest in enumerate(lines[1:]):
+            count = os.preadv(descriptor, [buffer], data_start + number * plan.stride_bytes)
+            if count != len(buffer) or hashlib.sha256(buffer).hexdigest() != digest:
+                break
+            digests.append(digest)
+    log.truncate(0)
+    log.write("\n".join([repr(plan.facts()), *digests]))
+    log.flush()
+    return digests
+
+
+def _write_rest(
+    plan: _Plan,
+    source: CheckpointStore,
+    descriptor: int,
+    log: Any,
+    data_start: int,
+    digests: list[str],
+    done: Callable[[ExpertKey], None],
+) -> None:
+    packing = packing_of(plan.arch, plan.storage)
+    slot = torch.zeros(plan.arch.expert_bytes, dtype=torch.uint8)
+    unsynced = 0
+    for number, key in list(enumerate(plan.arch.keys()))[len(digests) :]:
+        source.read(key, slot.numpy().data)
+        stored = slot if packing is None else packing.pack(plan.arch.weights(slot))
+        data = stored.numpy().data
+        _write(descriptor, data, data_start + number * plan.stride_bytes)
+        digests.append(hashlib.sha256(data).hexdigest())
+        unsynced += len(data)
+        if unsynced >= _SYNCED_BYTES or number + 1 == len(plan.arch.keys()):
+            os.fsync(descriptor)
+            unsynced = 0
+        log.write(f"\n{digests[-1]}")
+        log.flush()
+        done(key)
+
+
+def _write(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count
+
+
+def has_slot_file(arch: MoeArch, checkpoint: Checkpoint, storage: Storage) -> bool:
+    """Whether a whole one, made from these weights, is there."""
+    try:
+        SlotFileStore(arch, checkpoint, storage).close()
+    except ModelError:
+        return False
+    return True
+
+
+class SlotFileStore:
+    """Experts read from a slot file, dequantised where they are packed. Thread-safe. Raises ModelError."""
+
+    def __init__(self, arch: MoeArch, checkpoint: Checkpoint, storage: Storage, reader: Reader | None = None) -> None:
+        self.folder = checkpoint.folder
+        self.arch = arch
+        self.expert_bytes = arch.expert_bytes
+        self.file = slot_file(checkpoint.folder, storage)
+        self._plan = _Plan(arch, storage, stamp_of(checkpoint.folder))
+        self.stored_bytes = self._plan.stored_bytes
+        self._packing = packing_of(arch, storage)
+        self._data_start, self._digests = _read_header(self._plan, self.file)
+        self._unchecked = set(range(len(self._digests)))
+        self._files = Files(reader)
+        self._own = threading.local()
+
+    def read(self, key: ExpertKey, view: memoryview) -> None:
+        number = key.layer * self.arch.experts + key.expert
+        offset = self._data_start + number * self._plan.stride_bytes
+        if self._packing is None:
+            stored = view[: self.stored_bytes]
+            self._files.read(self.file, stored, offset)
+            self._check(number, key, stored)
+            return
+        scratch = self._scratch()
+        stored = scratch.numpy().data
+        self._files.read(self.file, stored, offset)
+        self._check(number, key, stored)
+        slot = torch.frombuffer(view, dtype=torch.uint8, count=self.expert_bytes)
+        self._packing.unpack(scratch, self.arch.weights(slot))
+
+    def weights(self, buffer: torch.Tensor) -> ExpertWeights:
+        return self.arch.weights(buffer)
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _check(self, number: int, key: ExpertKey, stored: memoryview) -> None:
+        """Once for each expert: its bytes are those that were written."""
+        if number in self._unchecked:
+            found = hashlib.sha256(stored).hexdigest()
+            if found != self._digests[number]:
+                message = (
+                    f"expert {key.expert} of layer {key.layer} is damaged: its sha256 is {found[:12]}…, the header"
+                )
+                message += f" says {self._digests[number][:12]}…; delete the file and run `{_command(self._plan)}`"
+                raise ModelError(self.file, message)
+            self._unchecked.discard(number)
+
+    def _scratch(self) -> torch.Tensor:
+        """Packed bytes of one expert, for this thread alone."""
+        if not hasattr(self._own, "scratch"):
+            self._own.scratch = torch.empty(self.stored_bytes, dtype=torch.uint8)
+        return self._own.scratch
+
+
+def _read_header(plan: _Plan, file: Path) -> tuple[int, list[str]]:
+    """Where the experts begin, and their digests. Raises ModelError for a file that is not as planned."""
+    again = f"delete it and run `{_command(plan)}`"
+    try:
+        with file.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            length = struct.unpack("<Q", opened.read(8))[0]
+            text = opened.read(length) if length <= size else b""
+        facts = json.loads(text)["__metadata__"]
+        digests = str(facts.pop("sha256")).split(" ")
+    except FileNotFoundError:
+        message = f'there is no such file; run `{_command(plan)}`, or choose storage "checkpoint"'
+        raise ModelError(file, message) from None
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise ModelError(file, f"is no file of experts in slot layout (its header is damaged); {again}") from error
+    if facts.get("stamp") != plan.stamp:
+        raise ModelError(file, f"was made from other weights than those of {file.parent.parent}; {again}")
+    for name, expected in plan.facts().items():
+        if facts.get(name) != expected:
+            raise ModelError(file, f"{name} is {facts.get(name)!r}, and {expected!r} is expected; {again}")
+    header = plan.header(digests)
+    if header != struct.pack("<Q", length) + text:
+        raise ModelError(file, f"its header is damaged; {again}")
+    expected_bytes = len(header) + len(digests) * plan.stride_bytes
+    if size != expected_bytes:
+        raise ModelError(file, f"is {size} bytes long where {expected_bytes} belong; {again}")
+    return len(header), digests
+
+
+def _command(plan: _Plan) -> str:
+    return f"coserve moe import --storage {plan.storage}"

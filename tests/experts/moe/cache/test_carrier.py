@@ -1,0 +1,117 @@
+"""Experts on their way to a GPU: every kernel reads the expert that it was given, in whatever order streams run."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from experts.moe.cache.carrier import DeviceCarrier, RamTier, carrier_for
+from experts.moe.cache.slots import SlotCache
+from experts.moe.errors import ModelError
+from experts.moe.gating import ExpertKey, Row, Step
+from experts.moe.policy.residency import LeastRecentlyUsed
+from experts.transfer import HostTransfer, StagedTransfer
+from tests.experts.lanes import LateLane
+from tests.experts.moe.cache.shelf import EXPERT_BYTES, Shelf, ShelfArch, number
+from tests.experts.moe.model.streams import RandomStreams
+
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+ARCH = ShelfArch(layers=2, experts=8)
+
+
+def a_device(folder: Path, seed: int, *, slots: int = 5, ram_experts: int = 3):
+    shelf = Shelf(folder, ARCH)
+    streams = RandomStreams(seed)
+    tier = RamTier(shelf, ram_experts * EXPERT_BYTES, HostTransfer())
+    carrier = DeviceCarrier(EXPERT_BYTES, StagedTransfer("cpu", LateLane, pin=False), tier, streams)
+    return SlotCache(shelf, slots * EXPERT_BYTES, LeastRecentlyUsed(ARCH.layers), carrier), shelf, streams, tier
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_every_kernel_reads_its_own_expert_whatever_the_streams_do(tmp_path: Path, seed: int):
+    cache, _, streams, tier = a_device(tmp_path, seed, ram_experts=2 + seed % 4)
+    draw = random.Random(seed)
+    read: list[tuple[int, int]] = []
+    for _ in range(12):
+        layer = draw.randrange(ARCH.layers)
+        experts = draw.sample(range(ARCH.experts), draw.randint(1, 7))
+        for expert, weights in cache.serve(layer, experts, ahead=draw.random() < 0.5):
+            expected = 100 * layer + expert
+            streams.launch(lambda weights=weights, expected=expected: read.append((expected, number(weights))))
+            if draw.random() < 0.3:
+                cache.prefetch([ExpertKey(1 - layer, draw.randrange(ARCH.experts))])
+        if draw.random() < 0.3:
+            cache.resize(draw.randint(1, 9) * EXPERT_BYTES)
+    cache.quiesce()
+    streams.finish()
+    cache.check()
+    tier.ledger.check()
+    assert read
+    assert all(expected == seen for expected, seen in read)
+    cache.close()
+
+
+def test_what_is_in_host_memory_is_not_read_from_the_file_again(tmp_path: Path):
+    cache, shelf, _, tier = a_device(tmp_path, 0, slots=2, ram_experts=4)
+    for expert in (0, 1, 2, 3, 0, 1, 2, 3):
+        for _ in cache.serve(0, [expert], ahead=False):
+            pass
+    assert [key.expert for key in shelf.order] == [0, 1, 2, 3]
+    assert tier.ledger.used_bytes == 4 * EXPERT_BYTES
+    cache.close()
+
+
+def test_host_memory_takes_the_expert_used_longest_ago_for_the_next(tmp_path: Path):
+    cache, shelf, _, tier = a_device(tmp_path, 0, slots=1, ram_experts=2)
+    for expert in (0, 1, 0, 2, 0):
+        for _ in cache.serve(0, [expert], ahead=False):
+            pass
+    assert [key.expert for key in shelf.order] == [0, 1, 2]
+    assert tier.ledger.used_bytes == tier.ledger.budget_bytes == 2 * EXPERT_BYTES
+    cache.close()
+
+
+def test_a_read_that_fails_leaves_no_page_that_counts_as_read(tmp_path: Path):
+    cache, shelf, _, tier = a_device(tmp_path, 0)
+    whole = shelf.file.read_bytes()
+    shelf.file.write_bytes(whole[:100])
+    with pytest.raises(ModelError, match=r"0\.1 cannot be read"):
+        list(cache.serve(0, [1], ahead=False))
+    tier.ledger.check()
+    assert tier.ledger.used_bytes == 0
+    shelf.file.write_bytes(whole)
+    assert [expert for expert, _ in cache.serve(0, [1], ahead=False)] == [1]
+    cache.close()
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda:0", marks=needs_gpu)])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_on_a_gpu_every_kernel_reads_its_own_expert(tmp_path: Path, device: str, ahead: bool):
+    shelf = Shelf(tmp_path, ARCH)
+    carrier = carrier_for(shelf, device, ram_bytes=4 * EXPERT_BYTES)
+    cache = SlotCache(shelf, 5 * EXPERT_BYTES, LeastRecentlyUsed(ARCH.layers), carrier)
+    draw = random.Random(0)
+    sums: list[tuple[int, torch.Tensor]] = []
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        for number_of_step in range(200):
+            step = Step(number_of_step, "decode", (Row("a", None, 1),))
+            cache.begin(step)
+            layer = draw.randrange(ARCH.layers)
+            for expert, weights in cache.serve(layer, draw.sample(range(ARCH.experts), 4), ahead=ahead):
+                both = torch.stack([weights.gate_up.min(), weights.down.max()])
+                sums.append((100 * layer + expert, both))
+            cache.prefetch([ExpertKey(1 - layer, draw.randrange(ARCH.experts))])
+            if number_of_step % 50 == 49:
+                cache.resize(draw.randint(2, 8) * EXPERT_BYTES)
+            cache.end(step)
+        torch.cuda.synchronize()
+    cache.check()
+    assert all(seen.tolist() == [expected, expected] for expected, seen in sums)
+    counts = cache.metrics.counts
+    assert counts.blocking + counts.overlapped + counts.unused <= counts.fetches
+    assert counts.wait_s > 0
+    cache.close()

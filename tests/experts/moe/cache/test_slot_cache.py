@@ -1,0 +1,461 @@
+"""The slot cache: what is served, what is evicted, what overlaps, and what errors leave behind."""
+
+import gc
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from experts.ledger import LedgerError
+from experts.moe.cache.carrier import HostCarrier
+from experts.moe.cache.link import Link
+from experts.moe.cache.metrics import Hits, Predictions
+from experts.moe.cache.slots import SlotCache
+from experts.moe.errors import ModelError
+from experts.moe.gating import ExpertKey, Routing, Row, Step
+from experts.moe.policy.residency import LeastRecentlyUsed, MostPopular, Residency
+from experts.transfer import transfer_for
+from tests.experts.moe.cache.shelf import EXPERT_BYTES, Shelf, ShelfArch, number
+
+A_STEP = Step(0, "decode", ())
+
+
+class GatedCarrier(HostCarrier):
+    """Loads begin when the test says so: `allow(n)` lets n of them through."""
+
+    def __init__(self, store: Shelf) -> None:
+        super().__init__(store, transfer_for("cpu"))
+        self._allowed = threading.Semaphore(0)
+        self.began = threading.Event()
+
+    def allow(self, loads: int) -> None:
+        self._allowed.release(loads)
+
+    def bring(self, key, place) -> None:
+        self.began.set()
+        self._allowed.acquire()
+        super().bring(key, place)
+
+
+@contextmanager
+def a_cache(
+    folder: Path,
+    slots: int,
+    *,
+    arch: ShelfArch = ShelfArch(),  # noqa: B008
+    residency: Residency | None = None,
+    gated: bool = False,
+    link: Link | None = None,
+) -> Iterator[tuple[SlotCache, Shelf, GatedCarrier]]:
+    shelf = Shelf(folder, arch)
+    carrier = GatedCarrier(shelf) if gated else HostCarrier(shelf, transfer_for("cpu"))
+    policy = residency or LeastRecentlyUsed(arch.layers)
+    cache = SlotCache(shelf, slots * EXPERT_BYTES, policy, carrier, link=link)
+    try:
+        yield cache, shelf, carrier
+    finally:
+        if gated:
+            carrier.allow(1000)
+        cache.close()
+
+
+def once_computing_waits(cache: SlotCache, act: Callable[..., object], *arguments: object) -> None:
+    """Call `act` when a thread that computes has asked for an expert that is not there."""
+
+    def wait() -> None:
+        while not cache._hurried:
+            time.sleep(0.001)
+        act(*arguments)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def served(cache: SlotCache, layer: int, experts: list[int], *, ahead: bool = False) -> list[int]:
+    """The experts served, each checked to be itself."""
+    seen = []
+    for expert, weights in cache.serve(layer, experts, ahead=ahead):
+        assert number(weights) == 100 * layer + expert
+        cache.check()
+        seen.append(expert)
+    cache.check()
+    return seen
+
+
+def keys(layer: int, *experts: int) -> list[ExpertKey]:
+    return [ExpertKey(layer, expert) for expert in experts]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("slots", [1, 2, 3, 7, 24])
+def test_more_experts_than_slots_come_in_waves_in_ascending_order(tmp_path: Path, slots: int, ahead: bool):
+    with a_cache(tmp_path, slots) as (cache, _, _):
+        for layer in (0, 1, 2, 0, 1, 2):
+            assert served(cache, layer, [6, 1, 4, 0, 3], ahead=ahead) == [0, 1, 3, 4, 6]
+            assert cache.allocated_bytes <= cache.budget_bytes
+
+
+def test_what_is_resident_is_not_read_again(tmp_path: Path):
+    with a_cache(tmp_path, 6) as (cache, shelf, _):
+        served(cache, 0, [1, 2])
+        served(cache, 1, [5])
+        served(cache, 0, [1, 2])
+        served(cache, 1, [5])
+        assert shelf.order == [(0, 1), (0, 2), (1, 5)]
+        assert cache.resident(0) == (1, 2)
+        counts = cache.metrics.counts
+        assert (counts.served, counts.hits, counts.misses) == (6, 3, 3)
+        assert (counts.fetches_demand, counts.blocking, counts.overlapped) == (3, 3, 0)
+        assert counts.bytes_moved == 3 * EXPERT_BYTES
+
+
+def test_a_layer_evicts_its_own_and_the_one_used_longest_ago_goes(tmp_path: Path):
+    with a_cache(tmp_path, 6) as (cache, _, _):
+        for layer in range(3):
+            served(cache, layer, [0, 1])
+        served(cache, 1, [0])
+        served(cache, 1, [7])
+        assert [cache.resident(layer) for layer in range(3)] == [(0, 1), (0, 7), (0, 1)]
+
+
+def test_residents_that_a_layer_still_needs_outlive_the_misses_before_them(tmp_path: Path):
+    with a_cache(tmp_path, 3, arch=ShelfArch(layers=1)) as (cache, shelf, _):
+        served(cache, 0, [5, 6, 7])
+        shelf.order.clear()
+        assert served(cache, 0, [0, 1, 2, 6, 7]) == [0, 1, 2, 6, 7]
+        assert shelf.order == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_an_expert_that_runs_is_never_evicted_for_a_prefetch(tmp_path: Path):
+    with a_cache(tmp_path, 2, arch=ShelfArch(layers=1)) as (cache, _, _):
+        served(cache, 0, [0, 1])
+        for expert, weights in cache.serve(0, [0, 1], ahead=False):
+            if expert == 0:
+                cache.prefetch(keys(0, 6, 7))
+            time.sleep(0.01)
+            assert number(weights) == expert
+            assert cache.resident(0) == (0, 1)
+        cache.quiesce()
+        assert cache.resident(0) == (6, 7)
+
+
+def test_a_prefetch_is_used_without_waiting_and_counts_as_overlapped(tmp_path: Path):
+    with a_cache(tmp_path, 6) as (cache, _, _):
+        cache.prefetch(keys(1, 3, 4))
+        cache.quiesce()
+        served(cache, 1, [3, 4])
+        counts = cache.metrics.counts
+        assert (counts.fetches_prefetch, counts.overlapped, counts.blocking, counts.misses) == (2, 2, 0, 0)
+        assert counts.wait_s == 0
+
+
+def test_a_prefetch_that_is_waited_for_counts_as_blocking_with_its_time(tmp_path: Path):
+    with a_cache(tmp_path, 6, gated=True) as (cache, shelf, carrier):
+        cache.prefetch(keys(1, 3))
+        assert carrier.began.wait(60)
+        once_computing_waits(cache, lambda: (time.sleep(0.02), carrier.allow(1)))
+        served(cache, 1, [3])
+        counts = cache.metrics.counts
+        assert shelf.order == [(1, 3)]
+        assert (counts.joined, counts.blocking, counts.overlapped, counts.misses) == (1, 1, 0, 0)
+        assert counts.wait_s >= 0.02
+
+
+def test_a_demand_overtakes_prefetches_and_takes_over_its_own(tmp_path: Path):
+    with a_cache(tmp_path, 8, gated=True) as (cache, shelf, carrier):
+        cache.prefetch(keys(1, 0, 1, 2))
+        assert carrier.began.wait(60)  # 1.0 is on its way, 1.1 and 1.2 are not
+        once_computing_waits(cache, carrier.allow, 100)
+        served(cache, 1, [2])
+        cache.quiesce()
+        assert shelf.order == [(1, 0), (1, 2), (1, 1)]
+        assert cache.metrics.counts.fetches_demand == 1
+
+
+def test_ahead_brings_the_next_expert_while_one_computes(tmp_path: Path):
+    with a_cache(tmp_path, 4, arch=ShelfArch(layers=1)) as (cache, _, _):
+        for expert, _ in cache.serve(0, [0, 1, 2, 3, 4, 5], ahead=True):
+            deadline = time.monotonic() + 60
+            while expert < 5 and expert + 1 not in cache.resident(0) and time.monotonic() < deadline:
+                time.sleep(0.001)
+        counts = cache.metrics.counts
+        assert (counts.blocking, counts.overlapped, counts.fetches_demand) == (1, 5, 6)
+
+
+def test_a_prefetch_after_a_layer_waits_until_that_layer_has_all_it_needs(tmp_path: Path):
+    with a_cache(tmp_path, 8) as (cache, shelf, _):
+        cache.prefetch(keys(1, 5), after=0)
+        time.sleep(0.02)
+        assert shelf.order == []
+        served(cache, 0, [2, 3])
+        cache.quiesce()
+        assert shelf.order == [(0, 2), (0, 3), (1, 5)]
+
+
+def test_a_prefetch_takes_the_place_that_it_was_told(tmp_path: Path):
+    with a_cache(tmp_path, 4, arch=ShelfArch(layers=1)) as (cache, _, _):
+        cache.fill(keys(0, 0, 1, 2, 3))
+        cache.prefetch(keys(0, 6, 7), replace=keys(0, 2, 0))
+        cache.quiesce()
+        assert cache.resident(0) == (1, 3, 6, 7)
+
+
+def test_a_guarded_layer_keeps_what_it_has_until_it_was_served(tmp_path: Path):
+    with a_cache(tmp_path, 2, arch=ShelfArch(layers=1)) as (cache, _, _):
+        cache.fill(keys(0, 0, 1))
+        assert cache.resident(0, guard=True) == (0, 1)
+        cache.prefetch(keys(0, 6), replace=keys(0, 0))
+        time.sleep(0.02)
+        assert served(cache, 0, [0, 1]) == [0, 1]
+        cache.quiesce()
+        assert cache.resident(0) == (1, 6)
+        assert cache.metrics.counts.blocking == 0
+
+
+def test_a_prefetch_that_nobody_makes_room_for_ends(tmp_path: Path):
+    popular = MostPopular([[0, 1, 2, 3, 4, 5, 6, 7]], transit=0)
+    with a_cache(tmp_path, 3, arch=ShelfArch(layers=1), residency=popular) as (cache, _, _):
+        cache.fill(popular.kept and keys(0, 0, 1, 2))
+        cache.prefetch(keys(0, 7))
+        cache.quiesce()
+        assert cache.resident(0) == (0, 1, 2)
+        assert cache.metrics.counts.refused == 1
+
+
+def test_a_withdrawn_prefetch_is_not_loaded(tmp_path: Path):
+    with a_cache(tmp_path, 8, gated=True) as (cache, shelf, carrier):
+        cache.prefetch([*keys(0, 1), *keys(1, 1, 2)])
+        assert carrier.began.wait(60)
+        cache.cancel(1)
+        carrier.allow(10)
+        cache.quiesce()
+        assert shelf.order == [(0, 1)]
+        assert cache.metrics.counts.cancelled == 2
+
+
+def test_a_budget_without_room_for_one_expert_is_refused(tmp_path: Path):
+    shelf = Shelf(tmp_path, ShelfArch())
+    with pytest.raises(ModelError, match="holds no expert of 1536"):
+        SlotCache(shelf, EXPERT_BYTES - 1, LeastRecentlyUsed(3), HostCarrier(shelf, transfer_for("cpu")))
+
+
+def test_a_smaller_budget_holds_at_once_and_a_larger_one_gives_room(tmp_path: Path):
+    with a_cache(tmp_path, 24) as (cache, _, _):
+        for layer in range(3):
+            served(cache, layer, list(range(8)))
+        cache.resize(6 * EXPERT_BYTES + 5)
+        cache.check()
+        assert cache.allocated_bytes == 6 * EXPERT_BYTES
+        assert [len(cache.resident(layer)) for layer in range(3)] == [2, 2, 2]
+        served(cache, 0, list(range(8)), ahead=True)
+        cache.resize(12 * EXPERT_BYTES)
+        for layer in range(3):
+            served(cache, layer, [0, 1, 2, 3])
+        assert [len(cache.resident(layer)) for layer in range(3)] == [4, 4, 4]
+
+
+def test_shrinking_waits_for_what_runs_and_for_no_more(tmp_path: Path):
+    with a_cache(tmp_path, 8, arch=ShelfArch(layers=1)) as (cache, _, _):
+        served(cache, 0, list(range(8)))
+        shrunk = threading.Thread(target=cache.resize, args=[2 * EXPERT_BYTES])
+        with closing(cache.serve(0, [3, 4, 5], ahead=False)) as experts:
+            for expert, weights in experts:
+                if expert == 3:
+                    shrunk.start()
+                    deadline = time.monotonic() + 60
+                    while cache.allocated_bytes > 3 * EXPERT_BYTES and time.monotonic() < deadline:
+                        time.sleep(0.001)
+                assert shrunk.is_alive()
+                assert number(weights) == expert
+        shrunk.join(60)
+        assert not shrunk.is_alive()
+        assert cache.allocated_bytes == 2 * EXPERT_BYTES
+        cache.check()
+
+
+def test_a_budget_changed_by_the_thread_that_computes_holds_when_the_layer_has_run(tmp_path: Path):
+    with a_cache(tmp_path, 8, arch=ShelfArch(layers=1)) as (cache, _, _):
+        for expert, weights in cache.serve(0, [3, 4, 5], ahead=True):
+            cache.resize(EXPERT_BYTES)
+            assert number(weights) == expert
+        assert cache.allocated_bytes == EXPERT_BYTES
+        assert served(cache, 0, [1, 2, 3]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_file_cut_short_fails_the_step_and_the_cache_goes_on(tmp_path: Path, ahead: bool):
+    with a_cache(tmp_path, 4, arch=ShelfArch(layers=1)) as (cache, shelf, _):
+        whole = shelf.file.read_bytes()
+        shelf.file.write_bytes(whole[: 3 * EXPERT_BYTES + 10])
+        with pytest.raises(ModelError, match=r"0\.3 cannot be read"):
+            served(cache, 0, [1, 2, 3, 4], ahead=ahead)
+        cache.quiesce()
+        cache.check()
+        assert 3 not in cache.resident(0)
+        assert served(cache, 0, [1, 2], ahead=ahead) == [1, 2]
+        shelf.file.write_bytes(whole)
+        assert served(cache, 0, [1, 2, 3, 4], ahead=ahead) == [1, 2, 3, 4]
+
+
+def test_a_prefetch_that_fails_leaves_nothing_ready_and_is_tried_again_on_demand(tmp_path: Path):
+    with a_cache(tmp_path, 4) as (cache, shelf, _):
+        shelf.file.rename(tmp_path / "away")
+        cache.prefetch(keys(1, 3))
+        cache.quiesce()
+        assert cache.resident(1) == ()
+        assert cache.metrics.counts.failed == 1
+        with pytest.raises(ModelError, match="No such file"):
+            served(cache, 1, [3])
+        (tmp_path / "away").rename(shelf.file)
+        assert served(cache, 1, [3]) == [3]
+        cache.check()
+
+
+def disturb(cache: SlotCache, seed: int, stop: threading.Event) -> None:
+    """Prefetch, withdraw and resize at random until told to stop."""
+    draw = random.Random(seed)
+    while not stop.is_set():
+        layer = draw.randrange(3)
+        cache.prefetch(keys(layer, *draw.sample(range(8), 3)), after=draw.choice([None, 0, 1]))
+        if draw.random() < 0.3:
+            cache.resize(draw.randint(1, 24) * EXPERT_BYTES)
+        if draw.random() < 0.2:
+            cache.cancel(layer)
+        cache.check()
+
+
+def serve_at_random(cache: SlotCache, steps: int) -> None:
+    draw = random.Random(0)
+    for _ in range(steps):
+        cache.begin(A_STEP)
+        for layer in range(3):
+            wanted = sorted(draw.sample(range(8), draw.randint(1, 8)))
+            if draw.random() < 0.3:
+                wanted = list(cache.resident(layer, guard=True)) or wanted
+            assert served(cache, layer, wanted, ahead=draw.random() < 0.5) == wanted
+        cache.end(A_STEP)
+
+
+def test_while_one_thread_computes_others_may_prefetch_and_resize(tmp_path: Path):
+    stop = threading.Event()
+    with a_cache(tmp_path, 8) as (cache, _, _), ThreadPoolExecutor(2) as others:
+        disturbing = [others.submit(disturb, cache, seed, stop) for seed in range(2)]
+        try:
+            serve_at_random(cache, 60)
+        finally:
+            stop.set()
+        for one in disturbing:
+            one.result(timeout=60)
+        cache.begin(A_STEP)
+        cache.quiesce()
+        cache.check()
+        assert cache.pending() == ()
+        counts = cache.metrics.counts
+        assert counts.served == counts.hits + counts.joined + counts.misses
+        assert counts.blocking + counts.overlapped + counts.unused <= counts.fetches
+
+
+def test_a_consumer_that_breaks_off_leaves_nothing_in_use(tmp_path: Path):
+    with a_cache(tmp_path, 4, arch=ShelfArch(layers=1)) as (cache, _, _):
+        served(cache, 0, [0, 1])
+        for wanted in ([0, 1], [0, 1, 5]):
+            for _ in cache.serve(0, wanted, ahead=True):
+                break
+            cache.check()
+            assert served(cache, 0, [2, 3, 4, 6]) == [2, 3, 4, 6]
+
+
+@pytest.mark.parametrize("wanted", [[0, 1], [0, 1, 5]])
+def test_an_error_that_somebody_keeps_does_not_hold_up_the_next_step(tmp_path: Path, wanted: list[int]):
+    """Its traceback keeps the frames, and with them the iterator that was broken off."""
+
+    def fail() -> None:
+        experts = cache.serve(0, wanted, ahead=True)
+        for _ in experts:
+            raise RuntimeError("a kernel failed")
+
+    with a_cache(tmp_path, 4, arch=ShelfArch(layers=1)) as (cache, _, _):
+        served(cache, 0, [0, 1])
+        with pytest.raises(RuntimeError) as kept:
+            fail()
+        cache.end(A_STEP)
+        assert served(cache, 0, [2, 3, 4, 6]) == [2, 3, 4, 6]
+        with closing(cache.serve(0, [2, 7], ahead=False)) as experts:
+            next(experts)
+            del kept  # the iterator of the failed step ends now, and must leave this one alone
+            gc.collect()
+            assert cache.resident(0)
+            cache.check()
+            assert [expert for expert, _ in experts] == [7]
+
+
+def test_the_ledger_refuses_what_the_cache_must_never_do(tmp_path: Path):
+    with a_cache(tmp_path, 2) as (cache, _, _), closing(cache.serve(0, [1], ahead=False)) as experts:
+        next(experts)
+        with pytest.raises(LedgerError):
+            cache._books._ledger.evict("0.1")
+
+
+def test_a_link_is_one_serial_channel_that_no_transfer_leaves_early():
+    now, slept = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    link = Link(2.0, clock=lambda: now[0], sleep=sleep)
+    link.carry(lambda: None)
+    assert now[0] == pytest.approx(0.002)
+    link.carry(lambda: now.__setitem__(0, now[0] + 0.0015))  # part of the way is the disk's
+    assert now[0] == pytest.approx(0.004)
+    link.carry(lambda: now.__setitem__(0, now[0] + 0.005))  # a disk slower than the link stays slow
+    assert now[0] == pytest.approx(0.009)
+    assert slept == pytest.approx([0.002, 0.0005])
+    with pytest.raises(ValueError, match="more than 0"):
+        Link(0)
+
+
+def test_counts_belong_to_the_phase_and_to_each_request_of_a_step(tmp_path: Path):
+    def a_step(number: int, phase: str, *requests: str) -> Step:
+        return Step(number, phase, tuple(Row(request, None, 1) for request in requests))
+
+    with a_cache(tmp_path, 8) as (cache, _, _):
+        first, second = a_step(0, "prefill", "a"), a_step(1, "decode", "a", "b")
+        cache.begin(first)
+        served(cache, 0, [1, 2])
+        cache.end(first)
+        cache.begin(second)
+        served(cache, 0, [2, 3])
+        cache.end(second)
+        metrics = cache.metrics
+        assert [metrics.of_phase[phase].served for phase in ("prefill", "decode")] == [2, 2]
+        assert (metrics.of_phase["decode"].hits, metrics.of_phase["decode"].misses) == (1, 1)
+        assert metrics.take("a").misses == 3
+        assert metrics.take("b").misses == 1
+        assert metrics.take("b").misses == 0
+
+
+def a_routing(layer: int, index: list[list[int]], experts: int = 8) -> Routing:
+    chosen = torch.tensor(index)
+    logits = torch.zeros(len(index), experts)
+    return Routing(layer, torch.zeros(len(index), 4), logits, chosen, torch.ones(chosen.shape))
+
+
+def test_predictions_count_both_hit_and_at_least_one():
+    predictions = Predictions(2)
+    predictions.predict(1, torch.tensor([[0, 1], [2, 3], [4, 5], [0, 1]]))
+    predictions.check(a_routing(1, [[1, 0], [3, 7], [0, 1], [8, 8]]))  # the last token is masked
+    predictions.check(a_routing(0, [[1, 0]]))  # not predicted
+    total = predictions.total()
+    assert (total.tokens, total.all_hit, total.any_hit, total.chosen, total.found) == (3, 1, 2, 6, 3)
+    assert (total.all_rate, total.any_rate, total.recall) == (1 / 3, 2 / 3, 0.5)
+
+
+def test_one_prediction_may_stand_for_all_tokens():
+    hits = Hits().add(torch.tensor([1, 2, 2]), torch.tensor([[1, 2], [2, 5], [6, 7]]), 8)
+    assert (hits.tokens, hits.all_hit, hits.any_hit, hits.found) == (3, 1, 2, 3)

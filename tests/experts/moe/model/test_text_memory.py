@@ -1,0 +1,246 @@
+"""What texts hold beside a model's experts: counted to the byte, claimed before a prefill, free again at their end."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experts.ledger import LedgerError
+from experts.moe.gating import Row
+from experts.moe.model.engine import Asked, Ended, Engine
+from experts.moe.model.keys_values import KeyValues, TextMemory, bytes_per_token
+from experts.moe.policy.schedule import FirstCome, Limits
+
+pytest.importorskip("transformers", reason="language models need the extra `moe`")
+from tests.experts.moe.model.batches import CONTEXT, MODEL, Bench, Plain, a_codec, a_memory, alone
+from tests.experts.moe.tiny import build_tiny
+
+DECODERS = ("mixtral", "qwen2_moe", "olmoe", "qwen3_moe")
+
+
+def seen(model: Any, tokens: Sequence[int]) -> Any:
+    """The cache of a row that has seen `tokens`."""
+    cache = KeyValues(model.config).fresh()
+    with torch.inference_mode():
+        model(input_ids=torch.tensor([tokens]), past_key_values=cache, use_cache=True)
+    return cache
+
+
+@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_takes_what_its_architecture_says(family: str, dtype: torch.dtype) -> None:
+    model = build_tiny(family, dtype=dtype)
+    batch = KeyValues(model.config)
+    assert batch.held_bytes == 0
+    layers = model.config.num_hidden_layers
+    # One layer more is counted: the copy of one while it grows.
+    of_layers = bytes_per_token(model.config, dtype) * layers // (layers + 1)
+    for rows, tokens in enumerate((7, 30, 11), 1):
+        batch.join(seen(model, range(1, tokens + 1)), tokens)
+        assert batch.held_bytes == rows * (7 if rows == 1 else 30) * of_layers
+    batch.keep([0, 2])
+    assert batch.held_bytes == 2 * 11 * of_layers
+    batch.keep([])
+    assert batch.held_bytes == 0
+
+
+def test_a_row_that_cannot_join_leaves_the_others_as_they_were() -> None:
+    batch = KeyValues(MODEL.config)
+    batch.join(seen(MODEL, [1, 2, 3]), 3)
+    batch.join(seen(MODEL, [4, 5, 6, 7, 8]), 5)
+    before = [(layer.keys.clone(), layer.values.clone()) for layer in batch._cache.layers]
+    torn = seen(MODEL, range(1, 21))
+    torn.layers[1].values = torn.layers[1].values[:, :1]
+    torn.layers[1].values = torch.cat([torn.layers[1].values] * 3, dim=1)
+    with pytest.raises(RuntimeError):
+        batch.join(torn, 20)
+    after = [(layer.keys, layer.values) for layer in batch._cache.layers]
+    assert all(torch.equal(a, b) for was, now in zip(before, after, strict=True) for a, b in zip(was, now, strict=True))
+    batch.join(seen(MODEL, range(1, 21)), 20)
+    assert batch._lengths == [3, 5, 20]
+
+
+def test_who_was_not_let_in_is_a_defect_of_whoever_asked() -> None:
+    memory = TextMemory(10, 1000)
+    assert memory.tokens == 100
+    memory.claim("a", 40)
+    memory.claim("b", 50)
+    assert memory.used_bytes == 1000
+    with pytest.raises(LedgerError, match="text c of up to 1 tokens is too much for 0 free bytes"):
+        memory.claim("c", 1)
+    with pytest.raises(LedgerError, match="text a has its memory already"):
+        memory.claim("a", 1)
+    memory.release("b")
+    assert memory.used_bytes == 400
+    with pytest.raises(LedgerError, match="no memory to give back"):
+        memory.release("b")
+    memory.check(["a"], 400)
+    for running, held_bytes in (([], 0), (["a", "b"], 0), (["a"], 401)):
+        with pytest.raises(LedgerError):
+            memory.check(running, held_bytes)
+
+
+def test_what_does_not_fit_beside_others_waits_its_turn_and_says_the_same() -> None:
+    bench = Bench(rows=4, tokens=60)
+    for name, prompt, new in (("a", "hello", 20), ("b", "a much longer prompt than that", 25), ("c", "x", 20)):
+        bench.ask(name, prompt, new)
+    steps: list[str] = []
+    used: list[int] = []
+    while not bench.engine.is_idle:
+        bench.step()
+        steps.append("".join(row.request for row in bench.runtime.steps[-1]))
+        used.append(bench.memory.used_bytes // bench.memory.token_bytes)
+    # `b` may come to 55 tokens: alone.
+    assert set(steps) == {"a", "b", "c"}
+    assert max(used) == 55
+    assert used[-1] == 0
+    assert bench.ended["b"].text == alone("a much longer prompt than that", 25)
+    assert [one.reason for one in bench.ended.values()] == [None] * 3
+
+
+class Fails(Plain):
+    """A model of which a step fails amid its layers, or gives no numbers, for one request at one place of its text."""
+
+    def __init__(self, model: Any, plans: dict[str, tuple[str, int]]) -> None:
+        super().__init__(model)
+        self.plans = plans
+        self.count: dict[str, int] = {}
+        self.armed: list[tuple[int, str]] = []
+
+    def step(self, rows: Sequence[Row]) -> AbstractContextManager[None]:
+        self.armed = []
+        for place, row in enumerate(rows):
+            at = self.count[row.request] = self.count.get(row.request, -1) + 1
+            kind, when = self.plans.get(row.request, ("", -1))
+            if when == at:
+                self.armed.append((place, kind))
+        return super().step(rows)
+
+    def breaks(self, *_: Any) -> None:
+        if any(kind == "breaks" for _, kind in self.armed):
+            torch.empty(1 << 60)  # really no memory, after the layers before have grown
+
+    def blurs(self, _module: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+        for place, kind in self.armed:
+            if kind == "no number":
+                logits = logits.index_fill(0, torch.tensor([place]), float("nan"))
+        return logits
+
+
+@contextmanager
+def failing(plans: dict[str, tuple[str, int]]) -> Iterator[Fails]:
+    runtime = Fails(MODEL, plans)
+    last, head = MODEL.model.layers[-1].self_attn, MODEL.lm_head
+    hooks = [last.register_forward_hook(runtime.breaks), head.register_forward_hook(runtime.blurs)]
+    try:
+        yield runtime
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+#: Tokens of the prompt and new ones, seconds until nobody waits for it, what goes wrong, with its token of what number.
+TEXTS = st.tuples(
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.none() | st.integers(0, 6),
+    st.sampled_from(["", "", "", "breaks", "no number"]),
+    st.integers(0, 5),
+)
+
+
+class Checked:
+    """An engine whose books are looked at after each step."""
+
+    def __init__(self, runtime: Fails, room: int) -> None:
+        self.now = 0.0
+        self.ended: dict[str, Ended] = {}
+        self.memory = a_memory(room)
+        limits = Limits(3, self.memory.tokens)
+        self.engine = Engine(runtime, a_codec(), FirstCome(limits), self.memory, clock=lambda: self.now)
+
+    def ask(self, name: str, prompt_tokens: int, new_tokens: int, deadline: int | None) -> None:
+        deadline_s = None if deadline is None else self.now + deadline
+        prompt = tuple(range(1, prompt_tokens + 1))
+        self.engine.submit(Asked(name, prompt, new_tokens, None, self.now, deadline_s=deadline_s))
+
+    def step(self) -> None:
+        self.now += 1.0
+        for one in self.engine.step():
+            assert one.request not in self.ended, "a request ends once"
+            self.ended[one.request] = one
+        self.engine.check()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    texts=st.lists(TEXTS, min_size=1, max_size=8),
+    steps=st.lists(st.integers(0, 3), min_size=8, max_size=8),
+    room=st.integers(52, 160),
+)
+def test_the_books_are_right_after_any_sequence_of_beginnings_steps_ends_and_failures(
+    texts: list[tuple[int, int, int | None, str, int]], steps: list[int], room: int
+) -> None:
+    plans = {str(number): (kind, at) for number, (_, _, _, kind, at) in enumerate(texts) if kind}
+    with failing(plans) as runtime:
+        line = Checked(runtime, room)
+        for number, (prompt, new, deadline, _, _) in enumerate(texts):
+            line.ask(str(number), prompt, new, deadline)
+            for _ in range(steps[number]):
+                line.step()
+        while not line.engine.is_idle:
+            line.step()
+    assert set(line.ended) == {str(number) for number in range(len(texts))}
+    assert line.memory.used_bytes == 0
+    for name, one in line.ended.items():
+        prompt, new, deadline, kind, at = texts[int(name)]
+        new = min(new, CONTEXT - prompt)
+        assert one.reason is not None or one.new_tokens == new
+        assert one.reason != "deadline" or deadline is not None
+        assert one.reason != "model_failed" or kind or any(other == "breaks" for other, _ in plans.values())
+        assert one.reason is not None or kind != "no number" or at >= new
+
+
+def logits_of(engine: Engine, later: str | None) -> tuple[list[torch.Tensor], dict[str, Ended]]:
+    """Everything that the model says of two texts, and of one that comes when they run."""
+    said: list[torch.Tensor] = []
+    watch = MODEL.lm_head.register_forward_hook(lambda _module, _inputs, logits: said.append(logits.clone()))
+    ended: dict[str, Ended] = {}
+    for name, tokens in (("a", 9), ("b", 30)):
+        engine.submit(Asked(name, tuple(range(1, tokens)), 20, None, 0.0))
+    while not (engine.is_idle and later is None):
+        ended |= {one.request: one for one in engine.step()}
+        if later is not None and len(said) == 5:
+            engine.submit(Asked(later, tuple(range(1, 40)), 20, None, 0.0))
+            later = None
+    watch.remove()
+    return said, ended
+
+
+@pytest.mark.parametrize("kind", ["breaks", "no number"])
+def test_a_prefill_that_fails_leaves_the_texts_beside_it_bit_identical(kind: str) -> None:
+    without, _ = logits_of(Engine(Plain(MODEL), a_codec(), FirstCome(Limits(3, 192)), a_memory(192)), None)
+    with failing({"bad": (kind, 0)}) as runtime:
+        beside, ended = logits_of(Engine(runtime, a_codec(), FirstCome(Limits(3, 192)), a_memory(192)), "bad")
+    assert {name: one.reason for name, one in ended.items()} == {"bad": "model_failed", "a": None, "b": None}
+    numbers = [one for one in beside if bool(one.isfinite().all())]
+    assert len(beside) - len(numbers) == (kind == "no number")
+    assert len(numbers) == len(without) > 20
+    assert all(torch.equal(one, other) for one, other in zip(numbers, without, strict=True))
+
+
+def test_a_row_that_is_no_number_ends_and_the_others_of_its_step_go_on() -> None:
+    prompts = {"a": "hello", "bad": "other", "c": "x"}
+    with failing({"bad": ("no number", 4)}) as runtime:
+        bench = Bench()
+        bench.engine = Engine(runtime, bench.codec, FirstCome(Limits(3, 192)), bench.memory)
+        for name, prompt in prompts.items():
+            bench.ask(name, prompt, 12)
+        bench.run()
+    assert "not a number" in str(bench.ended["bad"].error)
+    assert bench.ended["bad"].text is None
+    assert [bench.ended[name].text for name in "ac"] == [alone(prompts[name], 12) for name in "ac"]

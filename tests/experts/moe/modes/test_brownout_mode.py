@@ -1,0 +1,271 @@
+"""The mode brownout on a tiny random model, and the distilling of its united experts."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="language models need the extra `moe`: pip install 'coserve[moe]'")
+
+from typer.testing import CliRunner
+
+from experts.moe.arch import MoeArch
+from experts.moe.cache.carrier import HostCarrier
+from experts.moe.errors import ModelError
+from experts.moe.gating import Routing, Step
+from experts.moe.model.runtime import MoeRuntime
+from experts.moe.modes import open_mode
+from experts.moe.modes.brownout.mode import Brownout
+from experts.moe.modes.brownout.united import Recipe, Unite, United, load_united
+from experts.moe.modes.ondemand import OnDemand
+from experts.moe.policy.brownout import in_order
+from experts.moe.policy.salc import Salc, SalcRule
+from experts.moe.trace import Trace, save_trace
+from experts.moe.weights.prepared import TRAIN, Prepared
+from tests.experts.moe.tiny import VOCABULARY, fail_amid_each_layer, load_unmodified, prompts, write_tiny
+from tests.moe.averaged import averaged_united
+from tools.cli import app
+from tools.moe.unite import unite_all
+
+RECIPE = Recipe(tokens=512, steps=60, batch=64)
+PLENTY = 1 << 22
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Mixtral of 3 layers of 8 experts, a trace of random text, and united experts of 2 and 4."""
+    folder = write_tiny(tmp_path_factory.mktemp("brownout"))
+    a_trace(folder)
+    unite_all(folder, (2, 4), RECIPE)
+    return folder
+
+
+def a_trace(folder: Path, layers: int = 3) -> None:
+    """512 tokens of 16 prompts; where they went is not looked at."""
+    text = torch.randint(2, VOCABULARY, (512,), generator=torch.Generator().manual_seed(3))
+    nowhere = torch.zeros(512, layers, 2)
+    start = torch.arange(17) * 32
+    task = torch.zeros(16)
+    save_trace(Prepared(folder), TRAIN, Trace(nowhere, nowhere, text, nowhere[:, 0, 0], start, task, ("text",), 8))
+
+
+def a_runtime(folder: Path, mode: Brownout | OnDemand, budget_bytes: int = PLENTY) -> MoeRuntime:
+    return MoeRuntime.open(folder, mode, budget_bytes)
+
+
+def a_mode(folder: Path, way: int = 4, **options: Any) -> Brownout:
+    return Brownout(load_united(Prepared(folder), way) if way else None, **options)
+
+
+@torch.no_grad()
+def logits(folder: Path, mode: Brownout | OnDemand, **inputs: torch.Tensor) -> torch.Tensor:
+    runtime = a_runtime(folder, mode)
+    try:
+        return runtime.model(**(inputs or prompts(3, 24))).logits
+    finally:
+        runtime.close()
+
+
+@pytest.mark.parametrize("way", [0, 2, 4])
+def test_threshold_1_changes_no_bit(tiny: Path, way: int):
+    inputs = prompts(3, 24)
+    expected = load_unmodified(tiny)(**inputs).logits
+    mode = a_mode(tiny, way)
+    assert torch.equal(logits(tiny, mode, **inputs), expected)
+    assert mode.accesses["prefill"].share == 1.0
+    assert mode.accesses["prefill"].choices_united == 0
+
+
+def test_a_step_that_fails_amid_its_layers_changes_no_answer_after_it(tiny: Path):
+    runtime = a_runtime(tiny, a_mode(tiny), 12 * 3 * 32 * 24 * 4)
+    with torch.no_grad():
+        fail_amid_each_layer(runtime, lambda: runtime.model(**prompts(2)))
+        assert torch.equal(runtime.model(**prompts(3, 24)).logits, load_unmodified(tiny)(**prompts(3, 24)).logits)
+    runtime.close()
+
+
+def test_below_1_fewer_experts_run_and_no_token_is_lost(tiny: Path):
+    mode = a_mode(tiny, threshold=0.5)
+    logits(tiny, mode)
+    done = mode.accesses["prefill"]
+    assert done.originals + done.united < done.asked
+    assert 0 < done.choices_united <= 0.5 * done.choices
+    assert done.choices_dropped == 0
+    assert done.choices == 3 * 24 * 2 * 3
+
+
+def test_full_brownout_drops_what_partial_brownout_unites(tiny: Path):
+    partial, full = a_mode(tiny, threshold=0.5), a_mode(tiny, 0, threshold=0.5)
+    exact, near, far = (logits(tiny, each) for each in (OnDemand(), partial, full))
+    assert full.accesses["prefill"].choices_dropped > 0
+    assert full.accesses["prefill"].share < partial.accesses["prefill"].share
+    assert not torch.equal(near, exact)
+    assert not torch.equal(near, far)
+
+
+def test_at_threshold_0_full_brownout_runs_no_expert_and_partial_brownout_few(tiny: Path):
+    partial, full = a_mode(tiny, threshold=0.0), a_mode(tiny, 0, threshold=0.0)
+    assert logits(tiny, full).isfinite().all()
+    assert full.accesses["prefill"].originals == 0
+    logits(tiny, partial)
+    assert partial.accesses["prefill"].originals == 0
+    assert partial.accesses["prefill"].united == 3 * 2
+
+
+def test_a_united_expert_gets_the_gates_weight_of_each_expert_it_stands_in_for():
+    """Eq. 5 and 6: with the same weights in all experts and in the united one nothing changes at any threshold."""
+    folder_arch, routing = an_arch(), a_routing()
+    mode = Brownout(some_united(), threshold=0.0)
+    mode.arch = folder_arch
+    mode.begin(Step(1, "prefill", ()))
+    done = mode.route(routing)
+    assert torch.equal(done.weight, routing.weight)
+    assert torch.equal(done.index, routing.index // 4 + 9)
+
+
+def an_arch() -> MoeArch:
+    return MoeArch("mixtral", 1, 8, 2, 4, 3, torch.float32, ("model.layers.0.mlp",), 64)
+
+
+def some_united() -> United:
+    return United(4, (torch.zeros(2, 6, 4),), (torch.zeros(2, 4, 3),), (in_order(8, 4),))
+
+
+def a_routing() -> Routing:
+    index = torch.tensor([[0, 5], [1, 6], [3, 0]])
+    weight = torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.5, 0.5]])
+    return Routing(0, torch.zeros(3, 4), torch.zeros(3, 8), index, weight)
+
+
+def test_masked_tokens_count_for_nobody_and_stay_masked():
+    mode = Brownout(some_united(), threshold=0.0)
+    mode.arch = an_arch()
+    mode.begin(Step(1, "prefill", ()))
+    routing = a_routing()
+    masked = replace(routing, index=torch.tensor([[8, 8], [1, 6], [3, 0]]))
+    done = mode.route(masked)
+    assert done.index.tolist() == [[8, 8], [9, 6], [9, 9]]
+    assert mode.accesses["prefill"].choices == 4
+
+
+def test_prefill_and_decode_have_thresholds_of_their_own(tiny: Path):
+    mode = a_mode(tiny)
+    mode.thresholds = {"prefill": 1.0, "decode": 0.0}
+    runtime = a_runtime(tiny, mode)
+    runtime.model.generate(**prompts(3, 24), max_new_tokens=5, do_sample=False)
+    runtime.close()
+    assert mode.accesses["prefill"].choices_united == 0
+    assert mode.accesses["decode"].choices_united > 0
+
+
+def test_the_threshold_follows_the_latencies_that_are_told(tiny: Path):
+    now = 0.0
+    salc = Salc(SalcRule(slo_s=0.2, interval_s=1.0), SalcRule(slo_s=0.1, interval_s=1.0))
+    mode = a_mode(tiny, salc=salc, clock=lambda: now)
+    runtime = a_runtime(tiny, mode)
+    runtime.model(**prompts())
+    mode.observe("prefill", 0.3)
+    mode.observe("decode", 0.09)
+    now = 1.0
+    runtime.model(**prompts())
+    runtime.close()
+    assert mode.thresholds == {"prefill": 0.8, "decode": 1.0}
+
+
+def test_united_experts_count_in_the_budget(tiny: Path, monkeypatch: pytest.MonkeyPatch):
+    mode = a_mode(tiny)
+    expert_bytes = 3 * 32 * 24 * 4
+    assert mode.reserved_bytes == 3 * 2 * expert_bytes
+    allocated: list[int] = []
+    allocate = HostCarrier.allocate
+    monkeypatch.setattr(HostCarrier, "allocate", lambda carrier: allocated.append(1) or allocate(carrier))
+    runtime = a_runtime(tiny, mode, 12 * expert_bytes)
+    assert runtime.cache.allocated_bytes == len(allocated) * expert_bytes == 6 * expert_bytes
+    runtime.model(**prompts(3, 24))
+    mode.resize(8 * expert_bytes)
+    assert runtime.cache.allocated_bytes == 2 * expert_bytes
+    runtime.model(**prompts(3, 24))
+    with pytest.raises(ModelError, match="holds no expert beside"):
+        mode.resize(6 * expert_bytes)
+    runtime.close()
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "switch_transformers"])
+def test_other_families_are_united_too(tmp_path: Path, family: str):
+    folder = write_tiny(tmp_path / family, family)
+    a_trace(folder)
+    unite_all(folder, (4,), replace(RECIPE, steps=5))
+    inputs = prompts(2, 12)
+    if family == "switch_transformers":
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    exact = logits(folder, OnDemand(), **inputs)
+    assert torch.equal(logits(folder, a_mode(folder), **inputs), exact)
+    mode = a_mode(folder, threshold=0.0)
+    assert not torch.equal(logits(folder, mode, **inputs), exact)
+    assert mode.accesses["prefill"].united > 0
+
+
+def test_distilled_experts_answer_more_like_their_group_than_averaged_ones(tiny: Path):
+    for way in (2, 4):
+        distilled, averaged = Prepared(tiny).load(f"united-{way}")[1]["missed"]
+        assert distilled < 0.9 * averaged
+
+
+def test_averaged_experts_are_the_means_of_their_groups(tiny: Path):
+    runtime = a_runtime(tiny, OnDemand())
+    united = averaged_united(runtime.store, 4)
+    runtime.close()
+    blocks = [layer.mlp.experts for layer in load_unmodified(tiny).model.layers]
+    for layer, block in enumerate(blocks):
+        torch.testing.assert_close(united.gate_up[layer][1], block.gate_up_proj[4:8].mean(0))
+        torch.testing.assert_close(united.down[layer][0], block.down_proj[:4].mean(0))
+
+
+def test_an_interrupted_distilling_goes_on_with_the_layer_that_is_missing(tmp_path: Path):
+    folder = write_tiny(tmp_path / "again")
+    a_trace(folder)
+    prepared = Prepared(folder)
+    unite_all(folder, (4,), RECIPE)
+    whole, notes = prepared.load("united-4")
+    for layer in (0, 2):
+        parts = {name: tensor for name, tensor in whole.items() if name.startswith(f"{layer}.")}
+        prepared.save(f"united-4/layer-{layer}", parts, notes)
+    prepared.path("united-4").unlink()
+    runtime = a_runtime(folder, OnDemand())
+    assert Unite(prepared, runtime.store, 4, RECIPE).missing() == (1,)
+    assert Unite(prepared, runtime.store, 4, replace(RECIPE, steps=61)).missing() == (0, 1, 2)
+    runtime.close()
+    unite_all(folder, (4,), RECIPE)
+    again, _ = prepared.load("united-4")
+    assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
+    assert not prepared.path("united-4/layer-0").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"way": 3}, "way is 3; expected 2, 4, 8"),
+        ({"threshold": 1.5}, "threshold is 1.5; expected a number from 0 to 1"),
+        ({"ttft_slo_ms": 200}, "give ttft_slo_ms and tpot_slo_ms"),
+        ({"treshold": 0.5}, "no option 'treshold'"),
+        ({"way": 8}, "make it with `coserve moe unite"),
+    ],
+)
+def test_what_cannot_be_is_named(tiny: Path, options: dict[str, Any], says: str):
+    with pytest.raises(ModelError, match=says.replace("(", r"\(")):
+        open_mode("brownout", tiny, options)
+
+
+def test_united_experts_of_another_shape_are_refused(tiny: Path):
+    with pytest.raises(ModelError, match="do not fit 3 layers of 8 experts"):
+        a_runtime(tiny, Brownout(some_united()))
+
+
+def test_the_command_needs_a_trace(tmp_path: Path):
+    folder = write_tiny(tmp_path / "bare")
+    outcome = CliRunner().invoke(app, ["moe", "unite", str(folder), "--way", "2"])
+    assert outcome.exit_code == 1
+    assert "coserve moe trace" in outcome.output.replace("\n", " ")
+    assert CliRunner().invoke(app, ["moe", "unite", str(folder), "--way", "5"]).exit_code == 2

@@ -1,0 +1,296 @@
+"""eMoE on a tiny random model: nothing is loaded within a period, absent experts give way to the next of a ranking."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from experts.moe.errors import ModelError
+from experts.moe.gating import Row
+from experts.moe.model.runtime import MoeRuntime
+from experts.moe.modes import open_mode
+from experts.moe.modes.emoe.fitting import Recipe, Stream, fit_predictor, is_fitted, load_predictor, save_predictor
+from experts.moe.modes.emoe.measuring import WrongRouting, measure
+from experts.moe.modes.emoe.mode import Emoe, load_knowledge
+from experts.moe.modes.emoe.predictor import ExpertPredictor, spreads
+from experts.moe.modes.emoe.recall import recalls
+from experts.moe.modes.emoe.sensitivity import PART, load_shares, sensitive, shares_of, weights
+from experts.moe.modes.resident import Resident
+from experts.moe.policy.schedule import Generation
+from experts.moe.trace import Trace, popularity_by_task
+from experts.moe.weights.prepared import Prepared
+from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
+
+SMALL = Recipe(history=3, ahead=2, width=16, blocks=1, steps=12, batch=8)
+TASKS = ("even", "odd")
+LAYERS, EXPERTS, TOP_K = 3, 8, 2
+EXPERT_BYTES = 3 * 24 * 32 * 4
+
+
+def a_text(task, number, tokens=12):
+    """Tokens of one task are even, of the other odd: what a gate makes of them differs."""
+    generator = torch.Generator().manual_seed(number)
+    return 2 + 2 * torch.randint(0, 45, (1, tokens), generator=generator) + TASKS.index(task)
+
+
+def a_trace(folder, prompts_of_task=12):
+    runtime = open_runtime(folder, Resident())
+    seen, tasks = [], []
+    runtime.observers.append(lambda _step, gate, _done: seen.append(gate.index))
+    for task in TASKS:
+        for number in range(prompts_of_task):
+            with torch.no_grad():
+                runtime.model(a_text(task, number))
+            tasks.append(TASKS.index(task))
+    runtime.close()
+    index = torch.cat([torch.stack(seen[at : at + LAYERS], 1) for at in range(0, len(seen), LAYERS)])
+    return Trace(
+        index=index.to(torch.int16),
+        weight=torch.full(index.shape, 0.5, dtype=torch.float16),
+        token=torch.zeros(len(index), dtype=torch.int32),
+        decode=torch.zeros(len(index), dtype=torch.bool),
+        start=torch.arange(len(tasks) + 1) * 12,
+        task=torch.tensor(tasks, dtype=torch.int16),
+        tasks=TASKS,
+        experts=EXPERTS,
+    )
+
+
+def open_runtime(folder, mode, slots=LAYERS * EXPERTS):
+    return MoeRuntime.open(folder, mode, slots * EXPERT_BYTES)
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """A checkpoint with a trace's predictor and with sensitivity, and the trace."""
+    folder = write_tiny(tmp_path_factory.mktemp("emoe") / "tiny")
+    prepared, trace = Prepared(folder), a_trace(folder)
+    save_predictor(prepared, fit_predictor(trace, SMALL), trace, SMALL)
+    mode = WrongRouting()
+    runtime = open_runtime(folder, mode)
+    measure(runtime, mode, {task: torch.cat([a_text(task, 1), a_text(task, 2)]) for task in TASKS}, prepared)
+    runtime.close()
+    return folder, trace
+
+
+def say(runtime, task, number, tokens=12):
+    with torch.no_grad(), runtime.step([Row(f"{task}-{number}", task, tokens)]):
+        return runtime.model(a_text(task, number, tokens)).logits
+
+
+def emoe(folder, **options):
+    return Emoe(load_knowledge(Prepared(folder)), **options)
+
+
+def resident(runtime):
+    return [runtime.cache.resident(layer) for layer in range(LAYERS)]
+
+
+def test_with_room_for_all_experts_the_logits_are_those_of_the_unmodified_model(fitted):
+    folder, _ = fitted
+    runtime = open_runtime(folder, emoe(folder, period=1))
+    for number in range(3):
+        assert torch.equal(say(runtime, "even", number), load_unmodified(folder)(a_text("even", number)).logits)
+    assert runtime.cache.metrics.counts.fetches == 0
+    runtime.close()
+
+
+def test_a_step_that_fails_amid_its_layers_changes_no_answer_after_it(fitted):
+    folder, _ = fitted
+    runtime = open_runtime(folder, emoe(folder, period=2))
+    fail_amid_each_layer(runtime, lambda: say(runtime, "odd", 1))
+    for number in range(3):
+        assert torch.equal(say(runtime, "even", number), load_unmodified(folder)(a_text("even", number)).logits)
+    runtime.close()
+
+
+@pytest.mark.parametrize("variant", ["all", "layer"])
+def test_experts_change_with_the_period_and_never_in_between(fitted, variant):
+    folder, _ = fitted
+    runtime = open_runtime(folder, emoe(folder, period=4, variant=variant), slots=9)
+    changed = []
+    for number in range(12):
+        before = resident(runtime)
+        say(runtime, TASKS[number // 6], number)
+        runtime.cache.quiesce()
+        runtime.cache.check()
+        if resident(runtime) != before:
+            changed.append(number)
+    assert changed
+    assert set(changed) <= {4, 8}
+    runtime.close()
+
+
+def test_only_experts_that_are_there_run_and_a_token_takes_its_next_ranked(fitted):
+    folder, _ = fitted
+    runtime = open_runtime(folder, emoe(folder, period=100), slots=9)
+    here = resident(runtime)
+    seen = []
+    runtime.observers.append(lambda _step, gate, done: seen.append((gate, done)))
+    say(runtime, "even", 1)
+    for gate, done in seen:
+        allowed = here[gate.layer]
+        ranking = gate.logits.argsort(-1, descending=True)
+        wanted = [[one for one in row if one in allowed][:TOP_K] for row in ranking.tolist()]
+        assert done.index.tolist() == wanted
+        assert torch.allclose(done.weight.sum(-1), torch.ones(len(done.weight)))
+    runtime.close()
+
+
+def test_decoding_loads_nothing_and_waits_for_nothing(fitted):
+    folder, _ = fitted
+    runtime = open_runtime(folder, emoe(folder, period=1), slots=9)
+    say(runtime, "even", 1)
+    with torch.inference_mode(), runtime.step([Row("odd-2", "odd", 12)]):
+        past = runtime.model(a_text("odd", 2), use_cache=True).past_key_values
+    runtime.cache.quiesce()
+    before = runtime.cache.metrics.counts.copy()
+    for _ in range(4):
+        with torch.inference_mode(), runtime.step([Row("odd-2", "odd", 1)]):
+            runtime.model(torch.tensor([[5]]), past_key_values=past, use_cache=True)
+    spent = runtime.cache.metrics.counts - before
+    assert (spent.fetches, spent.misses, spent.joined) == (0, 0, 0)
+    assert spent.served > 0
+    runtime.close()
+
+
+def test_lengths_of_answers_are_learned_from_who_decodes(fitted):
+    folder, _ = fitted
+    mode = emoe(folder, period=1)
+    runtime = open_runtime(folder, mode, slots=9)
+    with torch.inference_mode():
+        with runtime.step([Row("a", "even", 12)]):
+            past = runtime.model(a_text("even", 1), use_cache=True).past_key_values
+        for _ in range(5):
+            with runtime.step([Row("a", "even", 1)]):
+                runtime.model(torch.tensor([[4]]), past_key_values=past, use_cache=True)
+        with runtime.step([Row("b", "odd", 1)]):
+            runtime.model(torch.tensor([[4]]), past_key_values=past, use_cache=True)
+    assert mode.profiles.remaining(Generation("c", "even", 12, 100, 0.0)) == 5
+    runtime.close()
+
+
+def test_the_budget_changes_between_steps_and_what_is_expected_least_goes(fitted):
+    folder, _ = fitted
+    runtime = open_runtime(folder, emoe(folder, period=3), slots=12)
+    for number, slots in enumerate((12, 7, 24, 9)):
+        runtime.mode.resize(slots * EXPERT_BYTES)
+        say(runtime, "odd", number)
+        runtime.cache.quiesce()
+        runtime.cache.check()
+        assert sum(map(len, resident(runtime))) == slots
+        assert runtime.cache.allocated_bytes == slots * EXPERT_BYTES
+        assert all(len(experts) >= TOP_K for experts in resident(runtime))
+    with pytest.raises(ModelError, match="needs at least"):
+        runtime.mode.resize(5 * EXPERT_BYTES)
+    runtime.close()
+
+
+def test_a_model_without_predictor_says_which_command_makes_it(tmp_path):
+    with pytest.raises(ModelError, match="coserve moe fit"):
+        open_mode("emoe", write_tiny(tmp_path / "bare"))
+
+
+def test_a_predictor_of_another_shape_is_refused(fitted, tmp_path):
+    other = write_tiny(tmp_path / "other", num_local_experts=4)
+    with pytest.raises(ModelError, match="8 experts, the model has"):
+        open_runtime(other, emoe(fitted[0]), slots=12)
+
+
+def test_a_predictor_that_has_learned_nothing_says_the_popularity_of_each_task(fitted):
+    _, trace = fitted
+    prior = torch.cat([popularity_by_task(trace), popularity_by_task(trace).mean(0, keepdim=True)])
+    predictor = ExpertPredictor(prior, history=3, width=16, blocks=1).eval()
+    found = predictor.predict([(0, prior[0])], [0, 1])
+    assert torch.allclose(found, prior[:2].clamp_min(1e-4) / prior[:2].clamp_min(1e-4).sum(-1, keepdim=True), atol=1e-5)
+
+
+def test_a_layer_sees_of_its_prompt_only_what_stands_before_it_in_the_order(fitted):
+    predictor, _ = load_predictor(Prepared(fitted[0]))
+    past = torch.rand(1, 3, LAYERS, EXPERTS)
+    tasks, task = torch.tensor([[0, 1, -1]]), torch.tensor([1])
+    target = torch.softmax(torch.randn(1, LAYERS, EXPERTS), -1)
+    hidden = predictor.order([2, 0, 1], LAYERS)
+
+    def changes(layer):
+        other = target.clone()
+        other[0, layer] = torch.softmax(torch.randn(EXPERTS), -1)
+        with torch.no_grad():
+            differ = predictor(past, tasks, task, target, hidden) != predictor(past, tasks, task, other, hidden)
+        return differ[0].any(-1).tolist()
+
+    assert changes(2) == [True, True, False]
+    assert changes(0) == [False, True, False]
+    assert changes(1) == [False, False, False]
+
+
+def test_what_was_fitted_is_there_again_and_is_made_once(fitted):
+    folder, trace = fitted
+    prepared = Prepared(folder)
+    assert is_fitted(prepared, trace, SMALL)
+    assert not is_fitted(prepared, trace, Recipe())
+    predictor, tasks = load_predictor(prepared)
+    assert tasks == TASKS
+    again = fit_predictor(trace, SMALL)
+    assert all(torch.equal(one, again.state_dict()[name]) for name, one in predictor.state_dict().items())
+
+
+def test_recall_is_told_for_every_way_to_name_experts(fitted):
+    folder, trace = fitted
+    found = recalls(load_predictor(Prepared(folder))[0], trace, 2, 4, prompts=20)
+    assert list(found) == ["popularity", "popularity of the task", "last prompt", "emoe-A", "emoe-L"]
+    assert all(0 < value <= 1 for value in found.values())
+    assert found["popularity of the task"] > found["popularity"]
+
+
+def test_a_stream_keeps_each_tasks_prompts_in_their_order():
+    stream = Stream([[0, 1, 2], [], [7, 8]], torch.Generator().manual_seed(1))
+    taken = [stream.take() for _ in range(40)]
+    assert {task for task, _ in taken} == {0, 2}
+    first = [number for task, number in taken if task == 0]
+    assert all((after - before) % 3 == 1 for before, after in pairwise(first))
+
+
+def test_spreads_leave_the_sentinel_out():
+    assert spreads([torch.tensor([[0, 1], [0, 4]])], 4).tolist() == [pytest.approx([2 / 3, 1 / 3, 0, 0])]
+
+
+def test_sensitivity_goes_from_the_most_tolerant_layer_to_the_least():
+    accuracy = {"": 0.8, "0": 0.2, "1": 0.76, "2": 0.72, "1 2": 0.64, "0 1 2": 0.08}
+    shares = {"a": shares_of(accuracy, 3)}
+    assert shares["a"] == pytest.approx((0.1, 0.95, 0.8))
+    assert sensitive(shares) == {"a": (True, False, True)}
+    assert weights(shares)["a"] == pytest.approx((0.7, 0.05, 0.15))
+
+
+def test_measuring_goes_on_where_it_stopped(fitted):
+    folder, _ = fitted
+    prepared = Prepared(folder)
+    whole = prepared.load_json(PART)
+    cut = {"even": whole["accuracy"]["even"], "odd": {"": whole["accuracy"]["odd"][""]}}
+    prepared.save_json(PART, {**whole, "accuracy": cut})
+    with pytest.raises(ModelError, match="go on with"):
+        load_shares(prepared)
+    mode, forwards = WrongRouting(), []
+    runtime = open_runtime(folder, mode)
+    runtime.observers.append(lambda step, gate, _done: forwards.append(step.number) if gate.layer == 0 else None)
+    measure(runtime, mode, {task: torch.cat([a_text(task, 1), a_text(task, 2)]) for task in TASKS}, prepared)
+    runtime.close()
+    assert len(forwards) == 2 * LAYERS - 1
+    assert prepared.load_json(PART) == whole
+
+
+def test_wrong_routing_keeps_padding_and_draws_distinct_experts(fitted):
+    mode = WrongRouting()
+    runtime = open_runtime(fitted[0], mode)
+    mode.again(frozenset([1]))
+    seen = []
+    runtime.observers.append(lambda _step, gate, done: seen.append((gate, done)))
+    given = prompts(2)
+    with torch.no_grad():
+        runtime.model(**given)
+    for gate, done in seen:
+        assert torch.equal(gate.index, done.index) == (gate.layer != 1)
+        assert torch.equal(gate.index == EXPERTS, done.index == EXPERTS)
+        assert all(len(set(row)) == TOP_K or EXPERTS in row for row in done.index.tolist())
+    runtime.close()

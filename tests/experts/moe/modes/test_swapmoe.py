@@ -1,0 +1,244 @@
+"""SwapMoE on a tiny model: a masked gate, importance from before the mask, swaps without waiting, a moving budget."""
+
+import threading
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from experts.moe.cache.link import Link
+from experts.moe.errors import ModelError
+from experts.moe.gating import Routing, Step
+from experts.moe.modes.swapmoe.plan import Plan, Preparation, load_preparation, plan_for, save_preparation, with_plan
+from experts.moe.weights.prepared import Prepared
+
+pytest.importorskip("transformers", reason="language models need the extra `moe`: pip install 'coserve[moe]'")
+
+from experts.moe.model.runtime import MoeRuntime
+from experts.moe.modes import open_mode
+from experts.moe.modes.swapmoe.mode import SwapMoe, expert_norms, importance, token_count
+from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
+
+LAYERS, EXPERTS, TOP_K = 3, 8, 2
+EXPERT_BYTES = 3 * 24 * 32 * 4
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("swapmoe") / "mixtral")
+
+
+@contextmanager
+def serving(checkpoint: Path, slots: int, mode: SwapMoe | None = None, link: Link | None = None):
+    with closing(MoeRuntime.open(checkpoint, mode or SwapMoe(), slots * EXPERT_BYTES, link=link)) as runtime:
+        yield runtime
+
+
+def say(runtime: MoeRuntime, seed: int, tokens: int = 9) -> torch.Tensor:
+    """One prompt through the model, swaps and all."""
+    with torch.no_grad():
+        logits = runtime.model(**prompts(1, tokens, seed=seed)).logits
+    runtime.cache.quiesce()
+    runtime.cache.check()
+    return logits
+
+
+def a_routing(hidden: torch.Tensor, index: list[list[int]], weight: list[list[float]], experts: int = 4) -> Routing:
+    return Routing(0, hidden, torch.zeros(len(hidden), experts), torch.tensor(index), torch.tensor(weight))
+
+
+def test_importance_is_the_sum_of_norm_of_token_gate_and_expert():
+    hidden = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
+    routing = a_routing(hidden, [[1, 3], [3, 4]], [[0.75, 0.25], [1.0, 0.5]])
+    found = importance(routing, torch.tensor([1.0, 2.0, 3.0, 10.0]))
+    assert found.tolist() == [0.0, 5 * 0.75 * 2, 0.0, (5 * 0.25 + 2 * 1.0) * 10]
+    assert token_count(routing, torch.ones(4)).tolist() == [0, 1, 0, 2], "the sentinel is nobody"
+
+
+def test_norms_are_those_of_the_experts_weights(checkpoint: Path):
+    model = load_unmodified(checkpoint)
+    with serving(checkpoint, 6) as runtime:
+        norms = expert_norms(runtime.store)
+    experts = model.model.layers[2].mlp.experts
+    expected = torch.cat([experts.gate_up_proj[5].flatten(), experts.down_proj[5].flatten()]).norm()
+    torch.testing.assert_close(norms[2, 5], expected.detach())
+
+
+def test_with_every_expert_in_memory_the_answer_is_the_unmodified_models(checkpoint: Path):
+    with serving(checkpoint, LAYERS * EXPERTS) as runtime, torch.no_grad():
+        expected = load_unmodified(checkpoint)(**prompts(1, 9, seed=1)).logits
+        assert torch.equal(say(runtime, 1), expected)
+
+
+def test_a_step_that_fails_amid_its_layers_changes_no_answer_after_it(checkpoint: Path):
+    with serving(checkpoint, LAYERS * EXPERTS) as runtime, torch.no_grad():
+        fail_amid_each_layer(runtime, lambda: say(runtime, 2))
+        assert torch.equal(say(runtime, 1), load_unmodified(checkpoint)(**prompts(1, 9, seed=1)).logits)
+
+
+def test_only_what_is_in_memory_computes_and_nothing_is_waited_for(checkpoint: Path):
+    carried_out: list[tuple[Step, Routing]] = []
+    with serving(checkpoint, LAYERS * 4, SwapMoe(period=1)) as runtime:
+
+        def watch(step: Step, _gate: Routing, done: Routing) -> None:
+            assert set(done.wanted()) <= set(runtime.cache.resident(done.layer))
+            carried_out.append((step, done))
+
+        runtime.observers.append(watch)
+        before = [runtime.cache.resident(layer) for layer in range(LAYERS)]
+        for seed in range(8):
+            say(runtime, seed)
+        counts = runtime.cache.metrics.counts
+        assert len(carried_out) == 8 * LAYERS
+        assert [runtime.cache.resident(layer) for layer in range(LAYERS)] != before, "experts were swapped"
+        assert (counts.blocking, counts.fetches_demand, counts.misses, counts.wait_s) == (0, 0, 0, 0.0)
+        assert counts.fetches_prefetch > 0
+        assert all((done.index < EXPERTS).all() for _, done in carried_out), "every token got its k experts"
+
+
+def test_what_the_gate_wants_and_has_not_is_brought_in(checkpoint: Path):
+    """The importance of absent experts is seen because it is taken before masking."""
+    asked = torch.zeros(LAYERS, EXPERTS)
+    with serving(checkpoint, LAYERS * 4, SwapMoe(period=1, prior_tokens=0, window=1e6)) as runtime:
+        runtime.observers.append(lambda _s, gate, _d: asked[gate.layer].add_(importance(gate, torch.ones(EXPERTS))))
+        norms = expert_norms(runtime.store)
+        for seed in range(4):
+            say(runtime, seed, tokens=40)
+        say(runtime, 4, tokens=1)
+        for layer in range(LAYERS):
+            best = (asked * norms)[layer].topk(4).indices.sort().values.tolist()
+            assert runtime.cache.resident(layer) == tuple(best)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "olmoe", "qwen3_moe", "switch_transformers"])
+def test_every_family_serves_with_half_of_its_experts(family: str, tmp_path: Path):
+    folder = write_tiny(tmp_path / family, family)
+    with closing(MoeRuntime.open(folder, SwapMoe(period=1), 1 << 24)) as whole:
+        layers, experts, size_bytes = whole.arch.layers, whole.arch.experts, whole.store.expert_bytes
+    with closing(MoeRuntime.open(folder, SwapMoe(period=1), layers * experts // 2 * size_bytes)) as runtime:
+        given = prompts(3, 9)
+        answer = runtime.model.generate(**given, max_new_tokens=4, do_sample=False)
+        assert answer.shape[0] == 3
+        runtime.cache.quiesce()
+        runtime.cache.check()
+        assert runtime.cache.metrics.counts.blocking == 0
+
+
+def test_a_slow_link_delays_swaps_and_no_step(checkpoint: Path):
+    now, arrives = [0.0], threading.Event()
+
+    def sleep(seconds: float) -> None:
+        arrives.wait(60)
+        now[0] += seconds
+
+    arrives.set()
+    with serving(checkpoint, LAYERS * 4, SwapMoe(period=1), Link(30.0, lambda: now[0], sleep)) as runtime:
+        arrives.clear()
+        for seed in range(4):
+            with torch.no_grad():
+                runtime.model(**prompts(1, 9, seed=seed))
+        assert runtime.cache.pending(), "swaps are still under way when the steps are over"
+        assert runtime.cache.metrics.counts.wait_s == 0.0
+        arrives.set()
+        runtime.cache.quiesce()
+        runtime.cache.check()
+
+
+def test_an_update_cycle_of_many_steps_spreads_the_swaps(checkpoint: Path):
+    """Amortised: no step begins more than a part of what one cycle has to swap."""
+    most: dict[int, int] = {}
+    for period in (1, 12):
+        with serving(checkpoint, LAYERS * 4, SwapMoe(period=period)) as runtime:
+            began = []
+            for seed in range(24):
+                before = runtime.cache.metrics.counts.fetches
+                say(runtime, seed)
+                began.append(runtime.cache.metrics.counts.fetches - before)
+            most[period] = max(began)
+    assert most[12] < most[1]
+    assert most[12] > 0
+
+
+def test_the_budget_changes_while_text_is_generated(checkpoint: Path):
+    with serving(checkpoint, LAYERS * 6, SwapMoe(period=1)) as runtime:
+        answers: list[torch.Tensor] = []
+        given = prompts(1, 9)
+
+        def generate() -> None:
+            answers.append(runtime.model.generate(**given, max_new_tokens=50, do_sample=False, eos_token_id=[-1]))
+
+        thread = threading.Thread(target=generate)
+        thread.start()
+        for slots in (LAYERS * 3, LAYERS * EXPERTS, LAYERS * TOP_K, LAYERS * 5):
+            runtime.mode.resize(slots * EXPERT_BYTES)
+            assert runtime.cache.allocated_bytes <= slots * EXPERT_BYTES
+        thread.join()
+        assert len(answers[0][0]) == 9 + 50
+        for seed in range(4):
+            say(runtime, seed)
+        assert [len(runtime.cache.resident(layer)) for layer in range(LAYERS)] == [5, 5, 5]
+        assert runtime.cache.metrics.counts.blocking == 0
+
+
+def test_less_than_top_k_experts_in_each_layer_is_an_error_and_serving_goes_on(checkpoint: Path):
+    with pytest.raises(ModelError, match="at least"):
+        MoeRuntime.open(checkpoint, SwapMoe(), (LAYERS * TOP_K - 1) * EXPERT_BYTES)
+    with serving(checkpoint, LAYERS * TOP_K) as runtime:
+        with pytest.raises(ModelError, match="give it more"):
+            runtime.mode.resize((LAYERS * TOP_K - 1) * EXPERT_BYTES)
+        say(runtime, 0)
+
+
+def test_a_plan_gives_each_layer_its_experts_and_another_budget_the_same_proportions(checkpoint: Path):
+    plans = (Plan(12 * EXPERT_BYTES, (6, 2, 4), 3),)
+    with serving(checkpoint, 6) as runtime:
+        norms = expert_norms(runtime.store)
+    mode = SwapMoe(Preparation(norms, norms, plans))
+    with serving(checkpoint, 12, mode) as runtime:
+        assert [len(runtime.cache.resident(layer)) for layer in range(LAYERS)] == [6, 2, 4]
+        runtime.mode.resize(15 * EXPERT_BYTES)
+        for seed in range(9):
+            say(runtime, seed)
+        lent = [len(runtime.cache.resident(layer)) - planned for layer, planned in enumerate((8, 2, 5))]
+        assert sum(lent) == 0
+        assert max(lent) <= 1, "a layer at its floor borrows one slot to change"
+
+
+def test_what_was_prepared_is_found_again(tmp_path: Path):
+    folder = write_tiny(tmp_path / "mixtral")
+    assert load_preparation(folder) is None
+    assert open_mode("swapmoe", folder).name == "swapmoe"
+    norms = torch.rand(LAYERS, EXPERTS)
+    plan = Plan(12 * EXPERT_BYTES, (6, 2, 4), 3)
+    save_preparation(Prepared(folder), Preparation(norms, norms * 2, (plan,)))
+    found = load_preparation(folder)
+    assert found is not None
+    assert torch.equal(found.importance, norms * 2)
+    assert found.plans == (plan,)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"speed": 1}, "option speed: .*options are: counts, period"),
+        ({"score": "luck"}, "option score: .*'importance' or 'tokens'"),
+        ({"period": 0}, "option period: .*greater than 0"),
+        ({"window": 0}, "option window: .*greater than 0"),
+        ({"counts": [4, 4]}, "option counts: expected 3 numbers from 2 to 8"),
+        ({"counts": [4, 4, 1]}, "option counts: expected 3 numbers from 2 to 8"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(checkpoint: Path, options: dict[str, object], says: str):
+    with pytest.raises(ModelError, match=says):
+        MoeRuntime.open(checkpoint, open_mode("swapmoe", checkpoint, options), LAYERS * 4 * EXPERT_BYTES)
+
+
+def test_the_plan_of_the_nearest_budget_is_taken_and_the_same_budget_is_planned_once():
+    small, large = Plan(100, (2, 2), 1), Plan(200, (4, 4), 2)
+    plans = with_plan(with_plan([large], small), Plan(200, (5, 3), 1))
+    assert [plan.counts for plan in plans] == [(2, 2), (5, 3)]
+    assert plan_for(plans, 149) == small
+    assert plan_for(plans, 151) == plans[1]
+    assert plan_for(plans, 150) == small
+    assert plan_for((), 150) is None

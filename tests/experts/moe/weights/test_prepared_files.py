@@ -1,0 +1,126 @@
+"""Prepared files belong to exactly one checkpoint, and traces come back as they were written."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from experts.moe.errors import ModelError
+from experts.moe.trace import (
+    Trace,
+    join_traces,
+    load_popularity,
+    load_trace,
+    popularity,
+    popularity_by_task,
+    save_popularity,
+    save_trace,
+)
+from experts.moe.weights.prepared import POPULARITY, TRAIN, Prepared, stamp_of
+
+
+def a_checkpoint(folder: Path, fill: float = 0.0) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    save_file({"weight": torch.full((300, 300), fill)}, folder / "model.safetensors")
+    return folder
+
+
+def a_trace(experts: tuple[int, ...], task: str = "licence", prompts: int = 2) -> Trace:
+    """One layer, one expert a token, `prompts` prompts of as many tokens as there are `experts`."""
+    index = torch.tensor(experts * prompts, dtype=torch.int16)[:, None, None]
+    tokens = len(index)
+    return Trace(
+        index=index,
+        weight=torch.ones(tokens, 1, 1, dtype=torch.float16),
+        token=torch.arange(tokens, dtype=torch.int32),
+        decode=torch.arange(tokens) % len(experts) > 0,
+        start=torch.arange(prompts + 1) * len(experts),
+        task=torch.zeros(prompts, dtype=torch.int16),
+        tasks=(task,),
+        experts=4,
+    )
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path):
+    prepared = Prepared(a_checkpoint(tmp_path))
+    prepared.save("united-4", {"up": torch.arange(6.0).view(2, 3)}, {"way": 4})
+    tensors, notes = Prepared(tmp_path).load("united-4")
+    assert torch.equal(tensors["up"], torch.arange(6.0).view(2, 3))
+    assert notes == {"way": 4}
+    prepared.save_json("plan", {"layers": [1, 2]})
+    assert Prepared(tmp_path).load_json("plan") == {"layers": [1, 2]}
+    assert not list(prepared.folder.glob("*.part"))
+
+
+def test_a_missing_part_names_the_command_that_makes_it(tmp_path: Path):
+    prepared = Prepared(a_checkpoint(tmp_path))
+    assert not prepared.has(TRAIN)
+    with pytest.raises(ModelError, match=r"traces/train\.safetensors: not made yet; make it with `coserve moe trace"):
+        prepared.load(TRAIN)
+    with pytest.raises(ModelError, match="`coserve moe plan"):
+        prepared.load_json("plan")
+
+
+def test_parts_of_other_weights_are_refused(tmp_path: Path):
+    first = Prepared(a_checkpoint(tmp_path))
+    first.save(POPULARITY, {"popularity": torch.ones(1, 4)})
+    first.save_json("plan", {})
+    second = Prepared(a_checkpoint(tmp_path, fill=1.0))
+    assert second.stamp != first.stamp
+    assert not second.has(POPULARITY)
+    with pytest.raises(ModelError, match="made from other weights"):
+        second.load(POPULARITY)
+    with pytest.raises(ModelError, match="made from other weights"):
+        second.load_json("plan")
+
+
+def test_a_copied_checkpoint_keeps_its_stamp(tmp_path: Path):
+    assert stamp_of(a_checkpoint(tmp_path / "a")) == stamp_of(a_checkpoint(tmp_path / "b"))
+
+
+def test_a_broken_part_says_what_to_do(tmp_path: Path):
+    prepared = Prepared(a_checkpoint(tmp_path))
+    prepared.folder.mkdir()
+    prepared.path("duoserve").write_bytes(b"half")
+    prepared.path("plan", ".json").write_text("{")
+    assert not prepared.has("duoserve")
+    with pytest.raises(ModelError, match="make it again with `coserve moe fit"):
+        prepared.load("duoserve")
+    with pytest.raises(ModelError, match="make it again with `coserve moe plan"):
+        prepared.load_json("plan")
+
+
+def test_a_folder_without_weights_is_no_checkpoint(tmp_path: Path):
+    with pytest.raises(ModelError, match="no checkpoint"):
+        Prepared(tmp_path)
+
+
+def test_a_trace_comes_back_as_it_was(tmp_path: Path):
+    prepared = Prepared(a_checkpoint(tmp_path))
+    trace = a_trace((0, 1, 2))
+    save_trace(prepared, TRAIN, trace)
+    back = load_trace(prepared, TRAIN)
+    assert torch.equal(back.index, trace.index)
+    assert torch.equal(back.decode, trace.decode)
+    assert (back.tasks, back.experts, back.prompts, back.layers) == (("licence",), 4, 2, 1)
+    assert back.token[back.span(1)].tolist() == [3, 4, 5]
+
+
+def test_joined_traces_keep_their_tasks():
+    both = join_traces([a_trace((0, 1)), a_trace((2, 3, 3), task="python"), a_trace((1,), prompts=1)])
+    assert both.tasks == ("licence", "python")
+    assert both.start.tolist() == [0, 2, 4, 7, 10, 11]
+    assert both.token_tasks().tolist() == [0] * 4 + [1] * 6 + [0]
+
+
+def test_popularity_is_the_share_of_a_layers_tokens(tmp_path: Path):
+    trace = join_traces([a_trace((0, 0, 0, 1), prompts=1), a_trace((2,), task="python", prompts=1)])
+    assert popularity(trace).tolist() == [pytest.approx([0.6, 0.2, 0.2, 0.0])]
+    assert popularity_by_task(trace)[:, 0].tolist() == [pytest.approx([0.75, 0.25, 0, 0]), pytest.approx([0, 0, 1, 0])]
+    prepared = Prepared(a_checkpoint(tmp_path))
+    save_popularity(prepared, trace)
+    overall, of_task = load_popularity(prepared)
+    assert torch.equal(overall, popularity(trace))
+    assert of_task["python"].tolist() == [[0.0, 0.0, 1.0, 0.0]]

@@ -1,0 +1,202 @@
+"""`coserve moe import`: experts in slot layout, exact or packed, checked, resumable."""
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from experts.moe.errors import ModelError
+from experts.moe.gating import ExpertKey
+from experts.moe.model.runtime import MoeRuntime, read_model
+from experts.moe.modes import open_mode
+from experts.moe.weights.expert_store import CheckpointStore
+from experts.moe.weights.slot_file import SlotFileStore, slot_file, write_slot_file
+from experts.reading import CachedReader
+from tests.experts.moe.tiny import FAMILIES, prompts, write_tiny
+
+
+class CountingReader(CachedReader):
+    """Counts the reads that go to files."""
+
+    count = 0
+
+    def read(self, descriptor, view, offset):
+        self.count += 1
+        super().read(descriptor, view, offset)
+
+
+def import_into_slots(folder, storage="exact", done=lambda _: None):
+    _, arch, checkpoint = read_model(folder)
+    source = CheckpointStore(arch, checkpoint)
+    try:
+        return write_slot_file(source, checkpoint, storage, done)
+    finally:
+        source.close()
+
+
+def open_stores(folder, storage="exact", reader=None):
+    _, arch, checkpoint = read_model(folder)
+    return CheckpointStore(arch, checkpoint, reader), SlotFileStore(arch, checkpoint, storage, reader)
+
+
+def read_all(store):
+    buffer = torch.zeros(store.expert_bytes, dtype=torch.uint8)
+    for key in store.arch.keys():  # noqa: SIM118 — not a mapping
+        store.read(key, buffer.numpy().data)
+        yield key, [matrix.clone() for matrix in store.weights(buffer)]
+
+
+def a_prefill(folder, storage):
+    _, arch, _ = read_model(folder)
+    budget_bytes = 4 * arch.layers * arch.expert_bytes
+    runtime = MoeRuntime.open(folder, open_mode("ondemand", folder), budget_bytes, storage=storage)
+    with torch.inference_mode():
+        logits = runtime.model(**prompts(2)).logits
+    runtime.close()
+    return logits
+
+
+LAYOUTS = [(family, layout) for family in FAMILIES for layout in ("single", "fused")]
+LAYOUTS.remove(("switch_transformers", "fused"))  # it has one tensor for each expert only
+
+
+@pytest.mark.parametrize(("family", "layout"), LAYOUTS)
+def test_imported_experts_are_those_of_the_checkpoint_in_one_read_each(tmp_path, family, layout):
+    write_tiny(tmp_path, family, layout=layout, shards="40KB")
+    import_into_slots(tmp_path)
+    reader = CountingReader()
+    original, imported = open_stores(tmp_path, reader=reader)
+    expected = dict(read_all(original))
+    assert reader.count == {"single": 3, "fused": 2}[layout] * len(expected) or family == "switch_transformers"
+    reader.count = 0
+    for key, matrices in read_all(imported):
+        assert all(torch.equal(*pair) for pair in zip(matrices, expected[key], strict=True))
+    assert reader.count == len(expected)
+
+
+def test_an_imported_model_is_read_from_the_slot_file_by_itself_and_answers_the_same(tmp_path):
+    write_tiny(tmp_path)
+    expected = a_prefill(tmp_path, "checkpoint")
+    import_into_slots(tmp_path)
+    assert torch.equal(a_prefill(tmp_path, "auto"), expected)
+
+
+def test_the_slot_file_is_safetensors_with_each_expert_on_a_page(tmp_path):
+    write_tiny(tmp_path)
+    file = import_into_slots(tmp_path)
+    with safe_open(file, framework="pt") as opened:
+        assert opened.metadata()["family"] == "mixtral"
+        assert opened.get_tensor("2.7").shape[0] % 4096 == 0
+
+
+@pytest.mark.parametrize(("storage", "most"), [("int8", 0.01), ("int4", 0.12)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_experts_come_back_with_a_small_error(tmp_path, storage, most, dtype):
+    write_tiny(tmp_path, dtype=dtype)
+    import_into_slots(tmp_path, storage)
+    original, packed = open_stores(tmp_path, storage)
+    assert packed.stored_bytes < original.stored_bytes * (0.4 if dtype == torch.float32 else 0.7)
+    for (_, before), (_, after) in zip(read_all(original), read_all(packed), strict=True):
+        for old, new in zip(before, after, strict=True):
+            assert new.dtype == dtype
+            assert float((new.float() - old.float()).norm() / old.float().norm()) < most
+    assert float((a_prefill(tmp_path, storage) - a_prefill(tmp_path, "checkpoint")).abs().max()) > 0
+
+
+class StoppedError(Exception):
+    """The machine was switched off."""
+
+
+def test_a_stopped_import_goes_on_where_it_was(tmp_path):
+    write_tiny(tmp_path)
+
+    def stop_at(key):
+        if key == ExpertKey(1, 4):
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        import_into_slots(tmp_path, done=stop_at)
+    part = slot_file(tmp_path, "exact").with_name("experts-exact.safetensors.part")
+    assert part.is_file()
+    assert not slot_file(tmp_path, "exact").exists()
+    _, arch, checkpoint = read_model(tmp_path)
+    reader = CountingReader()
+    write_slot_file(CheckpointStore(arch, checkpoint, reader), checkpoint, "exact", lambda _: None)
+    assert reader.count == 3 * (3 * 8 - 13)
+    assert not part.exists()
+    for (_, before), (_, after) in zip(*map(read_all, open_stores(tmp_path)), strict=True):
+        assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
+def test_a_stopped_import_of_other_weights_starts_anew(tmp_path):
+    write_tiny(tmp_path)
+
+    def stop(key):
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        import_into_slots(tmp_path, done=stop)
+    write_tiny(tmp_path, seed=7)
+    import_into_slots(tmp_path)
+    for (_, before), (_, after) in zip(*map(read_all, open_stores(tmp_path)), strict=True):
+        assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
+def test_a_damaged_expert_is_named_when_it_is_first_read(tmp_path):
+    write_tiny(tmp_path)
+    file = import_into_slots(tmp_path)
+    with file.open("r+b") as opened:
+        opened.seek(-4096, 2)
+        opened.write(b"damage")
+    _, store = open_stores(tmp_path)
+    buffer = torch.zeros(store.expert_bytes, dtype=torch.uint8)
+    store.read(ExpertKey(0, 0), buffer.numpy().data)
+    with pytest.raises(ModelError, match=r"experts-exact.*expert 7 of layer 2 is damaged.*coserve moe import"):
+        store.read(ExpertKey(2, 7), buffer.numpy().data)
+
+
+def cut_off(file):
+    with file.open("r+b") as opened:
+        opened.truncate(file.stat().st_size - 4096)
+
+
+def spoil_header(file):
+    with file.open("r+b") as opened:
+        opened.seek(20)
+        opened.write(b"\0\0\0")
+
+
+def change_header(file):
+    data = bytearray(file.read_bytes())
+    at = data.index(b'"data_offsets":[0,') + len(b'"data_offsets":[')
+    data[at : at + 1] = b"4"
+    file.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [(cut_off, "bytes long where"), (spoil_header, "header is damaged"), (change_header, "header is damaged")],
+)
+def test_a_spoilt_slot_file_is_refused_and_written_again_by_the_import(tmp_path, spoil, says):
+    write_tiny(tmp_path)
+    file = import_into_slots(tmp_path)
+    spoil(file)
+    with pytest.raises(ModelError, match=rf"experts-exact.*{says}.*coserve moe import"):
+        a_prefill(tmp_path, "auto")
+    import_into_slots(tmp_path)
+    a_prefill(tmp_path, "auto")
+
+
+def test_a_slot_file_of_other_weights_is_refused(tmp_path):
+    write_tiny(tmp_path)
+    import_into_slots(tmp_path)
+    write_tiny(tmp_path, seed=7)
+    with pytest.raises(ModelError, match="made from other weights"):
+        a_prefill(tmp_path, "auto")
+
+
+def test_packed_storage_that_was_not_imported_says_which_command_makes_it(tmp_path):
+    write_tiny(tmp_path)
+    with pytest.raises(ModelError, match=r"experts-int8.*coserve moe import --storage int8"):
+        a_prefill(tmp_path, "int8")
+    with pytest.raises(ModelError, match=r"no storage .int2.; choose one of auto, checkpoint, exact, int8, int4"):
+        a_prefill(tmp_path, "int2")
