@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 
 # Rich's console keeps the width that the environment names when it is made, for all tests of this process.
 os.environ.pop("COLUMNS", None)
-import tools.console  # noqa: F401
+import tools.cli.console  # noqa: F401
 
 # An example that is found says the same however long it took: what a busy machine makes slow is no mistake.
 settings.register_profile("coserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])

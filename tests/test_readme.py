@@ -18,7 +18,7 @@ from routing_rules.compile import compile_rules
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S
-from tools.cli import app
+from tools.cli.main import app
 from tools.service import Service
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """`python -m tools` is `coserve`, for children of our own commands."""
 
-from tools.cli import main
+from tools.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tools.console import quiet_start
+from tools.cli.console import quiet_start
 
 READY = "coserve ready"
 #: The kernel ends it at once; reaping may wait for a disk.

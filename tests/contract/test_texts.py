@@ -17,7 +17,7 @@ from tests.contract.client import Line, Peer
 from tests.contract.held_models import STEPS, hold_after
 from tests.lines import a_jpeg
 from tests.waiting import PATIENCE_S
-from tools.cli import app
+from tools.cli.main import app
 from tools.service import Service
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")

@@ -23,7 +23,7 @@ from tests.faults.faults_cameras import RULES, Consumer, Sent, Shift
 from tests.faults.faults_invariants import broken_promises
 from tests.lines import a_line
 from tests.waiting import PATIENCE_S, until
-from tools.console import quiet_start
+from tools.cli.console import quiet_start
 from tools.faults.powercut import Disk, Unsynced
 from tools.faults.shim import Call, read_log, shim_environment, switch_faults
 from tools.service import READY

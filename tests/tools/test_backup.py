@@ -489,7 +489,7 @@ def stop(tar):
     print("here", flush=True)
     sys.stdin.read()
 archive.forget_members = stop
-from tools.cli import app
+from tools.cli.main import app
 app()
 """
 

@@ -12,7 +12,7 @@ from tools.bench.arrivals import OnlineSettings, live_rows
 from tools.bench.job import Job, Run
 from tools.bench.online import POLICIES
 from tools.bench.stage import Size
-from tools.cli import app
+from tools.cli.main import app
 
 
 def test_the_simulated_table_has_a_row_for_each_policy_load_and_kind_of_arrivals(tmp_path: Path) -> None:

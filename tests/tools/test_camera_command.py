@@ -26,8 +26,8 @@ from tools.camera.command import (
     rendered_images,
 )
 from tools.camera.render import board_types, render_board
+from tools.cli.demo import demo
 from tools.demo.prepare import JUDGED_SEEDS, PANELS
-from tools.watch import demo
 
 
 @contextmanager

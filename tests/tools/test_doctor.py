@@ -27,7 +27,8 @@ from tests.contract.client import Line
 from tests.lines import a_line
 from tests.small_disk import small_disk
 from tests.tools.scripted_daemon import HOST
-from tools.doctor import command, disks, doors, line, machine
+from tools.cli import doctor as command
+from tools.doctor import disks, doors, line, machine
 from tools.doctor import patient as patient_module
 from tools.doctor.gpu import Driver, Gpu
 from tools.doctor.patient import Patient, meet

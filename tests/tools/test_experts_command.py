@@ -16,7 +16,7 @@ from experts.catalog import CatalogFile
 from experts.catalog_edit import read
 from tests.contract.client import Line
 from tests.lines import a_jpeg
-from tools.cli import app
+from tools.cli.main import app
 
 RULES = """\
 boards:

@@ -17,7 +17,7 @@ from tests.contract.client import Line
 from tests.tools.asked_line import SERIALS
 from tools.asking.explain.record import Record, UnknownInspectionError, Wanted, read_record
 from tools.asking.explain.retrace import retrace, way_of
-from tools.cli import app
+from tools.cli.main import app
 
 
 def explain(folder: Path, *arguments: str, status: int = 0) -> str:

@@ -28,7 +28,7 @@ from tools.asking.package import write
 from tools.asking.package.chosen import Selection
 from tools.asking.package.verify import verify_package
 from tools.asking.package.write import FolderInUseError, PackageError, Report, write_package
-from tools.cli import app
+from tools.cli.main import app
 
 
 def coserve(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -306,7 +306,7 @@ def stop(package):
     print("here", flush=True)
     sys.stdin.read()
 write._write_sums = stop
-from tools.cli import app
+from tools.cli.main import app
 app()
 """
 

@@ -20,7 +20,7 @@ from routing_rules.compile import compile_rules
 from tests.lines import a_jpeg
 
 #: What the console script of the package does.
-STARTED = "import sys; sys.argv = sys.argv[1:]; from tools.cli import main; main()"
+STARTED = "import sys; sys.argv = sys.argv[1:]; from tools.cli.main import main; main()"
 
 
 def init(*words: str, cwd: Path, typed: str = "") -> subprocess.CompletedProcess[str]:

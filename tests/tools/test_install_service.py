@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from daemon.config.settings import load_config
 from tests.systemd.sandbox import settings
-from tools.cli import app
-from tools.console import default_config
+from tools.cli.console import default_config
+from tools.cli.main import app
 from tools.service_files import Places, exec_words, hidden, started_config, unreadable_secrets
 
 

@@ -16,7 +16,7 @@ from experts.moe.weights.prepared import HELD_OUT, TRAIN, Prepared
 pytest.importorskip("transformers", reason="needs the extra `moe`")
 
 from experts.moe.library import transformers
-from tools.cli import app
+from tools.cli.main import app
 from tools.moe import fixture
 from tools.moe.charts import draw
 from tools.moe.corpus import DOMAINS, Document, collect

@@ -21,8 +21,8 @@ from tests.daemon.storage.database.store_parts import a_line as a_store
 from tests.daemon.storage.database.store_parts import a_stage, an_arrival, an_outcome
 from tests.experts.recorder import FakeRecorder
 from tests.lines import a_jpeg, a_line
+from tools.cli.profile import register
 from tools.profile import measure
-from tools.profile.command import register
 from tools.profile.executors import Pair, best, pairs, try_pairs
 from tools.profile.fit import fit_line
 from tools.profile.measure import Bench, Effort

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from tests.contract.client import Line
 from tests.lines import a_jpeg
-from tools.cli import app
+from tools.cli.main import app
 from tools.rejudge.choose import Stored
 from tools.rejudge.report import rows, write_csv
 from tools.rejudge.run import Rejudged

@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.daemon.dashboard.web import Web
-from tools.cli import app
+from tools.cli.main import app
 
 
 @pytest.fixture(params=["nobody", "left behind"])

@@ -23,7 +23,7 @@ from tests.tools.asked_database import NEW, OLD, RULES, make
 from tools.asking.batches import BATCH_ROWS, Question, answer
 from tools.asking.moments import MomentError, moment
 from tools.asking.rows import BOARDS, IMAGES, STAGES, Filters
-from tools.cli import app
+from tools.cli.main import app
 
 CONFIG = """\
 endpoints: {intake: ["ipc://run/i.sock"], results: "ipc://run/r.sock", control: "ipc://run/c.sock"}
@@ -259,7 +259,7 @@ def stop(*arguments):
     print("here", flush=True)
     sys.stdin.read()
 batches.answer = stop
-from tools.cli import app
+from tools.cli.main import app
 app()
 """
 
@@ -293,7 +293,7 @@ def test_parquet_has_real_types(line: Path, results: Callable[..., Result], tmp_
 
 
 def test_without_pyarrow_the_extra_is_named(line: Path, tmp_path: Path) -> None:
-    code = "import sys; sys.modules['pyarrow'] = None; from tools.cli import app; app()"
+    code = "import sys; sys.modules['pyarrow'] = None; from tools.cli.main import app; app()"
     done = subprocess.run(
         [sys.executable, "-c", code, "results", "--parquet", str(tmp_path / "x.parquet"), "--config",
          str(line / "coserve.yaml")], capture_output=True, text=True, check=False, timeout=120,
@@ -360,7 +360,7 @@ PEAK = """\
 import re, sys
 from pathlib import Path
 from tools.asking import batches
-from tools.cli import app
+from tools.cli.main import app
 batches.BATCH_ROWS = 200
 try: app()
 finally: print(re.search(r"VmHWM:\\s+([0-9]+)", Path("/proc/self/status").read_text())[1], file=sys.stderr)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from daemon.host.lock import claim
 from daemon.storage.database.store import open_store
 from tests.contract.client import running
-from tools.cli import app
+from tools.cli.main import app
 
 AT = "2026-11-21T09:28:11.123Z"
 

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, event
 from typer.testing import CliRunner
 
 from tests.tools.asked_database import make
-from tools.cli import app
+from tools.cli.main import app
 
 CONFIG = """\
 endpoints: {intake: ["ipc://run/i.sock"], results: "ipc://run/r.sock", control: "ipc://run/c.sock"}

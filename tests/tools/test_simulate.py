@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from daemon.policy.presets import PRESETS, WITHOUT
-from tools.cli import app
+from tools.cli.main import app
 from tools.simulate.bound import bound_s, compute_s
 from tools.simulate.engine import Simulation, simulate
 from tools.simulate.files import DeviceFile, FileError, TaskFile, read_device, read_task

@@ -11,7 +11,7 @@ from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS
 from experts.spec import ArchitectureId
 from tests.daemon.dispatch.simulated_line import a_line, an_image
-from tools.cli import app
+from tools.cli.main import app
 from tools.simulate.engine import simulate
 from tools.simulate.recorded import fit_costs, read_recorded
 

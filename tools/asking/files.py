@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from daemon.host.folders import sync
-from tools.console import fail
+from tools.cli.console import fail
 
 #: As the database: others read through the group.
 MODE = 0o640

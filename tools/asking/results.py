@@ -18,8 +18,8 @@ from tools.asking.files import complete_or_not, leave_cleanly, why
 from tools.asking.formats import Csv, Json, JsonLines, Parquet, Writer
 from tools.asking.rows import NotAskedOfError
 from tools.asking.table import print_rows
-from tools.console import console, fail, print_json
-from tools.opened import opened
+from tools.cli.console import console, fail, print_json
+from tools.cli.open_line import opened
 
 #: What a person looks at; files have everything.
 NEWEST = 50

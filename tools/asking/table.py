@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tools.asking.batches import Batch
-from tools.console import console
+from tools.cli.console import console
 
 #: A cell of more is folded before a column is left out.
 _WIDEST = 24

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from tools.bench.job import Job, Run
 from tools.bench.stage import Size, Stage, set_stage
 from tools.bench.workload import Order, Trace
-from tools.console import errors
-from tools.progress import Bars
+from tools.cli.console import errors
+from tools.cli.progress import Bars
 from tools.simulate.report import quantile
 
 Arrivals = Literal["poisson", "bursty"]

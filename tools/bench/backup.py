@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 
 import typer
 
-from tools.console import AsJson, console, errors, fail, print_json, print_table, quiet_start
+from tools.cli.console import AsJson, console, errors, fail, print_json, print_table, quiet_start
 
 _PROBE_EVERY_S = 0.05
 
@@ -50,7 +50,7 @@ def bench_backup(
     """
     if folder is not None and not folder.is_dir():
         fail(f"no folder {folder}", status=2)
-    from tools.progress import Bars
+    from tools.cli.progress import Bars
 
     with tempfile.TemporaryDirectory(dir=folder) as scratch, Bars(console=errors) as bar:
         task = bar.add_task("making experts", total=2 * rounds)

@@ -18,8 +18,8 @@ from tools.bench.job import DISKS, NAIVE, ORDINARY, OTHER_SIDES, PACED_BYTES_PER
 from tools.bench.stage import SideError, Size, Stage, set_stage
 from tools.bench.tables import print_narrow
 from tools.bench.workload import Order
-from tools.console import console, errors
-from tools.progress import Bars
+from tools.cli.console import console, errors
+from tools.cli.progress import Bars
 from tools.simulate.report import quantile
 
 #: Sides slower than this share of the fastest run once.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tools.console import AsJson, console, errors, fail, print_json, print_table
+from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
 
 if TYPE_CHECKING:
     from torch import nn
@@ -278,7 +278,7 @@ def _print(figures: dict[str, Any], sides: Sequence[Side], pairs: "Sequence[Pair
 def _bar() -> Iterator[Callable[[str, float], None]]:
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    from tools.progress import Bars
+    from tools.cli.progress import Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Bars(*columns, console=errors) as bar:

@@ -16,7 +16,7 @@ import typer
 
 from daemon.units import size_text
 from tools.bench.line import RunFigures, run_line
-from tools.console import AsJson, console, errors, fail, print_json, print_table
+from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
 from tools.service import free_port
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def bench_dashboard(
 
 def compare(config: Path, images: "list[Image]", *, readers: int, rounds: int) -> dict[str, Any]:
     """Runs with and without pages in turn, each round beginning with the other one; medians and ratios."""
-    from tools.progress import Bars
+    from tools.cli.progress import Bars
 
     runs: dict[str, list[RunFigures]] = {"without": [], "with": []}
     heard: list[tuple[int, int]] = []

@@ -28,7 +28,7 @@ from daemon.records import JournalKey, Pixels
 from daemon.storage.decode_marks import Marks
 from daemon.storage.suspect_images import decode_apart
 from experts.vision.decode import decode
-from tools.console import print_json, print_table
+from tools.cli.console import print_json, print_table
 
 _ROUNDS = 5
 _MAX_PIXELS = 64_000_000

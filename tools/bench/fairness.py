@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tools.console import AsJson, console, errors, fail, print_json, print_table
+from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
 
 #: A flood begins, and fills what it can fill, before it is measured.
 _SETTLE_S = 2.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tools.console import AsJson, console, errors, fail, print_json, print_table
+from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
 
 if TYPE_CHECKING:
     from tools.bench.intake_runs import Flood, Plan, Steady
@@ -67,8 +67,8 @@ def bench_intake(
 
 def _measure(plan: "Plan", *, delayed: bool, saturated: bool) -> "tuple[list[Flood], list[Steady]]":
     from tools.bench.intake_runs import Bench, BenchError
+    from tools.cli.progress import Bars
     from tools.faults.shim import ShimError, shim_environment
-    from tools.progress import Bars
     from tools.service import ServiceError
 
     try:

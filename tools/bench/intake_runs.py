@@ -17,7 +17,7 @@ from daemon.wire.control import ask
 from tools.bench.intake_camera import Order, Seen
 from tools.bench.intake_line import a_jpeg_of, make_line
 from tools.bench.raw_disk import Loop
-from tools.console import quiet_start
+from tools.cli.console import quiet_start
 from tools.service import Service, files_in
 
 _WARM_S = 0.7

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.console import AsJson, console, errors, fail, print_json, print_table
-from tools.wrong_use import must_be_policies
+from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
+from tools.cli.wrong_use import must_be_policies
 
 if TYPE_CHECKING:
     from tools.camera.publisher import Image
@@ -57,8 +57,8 @@ def bench_line(
 def bench_policies(folder: Path, *, boards: int, rounds: int, policies: list[str], as_json: bool) -> None:
     """Run every policy `rounds` times, interleaved, and print medians and the ratio to the first policy."""
     from tools.camera.command import rendered_images
+    from tools.cli.progress import Bars
     from tools.demo.prepare import prepare
-    from tools.progress import Bars
 
     prepare(folder)
     images = list(rendered_images(boards, _SEED, "B", lot=None))

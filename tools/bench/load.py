@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tools.console import AsJson, console, errors, fail, print_json, print_table
-from tools.teach import Dtype
+from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
+from tools.cli.train import Dtype
 
 if TYPE_CHECKING:
     from tools.bench.loading import Figures
@@ -98,7 +98,7 @@ def _measure(names: list[str], dtype: str, rounds: int, folder: Path | None) -> 
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    from tools.progress import Bars
+    from tools.cli.progress import Bars
 
     with Bars(console=errors, transient=True) as bar:
         yield bar

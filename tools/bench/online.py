@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tools.console import console, fail
-from tools.wrong_use import must_be_architecture
+from tools.cli.console import console, fail
+from tools.cli.wrong_use import must_be_architecture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

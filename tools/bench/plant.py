@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tools.bench.line import RunFigures, run_line
-from tools.console import AsJson, console, errors, fail, print_json, print_table
+from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
 from tools.service import Service, files_in, sockets_in
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _account(
 
 def compare(config: Path, images: "list[Image]", rounds: int) -> dict[str, Any]:
     """Runs without a consumer, beside a dead broker and with one that listens, in turn; medians and ratios."""
-    from tools.progress import Bars
+    from tools.cli.progress import Bars
 
     kinds = ("without", "dead", "alive")
     runs: dict[str, list[RunFigures]] = {kind: [] for kind in kinds}
@@ -202,7 +202,7 @@ def _settled() -> Iterator[None]:
 
 
 def _end_and_start(broker: "Broker", restarts: int, title: str) -> None:
-    from tools.progress import Bars
+    from tools.cli.progress import Bars
 
     draw = random.Random(_SEED)
     with Bars(console=errors) as bar:

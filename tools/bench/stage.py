@@ -17,7 +17,7 @@ from tools.bench.pictures import make_pictures
 from tools.bench.ray_env import RayUnavailableError, make_environment
 from tools.bench.stock import Recipe, make_stock, read_stock
 from tools.bench.workload import Order, Trace, make_parts, make_trace
-from tools.console import quiet_start
+from tools.cli.console import quiet_start
 
 _PICTURES = 120
 _SEED = 17

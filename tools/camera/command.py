@@ -12,9 +12,9 @@ from tools.camera.layout import Layout, WrongSizeError, cut
 from tools.camera.publisher import Account, CurveClient, Image, Publisher, PublishError, publish_images
 from tools.camera.render import Board, board_types, render_board
 from tools.camera.watch_folder import SUFFIXES
-from tools.console import errors, fail
-from tools.opened import settings_of
-from tools.progress import Bars
+from tools.cli.console import errors, fail
+from tools.cli.open_line import settings_of
+from tools.cli.progress import Bars
 
 #: A person at a terminal wants to hear sooner than a camera does that nobody answers.
 _PATIENCE_S = 15.0

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tools.console import AsJson, as_typed, console, errors, fail, print_json
+from tools.cli.console import AsJson, as_typed, console, errors, fail, print_json
 
 
 def register(train_app: typer.Typer) -> None:
@@ -35,10 +35,10 @@ def train_deeppcb(
         fail(f"no file {detector}", status=2)
     from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+    from tools.cli.progress import Bars
     from tools.deeppcb.report import print_report
     from tools.deeppcb.run import run
     from tools.deeppcb.tiles import DataError
-    from tools.progress import Bars
     from tools.train.detector_loop import TrainingError
 
     columns: tuple[Any, ...] = (

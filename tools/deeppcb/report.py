@@ -17,7 +17,7 @@ from experts.spec import Answer, ExpertId
 from experts.vision.infer import infer
 from experts.vision.preprocess import prepare
 from routing_rules.routes import Judgement, Routes, judge
-from tools.console import console, print_table
+from tools.cli.console import console, print_table
 from tools.deeppcb.line import ANY_PATTERN, BOARD, CLEAN, DETECTOR, SUSPECT
 from tools.deeppcb.measure import Counts, Found, average_precisions, count, mean_average_precision, nothing_found
 from tools.deeppcb.tiles import LABELS, Boxes, Pair, patterns_of

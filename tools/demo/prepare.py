@@ -22,12 +22,12 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 import tools.camera.render
 import tools.train
 from experts.catalog import Catalog, CatalogFile, resolve, write_catalog
-from tools.console import console
+from tools.cli.console import console
+from tools.cli.progress import Bars
 from tools.demo import files, judge, samples, teach, thresholds
 from tools.demo.judge import Quality
 from tools.demo.samples import Sample
 from tools.experts.measure import Answers
-from tools.progress import Bars
 
 PANELS, UNITS = 95, 20
 _BOARDS_PER_TASK = 5

@@ -15,10 +15,10 @@ from daemon.config.settings import load_config
 from daemon.wire.control import ControlError, ask
 from tools.camera.command import DEFECT_RATE, board_plan
 from tools.camera.render import Board, board_types, render_board
-from tools.console import as_typed, console, fail, print_table, quiet_start
+from tools.cli.console import as_typed, console, fail, print_table, quiet_start
+from tools.cli.progress import Bars
 from tools.demo.draw import draw_board
 from tools.demo.verdicts import PartVerdict, part_verdicts
-from tools.progress import Bars
 from tools.service import Service, ServiceError
 
 SOURCE = "demo-camera"

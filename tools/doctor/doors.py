@@ -16,7 +16,7 @@ from daemon.host.own_address import EVERYWHERE
 from daemon.wire.keys import open_to
 from daemon.wire.sockets import TCP
 from tools import service_files
-from tools.console import as_typed
+from tools.cli.console import as_typed
 from tools.doctor.findings import Finding, ok, warn, wrong
 from tools.doctor.patient import Patient, acting_as, database_of
 

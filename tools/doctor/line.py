@@ -17,7 +17,7 @@ from daemon.storage.database.check import quick_look
 from daemon.storage.database.connections import StoreError, open_for_reading
 from daemon.storage.database.schema import inspections
 from daemon.units import size_text, wall_seconds
-from tools.console import as_typed
+from tools.cli.console import as_typed
 from tools.doctor.findings import Finding, ok, warn, wrong
 from tools.doctor.patient import Patient, database_of
 from tools.service_files import NAME, exec_words

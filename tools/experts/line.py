@@ -19,7 +19,7 @@ from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve
 from experts.versions import Expert, Versions, VersionsError
 from routing_rules.compile import RulesError
 from routing_rules.routes import Routes
-from tools.console import fail
+from tools.cli.console import fail
 
 _ASK_S = 3.0
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from tools.console import console
+from tools.cli.console import console
 
 #: Columns that stay on one line.
 _WHOLE = ("version", "before", "image")

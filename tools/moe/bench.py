@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tools.console import console, fail, print_table, quiet_start
+from tools.cli.console import console, fail, print_table, quiet_start
 from tools.moe.fixture import DEFAULT_FIXTURE
 from tools.moe.job import ACCELERATE, JOB, REPORT, Job, Report
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from experts.moe.errors import ModelError
-from tools.console import console
+from tools.cli.console import console
+from tools.cli.progress import Bars
 from tools.moe.evaluate import Prompt, Quality, held_out_prompts, open_runtime, perplexity
 from tools.moe.load_curve import brownout_points, scheduler_points
-from tools.progress import Bars
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 PERIODS = (1, 2, 5, 10, 20, 40)

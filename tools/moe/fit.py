@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.console import console, print_table
+from tools.cli.console import console, print_table
 from tools.moe.fit_emoe import fit_emoe
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def fit_duoserve(prepared: "Prepared") -> None:
     from experts.moe.modes.duoserve.fitting import Recipe, fit_layer, is_fitted, save_layer
     from experts.moe.trace import load_trace
     from experts.moe.weights.prepared import TRAIN
-    from tools.progress import Bars
+    from tools.cli.progress import Bars
 
     trace, recipe = load_trace(prepared, TRAIN), Recipe()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

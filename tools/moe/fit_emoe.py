@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tools.console import console, print_table
+from tools.cli.console import console, print_table
 
 if TYPE_CHECKING:
     from experts.moe.modes.emoe.sensitivity import Shares
@@ -61,7 +61,7 @@ def measure_sensitivity(prepared: "Prepared") -> "Shares":
 def _progress():
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from tools.progress import Bars
+    from tools.cli.progress import Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Bars(*columns, console=console)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tools.console import console, print_table
+from tools.cli.console import console, print_table
 
 if TYPE_CHECKING:
     import torch
@@ -156,9 +156,9 @@ def _train(part: Path, recipe: Recipe, documents: "list[Document]", tokenizer: A
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+    from tools.cli.progress import Bars
     from tools.moe.corpus import DOMAINS
     from tools.moe.text import encode
-    from tools.progress import Bars
 
     text = encode(documents, tokenizer, held_out=False)
     model = _model(recipe)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from tools.console import AsJson, errors, print_json, print_table
-from tools.progress import Bars
-from tools.wrong_use import must_be_one_of
+from tools.cli.console import AsJson, errors, print_json, print_table
+from tools.cli.progress import Bars
+from tools.cli.wrong_use import must_be_one_of
 
 if TYPE_CHECKING:
     import torch

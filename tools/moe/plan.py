@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.console import console, print_table
+from tools.cli.console import console, print_table
 from tools.moe.fixture import DEFAULT_FIXTURE
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ def _progress(what: str, total: int) -> "Iterator[Callable[[], None]]":
     """A bar, and what moves it on by one."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from tools.progress import Bars
+    from tools.cli.progress import Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(*columns, console=console) as progress:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.console import console, print_table
+from tools.cli.console import console, print_table
 from tools.moe.fixture import DEFAULT_FIXTURE
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.console import console, fail, print_table
+from tools.cli.console import console, fail, print_table
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -74,7 +74,7 @@ def _make(runtime: "MoeRuntime", prepared: "Prepared", jobs: "list[Unite]", reci
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from experts.moe.modes.brownout.united import Activations
-    from tools.progress import Bars
+    from tools.cli.progress import Bars
 
     steps = [(job, layer) for job in jobs for layer in job.missing()]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tools.console import errors
+from tools.cli.console import errors
 
 
 @contextmanager

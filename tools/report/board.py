@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.storage.database.connections import StoreError, open_for_reading, shown
 from daemon.storage.database.serials import folded
-from tools.console import fail
+from tools.cli.console import fail
 
 _ATTEMPTS = """
 SELECT board_id, board_type, serial, attempt, lot, station, first_seen_at, completed_at, expected, inspected, verdict,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.console import console, fail
+from tools.cli.console import console, fail
 from tools.screenshots.line import REVIEWERS, ShownLine, copy_of, running
 from tools.screenshots.pictures import Page, ScreenshotError, chromium, take, wait_for_pages
 

@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 
 from daemon.wire.frames import MAGIC, encode
-from tools.console import quiet_start
+from tools.cli.console import quiet_start
 from tools.stress.line import OPEN_BOARD_TYPE, make_jpegs
 from tools.stress.raw import GREETING, RawPeer, frame, frame_head
 

@@ -40,7 +40,7 @@ class Blocker(MetaPathFinder):
 
 
 sys.meta_path.insert(0, Blocker())
-from tools.cli import main
+from tools.cli.main import main
 sys.argv[1:1] = ["run"]
 main()
 """
@@ -49,7 +49,7 @@ main()
 OTHER_TIMES = """\
 import sys
 from daemon import children, heart
-from tools.cli import main
+from tools.cli.main import main
 
 {times}
 sys.argv[1:1] = ["run"]

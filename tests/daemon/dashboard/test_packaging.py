@@ -93,7 +93,7 @@ def test_without_its_extra_nothing_of_the_core_imports_a_web_framework() -> None
     """The daemon and the command line start where fastapi, aiomqtt, psycopg and pyarrow are not installed."""
     code = (
         "import sys\n"
-        "import daemon.app, tools.cli\n"
+        "import daemon.app, tools.cli.main\n"
         "extras = {'fastapi', 'starlette', 'uvicorn', 'jinja2', 'aiomqtt', 'psycopg', 'pyarrow'}\n"
         "print(sorted(extras & set(sys.modules)))"
     )

@@ -14,8 +14,8 @@ from tools.asking.explain.experts_now import ExpertsNow
 from tools.asking.explain.record import Record, Row, UnknownInspectionError, Wanted, read_record, similar_pictures
 from tools.asking.explain.retrace import Retraced, Size, Way, retrace, way_of
 from tools.asking.explain.words import final, in_words, readable
-from tools.console import console, fail, print_json
-from tools.opened import opened
+from tools.cli.console import console, fail, print_json
+from tools.cli.open_line import opened
 
 
 def explain(config: Path, wanted: Wanted, *, as_json: bool) -> int:

@@ -9,8 +9,8 @@ from tools.asking.package.chosen import Selection
 from tools.asking.package.verify import verify_package
 from tools.asking.package.write import FolderInUseError, PackageError, write_package
 from tools.backup.gentle import step_back
-from tools.console import as_typed, console, errors, fail, print_json
-from tools.opened import opened
+from tools.cli.console import as_typed, console, errors, fail, print_json
+from tools.cli.open_line import opened
 
 
 def make_package(config: Path, selection: Selection, out: Path, *, with_weights: bool, as_json: bool) -> None:

@@ -43,7 +43,7 @@ from tests.daemon.storage.database.store_parts import (
     some_rules,
 )
 from tests.lines import a_jpeg
-from tools.cli import app
+from tools.cli.main import app
 
 pytest.importorskip("psycopg", reason=WANTED)
 pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)

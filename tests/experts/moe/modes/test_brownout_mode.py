@@ -26,7 +26,7 @@ from experts.moe.trace import Trace, save_trace
 from experts.moe.weights.prepared import TRAIN, Prepared
 from tests.experts.moe.tiny import VOCABULARY, fail_amid_each_layer, load_unmodified, prompts, write_tiny
 from tests.moe.averaged import averaged_united
-from tools.cli import app
+from tools.cli.main import app
 from tools.moe.unite import unite_all
 
 RECIPE = Recipe(tokens=512, steps=60, batch=64)

@@ -324,7 +324,7 @@ def test_weights_stored_in_another_type_are_converted_on_their_way_into_a_slot(f
 def test_the_import_command_refuses_with_one_sentence(folder):
     from typer.testing import CliRunner
 
-    from tools.cli import app
+    from tools.cli.main import app
 
     edit_config(folder, model_type="gpt2")
     result = CliRunner().invoke(app, ["moe", "import", str(folder)])
@@ -336,7 +336,7 @@ def test_the_import_command_refuses_with_one_sentence(folder):
 def test_the_import_command_reports_what_it_wrote_and_what_packing_costs(folder):
     from typer.testing import CliRunner
 
-    from tools.cli import app
+    from tools.cli.main import app
 
     result = CliRunner().invoke(app, ["moe", "import", str(folder), "--storage", "int8", "--json"])
     assert result.exit_code == 0

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from daemon.units import size_text
-from tools import top
-from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, ConfigPath, console, fail, print_json, print_table
+from tools.cli import top
+from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, ConfigPath, console, fail, print_json, print_table
 
 rules_app = typer.Typer(no_args_is_help=True, help="Work with routing rules.")
 
@@ -327,7 +327,7 @@ def _places(expert: dict[str, Any]) -> str:
 def _ask(config: Path, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
     """One question to the daemon of `config`; leaves with status 1 where it answers no, or not at all."""
     from daemon.wire.control import ControlError, ask
-    from tools.opened import settings_of
+    from tools.cli.open_line import settings_of
 
     settings = settings_of(config)
     given = {key: value for key, value in fields.items() if value is not None}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from daemon.units import size_text
-from tools.console import AsJson, ConfigPath, console, errors, fail, print_json, print_table
+from tools.cli.console import AsJson, ConfigPath, console, errors, fail, print_json, print_table
 
 if TYPE_CHECKING:
     from tools.profile.run import DeviceProfile, Measured
@@ -140,7 +140,7 @@ def _bar() -> Any:
 
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    from tools.progress import Bars
+    from tools.cli.progress import Bars
 
     @contextmanager
     def shown() -> Any:

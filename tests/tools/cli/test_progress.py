@@ -4,7 +4,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from tools.progress import Bars
+from tools.cli.progress import Bars
 
 
 class Clock:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
+from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
 
 if TYPE_CHECKING:
     from daemon.config.settings import Config
@@ -55,7 +55,7 @@ def review(
     asked = (show, undo is not None, image is not None)
     if sum(asked) != 1:
         fail("name an image and a verdict, or --undo ID, or --list: see coserve review --help", status=2)
-    from tools.opened import settings_of
+    from tools.cli.open_line import settings_of
 
     settings = settings_of(config)
     if show:
@@ -163,7 +163,7 @@ def _again(fields: Mapping[str, Any], newest: int, config: Path) -> str:
 def _list(settings: "Config", limit: int, as_json: bool) -> None:
     from daemon.storage.database.reviews import waiting
     from tools.asking.table import print_rows
-    from tools.opened import reading
+    from tools.cli.open_line import reading
 
     with reading(settings) as engine, engine.connect() as connection:
         rows = [dict(row) for row in connection.execute(waiting().limit(limit + 1)).mappings()]
@@ -197,7 +197,7 @@ def _own_defect(settings: "Config", inspection_id: int) -> str | None:
     from sqlalchemy import select
 
     from daemon.storage.database.schema import inspections
-    from tools.opened import reading
+    from tools.cli.open_line import reading
 
     table = inspections.c
     of_fail = select(table.defect).where(table.inspection_id == inspection_id, table.verdict == "fail")
@@ -218,7 +218,7 @@ def _newest_open(settings: "Config", inspection_id: int) -> int | None:
 
 def _history(settings: "Config", inspection_id: int) -> "list[Review]":
     from daemon.storage.database.reviews import history
-    from tools.opened import reading
+    from tools.cli.open_line import reading
 
     with reading(settings) as engine, engine.connect() as connection:
         return history(connection, inspection_id)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tools.console import AsJson, as_typed, console, fail, print_json
+from tools.cli.console import AsJson, as_typed, console, fail, print_json
 
 if TYPE_CHECKING:
     from tools.doctor.gpu import Gpu

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from daemon.units import size_text
-from tools.console import AsJson, console, errors, fail, print_json, print_table
+from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
+from tools.cli.wrong_use import must_be_architecture
 from tools.deeppcb.command import register as register_deeppcb
-from tools.wrong_use import must_be_architecture
 
 if TYPE_CHECKING:
     from tools.expert_file import ImportReport
@@ -226,7 +226,7 @@ def _warn_of_few(held_out: Mapping[str, int], where_from: str) -> None:
 def _bar(title: str) -> Iterator[tuple[Any, Any]]:
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    from tools.progress import Bars
+    from tools.cli.progress import Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Bars(*columns, console=errors) as bar:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.policy.presets import PRESETS
-from tools.console import AsJson, console, errors, fail, print_json, print_table
-from tools.wrong_use import must_be_policies
+from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
+from tools.cli.wrong_use import must_be_policies
 
 if TYPE_CHECKING:
     from tools.simulate.engine import Outcome

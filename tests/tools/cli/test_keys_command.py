@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tools.cli import app
+from tools.cli.main import app
 
 CONFIG = """\
 rules: rules.yaml

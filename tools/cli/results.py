@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, fail
+from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, fail
 
 if TYPE_CHECKING:
     from tools.asking.results import Format

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from daemon.units import size_text
-from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, as_typed, console, fail, print_json
+from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, as_typed, console, fail, print_json
 from tools.experts.tables import table_of
 
 experts_app = typer.Typer()
@@ -31,7 +31,7 @@ def experts(context: typer.Context, config: ConfigOption = DEFAULT_CONFIG, as_js
     """
     if context.invoked_subcommand is not None:
         return
-    from tools.operate import residency
+    from tools.cli.line import residency
 
     residency(config, as_json=as_json)
 

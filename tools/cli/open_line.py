@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
-from tools.console import fail
+from tools.cli.console import fail
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from daemon.policy.presets import UnknownPolicyError, preset
 from experts.vision.architectures import ARCHITECTURES
-from tools.console import fail
+from tools.cli.console import fail
 
 _NUMBERS = {int: "a whole number", float: "a number"}
 

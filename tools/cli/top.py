@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.units import size_text
-from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
+from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
 
 #: Groups of waiting images that are shown; the rest is a number.
 _GROUPS = 15
@@ -52,7 +52,7 @@ def top(
 def _looker(config: Path) -> Callable[[], dict[str, Any]]:
     """What asks the daemon of `config`: its status with the queues in one answer."""
     from daemon.wire.control import ControlError, ask
-    from tools.opened import settings_of
+    from tools.cli.open_line import settings_of
 
     endpoint = settings_of(config).endpoints.control
 

@@ -7,8 +7,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from daemon.wire.control import ControlServer
-from tools.cli import app
-from tools.top import draw
+from tools.cli.main import app
+from tools.cli.top import draw
 
 
 def a_look(**changes: Any) -> dict[str, Any]:

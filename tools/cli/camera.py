@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import typer
 
-from tools.console import AsJson, errors, fail, print_json, print_table
+from tools.cli.console import AsJson, errors, fail, print_json, print_table
 
 if TYPE_CHECKING:
     from tools.camera.frame_source import FrameSource

@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from daemon.units import size_text
-from tools.console import AsJson, ConfigPath, as_typed, console, errors, fail, print_json
+from tools.cli.console import AsJson, ConfigPath, as_typed, console, errors, fail, print_json
 
 ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A tar file.", show_default=False)]
 

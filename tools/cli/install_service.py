@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from tools.console import console, fail
+from tools.cli.console import console, fail
 
 if TYPE_CHECKING:
     from daemon.config.settings import Config

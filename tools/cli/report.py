@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
+from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
 
 
 def register(app: typer.Typer) -> None:

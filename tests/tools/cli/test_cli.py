@@ -59,7 +59,7 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
 @pytest.mark.parametrize("command", LIGHT)
 def test_commands_that_need_no_torch_do_not_import_it(command: str) -> None:
     code = (
-        "import sys; from tools.cli import app\n"
+        "import sys; from tools.cli.main import app\n"
         f"try: app({[*command.split(), *_arguments(command)]!r})\n"
         "except SystemExit: pass\n"
         "sys.exit('torch' in sys.modules)"
@@ -203,7 +203,7 @@ def test_ctrl_c_while_a_command_is_still_importing_ends_it_as_later(
     tmp_path: Path, experts_folder: Path, command: str, imported: str, status: int
 ) -> None:
     code = (
-        "import builtins, os, signal, sys\nfrom tools.cli import main\nreal = builtins.__import__\n"
+        "import builtins, os, signal, sys\nfrom tools.cli.main import main\nreal = builtins.__import__\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background ignores it
         "def importing(name, *rest, **named):\n"
         f"    if name == {imported!r}: os.kill(os.getpid(), signal.SIGINT)\n"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tools.console import AsJson, ConfigPath, console, errors, fail, print_json
+from tools.cli.console import AsJson, ConfigPath, console, errors, fail, print_json
 from tools.experts.tables import table_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from daemon.units import size_text
-from tools.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, fail, print_json
+from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, fail, print_json
 
 db_app = typer.Typer(no_args_is_help=True, help="Copy, check and prune the results database, also while the line runs.")
 
@@ -30,7 +30,7 @@ def backup(
 
     Example: coserve db backup /mnt/backup/inspection.db --config demo/coserve.yaml
     """
-    from tools.opened import settings_of
+    from tools.cli.open_line import settings_of
 
     settings = settings_of(config)
     from daemon.storage.database.connections import StoreError, shown, sqlite_path
@@ -62,7 +62,7 @@ def check(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
 
     Example: coserve db check --config demo/coserve.yaml
     """
-    from tools.opened import settings_of
+    from tools.cli.open_line import settings_of
 
     settings = settings_of(config)
     from daemon.storage.database.check import check_database
@@ -90,7 +90,7 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
 
     Example: coserve db prune --config demo/coserve.yaml
     """
-    from tools.opened import settings_of
+    from tools.cli.open_line import settings_of
 
     settings = settings_of(config)
     from daemon.wire.control import ControlError

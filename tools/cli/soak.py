@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.console import AsJson, console, errors, print_json, print_table
+from tools.cli.console import AsJson, console, errors, print_json, print_table
 
 if TYPE_CHECKING:
     from tools.stress.soak import Look, Soak

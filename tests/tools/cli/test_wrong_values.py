@@ -8,7 +8,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from tools.cli import app
+from tools.cli.main import app
 
 
 def refused(*words: str) -> str:

@@ -7,7 +7,7 @@ from typer.core import TyperGroup
 
 from daemon.errors import MissingExtraError
 from experts.moe.errors import ModelError
-from tools.console import fail
+from tools.cli.console import fail
 from tools.moe import bench, fit, fixture, importing, plan, trace, unite
 
 _EXTRA = {"accelerate", "tokenizers", "transformers"}
