@@ -55,14 +55,14 @@ sbom: $(INSTALLED)
 	@mkdir -p build
 	$(BIN)/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --gather-license-texts \
 		--output-reproducible --of JSON -o build/sbom.json
-	$(BIN)/python -m tools.licences build/sbom.json build/licences.txt
+	$(BIN)/python -m tools.release.licences build/sbom.json build/licences.txt
 
 # Everything that a PC without a network needs, in one archive under build/; its test installs it and serves images.
 bundle: $(INSTALLED)
-	$(BIN)/python -m tools.bundle
+	$(BIN)/python -m tools.release.bundle
 
 test-bundle: bundle
-	$(BIN)/python -m pytest tests/tools/whole_bundle.py
+	$(BIN)/python -m pytest tests/tools/release/whole_bundle.py
 
 # What the modes of language models promise, on the trained fixture: 10 to 20 minutes, and as many again the first time,
 # when it is trained and prepared under build/moe. Every test prints its figures.

@@ -13,7 +13,7 @@ from PIL import Image
 
 from experts.catalog import write_catalog
 from experts.vision import frameworks
-from tools.importer import import_classifier, import_detector
+from tools.training.importer import import_classifier, import_detector
 
 CLASSIFIERS = ("R0402", "C0603", "QFP64")
 RULES = """\

@@ -19,7 +19,7 @@ from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S
 from tools.cli.main import app
-from tools.service import Service
+from tools.setup.service import Service
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -16,7 +16,7 @@ import zmq
 
 from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S
-from tools.service import Service
+from tools.setup.service import Service
 
 ANY = "[ok, odd, bad]"
 #: Verdicts that need no trained weights: every label passes, nothing is sure enough, or what is required is not there.

@@ -17,7 +17,7 @@ from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S
 from tools.camera.publisher import CurveClient, Image, Publisher, PublishError, publish_images
 from tools.cli.main import app
-from tools.service import Service, ServiceError, free_port
+from tools.setup.service import Service, ServiceError, free_port
 
 TOKEN = "fedcba9876543210" * 2
 

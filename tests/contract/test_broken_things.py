@@ -24,7 +24,7 @@ from tests.contract.client import RULES, Line
 from tests.lines import a_jpeg
 from tests.poison import a_poisonous_library, a_tiff, poisoned
 from tests.waiting import PATIENCE_S
-from tools.service import Service
+from tools.setup.service import Service
 
 
 def a_line_that_gives_up_soon(folder: Path, experts: Path, **settings: Any) -> Line:

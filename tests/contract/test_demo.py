@@ -111,7 +111,7 @@ def test_the_questions_of_the_demo_are_sql_that_runs(folder: Path, shown: subpro
 def test_the_sql_cookbook_runs_on_the_database_of_the_demo(
     folder: Path, shown: subprocess.CompletedProcess[str]
 ) -> None:
-    from tests.tools.cookbook_questions import ask, ask_the_shell, questions
+    from tests.tools.query.cookbook_questions import ask, ask_the_shell, questions
 
     assert shown.returncode == 0, shown.stderr
     database = folder / "inspection.db"

@@ -19,7 +19,7 @@ from tests.contract.client import Line, Listener
 from tests.lines import RULES, a_jpeg, a_line
 from tests.waiting import PATIENCE_S
 from tools.camera.publisher import Image, Publisher, publish_images
-from tools.service import Service
+from tools.setup.service import Service
 
 
 def rows(folder: Path, sql: str) -> list[Any]:

@@ -16,7 +16,7 @@ from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S
 from tools.camera.publisher import Image, Publisher, publish_images
-from tools.service import Service
+from tools.setup.service import Service
 
 IMAGES = 36
 #: Confidences of one image differ by rounding: other batches are other sums.

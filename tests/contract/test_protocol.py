@@ -25,7 +25,7 @@ from tests.contract.client import RULES, Line, Peer, running, sha256
 from tests.daemon.host.manager import HOLDABLE
 from tests.lines import a_jpeg
 from tests.waiting import PATIENCE_S
-from tools.service import free_port
+from tools.setup.service import free_port
 
 MAX_PAYLOAD_BYTES = 300_000
 MAX_PIXELS = 1_000_000

@@ -18,7 +18,7 @@ from tests.contract.held_models import STEPS, hold_after
 from tests.lines import a_jpeg
 from tests.waiting import PATIENCE_S
 from tools.cli.main import app
-from tools.service import Service
+from tools.setup.service import Service
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")
 from tests.tiny_text import CONTEXT, a_text_model

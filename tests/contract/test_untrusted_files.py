@@ -23,7 +23,7 @@ from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S
 from tools.camera.publisher import Image, Publisher, publish_images
-from tools.service import Service
+from tools.setup.service import Service
 
 
 class Mischief:
@@ -108,8 +108,8 @@ def test_yaml_that_asks_for_python_objects_is_refused_unrun(tmp_path: Path, expe
 @pytest.mark.parametrize("kind", ["zip", "legacy", "pickle"])
 @pytest.mark.parametrize("name", ["model.pt", "model.pth", "model.safetensors"])
 def test_importing_a_malicious_file_runs_nothing_unless_it_is_trusted(tmp_path: Path, kind: str, name: str) -> None:
-    from tools.expert_file import ImportRefusedError
-    from tools.importer import Target, import_file
+    from tools.training.expert_file import ImportRefusedError
+    from tools.training.importer import Target, import_file
 
     trace, file = tmp_path / "it-ran", tmp_path / name
     file.write_bytes(malicious_models(trace)[kind])

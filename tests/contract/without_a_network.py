@@ -20,7 +20,7 @@ from experts.vision import frameworks
 from tests.lines import a_jpeg
 from tests.waiting import PATIENCE_S
 from tools.camera.publisher import Image, Publisher, publish_images
-from tools.service import Service
+from tools.setup.service import Service
 
 HTTP_REQUESTS = 3
 

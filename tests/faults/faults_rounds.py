@@ -26,7 +26,7 @@ from tests.waiting import PATIENCE_S, until
 from tools.cli.console import quiet_start
 from tools.faults.powercut import Disk, Unsynced
 from tools.faults.shim import Call, read_log, shim_environment, switch_faults
-from tools.service import READY
+from tools.setup.service import READY
 
 #: What a power cut does not touch: weights and rules were there long before, sockets are no files.
 LEFT_ALONE = ("experts/", "rules.yaml", "coserve.yaml", "run/")

@@ -18,7 +18,7 @@ from tests.daemon.dashboard.browser import ShownLine
 from tests.daemon.host.manager import Manager, ended
 from tests.systemd.sandbox import UNISTD, enter_and_run, settings
 from tests.waiting import PATIENCE_S
-from tools.service_files import exec_words
+from tools.setup.service_files import exec_words
 
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="needs systemd-analyze: apt-get install systemd"

@@ -16,7 +16,7 @@ import pytest
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tools.camera.spooling import SpoolingPublisher
-from tools.service import Service
+from tools.setup.service import Service
 
 IMAGES = 500
 RULES = """\

@@ -36,7 +36,7 @@ from tools.backup.contents import BackupError
 from tools.backup.gentle import GentleReader, absent_pages
 from tools.backup.restore import FolderInUseError, unpack
 from tools.camera.publisher import Publisher
-from tools.service import Service
+from tools.setup.service import Service
 
 FORMATS = ROOT / "tests/daemon/line/formats/0.1.0"
 RULES = (

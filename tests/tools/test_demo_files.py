@@ -26,8 +26,8 @@ from tools.demo.samples import PARTS_PER_PANEL, render_panels
 from tools.demo.teach import DETECTORS, SolderSampler, split
 from tools.demo.thresholds import choose
 from tools.demo.verdicts import PartVerdict, part_verdicts
-from tools.importer import import_classifier
-from tools.train import fit
+from tools.training import fit
+from tools.training.importer import import_classifier
 
 torch.set_num_threads(1)
 

@@ -179,7 +179,7 @@ def other_classes(folder: Path, source: Path) -> None:
 
     from experts.catalog import write_catalog
     from experts.vision import frameworks
-    from tools.importer import import_classifier
+    from tools.training.importer import import_classifier
 
     torch.manual_seed(5)
     state = frameworks.torchvision().models.resnet18(num_classes=2).state_dict()
@@ -193,7 +193,7 @@ def larger(folder: Path, source: Path) -> None:
 
     from experts.catalog import write_catalog
     from experts.vision import frameworks
-    from tools.importer import import_classifier
+    from tools.training.importer import import_classifier
 
     torch.manual_seed(5)
     state = frameworks.torchvision().models.resnet50(num_classes=2).state_dict()

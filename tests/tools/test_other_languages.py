@@ -18,7 +18,7 @@ from daemon.wire.control import ask
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S, until
-from tools.service import Service
+from tools.setup.service import Service
 
 EXAMPLES = ROOT / "tools/camera/examples"
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")

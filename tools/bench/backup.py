@@ -107,7 +107,7 @@ class _Load:
     """A daemon with one camera that never lets it rest and a calm one that measures."""
 
     def __init__(self, config: Path) -> None:
-        from tools.service import Service
+        from tools.setup.service import Service
         from tools.stress.line import make_jpegs
 
         self._config = config

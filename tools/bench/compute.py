@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from experts.slot import Slot
     from experts.spec import Answer, ExpertSpec
     from experts.vision.preprocess import Prepared
-    from tools.expert_file import ImportReport
     from tools.profile.executors import Pair
     from tools.profile.samples import Samples
+    from tools.training.expert_file import ImportReport
 
 #: What is compared, and the side of its input in pixels.
 NETWORKS = {"resnet18": 224, "resnet101": 224, "yolo11n": 320, "yolov8n": 320}
@@ -206,8 +206,8 @@ def _make(
     from experts.vision.decode import decode
     from experts.vision.networks import build_original
     from experts.vision.preprocess import to_square
-    from tools.expert_file import Form
-    from tools.importer import import_model
+    from tools.training.expert_file import Form
+    from tools.training.importer import import_model
 
     known, size = ARCHITECTURES[name], NETWORKS.get(name, 224)
     images = [decode(payload, "image") for payload in samples.payloads[:4]]

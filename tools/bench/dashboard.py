@@ -17,7 +17,7 @@ import typer
 from daemon.units import size_text
 from tools.bench.line import RunFigures, run_line
 from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
-from tools.service import free_port
+from tools.setup.service import free_port
 
 if TYPE_CHECKING:
     from tools.camera.publisher import Image

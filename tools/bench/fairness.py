@@ -95,7 +95,7 @@ def _row(kind: str, pairs: list[Pair]) -> dict[str, Any]:
 
 def _measure(scratch: Path, kind: str, seconds: float, rate: float, number: int) -> Pair:
     from daemon.config.settings import load_config
-    from tools.service import Service, files_in
+    from tools.setup.service import Service, files_in
     from tools.stress.hostile import Attack
     from tools.stress.line import make_jpegs, make_small_line
     from tools.stress.steady import SteadyPublisher

@@ -69,7 +69,7 @@ def _measure(plan: "Plan", *, delayed: bool, saturated: bool) -> "tuple[list[Flo
     from tools.bench.intake_runs import Bench, BenchError
     from tools.cli.progress import Bars
     from tools.faults.shim import ShimError, shim_environment
-    from tools.service import ServiceError
+    from tools.setup.service import ServiceError
 
     try:
         disks: dict[str, dict[str, str]] = {"as it is": {}}

@@ -18,7 +18,7 @@ from daemon.app import App
 from daemon.line.line import load_line
 from daemon.records import Accepted
 from tools.bench.intake_camera import BOARD_IMAGES
-from tools.service import READY
+from tools.setup.service import READY
 
 _RULES = f"""\
 boards:
@@ -35,7 +35,7 @@ def make_line(folder: Path, *, executors: int) -> Path:
 
     from experts.catalog import write_catalog
     from experts.vision import frameworks
-    from tools.importer import import_classifier
+    from tools.training.importer import import_classifier
 
     torch.manual_seed(3)
     network = frameworks.torchvision().models.resnet18(num_classes=2)

@@ -18,7 +18,7 @@ from tools.bench.intake_camera import Order, Seen
 from tools.bench.intake_line import a_jpeg_of, make_line
 from tools.bench.raw_disk import Loop
 from tools.cli.console import quiet_start
-from tools.service import Service, files_in
+from tools.setup.service import Service, files_in
 
 _WARM_S = 0.7
 _POLL_S = 0.05

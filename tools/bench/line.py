@@ -101,7 +101,7 @@ def run_line(
     from daemon.config.settings import load_config
     from daemon.wire.control import ask
     from tools.camera.publisher import Publisher, publish_images
-    from tools.service import Service, ServiceError, files_in, sockets_in
+    from tools.setup.service import Service, ServiceError, files_in, sockets_in
 
     with tempfile.TemporaryDirectory(prefix="coserve-bench-") as scratch:
         settings = {**files_in(scratch), **sockets_in(scratch), "COSERVE_ENDPOINTS_HTTP": "null", **environ}

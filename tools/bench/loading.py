@@ -26,9 +26,9 @@ from experts.spec import ExpertSpec
 from experts.vision.architectures import ARCHITECTURES
 from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.networks import build_original
-from tools.expert_file import Form
-from tools.importer import import_classifier
-from tools.proof import pattern_images
+from tools.training.expert_file import Form
+from tools.training.importer import import_classifier
+from tools.training.proof import pattern_images
 
 _LABELS = ("ok", "bridge", "missing", "shifted")
 #: Weights do not depend on it, and the proof at import is quick.

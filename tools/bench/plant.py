@@ -20,7 +20,7 @@ import typer
 
 from tools.bench.line import RunFigures, run_line
 from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
-from tools.service import Service, files_in, sockets_in
+from tools.setup.service import Service, files_in, sockets_in
 
 if TYPE_CHECKING:
     from tools.bench.broker import Broker, Subscriber

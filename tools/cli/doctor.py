@@ -10,8 +10,8 @@ import typer
 from tools.cli.console import DEFAULT_CONFIG, AsJson, as_typed, console, fail, print_json
 
 if TYPE_CHECKING:
-    from tools.doctor.findings import Finding
-    from tools.doctor.patient import Patient
+    from tools.setup.doctor.findings import Finding
+    from tools.setup.doctor.patient import Patient
 
 _SIGNS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "wrong": ("✗", "red")}
 
@@ -44,7 +44,7 @@ def doctor(
     """
     if config is not None and not config.is_file():
         fail(f"no file {config}: name the line's coserve.yaml, or make one with: {as_typed('init')}", status=2)
-    from tools.doctor.patient import meet
+    from tools.setup.doctor.patient import meet
 
     path = config or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None)
     try:
@@ -67,8 +67,8 @@ def doctor(
 
 def examine(patient: "Patient") -> "Iterator[Finding]":
     """Every check in turn. One that fails itself is a finding, and the others go on."""
-    from tools.doctor import disks, doors, line, machine
-    from tools.doctor.findings import warn
+    from tools.setup.doctor import disks, doors, line, machine
+    from tools.setup.doctor.findings import warn
 
     checks: Iterable[Callable[[Patient], Iterator[Finding]]] = (
         line.configuration,

@@ -42,9 +42,9 @@ def list_experts(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False)
 
     Example: coserve experts list --config demo/coserve.yaml
     """
-    from tools.asking.table import print_rows
     from tools.experts.line import open_line
     from tools.experts.look import listed
+    from tools.query.table import print_rows
 
     rows = listed(open_line(config))
     if as_json:

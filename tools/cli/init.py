@@ -10,8 +10,8 @@ import typer
 from tools.cli.console import AsJson, as_typed, console, fail, print_json
 
 if TYPE_CHECKING:
-    from tools.doctor.gpu import Gpu
-    from tools.init.answers import Answers, Dashboard
+    from tools.setup.answers import Answers, Dashboard
+    from tools.setup.doctor.gpu import Gpu
 
 Answer = TypeVar("Answer")
 #: So many experts to train get a command each; more get one loop.
@@ -56,8 +56,8 @@ def init(
     if board and images:
         fail("name the boards with --board or their --images, not both", status=2)
     from routing_rules.compile import RulesError, compile_rules
-    from tools.init import answers as given
-    from tools.init.files import rules_text, write_line
+    from tools.setup import answers as given
+    from tools.setup.line_files import rules_text, write_line
 
     asking = _Asking(is_silent=yes or as_json)
     try:
@@ -93,7 +93,7 @@ class _Asking:
             return parse(proposal if option is None else option)
 
         def checked(typed: str) -> Answer:
-            from tools.init.answers import AnswerError
+            from tools.setup.answers import AnswerError
 
             try:
                 return parse(typed)
@@ -111,7 +111,7 @@ class _Asking:
 
 
 def _boards(asking: _Asking, board: Sequence[str] | None, images: Path | None) -> dict[str, Any]:
-    from tools.init.answers import EXAMPLE_BOARD, boards_in, parse_board, parse_boards
+    from tools.setup.answers import EXAMPLE_BOARD, boards_in, parse_board, parse_boards
 
     if images is not None:
         return boards_in(images)
@@ -122,13 +122,13 @@ def _boards(asking: _Asking, board: Sequence[str] | None, images: Path | None) -
 
 
 def _data(asking: _Asking, data: Path | None) -> Path:
-    from tools.init.answers import parse_folder
+    from tools.setup.answers import parse_folder
 
     return asking.ask("2/5 Where images and results lie", "data", parse_folder, None if data is None else str(data))
 
 
 def _memory(asking: _Asking, memory: str | None) -> dict[str, int]:
-    from tools.init.answers import parse_memory, proposed_memory, ram, size
+    from tools.setup.answers import parse_memory, proposed_memory, ram, size
 
     gpus = _gpus()
     proposed = proposed_memory(gpus)
@@ -139,7 +139,7 @@ def _memory(asking: _Asking, memory: str | None) -> dict[str, int]:
 
 
 def _gpus() -> "Sequence[Gpu]":
-    from tools.doctor.gpu import find_driver
+    from tools.setup.doctor.gpu import find_driver
 
     driver = find_driver()
     return driver.gpus if driver else ()
@@ -148,8 +148,8 @@ def _gpus() -> "Sequence[Gpu]":
 def _report(folder: Path, made: list[Path], experts: list[str], answers: "Answers", as_json: bool) -> None:
     """What was made, what `coserve check` says to it, and the next commands."""
     from daemon.line.line import check_line, load_catalog
-    from tools.init.answers import too_much_memory
-    from tools.init.files import CATALOG
+    from tools.setup.answers import too_much_memory
+    from tools.setup.line_files import CATALOG
 
     config = folder / "coserve.yaml"
     catalog, _, _ = load_catalog(folder / CATALOG)
@@ -181,7 +181,7 @@ def _report(folder: Path, made: list[Path], experts: list[str], answers: "Answer
 
 def _show_dashboard(folder: Path, dashboard: "Dashboard") -> None:
     from daemon.host.own_address import own_address
-    from tools.init.files import PORT, TOKEN
+    from tools.setup.line_files import PORT, TOKEN
 
     if dashboard != "no":
         host = own_address() if dashboard == "network" else "127.0.0.1"

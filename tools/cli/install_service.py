@@ -13,7 +13,7 @@ from tools.cli.console import console, fail
 
 if TYPE_CHECKING:
     from daemon.config.settings import Config
-    from tools.service_files import Places
+    from tools.setup.service_files import Places
 
 #: sd_booted(3)
 _SYSTEMD_RUNS = Path("/run/systemd/system")
@@ -48,7 +48,7 @@ def install_service(
     """
     from daemon.config.settings import load_config
     from daemon.errors import ConfigError
-    from tools.service_files import Places, hidden, unreadable_secrets, written_folders
+    from tools.setup.service_files import Places, hidden, unreadable_secrets, written_folders
 
     places = Places((prefix or Path("/")).resolve())
     path = (config or places.config).resolve()
@@ -83,7 +83,7 @@ def uninstall_service(prefix: Prefix = None) -> None:
 
     Example: coserve uninstall-service
     """
-    from tools.service_files import NAME, Places, shipped, started_config
+    from tools.setup.service_files import NAME, Places, shipped, started_config
 
     places = Places((prefix or Path("/")).resolve())
     if not places.unit.exists():
@@ -112,7 +112,7 @@ def uninstall_service(prefix: Prefix = None) -> None:
 
 
 def _begin_config(work: "_Work", path: Path, places: "Places") -> None:
-    from tools.service_files import default_config, default_rules
+    from tools.setup.service_files import default_config, default_rules
 
     if path.exists():
         work.say("kept", path)
@@ -122,7 +122,7 @@ def _begin_config(work: "_Work", path: Path, places: "Places") -> None:
 
 
 def _write_files(work: "_Work", settings: "Config", path: Path, places: "Places") -> None:
-    from tools.service_files import credentials, drop_ins, shipped, unit
+    from tools.setup.service_files import credentials, drop_ins, shipped, unit
 
     work.write(places.sysusers, shipped("coserve.sysusers"))
     work.write(places.tmpfiles, shipped("coserve.tmpfiles"))
@@ -222,7 +222,7 @@ def _left_behind(line: Path | None) -> list[Path]:
     """Where the line's files are, as far as its configuration can still be read."""
     from daemon.config.settings import load_config
     from daemon.errors import ConfigError
-    from tools.service_files import written_folders
+    from tools.setup.service_files import written_folders
 
     if line is None or not line.is_file():
         return []

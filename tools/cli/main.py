@@ -32,7 +32,7 @@ from tools.cli import (
 )
 from tools.cli.console import fail
 from tools.cli.wrong_use import Commands
-from tools.service import ServiceError
+from tools.setup.service import ServiceError
 
 app = typer.Typer(
     name="coserve",

@@ -9,7 +9,7 @@ from tools.cli.console import AsJson, ConfigPath, console, errors, fail, print_j
 from tools.experts.tables import table_of
 
 if TYPE_CHECKING:
-    from tools.rejudge.job import Result
+    from tools.query.rejudge.job import Result
 
 _LISTED = 20
 _NICENESS = 10
@@ -55,7 +55,7 @@ def rejudge(
     import os
 
     from tools.experts.line import open_line
-    from tools.rejudge.job import JobError, Wish, rejudge_line
+    from tools.query.rejudge.job import JobError, Wish, rejudge_line
 
     if csv is not None and not csv.absolute().parent.is_dir():
         fail(f"--csv {csv}: there is no folder {csv.absolute().parent}", status=2)
@@ -68,7 +68,7 @@ def rejudge(
     except JobError as error:
         fail(str(error), status=2)
     if csv is not None:
-        from tools.rejudge.report import write_csv
+        from tools.query.rejudge.report import write_csv
 
         write_csv(csv, result.changes)
     if as_json:
@@ -116,6 +116,6 @@ def _told(row: dict[str, Any], key: str) -> Any:
 
 
 def _bar() -> Any:
-    from tools.rejudge.progress import bar
+    from tools.query.rejudge.progress import bar
 
     return bar("judging again")

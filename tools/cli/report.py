@@ -31,8 +31,8 @@ def report(
     """
     from daemon.config.settings import load_config
     from daemon.errors import ConfigError
-    from tools.report.board import in_words, read_board
-    from tools.report.by_model import NoTextError, written_by
+    from tools.query.report.board import in_words, read_board
+    from tools.query.report.by_model import NoTextError, written_by
 
     try:
         settings = load_config(config)

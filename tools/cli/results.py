@@ -9,7 +9,7 @@ import typer
 from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, fail
 
 if TYPE_CHECKING:
-    from tools.asking.results import Format
+    from tools.query.results import Format
 
 
 _VERDICTS = ("pass", "fail", "review", "unknown")
@@ -125,10 +125,10 @@ def results(
 
     Example: coserve results --verdict fail --since today --limit 20 --config demo/coserve.yaml
     """
-    from tools.asking.batches import Question
-    from tools.asking.results import NEWEST, Way, show
-    from tools.asking.results import count as print_count
-    from tools.asking.rows import BOARDS, IMAGES, STAGES, Filters
+    from tools.query.batches import Question
+    from tools.query.results import NEWEST, Way, show
+    from tools.query.results import count as print_count
+    from tools.query.rows import BOARDS, IMAGES, STAGES, Filters
 
     if boards and stages:
         fail("name either --boards or --stages", status=2)
@@ -160,7 +160,7 @@ def _format(
     as_json: bool, as_csv: bool, as_jsonl: bool, parquet: Path | None, out: Path | None
 ) -> "tuple[Format, Path | None]":
     """The one format that was asked for, and the file it goes to."""
-    from tools.asking.results import Format
+    from tools.query.results import Format
 
     asked = {Format.JSON: as_json, Format.CSV: as_csv, Format.JSON_LINES: as_jsonl, Format.PARQUET: parquet is not None}
     wanted = [name for name, is_asked in asked.items() if is_asked]
@@ -175,7 +175,7 @@ def _format(
 
 
 def _moment(option: str, text: str | None, edge: Literal["begin", "end"]) -> str | None:
-    from tools.asking.moments import MomentError, moment
+    from tools.query.moments import MomentError, moment
 
     if text is None:
         return None
@@ -214,8 +214,8 @@ def explain(
 
     Example: coserve explain S0017 R3 --config demo/coserve.yaml
     """
-    from tools.asking.explain.record import Wanted
-    from tools.asking.explain.run import explain as tell
+    from tools.query.explain.record import Wanted
+    from tools.query.explain.run import explain as tell
 
     raise SystemExit(tell(config, Wanted(name, designator, board_type, attempt), as_json=as_json))
 
@@ -240,8 +240,8 @@ def export(
 
     Example: coserve export --lot L42 --out /mnt/audit/L42 --config demo/coserve.yaml
     """
-    from tools.asking.package.chosen import Selection
-    from tools.asking.package.command import check_package, make_package
+    from tools.query.package.chosen import Selection
+    from tools.query.package.export import check_package, make_package
 
     if verify is not None:
         raise SystemExit(check_package(verify, as_json=as_json))

@@ -162,8 +162,8 @@ def _again(fields: Mapping[str, Any], newest: int, config: Path) -> str:
 
 def _list(settings: "Config", limit: int, as_json: bool) -> None:
     from daemon.storage.database.reviews import waiting
-    from tools.asking.table import print_rows
     from tools.cli.open_line import reading
+    from tools.query.table import print_rows
 
     with reading(settings) as engine, engine.connect() as connection:
         rows = [dict(row) for row in connection.execute(waiting().limit(limit + 1)).mappings()]

@@ -15,7 +15,7 @@ from tools.cli.wrong_use import must_be_architecture
 from tools.deeppcb.command import register as register_deeppcb
 
 if TYPE_CHECKING:
-    from tools.expert_file import ImportReport
+    from tools.training.expert_file import ImportReport
 
 #: Pictures held out, all of them answered right, after which an error rate of a quarter would be a surprise (1 in 20).
 _ENOUGH_HELD_OUT = 10
@@ -68,8 +68,8 @@ def import_expert(
     """
     if not file.is_file():
         fail(f"no file {file}", status=2)
-    from tools.expert_file import Form, ImportRefusedError
-    from tools.importer import Target, import_file
+    from tools.training.expert_file import Form, ImportRefusedError
+    from tools.training.importer import Target, import_file
 
     must_be_architecture("--architecture", architecture, "classify", "detect")
     labels = tuple(label.strip() for label in classes.split(",")) if classes else None
@@ -135,8 +135,8 @@ def train_classifier(
     """
     if not folder.is_dir():
         fail(f"no folder {folder}: name one with a subfolder of images for each label", status=2)
-    from tools.train.classifier import TrainingError, train_classifier
-    from tools.train.fit import Schedule
+    from tools.training.classifier import TrainingError, train_classifier
+    from tools.training.fit import Schedule
 
     must_be_architecture("--architecture", architecture, "classify")
     schedule = Schedule(epochs, seed=seed)
@@ -182,8 +182,8 @@ def train_detector(
     """
     if not data.is_file():
         fail(f"no file {data}: name the YAML file of a YOLO data set", status=2)
-    from tools.train.detector import train_detector
-    from tools.train.detector_loop import Effort, TrainingError
+    from tools.training.detector import train_detector
+    from tools.training.detector_loop import Effort, TrainingError
 
     must_be_architecture("--architecture", architecture, "detect")
     with _bar(f"training {expert or data.stem}") as (bar, task):

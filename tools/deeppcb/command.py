@@ -39,7 +39,7 @@ def train_deeppcb(
     from tools.deeppcb.report import print_report
     from tools.deeppcb.run import run
     from tools.deeppcb.tiles import DataError
-    from tools.train.detector_loop import TrainingError
+    from tools.training.detector_loop import TrainingError
 
     columns: tuple[Any, ...] = (
         TextColumn("{task.description:12}"),

@@ -21,7 +21,7 @@ from tools.cli.console import console, print_table
 from tools.deeppcb.line import ANY_PATTERN, BOARD, CLEAN, DETECTOR, SUSPECT
 from tools.deeppcb.measure import Counts, Found, average_precisions, count, mean_average_precision, nothing_found
 from tools.deeppcb.tiles import LABELS, Boxes, Pair, patterns_of
-from tools.train.detector import find_boxes
+from tools.training.detector import find_boxes
 
 #: What the data set's authors report on their test split (README of DeepPCB).
 AUTHORS_MAP, AUTHORS_F_SCORE = 0.986, 0.982

@@ -28,11 +28,11 @@ from tools.deeppcb.measure import choose_threshold
 from tools.deeppcb.report import LineReport, measure_line
 from tools.deeppcb.synthetic import Shapes, mine_shapes
 from tools.deeppcb.tiles import LABELS, DataError, Pair, patterns_of, read_split
-from tools.expert_file import Form
 from tools.experts.measure import Answers
-from tools.importer import import_classifier, import_detector
-from tools.train.detector import find_boxes
-from tools.train.detector_loop import Effort, fit_detector, limited_threads
+from tools.training.detector import find_boxes
+from tools.training.detector_loop import Effort, fit_detector, limited_threads
+from tools.training.expert_file import Form
+from tools.training.importer import import_classifier, import_detector
 
 ARCHITECTURE = "yolov8n"
 #: Trained on windows of this many pixels, run on whole tiles.

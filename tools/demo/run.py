@@ -19,7 +19,7 @@ from tools.cli.console import as_typed, console, fail, print_table, quiet_start
 from tools.cli.progress import Bars
 from tools.demo.draw import draw_board
 from tools.demo.verdicts import PartVerdict, part_verdicts
-from tools.service import Service, ServiceError
+from tools.setup.service import Service, ServiceError
 
 SOURCE = "demo-camera"
 

@@ -64,9 +64,9 @@ def teach_classifiers(samples: list[Sample], out: Path, on_share: OnShare) -> di
     """Train and import one classifier for each component type; catalog entries by expert id."""
     import torch
 
-    from tools.expert_file import Form
-    from tools.importer import import_classifier
-    from tools.train import fit
+    from tools.training import fit
+    from tools.training.expert_file import Form
+    from tools.training.importer import import_classifier
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -101,9 +101,9 @@ def teach_detector(number: int, samples: list[Sample], out: Path, on_share: OnSh
     """Train and import `DETECTORS[number]`; its catalog entry by expert id."""
     import torch
 
-    from tools.expert_file import Form
-    from tools.importer import import_detector
-    from tools.train.detector_loop import Effort, fit_detector
+    from tools.training.detector_loop import Effort, fit_detector
+    from tools.training.expert_file import Form
+    from tools.training.importer import import_detector
 
     torch.set_num_threads(1)
     training, calibration = split(samples)

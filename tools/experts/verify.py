@@ -40,7 +40,7 @@ def load_problems(spec: ExpertSpec, *, forward: bool) -> list[str]:
 def _run(pool: SlotPool, spec: ExpertSpec) -> None:
     from experts.vision.infer import infer
     from experts.vision.preprocess import fit
-    from tools.proof import pattern_images
+    from tools.training.proof import pattern_images
 
     infer(pool.slot(spec.expert), [fit(image, spec.task, spec.input_size) for image in pattern_images()[:2]])
 

@@ -14,7 +14,7 @@ import zmq
 
 from daemon.config.settings import load_config
 from tools.fuzz.mutate import Frames, Mutator, Seed
-from tools.service import Service
+from tools.setup.service import Service
 from tools.stress.account import Books, audit
 from tools.stress.hostile import connected
 from tools.stress.line import BOARD_TYPE, IMAGES_PER_BOARD, OPEN_BOARD_TYPE, make_jpegs, make_small_line

@@ -19,7 +19,7 @@ from daemon.wire.control import ask
 from tools.camera.command import board_plan, images_of
 from tools.camera.publisher import Publisher, publish_images
 from tools.camera.render import render_board
-from tools.service import Service, free_port
+from tools.setup.service import Service, free_port
 
 #: Lot, station, and seed of the boards that are published first.
 LOTS = (("L2411", "AOI-1", 31), ("L2412", "AOI-2", 32), ("L2413", "AOI-1", 33))

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import yaml
 
-from tools.service import free_port
+from tools.setup.service import free_port
 
 BOARD_TYPE = "stress"
 #: Images of one board; a board closes when it has as many.

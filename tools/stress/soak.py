@@ -17,7 +17,7 @@ from typing import Any
 
 from daemon.config.settings import load_config
 from daemon.wire.control import ControlError, ask
-from tools.service import Service
+from tools.setup.service import Service
 from tools.stress.account import Books, audit
 from tools.stress.consumer import Consumer, Heard
 from tools.stress.hostile import KINDS, Attack

@@ -18,7 +18,7 @@ from daemon.errors import ConfigError
 from daemon.line.consumer_check import consumer_problems, consumer_warnings
 from tests import ROOT
 from tools.backup.contents import contents_of
-from tools.service_files import credentials, drop_ins, written_folders
+from tools.setup.service_files import credentials, drop_ins, written_folders
 
 LINE = "rules: rules.yaml\ncatalog: catalog.yaml\ndevices: {cpu: {expert_memory: 1GB}}\n"
 

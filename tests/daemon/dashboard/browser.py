@@ -21,7 +21,7 @@ import pytest
 from tests.contract.client import Line
 from tests.lines import a_jpeg
 from tests.waiting import PATIENCE_S
-from tools.service import free_port
+from tools.setup.service import free_port
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request

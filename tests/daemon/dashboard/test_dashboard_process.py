@@ -23,7 +23,7 @@ from daemon.monitor.web_pages import Pages
 from tests.daemon.dashboard.browser import ShownLine
 from tests.daemon.dashboard.web import Stream
 from tests.lines import a_jpeg, a_line
-from tools.service import Service, free_port
+from tools.setup.service import Service, free_port
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tools.bundle import EXTRAS, own_wheel
-from tools.licences import SHIPPED, shipped_scripts
+from tools.release.bundle import EXTRAS, own_wheel
+from tools.release.licences import SHIPPED, shipped_scripts
 
 DASHBOARD = ROOT / "daemon" / "dashboard"
 

@@ -17,7 +17,7 @@ import yaml
 
 from daemon.storage.database.store import open_store
 from tests.waiting import PATIENCE_S
-from tools.service import free_port
+from tools.setup.service import free_port
 
 AT = "2026-11-21T09:28:11.123Z"
 _ESTABLISHED = "01"  # in /proc/net/tcp

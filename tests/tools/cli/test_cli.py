@@ -16,7 +16,7 @@ from daemon.storage.database.store import open_store
 from daemon.wire.control import ask
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
-from tools.service import Service
+from tools.setup.service import Service
 
 COMMANDS = (
     "demo", "run", "check", "rules check", "status", "experts", "queues", "reload", "drain", "pin", "unpin", "unload",

@@ -17,7 +17,7 @@ from daemon.storage.database.check import check_database
 from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
 from tools.camera.publisher import Publisher
-from tools.service import Service
+from tools.setup.service import Service
 
 
 def db(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,192 @@
+"""docs/sql-cookbook.md: every question answers, as its sample shows, and some are counted again by other means."""
+
+import re
+import sqlite3
+from collections import Counter, defaultdict
+from contextlib import closing
+from datetime import datetime
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.storage.database.reviews import Decision
+from daemon.storage.database.store import open_store
+from tests.tools.query.asked_database import make
+from tests.tools.query.cookbook_questions import COOKBOOK, Question, ask, ask_the_shell, questions
+
+QUESTIONS = questions()
+#: The last one tells how old what is open has become by now.
+NOT_BY_THE_CLOCK = range(1, 20)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cookbook") / "inspection.db"
+    make(path, boards=500)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tables(database: Path) -> dict[str, list[dict[str, Any]]]:
+    """Everything, for counting by hand."""
+    names = ("boards", "inspections", "stages", "reviews")
+    return {name: ask(database, f"SELECT * FROM {name}") for name in names}  # noqa: S608
+
+
+def answer(database: Path, number: int) -> list[dict[str, Any]]:
+    """Without the LIMIT that keeps a person's screen short."""
+    return ask(database, re.sub(r" LIMIT [0-9]+;$", ";", QUESTIONS[number - 1].sql))
+
+
+def test_there_are_twenty_questions_each_with_its_sql_a_line_to_read_it_by_and_a_sample() -> None:
+    assert [question.number for question in QUESTIONS] == list(range(1, 21))
+    headings = re.findall(r"^## [0-9]+\.", COOKBOOK.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(headings) == 20
+    assert all(question.how_to_read and len(question.sample) >= 3 for question in QUESTIONS)
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: f"{question.number}")
+def test_every_question_answers_with_the_columns_of_its_sample(database: Path, question: Question) -> None:
+    found = ask(database, question.sql)
+    assert found, question.title
+    assert question.sample[0].split() == list(found[0])
+    in_the_shell = ask_the_shell(database, question.sql)
+    assert in_the_shell == [] or in_the_shell[0] == ",".join(found[0])
+    assert in_the_shell == [] or len(in_the_shell) == len(found) + 1
+
+
+def test_first_pass_yield_counts_first_attempts_that_are_closed(database: Path, tables: dict[str, Any]) -> None:
+    counted: defaultdict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    for board in tables["boards"]:
+        if board["attempt"] == 1 and board["verdict"]:
+            counted[board["lot"], board["station"], board["completed_at"][:10]][board["verdict"]] += 1
+    found = {(row["lot"], row["station"], row["day"]): row for row in answer(database, 1)}
+    assert found.keys() == counted.keys()
+    for key, verdicts in counted.items():
+        assert found[key]["boards"] == verdicts.total()
+        assert found[key]["first_pass_yield"] == pytest.approx(verdicts["pass"] / verdicts.total(), abs=0.001)
+
+
+def test_retests_compare_the_first_attempt_with_the_last(database: Path, tables: dict[str, Any]) -> None:
+    attempts: defaultdict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
+    for board in tables["boards"]:
+        attempts[board["board_type"], board["serial"]].append((board["attempt"], board["verdict"]))
+    for row in answer(database, 3):
+        mine = [sorted(found) for (board_type, _), found in attempts.items() if board_type == row["board_type"]]
+        assert row["boards"] == len(mine)
+        assert row["retested"] == sum(len(found) > 1 for found in mine) > 0
+        assert row["healed"] == sum(found[0][1] != "pass" and found[-1][1] == "pass" for found in mine)
+        assert row["worse"] == sum(found[0][1] == "pass" and found[-1][1] != "pass" for found in mine)
+
+
+def test_false_calls_and_escapes_follow_the_newest_review(database: Path, tables: dict[str, Any]) -> None:
+    newest = {review["inspection_id"]: review["verdict"] for review in tables["reviews"]}
+    own = {image["inspection_id"]: image["verdict"] for image in tables["inspections"]}
+    counted: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for stage in tables["stages"]:
+        number = stage["inspection_id"]
+        if number in newest:
+            here = counted[stage["expert"], stage["expert_version"]]
+            here["reviewed"] += 1
+            here["false_calls"] += (own[number], newest[number]) == ("fail", "pass")
+            here["escapes"] += (own[number], newest[number]) == ("pass", "fail")
+    found = {(row["expert"], row["expert_version"]): row for row in answer(database, 5)}
+    assert found.keys() == counted.keys()
+    for key, said in counted.items():
+        assert {name: found[key][name] for name in said} == dict(said)
+
+
+def test_drift_is_seen_where_it_was_put(database: Path) -> None:
+    weeks = [row["mean_confidence"] for row in answer(database, 6) if row["expert"] == "C0603"]
+    assert len(weeks) >= 4
+    assert all(earlier > later for earlier, later in pairwise(weeks))
+
+
+def test_the_slowest_hours_are_those_with_a_crowd_and_its_loads(database: Path) -> None:
+    assert {row["hour"][-2:] for row in answer(database, 7)} == {"14"}
+
+
+def test_defects_that_come_together_are_counted_by_board(database: Path, tables: dict[str, Any]) -> None:
+    on_board: defaultdict[int, set[str]] = defaultdict(set)
+    for image in tables["inspections"]:
+        if image["verdict"] == "fail" and image["defect"]:
+            on_board[image["board_id"]].add(f"{image['component']} {image['defect']}")
+    pairs = Counter(pair for found in on_board.values() for pair in combinations(sorted(found), 2))
+    assert {(row["one"], row["other"]): row["boards"] for row in answer(database, 12)} == dict(pairs)
+
+
+def test_takt_is_the_time_between_boards_of_one_station(database: Path, tables: dict[str, Any]) -> None:
+    seen: defaultdict[str, list[str]] = defaultdict(list)
+    for board in tables["boards"]:
+        seen[board["station"]].append(board["first_seen_at"])
+    gaps = {
+        (station, later[:13]): (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
+        for station, times in seen.items()
+        for earlier, later in pairwise(sorted(times))
+    }
+    for row in answer(database, 14):
+        if row["boards"] == 1:
+            assert row["mean_takt_s"] == pytest.approx(gaps[row["station"], row["hour"]], abs=0.1)
+
+
+def test_reviewers_agree_as_often_as_their_second_looks_confirm(database: Path, tables: dict[str, Any]) -> None:
+    by_image: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for review in tables["reviews"]:
+        by_image[review["inspection_id"]].append(review)
+    second: defaultdict[str, list[bool]] = defaultdict(list)
+    for looks in by_image.values():
+        for earlier, later in pairwise(looks):
+            if earlier["reviewer"] != later["reviewer"]:
+                second[later["reviewer"]].append(earlier["verdict"] == later["verdict"])
+    for row in answer(database, 15):
+        mine = second[row["reviewer"]]
+        assert row["second_looks"] == len(mine)
+        assert row["agrees_with_the_first"] == pytest.approx(sum(mine) / len(mine), abs=0.001)
+
+
+def test_reviews_that_are_open_are_failures_and_reviews_that_nobody_looked_at(
+    database: Path, tables: dict[str, Any]
+) -> None:
+    looked_at = {review["inspection_id"] for review in tables["reviews"]}
+    for row in answer(database, 20):
+        images = [image for image in tables["inspections"] if image["verdict"] == row["verdict"]]
+        assert row["images"] == len(images)
+        assert row["open"] == sum(image["inspection_id"] not in looked_at for image in images)
+
+
+def test_hot_places_fail_more_than_once_and_are_measured_against_their_kind(
+    database: Path, tables: dict[str, Any]
+) -> None:
+    types = {board["board_id"]: board["board_type"] for board in tables["boards"]}
+    places: defaultdict[tuple[str, str, str], Counter[bool]] = defaultdict(Counter)
+    for image in tables["inspections"]:
+        key = types[image["board_id"]], image["designator"], image["component"]
+        places[key][image["verdict"] == "fail"] += 1
+    rates = {key: counted[True] / counted.total() for key, counted in places.items()}
+    found = {(row["board_type"], row["designator"], row["component"]): row for row in answer(database, 13)}
+    assert found.keys() == {key for key, counted in places.items() if counted[True] > 1}
+    for key, row in found.items():
+        of_its_kind = [rate for (_, _, component), rate in rates.items() if component == key[2]]
+        mean = sum(of_its_kind) / len(of_its_kind)
+        assert row["times_the_mean_of_its_type"] == pytest.approx(rates[key] / mean, abs=0.051)
+
+
+def test_a_decision_that_was_undone_changes_no_answer(database: Path, tmp_path: Path) -> None:
+    path = tmp_path / "inspection.db"
+    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(path)) as copy:
+        source.backup(copy)
+    waiting = ask(path, "SELECT inspection_id FROM inspections WHERE verdict IN ('fail', 'review') ORDER BY seq DESC")
+    reviewed = {row["inspection_id"] for row in ask(path, "SELECT inspection_id FROM reviews")}
+    image = next(row["inspection_id"] for row in waiting if row["inspection_id"] not in reviewed)
+    before = [answer(path, number) for number in NOT_BY_THE_CLOCK]
+    was_open = {row["verdict"]: row["open"] for row in answer(path, 20)}
+    store = open_store(f"sqlite:///{path}")
+    decided = store.review(Decision(image, "carla", None, "pass"))
+    during = [answer(path, number) for number in NOT_BY_THE_CLOCK]
+    store.review(Decision(image, "carla", decided.review_id, None))
+    store.close()
+    assert during[3] != before[3], "the part left the list of those to look at"
+    assert [answer(path, number) for number in NOT_BY_THE_CLOCK] == before
+    assert {row["verdict"]: row["open"] for row in answer(path, 20)} == was_open

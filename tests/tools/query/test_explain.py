@@ -1,0 +1,201 @@
+"""`coserve explain`: the explanation of every verdict of a line is that verdict, and what cannot be told is said."""
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+from typer.testing import CliRunner
+
+from daemon.storage.database.connections import open_for_reading
+from tests.contract.client import Line
+from tests.tools.query.asked_line import SERIALS
+from tools.cli.main import app
+from tools.query.explain.record import Record, UnknownInspectionError, Wanted, read_record
+from tools.query.explain.retrace import retrace, way_of
+
+
+def explain(folder: Path, *arguments: str, status: int = 0) -> str:
+    done = CliRunner().invoke(app, ["explain", *arguments, "--config", str(folder / "coserve.yaml")])
+    assert done.exit_code == status, done.output
+    return done.stdout or done.stderr
+
+
+def as_json(folder: Path, *arguments: str, status: int = 0) -> dict[str, Any]:
+    return json.loads(explain(folder, *arguments, "--json", status=status))
+
+
+def record_of(line: Line, *wanted: str) -> Record:
+    engine = open_for_reading(f"sqlite:///{line.folder}/inspection.db")
+    try:
+        return read_record(engine, Wanted(*wanted))
+    finally:
+        engine.dispose()
+
+
+@pytest.fixture
+def copy(judged: Line, tmp_path: Path) -> Path:
+    """The line's folder, to change something in."""
+    folder = tmp_path / "line"
+    shutil.copytree(judged.folder, folder, ignore=shutil.ignore_patterns("run", "*.safetensors"))
+    return folder
+
+
+def change(folder: Path, sql: str, *values: Any) -> None:
+    with closing(sqlite3.connect(folder / "inspection.db")) as database:
+        assert database.execute(sql, values).rowcount > 0
+        database.commit()
+
+
+def test_every_verdict_of_a_line_is_what_the_rules_give_once_more(judged: Line) -> None:
+    stored = judged.rows("SELECT inspection_id, verdict, defect, reason FROM inspections")
+    assert {verdict for _, verdict, _, _ in stored} == {"pass", "fail", "review", "unknown"}
+    assert {reason for *_, reason in stored} == {None, "deadline", "expert_failed", "bad_image"}
+    for number, verdict, defect, _ in stored:
+        record = record_of(judged, str(number))
+        found = retrace(record, way_of(record), (80, 60))
+        assert (found.verdict, found.defect, found.agrees) == (verdict, defect, True), found
+        assert len(found.steps) == len(record.stages)
+
+
+def test_a_chain_is_told_step_by_step_with_the_line_of_each_rule(judged: Line) -> None:
+    text = (judged.folder / "rules.yaml").read_text(encoding="utf-8").splitlines()
+    said = as_json(judged.folder, "S1", "F-0")
+    assert [stage["rule"] for stage in said["stages"]] == ['classifiers: "F"', 'detectors: "solder"']
+    for stage, key in zip(said["stages"], ("F:", "solder:"), strict=True):
+        assert text[stage["rule_line"] - 1].strip().startswith(key)
+    assert said["stages"][0]["goes_on_to"] == "solder"
+    (required,) = [finding for finding in said["stages"][1]["findings"] if finding["verdict"] == "fail"]
+    assert required["text"] == "required at least 64 void, found 0 sure: D301"
+    words = "\n".join(said["words"])
+    assert "F-0, type F, failed (D301)" in words
+    assert 'Verdict: fail D301, decided at step 1 by detectors: "solder"' in words
+    assert "judged once more from the stored answers by those rules: the same" in words
+
+
+def test_a_serial_alone_is_said_to_be_a_board(judged: Line) -> None:
+    said = explain(judged.folder, "S1", status=1)
+    assert "S1 is a board, not an image: name the part too, such as `coserve explain S1 R1`" in said
+
+
+def test_thresholds_are_held_against_the_answer(judged: Line) -> None:
+    words = explain(judged.folder, "S1", "V-0")
+    assert "is below review_below 1: unsure, so at best a person's look (line " in words
+    words = explain(judged.folder, "S1", "DU-0")
+    assert "held against fail_on *: 0.0001, review_below: 0.5 → review" in words
+    assert "5 × bridge" in words
+    words = explain(judged.folder, "S1", "DM-0")
+    assert "required at least 1 bridge, found 0 sure in its place: D9 → fail" in words
+
+
+def test_where_boxes_lie_is_judged_by_the_pictures_size_its_own_or_that_of_its_like(judged: Line, copy: Path) -> None:
+    for own in ("DM-0", "raw"):
+        assert "its size is taken" not in explain(judged.folder, "S1", own)
+    (kept,) = judged.rows("SELECT count(*) FROM inspections WHERE designator = 'DM-0' AND image_path IS NOT NULL")
+    assert kept == (1,)
+    change(copy, "UPDATE inspections SET image_path = NULL WHERE designator = 'DM-0'")
+    said = explain(copy, "S1", "DM-0")
+    assert "its size is taken from another of this camera, 80 × 60" in said
+    assert "the same" in said
+    change(copy, "UPDATE inspections SET image_path = NULL")
+    said = as_json(copy, "S1", "DM-0")
+    assert said["recomputed"]["agrees"] is False
+    assert "the picture is not kept" in said["recomputed"]["gap"]
+    assert said["recomputed"]["contradiction"] is None
+
+
+@pytest.mark.parametrize(
+    ("designator", "reason", "words"),
+    [
+        ("X1", "expert_failed", "broken gave no answer"),
+        ("bad", "bad_image", "Look at camera and cable"),
+        ("hasty-0", "deadline", "the camera gave it 1 ms"),
+    ],
+)
+def test_an_image_without_a_verdict_has_its_reason_in_words(
+    judged: Line, designator: str, reason: str, words: str
+) -> None:
+    said = explain(judged.folder, "S1", designator)
+    assert f"Verdict: unknown, because of {reason}: " in said
+    assert words in said
+
+
+def test_an_inspection_is_found_by_number_by_image_and_by_place(judged: Line) -> None:
+    ((number, image_id),) = judged.rows("SELECT inspection_id, image_id FROM inspections WHERE designator = 'F-1'")
+    by_number, by_image = record_of(judged, str(number)), record_of(judged, f"cam-1/{image_id}")
+    assert by_number == by_image == record_of(judged, "S1", "F-1")
+    second = record_of(judged, "S2", "P1")
+    assert second.board["attempt"] == 2
+    assert len(second.others) == 1
+    engine = open_for_reading(f"sqlite:///{judged.folder}/inspection.db")
+    first = read_record(engine, Wanted("S2", "P1", attempt=1))
+    engine.dispose()
+    assert (first.board["attempt"], first.inspection["inspection_id"]) == (1, second.others[0])
+
+
+@pytest.mark.parametrize("name", ["nix", "0", "99999999999999999999", "cam-1/none", "1 OR 1=1", "' OR ''='"])
+def test_what_is_not_there_is_status_1_with_the_ways_to_ask(judged: Line, name: str) -> None:
+    with pytest.raises(UnknownInspectionError, match="SERIAL DESIGNATOR"):
+        record_of(judged, name)
+
+
+def test_serials_of_any_kind_are_values(judged: Line) -> None:
+    for serial in SERIALS:
+        assert record_of(judged, serial, "F1").board["serial"] == serial
+    assert "SERIAL DESIGNATOR" in explain(judged.folder, "nobody", "R1", status=1)
+
+
+def test_reviews_after_it_and_the_final_verdict_are_told(copy: Path) -> None:
+    ((number,),) = sqlite3.connect(copy / "inspection.db").execute(
+        "SELECT inspection_id FROM inspections WHERE designator = 'F-0'"
+    )
+    for reviewer, verdict, note in (("anna", "fail", None), ("bert", "pass", "a\x1b[31m shadow")):
+        change(
+            copy, "INSERT INTO reviews (inspection_id, at, reviewer, verdict, note) VALUES (?, ?, ?, ?, ?)",
+            number, "2026-11-22T10:00:00.000Z", reviewer, verdict, note,
+        )  # fmt: skip
+    said = explain(copy, str(number))
+    assert "Review 2026-11-22T10:00:00.000Z by anna: fail" in said
+    assert "\x1b" not in said
+    assert said.rstrip().endswith("Final verdict: pass, decided by bert, so a false call.")
+
+
+def test_a_row_that_was_changed_contradicts_the_rules_and_is_status_1(copy: Path) -> None:
+    change(copy, "UPDATE inspections SET verdict = 'pass', defect = NULL WHERE designator = 'F-0'")
+    said = explain(copy, "S1", "F-0", status=1)
+    assert "CONTRADICTION: the rules give fail D301; stored is pass" in said
+    change(copy, "UPDATE stages SET expert = 'C0603' WHERE step = 1")
+    assert "answered by C0603: the rules name the expert yolo-solder" in explain(copy, "S1", "F-1", status=1)
+
+
+def test_rules_that_were_changed_or_are_gone_are_named(judged: Line) -> None:
+    record = record_of(judged, "S1", "F-0")
+    assert record.rules is not None
+    gone = replace(record, rules=None)
+    assert "no longer in the database" in (retrace(gone, way_of(gone), None).gap or "")
+    other = replace(record, rules={**record.rules, "text": record.rules["text"] + "# "})
+    assert "its sha256 is not that" in (retrace(other, way_of(other), None).gap or "")
+
+
+def test_an_expert_that_is_gone_from_the_catalog_is_said_and_changes_nothing(copy: Path) -> None:
+    catalog = copy / "experts" / "catalog.yaml"
+    assert "it is in force today" in explain(copy, "S1", "P-0")
+    catalog.write_text(catalog.read_text(encoding="utf-8").replace("R0402:", "R0402-old:"), encoding="utf-8")
+    said = explain(copy, "S1", "P-0")
+    assert "the catalog has no such expert any more" in said
+    assert "the same" in said
+    catalog.unlink()
+    assert explain(copy, "S1", "P-0")
+
+
+def test_a_line_without_results_says_so(tmp_path: Path, judged: Line) -> None:
+    shutil.copy(judged.folder / "coserve.yaml", tmp_path)
+    assert "there is no database" in explain(tmp_path, "1", status=1)
+    create_engine(f"sqlite:///{tmp_path}/inspection.db").connect().close()
+    assert "has this line run?" in explain(tmp_path, "1", status=1)
+    assert "no file" in explain(tmp_path / "nowhere", "1", status=2)

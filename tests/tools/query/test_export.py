@@ -1,0 +1,420 @@
+"""`coserve export`: a package is whole, says what it lacks, and is there completely or not at all."""
+
+import csv
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from daemon.config.settings import load_config
+from daemon.storage.database.connections import open_for_reading
+from tests.contract.client import Line
+from tests.small_disk import small_disk
+from tests.tools.query.asked_line import SERIALS
+from tools.cli.main import app
+from tools.query.package import write
+from tools.query.package.chosen import Selection
+from tools.query.package.verify import verify_package
+from tools.query.package.write import FolderInUseError, PackageError, Report, write_package
+
+
+def coserve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tools", "export", *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def export(folder: Path, out: Path, *, with_weights: bool = False, **chosen: Any) -> Report:
+    config = folder / "coserve.yaml"
+    settings = load_config(config)
+    engine = open_for_reading(settings.database)
+    try:
+        return write_package(config, settings, engine, Selection(**chosen), out, with_weights=with_weights)
+    finally:
+        engine.dispose()
+
+
+def lines(package: Path, table: str) -> list[dict[str, Any]]:
+    return [json.loads(row) for row in (package / "rows" / f"{table}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def package(judged: Line, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package of lot L1, made by the command; nobody changes it."""
+    out = tmp_path_factory.mktemp("packages") / "L1"
+    done = coserve("--lot", "L1", "--out", str(out), "--with-weights", "--config", str(judged.config))
+    assert done.returncode == 0, done.stderr
+    assert f"coserve export --verify {out}" in done.stdout
+    return out
+
+
+@pytest.fixture
+def copy(package: Path, tmp_path: Path) -> Path:
+    """Of the package, to change something in."""
+    return Path(shutil.copytree(package, tmp_path / "package", symlinks=True))
+
+
+@pytest.fixture
+def line(judged: Line, tmp_path: Path) -> Path:
+    """A copy of the line's folder, to change something in."""
+    target = tmp_path / "line"
+    shutil.copytree(judged.folder, target, ignore=shutil.ignore_patterns("run", "*.safetensors"))
+    return target
+
+
+def test_the_package_of_a_lot_has_all_of_its_rows(judged: Line, package: Path) -> None:
+    boards = judged.rows("SELECT board_id FROM boards WHERE lot = 'L1'")
+    assert [(row["board_id"],) for row in lines(package, "boards")] == boards
+    mine = (
+        "inspection_id IN (SELECT inspection_id FROM inspections JOIN boards USING (board_id) WHERE boards.lot = 'L1')"
+    )
+    manifest = json.loads((package / "manifest.json").read_text(encoding="utf-8"))
+    for table in ("inspections", "stages", "detections", "reviews", "final_verdicts"):
+        ((count,),) = judged.rows(f"SELECT count(*) FROM {table} WHERE {mine}")  # noqa: S608
+        assert len(lines(package, table)) == manifest["rows"][table] == count
+        assert len((package / "rows" / f"{table}.csv").read_text(encoding="utf-8").splitlines()) == count + 1
+    sql = f"SELECT verdict, defect, latency_ms, image_id FROM inspections WHERE {mine} ORDER BY inspection_id"  # noqa: S608
+    names = ("verdict", "defect", "latency_ms", "image_id")
+    assert [tuple(row[name] for name in names) for row in lines(package, "inspections")] == judged.rows(sql)
+    assert manifest["line"]["config"] == str(judged.config)
+    assert manifest["selection"]["lots"] == ["L1"]
+    assert manifest["last_seq"] == judged.rows("SELECT last_seq FROM stream_position")[0][0]
+
+
+def test_parquet_lies_beside_where_it_can_be_written(package: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(package / "rows" / "inspections.parquet")
+    assert table.num_rows == len(lines(package, "inspections"))
+    assert str(table.schema.field("completed_at").type) == "timestamp[ms, tz=UTC]"
+
+
+def test_sha256sum_accepts_it_and_so_do_we(package: Path) -> None:
+    done = subprocess.run(
+        ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=package, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, b"")
+    done = coserve("--verify", str(package))
+    assert done.returncode == 0
+    fingerprint = hashlib.sha256((package / "SHA256SUMS").read_bytes()).hexdigest()
+    assert "whole" in done.stdout
+    assert fingerprint in done.stdout
+    assert package.stat().st_mode & 0o007 == 0
+
+
+def _replace_by_link(path: Path) -> None:
+    path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda p: (p / "rows/boards.csv").write_text("x", encoding="utf-8"), "changed: rows/boards.csv"),
+        (lambda p: (p / "README.txt").unlink(), "missing: README.txt"),
+        (lambda p: (p / "rows/more.csv").write_text("x", encoding="utf-8"), "added: rows/more.csv"),
+        (lambda p: (p / "more").symlink_to("/etc/passwd"), "added: more (a link)"),
+        (lambda p: _replace_by_link(p / "manifest.json"), "changed: manifest.json (a link)"),
+        (lambda p: _replace_by_link(p / "rows"), "added: rows (a link)"),
+        (lambda p: (p / os.fsdecode(b"\xff.csv")).touch(), "added: \\\\xff.csv"),
+        (lambda p: (p / "a\nb\x1b").write_text("x", encoding="utf-8"), "added: a\\nb\\x1b"),
+    ],
+)  # fmt: skip
+def test_what_was_changed_taken_away_or_added_is_found(copy: Path, change: Callable[[Path], Any], said: str) -> None:
+    change(copy)
+    done = CliRunner().invoke(app, ["export", "--verify", str(copy)])
+    assert (done.exit_code, said in done.stdout) == (1, True), done.stdout
+
+
+def test_a_program_hears_the_same_of_every_file_the_checksums_too(copy: Path) -> None:
+    def verified() -> tuple[int, dict[str, Any]]:
+        done = CliRunner().invoke(app, ["export", "--verify", str(copy), "--json"])
+        return done.exit_code, json.loads(done.stdout)
+
+    files = sum(path.is_file() for path in copy.rglob("*"))
+    status, said = verified()
+    assert (status, said["is_whole"], said["files"], said["links"]) == (0, True, files, [])
+    assert f"{files:,} files" in CliRunner().invoke(app, ["export", "--verify", str(copy)]).stdout
+    _replace_by_link(copy / "README.txt")
+    (copy / os.fsdecode(b"\xff.csv")).touch()
+    sums = copy / "SHA256SUMS"
+    rows = sums.read_text(encoding="utf-8").splitlines(keepends=True)
+    sums.write_text("".join(row for row in rows if not row.endswith("  rows/boards.csv\n")), encoding="utf-8")
+    status, changed = verified()
+    assert (status, changed["is_whole"], changed["changed"], changed["missing"]) == (1, False, ["README.txt"], [])
+    assert changed["added"] == ["\\xff.csv", "rows/boards.csv"]
+    assert changed["links"] == ["README.txt"]
+    assert changed["fingerprint"] != said["fingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_replace_by_link, "SHA256SUMS is a link"),
+        (lambda sums: sums.unlink(), "has no SHA256SUMS"),
+        (lambda sums: sums.write_text(sums.read_text() + f"{'0' * 64}  README.txt\n"), "README.txt has no place here"),
+        (lambda sums: sums.write_text(sums.read_text() + f"{'0' * 64}  SHA256SUMS\n"), "SHA256SUMS has no place here"),
+        (lambda sums: _forge(sums.with_name("manifest.json"), b"[]"), "manifest.json does not say when it was made"),
+        (lambda sums: _forge(sums.with_name("manifest.json"), b"\xff{"), "manifest.json does not say when it was made"),
+    ],
+)  # fmt: skip
+def test_checksums_and_a_manifest_that_are_not_ours_are_named(
+    copy: Path, change: Callable[[Path], Any], said: str
+) -> None:
+    change(copy / "SHA256SUMS")
+    done = CliRunner().invoke(app, ["export", "--verify", str(copy)])
+    assert (done.exit_code, len(done.stderr.splitlines()), said in done.stderr) == (1, 1, True), done.stderr
+
+
+def _forge(path: Path, data: bytes) -> None:
+    """Other bytes, and their checksum beside."""
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_bytes(data)
+    sums = path.with_name("SHA256SUMS")
+    sums.write_text(sums.read_text().replace(before, hashlib.sha256(data).hexdigest()))
+
+
+@pytest.mark.parametrize("line", ["", "0" * 64 + "  ../../etc/passwd", "0" * 64 + "  /etc/passwd", "nonsense"])
+def test_checksums_that_name_files_elsewhere_are_refused(copy: Path, line: str) -> None:
+    (copy / "SHA256SUMS").write_text(line + "\n", encoding="utf-8")
+    with pytest.raises(PackageError, match="SHA256SUMS"):
+        verify_package(copy)
+
+
+def test_pictures_are_what_the_cameras_sent_under_names_that_harm_nobody(judged: Line, package: Path) -> None:
+    listed = list(csv.DictReader((package / "pictures.csv").read_text(encoding="utf-8").splitlines()))
+    assert len(listed) == len(lines(package, "inspections"))
+    sent = {str(row["inspection_id"]): row for row in lines(package, "inspections")}
+    there = {path.relative_to(package).as_posix() for path in package.glob("pictures/**/*") if path.is_file()}
+    assert {row["file"] for row in listed if row["file"]} == there
+    for row in listed:
+        assert bool(row["file"]) != bool(row["why_not"])
+        if row["file"]:
+            data = (package / row["file"]).read_bytes()
+            image = sent[row["inspection_id"]]
+            assert hashlib.sha256(data[-image["image_bytes"] :]).hexdigest() == image["image_sha256"]
+    assert {row["why_not"] for row in listed if not row["file"]} == {"verdict pass: not kept (retention.keep)"}
+    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/") for name in there)
+    assert not any(".." in name.split("/") for name in there)
+    serials = {row["serial"] for row in listed}
+    assert {serial if serial[0] not in "=+-@" else f"'{serial}" for serial in SERIALS} <= serials
+
+
+def test_rules_and_experts_that_judged_are_in_it(judged: Line, package: Path) -> None:
+    (rules,) = (package / "rules").iterdir()
+    assert hashlib.sha256(rules.read_bytes()).hexdigest().startswith(rules.stem)
+    manifest = json.loads((package / "manifest.json").read_text(encoding="utf-8"))
+    used = {(row["expert"], row["expert_version"]) for row in lines(package, "stages")}
+    assert {(row["expert"], row["expert_version"]) for row in manifest["experts"]} == used
+    for row in manifest["experts"]:
+        assert hashlib.sha256((package / row["weights"]).read_bytes()).hexdigest() == row["sha256"]
+    readme = (package / "README.txt").read_text(encoding="utf-8")
+    assert "sha256sum -c SHA256SUMS" in readme
+    for entry in {path.name for path in package.iterdir()} - {"README.txt"}:
+        assert entry in readme
+
+
+def test_what_is_missing_is_said(line: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(line / "inspection.db")) as database:
+        ((pruned,), (gone,), (damaged,)) = database.execute(
+            "SELECT inspection_id FROM inspections WHERE image_path IS NOT NULL AND verdict = 'fail' LIMIT 3"
+        ).fetchall()
+        database.execute("UPDATE inspections SET image_path = NULL WHERE inspection_id = ?", (pruned,))
+        paths = dict(database.execute("SELECT inspection_id, image_path FROM inspections"))
+        database.execute("DELETE FROM rules_versions")
+        database.commit()
+    (line / paths[gone]).unlink()
+    (line / paths[damaged]).write_bytes(b"other")
+    (line / "experts" / "catalog.yaml").unlink()
+    report = export(line, tmp_path / "out", lots=("L1",), with_weights=True)
+    listed = csv.DictReader((tmp_path / "out/pictures.csv").read_text(encoding="utf-8").splitlines())
+    why = {int(row["inspection_id"]): row["why_not"] for row in listed}
+    assert why[pruned].startswith("pruned by retention")
+    assert why[gone].startswith("deleted since its row was read")
+    text = "\n".join(report.warnings)
+    assert f"inspection {damaged}: its picture is not what the camera sent" in text
+    assert "their text is no longer in the database" in text
+    assert "R0402" in text
+    assert verify_package(tmp_path / "out").is_whole
+
+
+@pytest.mark.parametrize(
+    ("chosen", "condition"),
+    [
+        ({"serials": ("S2",)}, "serial = 'S2'"),
+        ({"lots": ("L2",), "board_types": ("quick",)}, "lot = 'L2' AND board_type = 'quick'"),
+        ({"serials": (SERIALS[3],)}, "serial LIKE '%DROP%'"),
+        ({"since": "2000-01-01T00:00:00.000Z"}, "1"),
+    ],
+)
+def test_boards_are_chosen_as_asked(judged: Line, tmp_path: Path, chosen: dict[str, Any], condition: str) -> None:
+    export(judged.folder, tmp_path / "out", **chosen)
+    wanted = judged.rows(f"SELECT board_id FROM boards WHERE {condition} ORDER BY 1")  # noqa: S608
+    assert [(row["board_id"],) for row in lines(tmp_path / "out", "boards")] == wanted
+
+
+def test_nothing_chosen_or_no_place_to_go_is_refused(judged: Line, tmp_path: Path) -> None:
+    config = ["--config", str(judged.config)]
+    for wrong in ([], ["--lot", "L1"], ["--out", str(tmp_path / "o")], ["--lot", "L1", "--out", str(tmp_path / "a/b")]):
+        assert CliRunner().invoke(app, ["export", *wrong, *config]).exit_code == 2
+    with pytest.raises(PackageError, match="no board is like that"):
+        export(judged.folder, tmp_path / "out", lots=("nothing",))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_ours_to_fill_stays_as_it_is(judged: Line, tmp_path: Path) -> None:
+    full, part = tmp_path / "full", tmp_path / "out.part"
+    for folder in (full, part):
+        folder.mkdir()
+        (folder / "mine").write_text("keep", encoding="utf-8")
+    for out in (full, tmp_path / "out"):
+        with pytest.raises(FolderInUseError):
+            export(judged.folder, out, lots=("L1",))
+    assert [(full / "mine").read_text(), (part / "mine").read_text()] == ["keep", "keep"]
+    (tmp_path / "empty").mkdir()
+    export(judged.folder, tmp_path / "empty", lots=("L1",))
+    assert verify_package(tmp_path / "empty").is_whole
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(judged: Line, tmp_path: Path) -> None:
+    for size in ("100k", "1m"):
+        with small_disk(tmp_path / size, size=size) as disk:
+            done = coserve("--lot", "L1", "--with-weights", "--out", str(disk / "L1"), "--config", str(judged.config))
+            assert done.returncode == 1
+            assert "No space left on device; make room" in done.stderr or "are free: make room" in done.stderr
+            assert str(disk) in done.stderr
+            assert list(disk.iterdir()) == []
+
+
+#: The command, waiting before its checksums until it is killed.
+STOPPED = """
+import sys
+from tools.asking.package import write
+def stop(package):
+    print("here", flush=True)
+    sys.stdin.read()
+write._write_sums = stop
+from tools.cli.main import app
+app()
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_one_that_is_ended_leaves_no_package_and_the_next_one_is_whole(
+    judged: Line, tmp_path: Path, end: signal.Signals
+) -> None:
+    out = tmp_path / "L1"
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED, "export", "--lot", "L1", "--out", str(out), "--config", str(judged.config)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        with pytest.raises(FolderInUseError, match="another export"):
+            export(judged.folder, out, lots=("L1",))
+        process.send_signal(end)
+        process.wait(120)
+    assert not out.exists()
+    assert (tmp_path / "L1.part").exists() == (end is signal.SIGKILL)
+    export(judged.folder, out, lots=("L1",))
+    assert verify_package(out).is_whole
+    assert not (tmp_path / "L1.part").exists()
+
+
+@pytest.mark.parametrize("call", ["mkdir", "flock"])
+def test_one_that_is_stopped_before_it_knows_its_claim_leaves_nothing(
+    judged: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    module = Path if call == "mkdir" else write.fcntl
+    really = getattr(module, call)
+    stopped: list[bool] = []
+
+    def stop_once(*arguments: Any, **named: Any) -> None:
+        really(*arguments, **named)
+        if not stopped and (call == "flock" or arguments[0].suffix == ".part"):
+            stopped.append(True)  # as a signal's handler would, before the next line
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, call, stop_once)
+        with pytest.raises(KeyboardInterrupt):
+            export(judged.folder, tmp_path / "L1", lots=("L1",))
+    assert list(tmp_path.iterdir()) == []
+    export(judged.folder, tmp_path / "L1", lots=("L1",))
+
+
+def test_rows_are_one_state_while_the_line_writes(line: Path, tmp_path: Path) -> None:
+    """Each transaction adds an image with its answer: no package has one without the other."""
+    stop = threading.Event()
+    added = 0
+
+    def go_on() -> None:
+        nonlocal added
+        with closing(sqlite3.connect(line / "inspection.db", timeout=10)) as database:
+            (number,) = database.execute("SELECT max(inspection_id) FROM inspections").fetchone()
+            columns = [row[1] for row in database.execute("PRAGMA table_info(inspections)")]
+            kept = ", ".join(name for name in columns if name not in {"inspection_id", "image_id", "seq", "image_path"})
+            (template,) = database.execute("SELECT min(inspection_id) FROM stages").fetchone()
+            while not stop.is_set():
+                number += 1
+                database.execute(
+                    f"INSERT INTO inspections (inspection_id, image_id, seq, {kept}) SELECT ?, ?, ?, {kept}"  # noqa: S608
+                    " FROM inspections WHERE inspection_id = ?",
+                    (number, f"more-{number}", 1000 + number, template),
+                )
+                database.execute(
+                    "INSERT INTO stages SELECT ?, step, expert, expert_version, label, confidence, device, executor,"
+                    " batch_id, batch_size, queued_ms, load_ms, infer_ms FROM stages WHERE inspection_id = ?",
+                    (number, template),
+                )
+                database.commit()
+                added += 1
+
+    writer = threading.Thread(target=go_on)
+    writer.start()
+    try:
+        while added < 20:
+            time.sleep(0.01)
+        number = 0
+        while number < 3 or added < 40:  # a writer that stands still meanwhile would show nothing
+            number += 1
+            out = tmp_path / f"out-{number}"
+            export(line, out, lots=("L1",))
+            done = {row["inspection_id"] for row in lines(out, "inspections")}
+            assert {row["inspection_id"] for row in lines(out, "final_verdicts")} == done
+            judged = {row["inspection_id"] for row in lines(out, "inspections") if row["reason"] is None}
+            assert {row["inspection_id"] for row in lines(out, "stages")} == judged
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_no_transaction_is_open_while_pictures_are_copied(
+    line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_pictures, seen = write.copy_pictures, list[tuple[int, ...]]()
+
+    def look_first(*arguments: Any) -> Any:
+        with closing(sqlite3.connect(line / "inspection.db", isolation_level=None)) as database:
+            database.execute("UPDATE boards SET station = 'elsewhere'")
+            seen.append(database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
+        return copy_pictures(*arguments)
+
+    monkeypatch.setattr(write, "copy_pictures", look_first)
+    export(line, tmp_path / "out", lots=("L1",))
+    assert seen == [(0, 0, 0)]
+    assert {row["station"] for row in lines(tmp_path / "out", "boards")} == {"ST1", None}

@@ -1,0 +1,207 @@
+"""`coserve rejudge`: the stored pictures of a line that really ran, through the same and through other experts."""
+
+import csv
+import json
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tests.contract.client import Line
+from tests.lines import a_jpeg
+from tools.cli.main import app
+from tools.query.rejudge.choose import Stored
+from tools.query.rejudge.report import rows, write_csv
+from tools.query.rejudge.run import Rejudged
+
+RULES = """\
+boards:
+  free: {extras: allow, components: {P: 1, Q: 1}}
+classifiers:
+  "*": {expert: "{component}", pass: [ok], review_below: 0.0}
+"""
+PICTURES = 12
+
+
+@pytest.fixture(autouse=True)
+def gave_way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the command asked of the scheduler: it runs in this process here, which must not stay slow after it."""
+    asked: list[str] = []
+    monkeypatch.setattr(os, "nice", lambda by: asked.append(f"nice {by}"))
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *_: asked.append("batch"))
+    return asked
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory, version_folders: tuple[Path, Path]) -> Line:
+    """A line that judged JPEGs and raw pixels for P and Q, and stopped."""
+    keep = {"retention": {"keep": ["pass", "fail", "review", "unknown"]}}
+    line = Line(tmp_path_factory.mktemp("judged") / "line", version_folders[0], RULES, memory="100MB", **keep)
+    with line.service():
+        for number in range(PICTURES):
+            board = {"type": "free", "serial": f"S{number % 3}", "lot": "L1" if number < 6 else "L2"}
+            line.send(a_jpeg(number), board=board, component="Q" if number % 4 == 0 else "P")
+        raw = np.random.default_rng(0).integers(0, 255, (40, 50, 3), np.uint8)
+        fields = {"encoding": "raw", "dtype": "uint8", "shape": [40, 50, 3], "board": {"type": "free", "serial": "S9"}}
+        line.send(raw.tobytes(), **fields)
+        line.idle()
+        line.wait(lambda: line.rows("SELECT count(*) FROM inspections WHERE image_path IS NULL") == [(0,)])
+    return line
+
+
+@pytest.fixture
+def line(judged: Line, tmp_path: Path) -> Line:
+    """A copy whose daemon does not run; the database must be as it was, to the byte."""
+    shutil.copytree(judged.folder, tmp_path / "line", ignore=shutil.ignore_patterns("run"))
+    copy = Line.__new__(Line)
+    copy.folder, copy.config = tmp_path / "line", tmp_path / "line" / "coserve.yaml"
+    return copy
+
+
+def digest(line: Line) -> str:
+    return sha256((line.folder / "inspection.db").read_bytes()).hexdigest()
+
+
+def rejudge(line: Line, *arguments: str, status: int = 0) -> Any:
+    before = digest(line)
+    done = CliRunner().invoke(app, ["rejudge", str(line.config), "--json", *arguments])
+    assert done.exit_code == status, f"{done.output}\n{done.exception}"
+    assert digest(line) == before, "the database was written to"
+    return json.loads(done.stdout) if status < 2 else done.stderr
+
+
+def execute(line: Line, sql: str, *values: Any) -> None:
+    with closing(sqlite3.connect(line.folder / "inspection.db")) as database:
+        with database:
+            database.execute(sql, values)
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def swapped(version_folders: tuple[Path, Path]) -> tuple[str, str]:
+    return "--expert", f"P={version_folders[1]}"
+
+
+def test_nothing_changed_means_that_nothing_would_change(line: Line, gave_way: list[str]):
+    found = rejudge(line)
+    assert (found["rejudged"], found["unchanged"], found["changed"]) == (PICTURES + 1, PICTURES + 1, 0)
+    assert found["list"] == found["changes"] == found["notes"] == []
+    assert gave_way == ["nice 10", "batch"]
+
+
+def test_another_version_is_tried_only_on_what_it_would_judge(line: Line, version_folders: tuple[Path, Path]):
+    found = rejudge(line, *swapped(version_folders), status=1)
+    mine = line.rows("SELECT inspection_id, verdict FROM inspections WHERE component = 'P' ORDER BY inspection_id DESC")
+    assert found["rejudged"] == found["changed"] == len(mine) == 10
+    assert [(row["inspection_id"], row["verdict"]) for row in found["list"]] == mine
+    assert {(row["from"], row["to"]) for row in found["changes"]} <= {("pass", "fail"), ("fail", "pass")}
+    assert sum(row["images"] for row in found["changes"]) == len(mine)
+    assert found["experts"].keys() == {"P"}
+
+
+def test_a_version_that_was_put_in_is_named_by_its_letters(line: Line, version_folders: tuple[Path, Path]):
+    put = ["experts", "put", "P", str(version_folders[1]), "--config", str(line.config), "--json"]
+    version = json.loads(CliRunner().invoke(app, put).stdout)["version"]
+    assert rejudge(line, "--expert", f"P={version[:6]}", status=1)["changed"] == 10
+    assert "is none of them" in rejudge(line, "--expert", "P=0123456789ab", status=2)
+
+
+REVIEW = "INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES (?, '2026-11-22', 'ines', ?)"
+FAILED = "UPDATE inspections SET verdict = 'fail', defect = 'bad' WHERE inspection_id = ?"
+
+
+def test_changes_are_weighed_against_reviewers(line: Line, version_folders: tuple[Path, Path]):
+    passed = "SELECT inspection_id FROM inspections WHERE component = 'P' AND verdict = 'pass' ORDER BY inspection_id"
+    first, second, third, fourth, *_ = (inspection_id for (inspection_id,) in line.rows(passed))
+    # As an expert before this one would have left them: two failed, one of them rightly.
+    for inspection_id, said in ((first, "pass"), (second, "fail")):
+        execute(line, FAILED, inspection_id)
+        execute(line, REVIEW, inspection_id, said)
+    found = rejudge(line, status=1)
+    assert found["effects"] == {"false_calls_gone": 1, "escapes_caught": 0, "new_false_calls": 0, "new_escapes": 1}
+    assert {row["inspection_id"]: row["effect"] for row in found["list"]} == {
+        first: "false_calls_gone",
+        second: "new_escapes",
+    }
+    # And two that passed, one of them wrongly, before an expert that fails both.
+    execute(line, REVIEW, third, "fail")
+    execute(line, REVIEW, fourth, "pass")
+    found = rejudge(line, *swapped(version_folders), status=1)
+    assert found["effects"] == {"false_calls_gone": 0, "escapes_caught": 1, "new_false_calls": 1, "new_escapes": 0}
+    assert found["reviewed"] == 4
+
+
+def test_other_rules_are_compiled_and_judged_by(line: Line, tmp_path: Path):
+    rules = tmp_path / "strict.yaml"
+    rules.write_text(RULES.replace("review_below: 0.0", "review_below: 1.0"), encoding="utf-8")
+    found = rejudge(line, "--rules", str(rules), status=1)
+    assert found["changed"] == PICTURES + 1
+    assert {row["to"] for row in found["changes"]} == {"review"}
+    rules.write_text(RULES.replace("[ok]", "[okay]"), encoding="utf-8")
+    assert "has no label `okay`" in rejudge(line, "--rules", str(rules), status=2)
+
+
+def test_filters_and_the_limit_choose_the_newest(line: Line):
+    assert rejudge(line, "--lot", "L1")["rejudged"] == 6
+    assert rejudge(line, "--component", "Q")["rejudged"] == 3
+    assert rejudge(line, "--limit", "4")["rejudged"] == 4
+    assert rejudge(line, "--since", "2999-01-01")["rejudged"] == 0
+    assert "expected a day" in rejudge(line, "--since", "soon", status=2)
+
+
+def test_pictures_that_are_gone_altered_or_outside_are_told_and_never_a_change(
+    line: Line, version_folders: tuple[Path, Path]
+):
+    paths = dict(line.rows("SELECT inspection_id, image_path FROM inspections WHERE component = 'P'"))
+    pruned, gone, altered, outside, unjudged, *_ = sorted(paths)
+    execute(line, "UPDATE inspections SET image_path = NULL WHERE inspection_id = ?", pruned)
+    (line.folder / paths[gone]).unlink()
+    (line.folder / paths[altered]).write_bytes(a_jpeg(99))
+    execute(line, "UPDATE inspections SET image_path = '../../etc/passwd' WHERE inspection_id = ?", outside)
+    execute(
+        line,
+        "UPDATE inspections SET verdict = 'unknown', reason = 'deadline' WHERE inspection_id = ?", unjudged,
+    )  # fmt: skip
+    found = rejudge(line, *swapped(version_folders), status=1)
+    assert (found["changed"], found["unread"], found["pruned"], found["unjudged"]) == (5, 3, 1, 1)
+    assert not {gone, altered, outside, pruned, unjudged} & {row["inspection_id"] for row in found["list"]}
+    assert any("3 pictures could not be judged again" in note for note in found["notes"])
+
+
+def test_a_table_of_all_changes_is_written_and_the_answer_is_for_people_too(
+    line: Line, tmp_path: Path, version_folders: tuple[Path, Path]
+):
+    done = CliRunner().invoke(
+        app, ["rejudge", str(line.config), *swapped(version_folders), "--csv", str(tmp_path / "changes.csv")]
+    )
+    assert done.exit_code == 1
+    assert "10 would change" in done.stdout
+    assert "MB of memory" in done.stderr
+    with (tmp_path / "changes.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 10
+    assert {row["would_be"] for row in rows} <= {"pass", "fail"}
+
+
+def test_wrong_use_is_told_apart_from_changes(line: Line, tmp_path: Path):
+    assert "expected NAME=VERSION" in rejudge(line, "--expert", "P", status=2)
+    assert "there is no expert R" in rejudge(line, "--expert", "R=abcd", status=2)
+    assert "there is no folder" in rejudge(line, "--csv", str(tmp_path / "none" / "x.csv"), status=2)
+    (line.folder / "inspection.db").unlink()
+    done = CliRunner().invoke(app, ["rejudge", str(line.config)])
+    assert (done.exit_code, "nothing was judged" in done.stderr) == (2, True)
+
+
+def test_what_a_publisher_named_is_no_formula_in_the_file_of_changes(tmp_path: Path):
+    serial = "=HYPERLINK()"
+    image = Stored(7, "free", serial, "P", "R1", "pass", None, "v1", "images/a.jpg", "0" * 64, None, None)
+    write_csv(tmp_path / "changes.csv", rows([Rejudged(image, "fail", "D1")]))
+    with (tmp_path / "changes.csv").open(encoding="utf-8", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["serial"], row["would_be_defect"]) == (f"'{serial}", "D1")

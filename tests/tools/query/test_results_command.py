@@ -1,0 +1,399 @@
+"""`coserve results`: filters, ways of writing, bounds."""
+
+import csv
+import io
+import json
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from daemon.errors import install_with
+from tests.small_disk import small_disk
+from tests.tools.query.asked_database import NEW, OLD, RULES, make
+from tools.cli.main import app
+from tools.query.batches import BATCH_ROWS, Question, answer
+from tools.query.moments import MomentError, moment
+from tools.query.rows import BOARDS, IMAGES, STAGES, Filters
+
+CONFIG = """\
+endpoints: {intake: ["ipc://run/i.sock"], results: "ipc://run/r.sock", control: "ipc://run/c.sock"}
+rules: rules.yaml
+catalog: catalog.yaml
+devices: {cpu: {expert_memory: 100MB}}
+"""
+NASTY = ("=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "<b>x</b>", "[/red]", "'; DROP TABLE boards; --", "a\x1b[31mb")
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration and a database of 200 boards, some of whose serials mean something elsewhere."""
+    folder = tmp_path_factory.mktemp("results")
+    (folder / "coserve.yaml").write_text(CONFIG, encoding="utf-8")
+    make(folder / "inspection.db", boards=200)
+    with closing(sqlite3.connect(folder / "inspection.db")) as database:
+        for number, serial in enumerate(NASTY, 1):
+            database.execute("UPDATE boards SET serial = ? WHERE board_id = ?", (serial, number))
+        database.commit()
+    return folder
+
+
+@pytest.fixture
+def results(line: Path) -> Callable[..., Result]:
+    def run(*arguments: str, status: int = 0, **environ: str) -> Result:
+        done = CliRunner().invoke(
+            app, ["results", *arguments, "--config", str(line / "coserve.yaml")], env=environ, catch_exceptions=False
+        )
+        assert done.exit_code == status, done.output
+        return done
+
+    return run
+
+
+def rows(results: Callable[..., Result], *arguments: str) -> list[dict[str, Any]]:
+    return [json.loads(row) for row in results(*arguments, "--jsonl").stdout.splitlines()]
+
+
+def by_hand(line: Path, sql: str, *values: Any) -> list[Any]:
+    with closing(sqlite3.connect(line / "inspection.db")) as database:
+        return [row[0] for row in database.execute(sql, values)]
+
+
+ANSWERED = "SELECT 1 FROM stages s WHERE s.inspection_id = i.inspection_id"
+JOINED = (
+    "SELECT i.inspection_id FROM inspections i JOIN boards b USING (board_id) JOIN final_verdicts f USING"
+    " (inspection_id) WHERE {} ORDER BY i.seq DESC"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "condition"),
+    [
+        (["--serial", "S0000100", "--serial", "S0000101"], "b.serial IN ('S0000100', 'S0000101')"),
+        (["--board", "S0000099"], "b.serial = 'S0000099'"),
+        (["--type", "sensor-node", "--lot", "L3"], "b.board_type = 'sensor-node' AND b.lot = 'L3'"),
+        (["--station", "ST1", "--attempt", "2"], "b.station = 'ST1' AND b.attempt = 2"),
+        (["--component", "QFP64", "--designator", "Q2"], "i.component = 'QFP64' AND i.designator = 'Q2'"),
+        (["--verdict", "fail", "--verdict", "review"], "f.verdict IN ('fail', 'review')"),
+        (["--daemon-verdict", "fail"], "i.verdict = 'fail'"),
+        (["--verdict", "pass", "--daemon-verdict", "fail"], "f.verdict = 'pass' AND i.verdict = 'fail'"),
+        (["--defect", "tombstone"], "f.defect = 'tombstone'"),
+        (["--reason", "deadline"], "i.reason = 'deadline'"),
+        (["--decided-by", "anna"], "f.decided_by = 'anna'"),
+        (["--source", "cam-ST1"], "i.source = 'cam-ST1'"),
+        (["--rules-version", RULES[0]], f"i.rules_version = '{RULES[0]}'"),
+        (["--late"], "i.late = 1"),
+        (["--in-time", "--component", "R0402"], "i.late = 0 AND i.component = 'R0402'"),
+        (["--latency-above", "1000"], "i.latency_ms > 1000"),
+        (["--seq", "100:200"], "i.seq BETWEEN 100 AND 200"),
+        (["--seq", "8000:"], "i.seq >= 8000"),
+        (["--since", "2026-11-01", "--until", "2026-11-02"],
+         "i.completed_at >= '2026-11-01' AND i.completed_at < '2026-11-03'"),
+        (["--since", "2026-11-01T12:00+02:00", "--limit", "40"], "i.completed_at >= '2026-11-01T10:00'"),
+        (["--expert", "solder"], f"EXISTS ({ANSWERED} AND s.expert = 'solder')"),
+        (["--expert", "C0603", "--expert-version", NEW],
+         f"EXISTS ({ANSWERED} AND s.expert = 'C0603' AND s.expert_version = '{NEW}')"),
+    ],
+)  # fmt: skip
+def test_filters_choose_what_sql_chooses(
+    line: Path, results: Callable[..., Result], options: list[str], condition: str
+) -> None:
+    wanted = by_hand(line, JOINED.format(condition))
+    assert wanted
+    if "--limit" in options:
+        wanted = wanted[:40]
+    assert [row["inspection_id"] for row in rows(results, *options)] == wanted
+    if "--limit" not in options:
+        assert results(*options, "--count").stdout == f"{len(wanted)}\n"
+    assert json.loads(results(*options, "--json").stdout)[0]["inspection_id"] == wanted[0]
+
+
+def test_boards_and_stages_are_rows_too(line: Path, results: Callable[..., Result]) -> None:
+    found = rows(results, "--boards", "--verdict", "fail", "--lot", "L2")
+    wanted = "SELECT board_id FROM boards WHERE verdict = 'fail' AND lot = 'L2' ORDER BY seq DESC"
+    assert [row["board_id"] for row in found] == by_hand(line, wanted)
+    found = rows(results, "--stages", "--expert", "solder", "--order", "oldest")
+    wanted = (
+        "SELECT inspection_id FROM stages JOIN inspections USING (inspection_id) WHERE expert = 'solder' ORDER BY seq"
+    )
+    assert [row["inspection_id"] for row in found] == by_hand(line, wanted)
+    assert {(row["step"], row["expert_version"]) for row in found} == {(1, OLD)}
+    assert "boards have no component" in results("--boards", "--component", "R0402", status=2).stderr
+    assert "either --boards or --stages" in results("--boards", "--stages", status=2).stderr
+
+
+def test_a_filter_is_a_value_whatever_stands_in_it(line: Path, results: Callable[..., Result]) -> None:
+    for number, serial in enumerate(NASTY, 1):
+        wanted = by_hand(line, "SELECT count(*) FROM inspections WHERE board_id = ?", number)
+        assert len(rows(results, f"--serial={serial}")) == wanted[0]
+    assert rows(results, "--lot", "L1' OR '1'='1") == []
+    assert rows(results, "--component", "%") == []
+
+
+def test_nothing_found_is_status_0_and_an_empty_answer_of_each_kind(results: Callable[..., Result]) -> None:
+    nothing = ["--serial", "nobody"]
+    assert results(*nothing, "--json").stdout == "[]\n"
+    assert results(*nothing, "--jsonl").stdout == ""
+    assert results(*nothing, "--csv").stdout.startswith("seq,completed_at,")
+    assert results(*nothing, "--count", "--json").stdout == '{\n  "count": 0\n}\n'
+    assert "none" in results(*nothing).stdout
+    assert "patterns" not in results(*nothing).stdout
+    assert "patterns are not understood: values are compared whole" in results("--lot", "L*").stdout
+    refused = results("--verdict", "bad", status=2).stderr
+    assert "'bad' is not one of pass, fail, review," in refused
+    assert "Value error" not in refused
+
+
+def test_the_newest_fifty_are_shown_and_files_have_all(line: Path, results: Callable[..., Result]) -> None:
+    (count,) = by_hand(line, "SELECT count(*) FROM inspections")
+    assert count > BATCH_ROWS
+    assert len(json.loads(results("--json").stdout)) == 50
+    found = rows(results)
+    assert len(found) == count
+    assert [row["seq"] for row in found] == sorted((row["seq"] for row in found), reverse=True)
+    assert len(json.loads(results("--json", "--limit", "7000").stdout)) == 7000
+
+
+def test_other_orders_need_a_limit_and_put_nulls_last(results: Callable[..., Result]) -> None:
+    slowest = rows(results, "--order", "latency_ms:desc", "--limit", "30")
+    assert [row["latency_ms"] for row in slowest] == sorted((row["latency_ms"] for row in slowest), reverse=True)
+    assert slowest[0]["latency_ms"] > 1000
+    assert rows(results, "--order", "defect", "--limit", "1")[0]["defect"] == "bridge"
+    assert "needs a --limit" in results("--order", "latency_ms", "--csv", status=2).stderr
+    assert "images have seq, completed_at" in results("--order", "nonsense", status=2).stderr
+    assert "no order latency_ms:up" in results("--order", "latency_ms:up", status=2).stderr
+
+
+def test_columns_are_those_that_are_named(results: Callable[..., Result]) -> None:
+    found = rows(results, "--columns", "serial, verdict", "--limit", "2")
+    assert [list(row) for row in found] == [["serial", "verdict"]] * 2
+    assert "no column verdikt" in results("--columns", "verdikt", status=2).stderr
+
+
+def test_csv_runs_nothing_in_a_spreadsheet_and_json_is_exact(results: Callable[..., Result]) -> None:
+    for serial in NASTY:
+        options = [f"--serial={serial}", "--limit", "1"]
+        (row,) = csv.DictReader(io.StringIO(results(*options, "--csv").stdout))
+        assert row["serial"] == (f"'{serial}" if serial[0] in "=+-@" else serial)
+        assert float(row["latency_ms"]) > 0
+        assert rows(results, *options)[0]["serial"] == serial
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_the_table_fits_the_terminal(results: Callable[..., Result], width: int) -> None:
+    shown = results("--limit", "200", COLUMNS=str(width)).stdout
+    table = [text for text in shown.splitlines() if text[:1] in "┏┃┡│└"]
+    assert len(table) > 200
+    assert max(map(len, table)) <= width
+    assert ("latency_ms" in table[1]) == (width >= 120)
+
+
+def test_no_serial_steers_the_terminal(results: Callable[..., Result]) -> None:
+    for serial in NASTY:
+        shown = results(f"--serial={serial}", "--limit", "1", COLUMNS="120").stdout
+        assert "\x1b" not in shown
+        assert serial.replace("\x1b", "�") in shown
+    assert ":warning:" in results("--serial", ":warning:", "--order", ":warning:", status=2).stderr
+
+
+def test_a_table_of_a_million_rows_is_refused(results: Callable[..., Result]) -> None:
+    assert "at most 10000 rows" in results("--limit", "1000000", status=2).stderr
+
+
+def test_files_are_complete_or_not_there(line: Path, results: Callable[..., Result], tmp_path: Path) -> None:
+    target = tmp_path / "all.csv"
+    target.write_text("before", encoding="utf-8")
+    results("--csv", "--out", str(target), "--lot", "L1")
+    assert len(target.read_text(encoding="utf-8").splitlines()) == 1 + len(rows(results, "--lot", "L1"))
+    assert [path.name for path in tmp_path.iterdir()] == ["all.csv"]
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert "--out goes with" in results("--out", str(target), status=2).stderr
+    assert "name one format" in results("--csv", "--json", status=2).stderr
+    assert "no folder" in results("--csv", "--out", str(tmp_path / "no" / "x.csv"), status=2).stderr
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(line: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", size="200k") as disk:
+        done = subprocess.run(
+            [sys.executable, "-m", "tools", "results", "--jsonl", "--out", str(disk / "all.jsonl"), "--config",
+             str(line / "coserve.yaml")], capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert "all.jsonl" in done.stderr
+        assert "No space left on device; make room" in done.stderr
+        assert list(disk.iterdir()) == []
+
+
+def test_sigterm_ends_it_and_leaves_nothing(line: Path, tmp_path: Path) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", HALF_WAY, "results", "--csv", "--out", str(tmp_path / "all.csv"), "--config",
+         str(line / "coserve.yaml")], stdin=pipe, stdout=pipe, stderr=pipe, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        assert (tmp_path / ".all.csv.part").stat().st_size > 0
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=120)
+    assert (process.returncode, "stopped by SIGTERM" in said) == (1, True)
+    assert not (tmp_path / ".all.csv.part").exists()
+    assert not (tmp_path / "all.csv").exists()
+
+
+#: The command, waiting behind its first rows until it is ended.
+HALF_WAY = """
+import sys
+from tools.asking import batches
+answer = batches.answer
+def stop(*arguments):
+    yield next(answer(*arguments))
+    print("here", flush=True)
+    sys.stdin.read()
+batches.answer = stop
+from tools.cli.main import app
+app()
+"""
+
+
+def test_a_reader_that_has_seen_enough_ends_it_quietly(line: Path) -> None:
+    command = [sys.executable, "-m", "tools", "results", "--jsonl", "--config", str(line / "coserve.yaml")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith('{"seq"')
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
+def test_parquet_has_real_types(line: Path, results: Callable[..., Result], tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    target = tmp_path / "lot.parquet"
+    results("--lot", "L1", "--parquet", str(target))
+    table = parquet.read_table(target)
+    types = {field.name: str(field.type) for field in table.schema}
+    assert (types["completed_at"], types["latency_ms"], types["seq"], types["serial"]) == (
+        *("timestamp[ms, tz=UTC]", "double", "int64", "string"),
+    )
+    wanted = rows(results, "--lot", "L1")
+    found = table.to_pylist()
+    assert [row["seq"] for row in found] == [row["seq"] for row in wanted]
+    assert found[0]["completed_at"] == datetime.fromisoformat(wanted[0]["completed_at"])
+    results("--serial", "nobody", "--parquet", str(target))
+    assert parquet.read_table(target).num_rows == 0
+
+
+def test_without_pyarrow_the_extra_is_named(line: Path, tmp_path: Path) -> None:
+    code = "import sys; sys.modules['pyarrow'] = None; from tools.cli.main import app; app()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "results", "--parquet", str(tmp_path / "x.parquet"), "--config",
+         str(line / "coserve.yaml")], capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, install_with("export") in done.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("rows_of", "column"), [(IMAGES, "inspection_id"), (STAGES, "inspection_id"), (BOARDS, "board_id")]
+)
+@pytest.mark.parametrize("order", ["newest", "oldest"])
+def test_batches_and_windows_lose_nothing_and_repeat_nothing(
+    line: Path, monkeypatch: pytest.MonkeyPatch, rows_of: Any, column: str, order: str
+) -> None:
+    from daemon.storage.database.connections import open_for_reading
+    from tools.query import batches
+
+    monkeypatch.setattr(batches, "BATCH_ROWS", 97)
+    monkeypatch.setattr(batches, "WINDOW", 1009)
+    engine = open_for_reading(f"sqlite:///{line}/inspection.db")
+    columns = ("seq", column, *(["step"] if rows_of is STAGES else []))
+    whole = [row for batch in answer(engine, Question(rows_of, columns, Filters(), order)) for row in batch]
+    engine.dispose()
+    table = {"images": "inspections", "stages": "stages", "boards": "boards"}[rows_of.name]
+    assert [len(whole)] == by_hand(line, f"SELECT count(*) FROM {table}")  # noqa: S608
+    assert len({tuple(row) for row in whole}) == len(whole)
+    seqs = [row[0] for row in whole]
+    assert seqs == sorted(seqs, reverse=order == "newest")
+
+
+def test_the_log_can_be_brought_into_the_database_while_rows_are_read(line: Path, tmp_path: Path) -> None:
+    """No read transaction stays open between batches, however slow the reader of the answer is."""
+    from daemon.storage.database.connections import open_for_reading
+
+    path = tmp_path / "inspection.db"
+    shutil.copy(line / "inspection.db", path)
+    engine = open_for_reading(f"sqlite:///{path}")
+    reading = answer(engine, Question(IMAGES, ("seq",), Filters()))
+    first = next(reading)
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("UPDATE boards SET station = 'elsewhere'")
+        busy, log, moved = writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        assert (busy, log, moved) == (0, 0, 0)
+    rest = [row for batch in reading for row in batch]
+    engine.dispose()
+    assert [len(first) + len(rest)] == by_hand(line, "SELECT count(*) FROM inspections")
+
+
+def test_memory_does_not_grow_with_the_rows(line: Path, tmp_path: Path) -> None:
+    def peak_kib(*arguments: str) -> int:
+        command = [sys.executable, "-c", PEAK, "results", *arguments, "--config", str(line / "coserve.yaml")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        return int(done.stderr.split()[-1])
+
+    few = peak_kib("--jsonl", "--out", str(tmp_path / "few"), "--limit", "100", "--stages")
+    all_of_them = peak_kib("--jsonl", "--out", str(tmp_path / "all"), "--stages")
+    assert (tmp_path / "all").stat().st_size > 50 * (tmp_path / "few").stat().st_size
+    assert all_of_them < few + (tmp_path / "all").stat().st_size / 1024
+
+
+#: The command, by small batches, and the peak of its own memory: getrusage tells its parent's, where that was larger.
+PEAK = """\
+import re, sys
+from pathlib import Path
+from tools.asking import batches
+from tools.cli.main import app
+batches.BATCH_ROWS = 200
+try: app()
+finally: print(re.search(r"VmHWM:\\s+([0-9]+)", Path("/proc/self/status").read_text())[1], file=sys.stderr)
+"""
+
+NOW = datetime(2026, 11, 22, 8, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "begin", "end"),
+    [
+        ("2026-11-21", "2026-11-21T00:00:00.000Z", "2026-11-22T00:00:00.000Z"),
+        ("today", "2026-11-22T00:00:00.000Z", "2026-11-23T00:00:00.000Z"),
+        ("yesterday", "2026-11-21T00:00:00.000Z", "2026-11-22T00:00:00.000Z"),
+        ("2026-11-21T09:28", "2026-11-21T09:28:00.000Z", "2026-11-21T09:28:00.000Z"),
+        ("2026-11-21 09:28:11.123Z", "2026-11-21T09:28:11.123Z", "2026-11-21T09:28:11.123Z"),
+        ("2026-11-21T09:28+02:00", "2026-11-21T07:28:00.000Z", "2026-11-21T07:28:00.000Z"),
+        ("2h", "2026-11-22T06:30:00.000Z", "2026-11-22T06:30:00.000Z"),
+        ("90 min ago", "2026-11-22T07:00:00.000Z", "2026-11-22T07:00:00.000Z"),
+        ("1.5d", "2026-11-20T20:30:00.000Z", "2026-11-20T20:30:00.000Z"),
+        ("now", "2026-11-22T08:30:00.000Z", "2026-11-22T08:30:00.000Z"),
+    ],
+)
+def test_moments_are_read_as_a_person_means_them(text: str, begin: str, end: str) -> None:
+    assert (moment(text, NOW, "begin"), moment(text, NOW, "end")) == (begin, end)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "2026-11-31", "25:00", "2h30", "-2h", "999999w", "2026"])
+def test_what_is_no_moment_is_refused_with_what_is(text: str) -> None:
+    with pytest.raises(MomentError, match="expected a day"):
+        moment(text, NOW, "begin")
+
+
+def test_a_moment_that_is_none_is_wrong_use(results: Callable[..., Result]) -> None:
+    assert "--since: expected a day" in results("--since", "soon", status=2).stderr
+    assert "--seq: expected numbers" in results("--seq", "a:b", status=2).stderr

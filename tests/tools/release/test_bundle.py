@@ -1,0 +1,138 @@
+"""The bundle with our own wheel and stand-ins for everything else; `make test-bundle` does it with all wheels."""
+
+import ensurepip
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from email import message_from_bytes
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.lines import a_line
+from tools.release.bundle import EXTRAS, own_wheel, write_bundle
+
+SITE = sysconfig.get_path("purelib")
+
+
+def a_stand_in(name: str, folder: Path) -> None:
+    """A wheel of the name and version that is installed here, with nothing in it."""
+    normal, number = name.replace("-", "_"), version(name).split("+")[0]
+    info = f"{normal}-{number}.dist-info"
+    with zipfile.ZipFile(folder / f"{normal}-{number}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", f"{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An unpacked bundle."""
+    pip = list(Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl"))
+    if not pip:
+        pytest.skip("this Python has no wheel of pip: apt-get install python3-venv")
+    folder = tmp_path_factory.mktemp("bundle")
+    wheels = folder / "wheels"
+    wheels.mkdir()
+    own = own_wheel(wheels)
+    shutil.copy(pip[0], wheels)
+    with zipfile.ZipFile(own) as opened:
+        (metadata,) = (opened.read(name) for name in opened.namelist() if name.endswith(".dist-info/METADATA"))
+    for line in message_from_bytes(metadata).get_all("Requires-Dist", []):
+        requirement = Requirement(line)
+        if requirement.marker is None or any(requirement.marker.evaluate({"extra": one}) for one in ("", *EXTRAS)):
+            a_stand_in(requirement.name, wheels)
+    with tarfile.open(write_bundle(wheels.glob("*.whl"), folder)) as tar:
+        tar.extractall(folder, filter="data")
+    return next(path for path in folder.iterdir() if path.name.startswith("coserve-") and path.is_dir())
+
+
+def install(bundle: Path, prefix: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", str(bundle / "install.sh"), "--prefix", str(prefix), *arguments],
+        env={"PATH": f"{Path(sys.executable).resolve().parent}:{os.environ['PATH']}", "PYTHONPATH": SITE},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def coserve(prefix: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The installed command, with the libraries of this environment behind it (theirs are stand-ins)."""
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": SITE, "COLUMNS": "200"}
+    command = [str(prefix / "usr/local/bin/coserve"), *arguments]
+    return subprocess.run(command, env=environ, cwd=prefix, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_bundle_installs_into_an_empty_prefix_and_what_it_installed_works(
+    bundle: Path, tmp_path: Path, experts_folder: Path
+) -> None:
+    config = a_line(tmp_path / "line", experts_folder)
+    prefix = tmp_path / "prefix"
+    done = install(bundle, prefix, str(config))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "install-service" in coserve(prefix, "--help").stdout
+    check = coserve(prefix, "check", str(config))
+    assert (check.returncode, "all well" in check.stdout) == (0, True), check.stdout + check.stderr
+    (environment,) = (prefix / "opt/coserve").iterdir()
+    unit = (prefix / "etc/systemd/system/coserve.service").read_text()
+    assert f"ExecStart={environment}/bin/coserve run {config}\n" in unit
+    assert (environment / "share/coserve/docs/service.md").is_file()
+    asked = (
+        "from daemon.host.package_owners import foreign_owners; import daemon, os\n"
+        "from daemon.storage.database.migrate import *\n"
+        "print(foreign_owners(), os.path.dirname(daemon.__file__))"
+    )
+    guard = subprocess.run(
+        [environment / "bin/python", "-c", asked], env={"PYTHONPATH": SITE}, cwd=prefix,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert guard.stdout.strip().startswith(f"{{}} {environment}/lib"), guard.stdout + guard.stderr
+    again = install(bundle, prefix, str(config))
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "wrote" not in again.stdout
+    assert coserve(prefix, "uninstall-service", "--prefix", str(prefix)).returncode == 0
+
+
+def test_a_bundle_that_lacks_something_is_refused(bundle: Path, tmp_path: Path) -> None:
+    lacking = tmp_path / "bundle"
+    shutil.copytree(bundle, lacking)
+    next(lacking.glob("wheels/typer-*.whl")).unlink()
+    sums = (lacking / "SHA256SUMS").read_text().splitlines(keepends=True)
+    (lacking / "SHA256SUMS").write_text("".join(line for line in sums if "typer" not in line))
+    done = install(lacking, tmp_path / "prefix")
+    assert done.returncode == 2
+    assert "does not hold all that it needs" in done.stderr
+    assert not (tmp_path / "prefix/usr").exists()
+
+
+def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "bundle"
+    shutil.copytree(bundle, damaged)
+    wheel = next(damaged.glob("wheels/coserve-*.whl"))
+    content = bytearray(wheel.read_bytes())
+    content[len(content) // 2] ^= 1
+    wheel.write_bytes(content)
+    done = install(damaged, tmp_path / "prefix")
+    assert done.returncode == 2
+    assert "the bundle is damaged" in done.stderr
+
+
+def test_a_bundle_for_another_python_says_so(bundle: Path, tmp_path: Path) -> None:
+    other = tmp_path / "bundle"
+    shutil.copytree(bundle, other)
+    (other / "made-for").write_text("0.1.0 2.7 " + os.uname().machine + "\n")
+    done = install(other, tmp_path / "prefix")
+    assert done.returncode == 2
+    assert "this bundle is for Python 2.7, here is" in done.stderr
+
+
+def test_wrong_use_of_the_installer_is_one_sentence(bundle: Path, tmp_path: Path) -> None:
+    done = install(bundle, tmp_path / "prefix", "--fast")
+    assert (done.returncode, done.stderr) == (2, "install.sh: no option --fast: ./install.sh --help\n")

@@ -1,0 +1,330 @@
+"""`coserve doctor` before real wrong things: full and borrowed disks, taken ports, open secrets, clocks set back."""
+
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from sqlalchemy import Connection
+
+from daemon.storage.database.connections import open_for_writing
+from daemon.storage.database.migrate import migrate
+from tests.contract.client import Line
+from tests.lines import a_line
+from tests.small_disk import small_disk
+from tests.tools.scripted_daemon import HOST
+from tools.cli import doctor as command
+from tools.setup.doctor import disks, doors, line, machine
+from tools.setup.doctor import patient as patient_module
+from tools.setup.doctor.gpu import Driver, Gpu
+from tools.setup.doctor.patient import Patient, meet
+from tools.setup.service_files import Places, unit
+
+NOBODY = "nobody"
+
+
+def doctor(*words: str, cwd: Path | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tools", "doctor", *words],
+        cwd=cwd, capture_output=True, text=True, timeout=120, check=False, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path, experts_folder: Path) -> Path:
+    return a_line(tmp_path / "line", experts_folder)
+
+
+def changed(config: Path, **settings: Any) -> Path:
+    written = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump(written | settings))
+    return config
+
+
+def wrongs(found: Any, grade: str = "wrong") -> dict[str, str]:
+    """What was said by check, of the findings of one grade."""
+    return {one.check: f"{one.so} → {one.do}" for one in found if one.grade == grade}
+
+
+def test_a_sound_line_has_nothing_wrong_and_the_answer_is_for_programs_too(config: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = doctor(str(config), "--json")
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["ok"]) == (0, True), said
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 30, "so long on a processor of its own"
+    assert {one["check"] for one in said["findings"]} >= {
+        *("configuration", "daemon", "libraries", "gpu", "packages", "memory", "swap", "processors", "limits"),
+        *("file system", "disk space", "disk speed", "database", "permissions", "ports", "service", "clock"),
+    }
+    assert all((one["do"] is None) == (one["grade"] == "ok") for one in said["findings"])
+    assert not list(config.parent.glob("**/.coserve-doctor-*"))
+
+
+def test_a_running_line_is_left_as_it_was_and_one_that_is_stuck_is_named(
+    tmp_path: Path, experts_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = Line(tmp_path / "line", experts_folder)
+    with shown.service() as service:
+        shown.send()
+        shown.idle()
+        before = shown.status()
+        done = doctor(str(shown.config))
+        assert done.returncode == 0, done.stdout
+        assert "the line is ready" in done.stdout
+        assert "their ports are the line’s" in done.stdout
+        assert shown.status()["accepted"] == before["accepted"]
+        assert shown.result(shown.send())["verdict"] == "pass"
+        assert service.process is not None
+        service.process.send_signal(signal.SIGSTOP)
+        monkeypatch.setattr(patient_module, "_ANSWER_S", 0.5)
+        try:
+            found = wrongs(line.daemon(meet(shown.config)))
+        finally:
+            service.process.send_signal(signal.SIGCONT)
+        assert f"process {service.process.pid} has the line and does not answer" in found["daemon"]
+
+
+def test_without_a_line_it_looks_at_the_machine_alone(tmp_path: Path) -> None:
+    found = list(command.examine(meet(None)))
+    said = wrongs(found, "warn")["configuration"]
+    assert re.fullmatch(r"no line is named and none is here → \S*coserve init, or name its coserve.yaml", said), said
+    assert not wrongs(found)
+    done = doctor("nothing.yaml", cwd=tmp_path)
+    assert (done.returncode, "coserve init" in done.stderr) == (2, True)
+
+
+def test_a_mistake_in_the_line_is_named_with_what_to_do(config: Path) -> None:
+    config.with_name("rules.yaml").write_text("boards: {a: {components: {R9: 1}}}\n")
+    done = doctor(str(config))
+    assert done.returncode == 1
+    assert "✗ configuration" in done.stdout
+    assert re.search(r"→ correct it, then: \S*coserve check ", done.stdout)
+    config.write_text("rules: [\n")
+    assert "configuration" in wrongs(line.configuration(meet(config)))
+
+
+def test_a_full_disk_is_wrong_and_a_disk_in_memory_too(config: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        patient = meet(changed(config, journal=str(disk / "journal"), database=f"sqlite:///{disk}/inspection.db"))
+        assert "which is memory" in wrongs(disks.disks(patient))["file system"]
+        assert "disk space" not in wrongs(disks.disks(patient))
+        (disk / "ballast").write_bytes(bytes(60 * 2**20))
+        found = wrongs(disks.disks(patient))
+        assert "MB free" in found["disk space"]
+        assert "free some room" in found["disk space"]
+        assert "too little room to measure" in wrongs(disks.disks(patient), "warn")["disk speed"]
+
+
+def test_a_disk_without_inodes_is_wrong(config: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "64m,nr_inodes=500") as disk:
+        patient = meet(changed(config, journal=str(disk / "journal")))
+        assert "files can still be made" in wrongs(disks.disks(patient))["inodes"]
+
+
+def test_a_taken_port_is_named_with_who_has_it(config: Path) -> None:
+    with closing(socket.create_server((HOST, 0))) as taken:
+        port = taken.getsockname()[1]
+        endpoints = yaml.safe_load(config.read_text())["endpoints"] | {"http": f"http://{HOST}:{port}"}
+        found = wrongs(doors.ports(meet(changed(config, endpoints=endpoints))))
+        assert f"port {port} is taken by {psutil.Process().name()}, process {os.getpid()}" in found["ports"]
+    assert "ports" not in wrongs(doors.ports(meet(config)))
+
+
+def test_an_address_of_another_machine_is_wrong(config: Path) -> None:
+    endpoints = yaml.safe_load(config.read_text())["endpoints"] | {"results": "tcp://192.0.2.7:5571"}
+    found = wrongs(doors.ports(meet(changed(config, endpoints=endpoints))))
+    assert "no network card of this machine has the address 192.0.2.7" in found["ports"]
+
+
+def test_a_token_that_everybody_can_read_is_wrong(config: Path) -> None:
+    token = config.with_name("token")
+    token.write_text("0123456789abcdef" * 4)
+    token.chmod(0o644)
+    patient = meet(changed(config, security={"http_token": "token"}))
+    assert f"{token} can be read by everybody → chmod 600 {token}" in wrongs(doors.secrets(patient))["secrets"]
+    token.chmod(0o600)
+    assert not wrongs(doors.secrets(patient))
+
+
+def test_a_broker_that_is_not_there_is_a_warning_and_its_open_password_is_wrong(config: Path) -> None:
+    with closing(socket.create_server((HOST, 0))) as broker:
+        port = broker.getsockname()[1]
+        config.with_name("password").write_text("secret")
+        config.with_name("password").chmod(0o640)
+        plant = {"kind": "mqtt", "host": HOST, "port": port, "user": "line", "password": "password"}
+        patient = meet(changed(config, consumers={"plant": plant}))
+        assert "takes connections" in wrongs(doors.brokers(patient), "ok")["consumers"]
+    assert "nothing is lost" in wrongs(doors.brokers(patient), "warn")["consumers"]
+    assert "consumers.plant.password" in wrongs(doors.secrets(patient))["secrets"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to look with the rights of another user")
+def test_folders_of_another_user_are_named_with_what_gives_the_right(config: Path, tmp_path: Path) -> None:
+    (config.parent / "journal").mkdir(mode=0o750)
+    for folder in (config.parent, *config.parent.parents[:-1]):  # pytest's own folders are for root alone
+        folder.chmod(folder.stat().st_mode | 0o005)
+    found = [one.so for one in doors.permissions(meet(config, user=NOBODY)) if one.grade == "wrong"]
+    assert any(f"journal: {NOBODY} cannot write to {config.parent}/journal" in one for one in found), found
+    assert not wrongs(doors.permissions(meet(config)))
+    assert os.geteuid() == 0
+    done = doctor(str(config), "--user", NOBODY)
+    assert (done.returncode, "chown or chmod it" in done.stdout) == (1, True), done.stdout
+    assert doctor(str(config), "--user", "no-such-user").returncode == 2
+
+
+def test_a_clock_that_was_set_back_shows_in_what_is_written(config: Path) -> None:
+    later_s = time.time() + 86400
+    os.utime(config, (later_s, later_s))
+    assert "still to come" in wrongs(machine.clock(meet(config)))["clock"]
+
+
+def test_a_clock_that_was_set_back_shows_in_the_database(config: Path) -> None:
+    with a_database(config) as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO boards (board_id, board_type, serial, attempt, first_seen_at, expected, inspected,"
+            " rules_version) VALUES (1, 'a', 'b', 1, '2026-01-01T00:00:00.000Z', 1, 0, 'r')"
+        )
+        connection.exec_driver_sql(
+            "INSERT INTO inspections (inspection_id, source, image_id, board_id, component, designator, accepted_at,"
+            " image_bytes, status, rules_version, image_sha256) VALUES (1, 's', 'i', 1, 'R', 'R1',"
+            " '2999-01-01T00:00:00.000Z', 1, 'accepted', 'r', 'x')"
+        )
+    assert "the newest image in the database is from 2999" in wrongs(machine.clock(meet(config)))["clock"]
+
+
+def test_a_clock_that_jumps_while_it_is_looked_at_is_wrong(config: Path) -> None:
+    patient = meet(config)
+    wall_s, monotonic_s = patient.began
+    jumped = a_patient(patient, began=(wall_s - 5.0, monotonic_s))
+    assert "jumped by +5" in wrongs(machine.clock(jumped))["clock"]
+
+
+def test_a_doctor_that_stands_still_between_two_clocks_sees_no_jump(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """7 s when the first pair of clocks is read, and again at the last."""
+    now_s, readings = 100.0, 0
+
+    def wall_s() -> float:
+        nonlocal now_s, readings
+        readings += 1
+        told_s = 1e9 + now_s
+        now_s += 7.0 * (readings % 2)
+        return told_s
+
+    clock = SimpleNamespace(time=wall_s, monotonic=lambda: now_s)
+    monkeypatch.setattr(patient_module, "time", clock)
+    assert "clock" not in wrongs(machine.clock(meet(config)))
+    assert readings == 4
+
+
+@contextmanager
+def a_database(config: Path) -> Iterator[Connection]:
+    """The line's database, made, and open for one transaction."""
+    engine = open_for_writing(f"sqlite:///{config.with_name('inspection.db')}", 1000)
+    migrate(engine)
+    with engine.begin() as connection:
+        yield connection
+    engine.dispose()
+
+
+def a_patient(patient: Patient, **changes: Any) -> Patient:
+    return replace(patient, **changes)
+
+
+def test_a_damaged_database_is_wrong(config: Path) -> None:
+    path = config.with_name("inspection.db")
+    with a_database(config):
+        pass
+    assert not wrongs(line.database(meet(config)))
+    content = bytearray(path.read_bytes())
+    content[4096:8192] = os.urandom(4096)
+    path.write_bytes(content)
+    assert "restore the last backup" in wrongs(line.database(meet(config)))["database"]
+    path.write_bytes(b"this is no database" * 1000)
+    assert "database" in wrongs(line.database(meet(config)))
+
+
+def test_memory_that_this_machine_does_not_have_is_wrong(config: Path) -> None:
+    devices = {"cpu": {"expert_memory": psutil.virtual_memory().total, "executors": 500, "threads": 4}}
+    patient = meet(changed(config, devices=devices))
+    assert "lower expert_memory" in wrongs(machine.memory(patient))["memory"]
+    assert "2000 threads" in wrongs(machine.processors(patient), "warn")["processors"]
+
+
+def test_limits_of_the_shell_are_named(config: Path) -> None:
+    def narrow() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10**9, 10**9))
+
+    done = doctor(str(config), preexec_fn=narrow)
+    assert "this shell limits file size" in done.stdout
+    assert "allows 400 open files" in done.stdout
+    assert done.returncode == 1
+
+
+def test_a_gpu_that_is_not_there_is_wrong(config: Path) -> None:
+    patient = meet(changed(config, devices={"cuda:7": {"expert_memory": "1GB"}}))
+    found = wrongs(machine.libraries(patient))["gpu"]
+    assert ("no NVIDIA driver answers" if patient.driver is None else "cuda:7") in found
+
+
+def test_driver_and_torch_that_do_not_fit_are_named() -> None:
+    """The driver's answers as values: no machine has them all."""
+    built = {"torch": "2.9", "cuda": "13.0", "available": True, "architectures": ["sm_80", "sm_90", "compute_90"]}
+    old, new = (12, 4), (13, 1)
+    assert machine.build_problem(new, built) is None
+    assert "update the driver" in (machine.build_problem(old, built) or ("", ""))[1]
+    assert "processors only" in (machine.build_problem(new, built | {"cuda": None}) or ("",))[0]
+    assert "finds no GPU" in (machine.build_problem(new, built | {"available": False}) or ("",))[0]
+    assert [machine.serves(one, built["architectures"]) for one in ((7, 5), (8, 6), (9, 0), (10, 0))] == [
+        *(False, True, True, True)
+    ]
+
+
+def test_more_memory_than_the_gpu_has_is_wrong(config: Path) -> None:
+    patient = meet(changed(config, devices={"cuda:0": {"expert_memory": "20GB"}}))
+    driver = Driver("550.1", (12, 4), (Gpu("a card", 16 * 10**9, 15 * 10**9, (8, 6)),))
+    assert (
+        "lower devices.cuda:0.expert_memory"
+        in wrongs(machine.gpu_memory(a_patient(patient, driver=driver), "cuda:0"))["gpu memory"]
+    )
+
+
+def test_a_service_whose_program_is_gone_is_wrong(config: Path, tmp_path: Path) -> None:
+    places = Places(tmp_path / "root")
+    patient = meet(config, root=places.root)
+    assert wrongs(line.service(patient), "ok")["service"].startswith("not installed")
+    assert patient.config is not None
+    places.unit.parent.mkdir(parents=True)
+    places.unit.write_text(unit(patient.config, config, places))
+    installed = meet(config, root=places.root)
+    assert installed.is_service
+    assert not wrongs(line.service(installed))
+    places.unit.write_text(places.unit.read_text().replace(str(Path(sys.executable).parent), "/opt/gone"))
+    assert "which is not there" in wrongs(line.service(installed))["service"]
+
+
+def test_a_check_that_fails_itself_is_a_finding_and_the_others_go_on(config: Path) -> None:
+    """A patient whose journal is a name that no file system takes."""
+    patient = meet(config)
+    assert patient.config is not None
+    broken = a_patient(patient, config=patient.config.model_copy(update={"journal": Path("/\0")}))
+    found = list(command.examine(broken))
+    assert any("could not be looked at" in one.so for one in found)
+    assert found[-1].check == "clock"

@@ -1,0 +1,262 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from experts.catalog import CatalogFile, resolve
+from experts.slot import SlotPool
+from experts.vision.frameworks import ultralytics
+from experts.vision.infer import infer
+from experts.vision.networks import select_head
+from experts.vision.preprocess import fit
+from tests.experts.samples import PICTURES, a_model, encoded, labels
+from tools.training.expert_file import CONFIDENCE_TOLERANCES, Form, ImportRefusedError
+from tools.training.importer import Target, import_classifier, import_detector, import_file
+
+CLASSES = labels(5)
+
+
+def a_target(folder: Path, architecture: str = "resnet18", input_size: int = 96, **fields) -> Target:
+    return Target(architecture, input_size, folder / "experts", **{"classes": CLASSES, **fields})
+
+
+def a_state_dict(folder: Path, architecture: str = "resnet18", name: str = "trained.pth") -> Path:
+    file = folder / name
+    torch.save(a_model(architecture).state_dict(), file)
+    return file
+
+
+def a_checkpoint(folder: Path, architecture: str = "yolo11n", *, end_to_end: bool = False) -> Path:
+    """What ultralytics' trainer saves: the model itself, pickled, in half precision."""
+    ultralytics()
+    file, model = folder / "best.pt", a_model(architecture).half()
+    model.names = {index: f"defect {index}" for index in range(5)}
+    select_head(model, end_to_end=end_to_end)
+    torch.save({"model": None, "ema": model, "epoch": -1, "train_args": {}}, file)
+    return file
+
+
+def an_image_folder(folder: Path) -> Path:
+    images = folder / "images" / "deep"
+    images.mkdir(parents=True)
+    for number, picture in enumerate(PICTURES):
+        (images / f"{number}.png").write_bytes(encoded(picture))
+    (images / "notes.txt").write_text("no image")
+    return images.parent
+
+
+def the_catalog(folder: Path):
+    document = yaml.safe_load((folder / "experts" / "catalog.yaml").read_text(encoding="utf-8"))
+    return resolve(CatalogFile.model_validate(document), folder / "experts")
+
+
+def test_a_state_dict_becomes_an_expert_of_the_catalog_that_answers_as_it(tmp_path: Path):
+    report = import_file(a_state_dict(tmp_path), a_target(tmp_path, expert="QFP64"))
+    assert 0 < report.agreement.confidence < 1e-3
+    assert report.agreement.images == 8
+    catalog, problems = the_catalog(tmp_path)
+    assert problems == []
+    assert (catalog["QFP64"].classes, catalog["QFP64"].mean[0]) == (CLASSES, 0.485)
+    assert catalog.headers["QFP64"].metadata["origin"] == "imported from trained.pth"
+    pool = SlotPool("cpu", catalog["QFP64"].weights_bytes)
+    pool.load(catalog["QFP64"])
+    (answer,) = infer(pool.slot("QFP64"), [fit(PICTURES[0], "classify", 96)])
+    assert answer.label in CLASSES
+    assert sorted(file.name for file in (tmp_path / "experts").iterdir()) == ["QFP64.safetensors", "catalog.yaml"]
+
+
+def test_the_agreement_is_proved_on_the_images_of_a_folder(tmp_path: Path):
+    report = import_file(a_state_dict(tmp_path), a_target(tmp_path), images=an_image_folder(tmp_path))
+    assert report.agreement.images == len(PICTURES)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ImportRefusedError, match="no image that can be decoded"):
+        import_file(a_state_dict(tmp_path), a_target(tmp_path), images=empty)
+
+
+@pytest.mark.parametrize("container", ["state_dict", "model_state_dict", "parallel"])
+def test_the_usual_containers_of_a_state_dict_are_opened(tmp_path: Path, container: str):
+    state, file = a_model().state_dict(), tmp_path / "trained.pth"
+    prefixed = {f"module.{name}": tensor for name, tensor in state.items()}
+    torch.save(prefixed if container == "parallel" else {container: state, "epoch": 3}, file)
+    assert import_file(file, a_target(tmp_path)).agreement.confidence < 1e-3
+
+
+@pytest.mark.parametrize("architecture", ["yolov5n", "yolov8n", "yolo11n", "yolo26n"])
+def test_a_detector_of_this_process_is_imported_and_left_as_it_was(tmp_path: Path, architecture: str):
+    model = a_model(architecture)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    report = import_detector(model, architecture, 160, tmp_path, expert="d", classes=CLASSES, images=PICTURES)
+    assert 0 < report.agreement.confidence < 1e-3
+    assert 0 < report.agreement.box_pixels < 0.5
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+
+
+@pytest.mark.parametrize("end_to_end", [False, True])
+def test_a_pickled_checkpoint_is_opened_elsewhere_and_proved_there(tmp_path: Path, end_to_end: bool):
+    file = a_checkpoint(tmp_path, "yolo26n", end_to_end=end_to_end)
+    target, images = a_target(tmp_path, "yolo26n", 160, classes=None), an_image_folder(tmp_path)
+    report = import_file(file, target, images=images, trust=True)
+    assert report.entry["classes"] == [f"defect {index}" for index in range(5)]
+    assert report.agreement.confidence < 1e-3
+    assert report.agreement.box_pixels < 0.5
+    assert report.layout.endswith("end_to_end") == end_to_end
+    catalog, problems = the_catalog(tmp_path)
+    assert (list(catalog), problems) == (["best"], [])
+
+
+class Mischief:
+    """Pickles as a call that makes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+def test_a_pickled_program_does_not_run_unless_it_is_trusted(tmp_path: Path):
+    file, trace = tmp_path / "model.pt", tmp_path / "it-ran"
+    torch.save({"model": Mischief(trace)}, file)
+    with pytest.raises(ImportRefusedError, match="add --trust"):
+        import_file(file, a_target(tmp_path, "yolo11n"))
+    assert not trace.exists()
+    with pytest.raises(ImportRefusedError, match="not an ultralytics detection model"):
+        import_file(file, a_target(tmp_path, "yolo11n"), trust=True)
+    assert trace.exists()
+
+
+def refusal(file: Path, target: Target, *, trust: bool = False) -> str:
+    with pytest.raises(ImportRefusedError) as caught:
+        import_file(file, target, trust=trust)
+    folder = target.out
+    assert not folder.exists() or list(folder.iterdir()) == [], "a refused import changed something"
+    return str(caught.value)
+
+
+def test_every_refusal_says_what_is_wrong_and_what_to_do(tmp_path: Path):
+    classifier, checkpoint = a_state_dict(tmp_path), a_checkpoint(tmp_path)
+    junk = tmp_path / "junk.pth"
+    junk.write_bytes(b"junk")
+    listed = tmp_path / "list.pth"
+    torch.save([1, 2], listed)
+    assert "no such file" in refusal(tmp_path / "none.pth", a_target(tmp_path))
+    assert "junk.pth" in refusal(junk, a_target(tmp_path))
+    assert "holds no state_dict" in refusal(listed, a_target(tmp_path))
+    assert "known are resnet18" in refusal(classifier, a_target(tmp_path, "resnet19"))
+    assert "not those of a resnet34" in refusal(classifier, a_target(tmp_path, "resnet34"))
+    assert "with 3 classes" in refusal(classifier, a_target(tmp_path, classes=CLASSES[:3]))
+    assert "--classes" in refusal(classifier, a_target(tmp_path, classes=None))
+    assert "no expert id" in refusal(classifier, a_target(tmp_path, expert="../up"))
+    assert "has 5 classes" in refusal(checkpoint, a_target(tmp_path, "yolo11n", classes=CLASSES[:2]), trust=True)
+    assert "not those of a yolov8n" in refusal(checkpoint, a_target(tmp_path, "yolov8n", classes=None), trust=True)
+    assert "no way to store" in refusal(classifier, a_target(tmp_path, form=Form(dtype="int8")))
+    assert "multiple of 32" in refusal(a_state_dict(tmp_path, "yolov8n"), a_target(tmp_path, "yolov8n", 100))
+    assert "save its state_dict" in refusal(checkpoint, a_target(tmp_path), trust=True)
+
+
+def test_an_expert_that_disagrees_is_refused_and_the_old_one_stays(tmp_path: Path):
+    file, target = a_state_dict(tmp_path), a_target(tmp_path, expert="r18")
+    before = import_file(file, target)
+    strict = replace(target, form=Form(dtype="bfloat16", tolerance=1e-9))
+    with pytest.raises(ImportRefusedError, match="import it as float32"):
+        import_file(file, strict)
+    catalog, problems = the_catalog(tmp_path)
+    assert (catalog["r18"].sha256, problems) == (before.entry["sha256"], [])
+
+
+@pytest.mark.parametrize("tensor", ["fc.bias", "conv1.weight"])
+def test_not_a_number_is_a_disagreement(tmp_path: Path, tensor: str):
+    state = a_model().state_dict()
+    state[tensor] = torch.full_like(state[tensor], float("nan"))
+    with pytest.raises(ImportRefusedError, match=r"e: .* holds weights that are not finite numbers; train it again"):
+        import_classifier(state, "resnet18", CLASSES, 64, tmp_path, expert="e")
+    assert list(tmp_path.iterdir()) == []
+
+
+def a_classifier_beyond_float16() -> dict[str, torch.Tensor]:
+    state = a_model().state_dict()
+    state["fc.weight"][2, 7] = 1e30
+    return state
+
+
+def test_weights_beyond_a_named_dtype_are_refused_with_the_one_that_holds_them(tmp_path: Path):
+    state = a_classifier_beyond_float16()
+    with pytest.raises(ImportRefusedError, match=r"fc\.weight holds weights beyond 65504, .* import it as float32"):
+        import_classifier(state, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype="float16"))
+    assert list(tmp_path.iterdir()) == []
+    import_classifier(state, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype="float32"))
+
+
+def test_auto_passes_over_a_dtype_that_cannot_hold_the_weights_and_says_so(tmp_path: Path):
+    state = a_classifier_beyond_float16()
+    report = import_classifier(state, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype="auto"))
+    assert [trial.dtype for trial in report.trials] == ["float32", "bfloat16"]
+    (reason,) = report.unfit
+    assert "fc.weight holds weights beyond 65504, the largest float16" in reason
+    assert [file.name for file in tmp_path.iterdir()] == ["e.safetensors"]
+
+
+def test_reduced_precision_halves_the_file_within_a_tolerance_of_the_users(tmp_path: Path):
+    state = a_model().state_dict()
+    full = import_classifier(state, "resnet18", CLASSES, 96, tmp_path, expert="full")
+    form = Form(dtype="bfloat16", tolerance=0.05)
+    half = import_classifier(state, "resnet18", CLASSES, 96, tmp_path, expert="half", form=form)
+    assert half.weights_bytes < 0.51 * full.weights_bytes
+    assert half.agreement.confidence > full.agreement.confidence
+
+
+def test_auto_keeps_the_fastest_dtype_that_agrees_and_shows_what_it_tried(tmp_path: Path):
+    file = a_state_dict(tmp_path)
+    report = import_file(
+        file, a_target(tmp_path, expert="a", form=Form(dtype="auto")), images=an_image_folder(tmp_path)
+    )
+    assert [trial.dtype for trial in report.trials] == ["float32", "bfloat16", "float16"]
+    assert report.unfit == ()
+    for trial in report.trials:
+        near = trial.agreement.confidence <= CONFIDENCE_TOLERANCES[trial.dtype]
+        assert trial.agrees == (near and trial.agreement.labels_agree)
+    fitting = [trial for trial in report.trials if trial.agrees]
+    assert report.dtype == min(fitting, key=lambda trial: trial.batch_ms).dtype
+    catalog, problems = the_catalog(tmp_path)
+    assert problems == []
+    assert f"-{report.dtype}-" in catalog["a"].layout
+    assert report.agreement.labels_agree
+    assert sorted(made.name for made in (tmp_path / "experts").iterdir()) == ["a.safetensors", "catalog.yaml"]
+
+
+def test_auto_refuses_a_network_that_no_dtype_carries(tmp_path: Path):
+    state = a_model().state_dict()
+    state["fc.bias"] = torch.full_like(state["fc.bias"], float("nan"))
+    with pytest.raises(ImportRefusedError, match=r"fc\.bias, .* holds weights that are not finite numbers"):
+        import_classifier(state, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype="auto"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_again_replaces_the_entry_and_keeps_the_rest(tmp_path: Path):
+    file = a_state_dict(tmp_path)
+    import_file(file, a_target(tmp_path, expert="a"))
+    import_file(file, a_target(tmp_path, expert="b"))
+    import_file(file, a_target(tmp_path, expert="a", classes=tuple(reversed(CLASSES))))
+    catalog, problems = the_catalog(tmp_path)
+    assert (sorted(catalog), problems) == (["a", "b"], [])
+    assert catalog["a"].classes == tuple(reversed(CLASSES))
+
+
+def test_a_catalog_elsewhere_names_the_file_relative_to_itself(tmp_path: Path):
+    catalog = tmp_path / "line" / "catalog.yaml"
+    report = import_file(a_state_dict(tmp_path), a_target(tmp_path, expert="a", catalog=catalog))
+    assert report.entry["file"] == "../experts/a.safetensors"
+    document = CatalogFile.model_validate(yaml.safe_load(catalog.read_text()))
+    assert resolve(document, catalog.parent)[1] == []
+
+
+def test_patterns_stand_in_for_images_and_are_the_same_each_time(tmp_path: Path):
+    from tools.training.proof import pattern_images
+
+    assert all(np.array_equal(one, other) for one, other in zip(pattern_images(), pattern_images(), strict=True))

@@ -1,0 +1,214 @@
+"""Training detectors: the loop on toys, a YOLO data set from its files to an expert, and what is said of bad files."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from daemon.line.line import load_catalog
+from experts.spec import ExpertId
+from experts.vision.decode import decode
+from experts.vision.preprocess import to_square
+from tools.training.detector import train_detector
+from tools.training.detector_loop import Effort, Progress, Sample, TrainingError, collate, fit_detector
+from tools.training.photographs import Photograph, PhotographSampler, read_yolo_data
+
+SIZE = 64
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def a_bright_square(rng: np.random.Generator) -> Sample:
+    image = rng.integers(0, 60, (SIZE, SIZE), dtype=np.uint8)
+    side = int(rng.integers(14, 28))
+    x, y = (int(at) for at in rng.integers(0, SIZE - side, 2))
+    image[y : y + side, x : x + side] = 220
+    return image, np.array([[x, y, x + side, y + side, 0]], np.float32)
+
+
+def fit(steps: int, *, batch: int = 4, **options: object) -> tuple[torch.nn.Module, list[Progress]]:
+    seen: list[Progress] = []
+    effort = Effort(steps=steps, batch=batch, threads=1)
+    model = fit_detector(a_bright_square, ["square"], "yolo11n", SIZE, effort, on_progress=seen.append, **options)  # type: ignore[arg-type]
+    return model, seen
+
+
+def a_data_set(folder: Path, *, images: int = 3, labels: str = "0 0.5 0.5 0.25 0.5\n") -> Path:
+    """Photographs of 96 x 48 pixels with a white rectangle where the label says, and the YAML that names them."""
+    for part in ("train", "val"):
+        for kind in ("images", "labels"):
+            (folder / kind / part).mkdir(parents=True)
+        for number in range(images):
+            picture = np.full((48, 96, 3), 30, np.uint8)
+            picture[12:36, 36:60] = 255
+            cv2.imwrite(str(folder / "images" / part / f"{number}.png"), picture)
+            (folder / "labels" / part / f"{number}.txt").write_text(labels, encoding="utf-8")
+    file = folder / "parts.yaml"
+    names = {0: "bridge", 1: "void"}
+    file.write_text(yaml.safe_dump({"train": "images/train", "val": "images/val", "names": names}), encoding="utf-8")
+    return file
+
+
+def test_the_loss_falls_and_the_model_is_ready_to_import() -> None:
+    model, seen = fit(60, batch=8)
+    assert seen[-1].step == 60
+    assert seen[-1].share == 1.0
+    assert seen[-1].loss < 0.85 * max(progress.loss for progress in seen)
+    assert not model.training
+    assert model.names == {0: "square"}
+
+
+def test_the_same_seed_and_steps_give_the_same_weights() -> None:
+    (first, _), (second, _) = fit(3), fit(3)
+    for one, other in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_stopped_training_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = tmp_path / "training"
+    whole, _ = fit(4)
+    first = Effort(steps=4, batch=4, threads=1)
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(progress: Progress) -> None:
+        if progress.step == 2:
+            raise StoppedError
+
+    monkeypatch.setattr("tools.training.detector_loop._SECONDS_BETWEEN_CHECKPOINTS", -1.0)
+    with pytest.raises(StoppedError):
+        fit_detector(a_bright_square, ["square"], "yolo11n", SIZE, first, checkpoint=checkpoint, on_progress=stop)
+    resumed, seen = fit(4, checkpoint=checkpoint)
+    assert [progress.step for progress in seen] == [2, 3, 4]
+    for one, other in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True):
+        assert torch.allclose(one.float(), other.float(), atol=1e-6)
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "training"
+    fit(1, checkpoint=checkpoint)
+    with pytest.raises(TrainingError, match=r"is of another training \(yolo11n 64 square\)"):
+        fit_detector(a_bright_square, ["circle"], "yolo11n", SIZE, Effort(steps=1, threads=1), checkpoint=checkpoint)
+    checkpoint.write_bytes(b"damaged")
+    with pytest.raises(TrainingError, match="is no checkpoint"):
+        fit(1, checkpoint=checkpoint)
+
+
+def test_wrong_wishes_are_refused_before_any_work() -> None:
+    with pytest.raises(TrainingError, match="either minutes or steps"):
+        Effort()
+    with pytest.raises(TrainingError, match="'resnet18' is no detector"):
+        fit_detector(a_bright_square, ["square"], "resnet18", SIZE, Effort(steps=1))
+    with pytest.raises(TrainingError, match="not a multiple of 32"):
+        fit_detector(a_bright_square, ["square"], "yolo11n", 70, Effort(steps=1))
+
+
+def test_a_batch_holds_centres_and_sizes_in_fractions() -> None:
+    image = np.zeros((SIZE, SIZE), np.uint8)
+    boxes = np.array([[16, 0, 48, 64, 3]], np.float32)
+    batch = collate([(image, boxes[:0]), (image, boxes)], SIZE)
+    assert batch["img"].shape == (2, 3, SIZE, SIZE)
+    assert batch["batch_idx"].tolist() == [1.0]
+    assert batch["cls"].tolist() == [[3.0]]
+    assert batch["bboxes"].tolist() == [[0.5, 0.5, 0.5, 1.0]]
+
+
+def test_the_closing_sampler_gives_what_the_line_sees(tmp_path: Path) -> None:
+    data = read_yolo_data(a_data_set(tmp_path))
+    pixels, boxes = PhotographSampler(data.train, SIZE, jitter=False)(np.random.default_rng(0))
+    picture = decode(data.train[0].file.read_bytes(), "image")
+    assert np.array_equal(pixels, to_square(picture, "detect", SIZE))
+    assert boxes.tolist() == [[24.0, 24.0, 40.0, 40.0, 0.0]]
+
+
+def test_boxes_stay_on_what_they_mark_when_photographs_are_moved(tmp_path: Path) -> None:
+    data = read_yolo_data(a_data_set(tmp_path))
+    sampler, rng = PhotographSampler(data.train, SIZE, jitter=True), np.random.default_rng(1)
+    for _ in range(20):
+        pixels, boxes = sampler(rng)
+        bright = np.argwhere(pixels.min(axis=2) > 140)
+        found = [*bright.min(axis=0)[::-1], *(bright.max(axis=0)[::-1] + 1)]
+        assert np.abs(boxes[0, :4] - np.array(found)).max() <= 1.5
+
+
+def test_a_box_mostly_outside_is_gone() -> None:
+    photograph = Photograph(Path("edge.png"), np.array([[0.0, 0.0, 0.05, 0.05, 0]], np.float32))
+    cache = {photograph.file: np.zeros((64, 64, 3), np.uint8)}
+    sampler, rng = PhotographSampler([photograph], SIZE, jitter=True, cache=cache), np.random.default_rng(0)
+    assert any(len(sampler(rng)[1]) == 0 for _ in range(20))
+
+
+def test_a_data_set_becomes_an_expert_with_a_report(tmp_path: Path) -> None:
+    file = a_data_set(tmp_path)
+    out = tmp_path / "experts"
+    effort = Effort(steps=2, batch=2, threads=1)
+    report = train_detector(file, "yolo11n", SIZE, out, expert="solder", effort=effort)
+    catalog, problems, unusable = load_catalog(out / "catalog.yaml")
+    assert not problems
+    assert not unusable
+    assert catalog is not None
+    assert catalog[ExpertId("solder")].classes == ("bridge", "void")
+    assert (report.steps, report.held_out_images) == (2, 3)
+    assert 0.0 <= report.map50 <= 1.0
+    assert sorted(path.name for path in out.iterdir()) == ["catalog.yaml", "solder.safetensors"]
+
+
+def test_an_expert_id_that_cannot_be_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="'my solder' is no expert id"):
+        train_detector(tmp_path / "none.yaml", "yolo11n", SIZE, tmp_path, expert="my solder", effort=Effort(steps=1))
+
+
+def test_outlines_become_boxes(tmp_path: Path) -> None:
+    data = read_yolo_data(a_data_set(tmp_path, labels="1 0.1 0.2 0.5 0.2 0.5 0.6\n"))
+    assert data.train[0].boxes.tolist() == [pytest.approx([0.1, 0.2, 0.5, 0.6, 1.0])]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("0 0.5 0.5 0.25", "expected `class x y width height` with a class from 0 to 1"),
+        ("2 0.5 0.5 0.25 0.5", "a class from 0 to 1"),
+        ("bridge 0.5 0.5 0.25 0.5", "a class from 0 to 1"),
+        ("0 48 24 24 24", "expected fractions of the image"),
+        ("0 nan 0.5 0.1 0.1", "expected fractions of the image"),
+    ],
+)
+def test_a_bad_label_names_file_and_line(tmp_path: Path, line: str, said: str) -> None:
+    file = a_data_set(tmp_path, labels=f"0 0.5 0.5 0.25 0.5\n{line}\n")
+    with pytest.raises(TrainingError, match=said) as error:
+        read_yolo_data(file)
+    assert str(tmp_path / "labels/train/0.txt") + ":2" in str(error.value)
+
+
+def test_a_missing_labels_folder_is_named(tmp_path: Path) -> None:
+    file = a_data_set(tmp_path)
+    (tmp_path / "labels").rename(tmp_path / "label")
+    with pytest.raises(TrainingError, match=f"there is no folder {tmp_path / 'labels'}"):
+        read_yolo_data(file)
+
+
+def test_a_data_set_without_images_or_keys_says_which(tmp_path: Path) -> None:
+    file = tmp_path / "parts.yaml"
+    with pytest.raises(TrainingError, match="cannot be read"):
+        read_yolo_data(file)
+    file.write_text("train: images\nnames: [a]\n", encoding="utf-8")
+    with pytest.raises(TrainingError, match="has no val; expected path, train, val and names"):
+        read_yolo_data(file)
+    file.write_text("train: images\nval: images\nnames: [a]\n", encoding="utf-8")
+    with pytest.raises(TrainingError, match="neither a folder of images nor"):
+        read_yolo_data(file)
+    (tmp_path / "images").mkdir()
+    with pytest.raises(TrainingError, match="holds no image"):
+        read_yolo_data(file)
+
+
+def test_a_data_set_without_any_label_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="no image of train has a label"):
+        read_yolo_data(a_data_set(tmp_path, labels=""))

@@ -1,1 +1,0 @@
-"""`coserve doctor`: what is wrong on this PC, and what to do about it."""

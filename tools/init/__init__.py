@@ -1,1 +1,0 @@
-"""`coserve init`: a line of one's own, out of five answers."""

@@ -1,0 +1,207 @@
+"""The five answers that `coserve init` needs: what each may be, and what is proposed where nobody says."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from daemon.units import parse_bytes, parse_seconds
+from routing_rules.schema import MAX_NAME, is_name
+from tools.setup.doctor.gpu import Gpu
+
+#: One board type: component types with a quantity, or with their designators.
+Components = dict[str, int | list[str]]
+Dashboard = Literal["no", "here", "network"]
+
+EXAMPLE_BOARD = "mainboard-a R0402=4 C0603=C1,C2"
+EVER = "ever"
+_GPU_SHARE = 0.8
+_LEAST_BYTES = 5 * 10**6
+_ROUND_BYTES = 100 * 10**6
+_FREE_SHARE = 10
+_FREE_BYTES = 10 * 10**9
+
+
+class AnswerError(ValueError):
+    """An answer that cannot be used; the text says what is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """All five, understood. `memory` is bytes by device; `keep` None keeps images for ever."""
+
+    boards: Mapping[str, Components]
+    data: Path
+    memory: Mapping[str, int]
+    dashboard: Dashboard
+    keep: str | None
+
+
+def parse_board(text: str) -> tuple[str, Components]:
+    """`mainboard-a R0402=180 QFP64=U1,U2`: the board type, then each component type with how many or which."""
+    if not text.split():
+        raise AnswerError(f"expected a board such as: {EXAMPLE_BOARD}")
+    name, *parts = text.split()
+    components: Components = {}
+    for part in parts:
+        component, equals, amount = part.rpartition("=")
+        if not equals or not component or not amount:
+            raise AnswerError(f"expected COMPONENT=QUANTITY or COMPONENT=R1,R2, such as R0402=180, not {part!r}")
+        if component in components:
+            raise AnswerError(f"{component} is there twice: name each component type once")
+        if amount.isdecimal():
+            components[component] = _quantity(component, int(amount))
+        else:
+            components[component] = _designators(component, amount)
+    if not components:
+        raise AnswerError(f"{name}: which components? Such as: {EXAMPLE_BOARD}")
+    return name, components
+
+
+def _quantity(component: str, number: int) -> int:
+    if number < 1:
+        raise AnswerError(f"{component}: a board has at least 1 of a component type that is inspected")
+    return number
+
+
+def _designators(component: str, amount: str) -> list[str]:
+    found = list(dict.fromkeys(filter(None, amount.split(","))))
+    odd = [name for name in found if not is_name(name)]
+    if odd or not found:
+        raise AnswerError(
+            f"{component}={amount}: expected how many there are, or designators of 1 to {MAX_NAME} characters, such as"
+            f" {component}=4 or {component}=R1,R2{f', not {odd[0]!r}' if odd else ''}"
+        )
+    return found
+
+
+def parse_folder(text: str) -> Path:
+    """A folder, as it is typed; refused where it is plainly the answer to the question about boards."""
+    if not text.strip():
+        raise AnswerError("expected a folder such as data")
+    if "=" in text and " " in text.strip():
+        raise AnswerError(
+            f"{text!r} looks like a board type and its components, not like a folder such as data: more board types"
+            " go into rules.yaml, or each into a --board"
+        )
+    return Path(text).expanduser()
+
+
+def boards_in(folder: Path) -> dict[str, Components]:
+    """The board types of sample images FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png, with their designators."""
+    from tools.profile.samples import SUFFIXES  # OpenCV comes with it
+
+    if not folder.is_dir():
+        raise AnswerError(f"no folder {folder}")
+    found: dict[str, dict[str, set[str]]] = {}
+    for path in folder.glob("*/*/*.*"):
+        designator, dot, component = path.stem.partition(".")
+        if dot and path.suffix.lower() in SUFFIXES:
+            found.setdefault(path.parent.parent.name, {}).setdefault(component, set()).add(designator)
+    if not found:
+        raise AnswerError(f"{folder} holds no image named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png")
+    return {
+        board: {component: sorted(names, key=_natural) for component, names in sorted(components.items())}
+        for board, components in sorted(found.items())
+    }
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """R2 before R10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+def parse_boards(text: str) -> dict[str, Components]:
+    """What somebody typed: a folder of sample images, or one board."""
+    if Path(text).expanduser().is_dir():
+        return boards_in(Path(text).expanduser())
+    return dict([parse_board(text)])
+
+
+def parse_memory(text: str, devices: Sequence[str]) -> dict[str, int]:
+    """`2GB` for the first of `devices`, or `cuda:0=6GB cpu=2GB`."""
+    memory: dict[str, int] = {}
+    for part in text.replace(",", " ").split():
+        device, equals, size = part.rpartition("=")
+        name = device if equals else devices[0]
+        if re.fullmatch(r"cpu|cuda:\d+", name) is None:
+            raise AnswerError(f"expected cpu or cuda:0, cuda:1, … before the size, not {name!r}")
+        try:
+            memory[name] = parse_bytes(size)
+        except ValueError as error:
+            raise AnswerError(str(error)) from None
+        if memory[name] < _LEAST_BYTES:
+            raise AnswerError(f"{part} holds no expert (a ResNet-18 has 45 MB): a size such as 2GB")
+    if not memory:
+        raise AnswerError("expected a size such as 2GB")
+    return memory
+
+
+def parse_dashboard(text: str) -> Dashboard:
+    """`no`, `here` or `network`."""
+    match text.strip().lower():
+        case "no" | "here" | "network" as answer:
+            return answer
+        case _:
+            raise AnswerError(f"expected no, here or network, not {text.strip()!r}")
+
+
+def parse_keep(text: str) -> str | None:
+    """A duration such as `90d`, as it is written; None for `ever`."""
+    given = text.strip()
+    if given.lower() == EVER:
+        return None
+    try:
+        kept_s = parse_seconds(given.lower())
+    except ValueError:
+        raise AnswerError(f"expected a duration such as 90d, 12h or 1y, not {given!r}; or {EVER}") from None
+    if kept_s <= 0:
+        raise AnswerError("expected a duration above 0, such as 90d")
+    return given.lower()
+
+
+def proposed_memory(gpus: Sequence[Gpu]) -> dict[str, int]:
+    """Four fifths of each GPU; without one, half of the RAM, and not more than three quarters of what is free."""
+    if gpus:
+        return {f"cuda:{number}": _rounded(gpu.total_bytes * _GPU_SHARE) for number, gpu in enumerate(gpus)}
+    ram = psutil.virtual_memory()
+    return {"cpu": _rounded(min(ram.total / 2, ram.available * 3 / 4))}
+
+
+def too_much_memory(memory: Mapping[str, int], gpus: Sequence[Gpu]) -> list[str]:
+    """A sentence for each device of `memory` that has less here. No refusal: the line may be made for another PC."""
+    has = {"cpu": psutil.virtual_memory().total} | {f"cuda:{n}": gpu.total_bytes for n, gpu in enumerate(gpus)}
+    return [
+        f"devices.{device}.expert_memory is {size(budget)}, and {device} of this PC has {size(has[device])}:"
+        " write less than that, or run it on a PC that has more"
+        for device, budget in memory.items()
+        if budget > has.get(device, budget)
+    ]
+
+
+def ram() -> str:
+    """This PC's memory, and what of it is free."""
+    memory = psutil.virtual_memory()
+    return f"{size(_rounded(memory.total))} of RAM, {size(_rounded(memory.available))} free"
+
+
+def _rounded(size: float) -> int:
+    return max(_ROUND_BYTES, int(size) // _ROUND_BYTES * _ROUND_BYTES)
+
+
+def free_floor(folder: Path) -> int:
+    """What `retention.free` is set to: 10 GB, a tenth of a smaller disk."""
+    there = next(path for path in (folder, *folder.parents) if path.is_dir())
+    total = psutil.disk_usage(str(there)).total
+    return min(_FREE_BYTES, _rounded(total / _FREE_SHARE))
+
+
+def size(count: int) -> str:
+    """Bytes as the configuration writes them: 2.5GB, 300MB."""
+    for unit, scale in (("GB", 10**9), ("MB", 10**6)):
+        if count >= scale:
+            return f"{count / scale:.1f}".removesuffix(".0") + unit
+    return str(count)

@@ -1,0 +1,197 @@
+"""Who may read and write what, and who listens where."""
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from daemon.config.settings import Config
+from daemon.host.own_address import EVERYWHERE
+from daemon.wire.keys import open_to
+from daemon.wire.sockets import TCP
+from tools.cli.console import as_typed
+from tools.setup import service_files
+from tools.setup.doctor.findings import Finding, ok, warn, wrong
+from tools.setup.doctor.patient import Patient, acting_as, database_of
+
+_CONNECT_S = 2.0
+
+
+def permissions(patient: Patient) -> Iterator[Finding]:
+    """Each folder and file with the rights of the line's user."""
+    config, user = patient.config, patient.user.pw_name
+    if config is None:
+        return
+    if patient.is_service and user != "coserve":
+        yield wrong("permissions", "the service's user coserve does not exist", "coserve install-service makes it")
+    refused: list[Finding] = []
+    with acting_as(patient.user) as is_possible:
+        if not is_possible:
+            so = f"only root can look with the rights of {user}"
+            yield warn("permissions", so, f"sudo {as_typed(f'doctor {patient.path}')}")
+            return
+        for name, path in _read(patient, config).items():
+            if problem := _cannot(path, os.R_OK):
+                refused.append(wrong("permissions", f"{name}: {user} cannot read {path}", problem))
+        for name, folder in _written(patient, config).items():
+            if problem := _cannot(folder, os.W_OK | os.X_OK):
+                remedy = problem if folder.is_dir() else f"{problem}; or make it: install -d -o {user} {folder}"
+                refused.append(wrong("permissions", f"{name}: {user} cannot write to {folder}", remedy))
+    yield from refused
+    if not refused:
+        yield ok("permissions", f"{user} can read and write all that the line needs")
+
+
+def _read(patient: Patient, config: Config) -> dict[str, Path]:
+    assert patient.path is not None
+    files = {"configuration": patient.path, "rules": config.rules, "catalog": config.catalog}
+    files |= service_files.secrets(config)
+    return {name: file for name, file in files.items() if file.exists()}
+
+
+def _written(patient: Patient, config: Config) -> dict[str, Path]:
+    places = dict(patient.folders)
+    for endpoint in (*config.endpoints.intake, config.endpoints.control):
+        if endpoint.startswith("ipc://"):
+            places.setdefault("sockets", Path(endpoint.removeprefix("ipc://")).parent)
+    database = database_of(config)
+    if database is not None and database.exists():
+        places["database's file"] = database
+    return places
+
+
+def _cannot(path: Path, mode: int) -> str | None:
+    """What gives the right that lacks; None where it is there. A folder still to be made needs its parent's."""
+    there = next(one for one in (path, *path.parents) if one.exists())
+    wanted = mode if there == path or not mode & os.W_OK else os.W_OK | os.X_OK
+    if there.is_file() and there == path:
+        wanted &= ~os.X_OK
+    if os.access(there, wanted, effective_ids=True):
+        return None
+    with suppress(OSError):
+        state = there.stat()
+        return f"{there} is {stat.filemode(state.st_mode)} of {_name(state.st_uid)}: chown or chmod it"
+    return f"chown or chmod {there}"
+
+
+def _name(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def secrets(patient: Patient) -> Iterator[Finding]:
+    """Secrets that others can read, though a start of the line would refuse them too."""
+    if patient.config is None:
+        return
+    for key, file in service_files.secrets(patient.config).items():
+        if not file.exists():
+            continue
+        readers = open_to(file)
+        if readers:
+            so = f"{key}: {file} can be read by {readers}"
+            yield wrong("secrets", so, f"chmod 600 {file}, and make a new one if somebody read it")
+        else:
+            yield ok("secrets", f"{key}: {file} is for its owner alone")
+
+
+def brokers(patient: Patient) -> Iterator[Finding]:
+    """Whether somebody listens where results go out to."""
+    for name, consumer in (patient.config.consumers if patient.config else {}).items():
+        where = f"consumers.{name}: {consumer.host}:{consumer.port}"
+        try:
+            socket.create_connection((consumer.host, consumer.port), timeout=_CONNECT_S).close()
+        except OSError as error:
+            so = f"{where} does not take a connection ({error.strerror or error})"
+            yield warn(
+                "consumers", so, "nothing is lost: results wait here; look at the broker, its port, the firewall"
+            )
+        else:
+            yield ok("consumers", f"{where} takes connections")
+
+
+def ports(patient: Patient) -> Iterator[Finding]:
+    """Each port: ours, free, or taken by whom; and addresses that this machine does not have."""
+    if patient.config is None:
+        return
+    endpoints = patient.config.endpoints
+    named = {f"endpoints.intake {one}": one for one in endpoints.intake} | {"endpoints.results": endpoints.results}
+    if endpoints.http:
+        named["endpoints.http"] = endpoints.http
+    listening = [
+        (*map(str, one.laddr), one.pid)  # address, port
+        for one in psutil.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN and one.laddr
+    ]
+    taken = 0
+    for name, endpoint in named.items():
+        host, port = _address(endpoint)
+        if host is None or not port:
+            continue
+        if problem := _no_such_address(host):
+            taken += 1
+            yield wrong("ports", f"{name}: {problem}", "name an address of this machine (ip address), or 127.0.0.1")
+        owner = next((pid for ip, its, pid in listening if its == str(port) and _meet(ip, host)), -1)
+        if owner == -1 or _is_ours(owner, patient):
+            continue
+        taken += 1
+        so = f"{name}: port {port} is taken by {_who(owner)}"
+        yield wrong("ports", so, "end that program, or name another port in coserve.yaml")
+    if not taken:
+        yield ok("ports", f"{len(named)} endpoints: their ports are {'the line’s' if patient.is_running else 'free'}")
+
+
+def _address(endpoint: str) -> tuple[str | None, int]:
+    if endpoint.startswith("http://"):
+        parts = urlsplit(endpoint)
+        return parts.hostname, parts.port or 0
+    match = TCP.fullmatch(endpoint)
+    if match is None or match["port"] == "*":
+        return None, 0
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def _no_such_address(host: str) -> str | None:
+    """Whether nothing here has this address; names are for the daemon to look up."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                return f"no network card of this machine has the address {host}"
+    return None
+
+
+def _meet(one: str, other: str) -> bool:
+    other = "127.0.0.1" if other == "localhost" else other
+    return one == other or one in EVERYWHERE or other in EVERYWHERE
+
+
+def _is_ours(pid: int | None, patient: Patient) -> bool:
+    """The daemon itself or a child of it. One that hides its number from us counts, while our daemon answers."""
+    if pid is None:
+        return patient.is_running
+    try:
+        family = [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
+    except psutil.Error:
+        return patient.is_running
+    return patient.daemon_pid in family
+
+
+def _who(pid: int | None) -> str:
+    if pid is None:
+        return "another user's program (root sees which)"
+    try:
+        return f"{psutil.Process(pid).name()}, process {pid}"
+    except psutil.Error:
+        return f"process {pid}"

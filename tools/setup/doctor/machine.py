@@ -1,0 +1,275 @@
+"""The machine: Python and its libraries, GPUs, memory, processors, the clock, limits of the user."""
+
+import ctypes
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from daemon.units import size_text
+from tools.setup.doctor.findings import Finding, ok, warn, wrong
+from tools.setup.doctor.patient import Patient, clocks
+
+_LIBRARIES = """
+import json, cv2, torch
+cuda = torch.cuda
+print(json.dumps({
+    "torch": torch.__version__, "cuda": torch.version.cuda, "available": cuda.is_available(),
+    "architectures": cuda.get_arch_list(),
+}))
+"""
+_LIBRARIES_S = 60.0
+#: What the daemon takes beside experts and images: Python, torch, buffers.
+_BASE_BYTES = 10**9
+_SWAPPED_BYTES = 256 * 10**6
+_CPU_POLICIES = Path("/sys/devices/system/cpu/cpufreq")
+_FILES = 1024
+_CLOCK_STEP_S = 0.5
+_FUTURE_S = 60.0
+_STA_UNSYNC, _TIME_ERROR = 0x0040, 5  # adjtimex(2)
+
+
+def libraries(patient: Patient) -> Iterator[Finding]:
+    """Python, torch and OpenCV, loaded in a process of their own; and what torch makes of the GPUs."""
+    environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}
+    python = f"Python {sys.version.split()[0]} in {sys.prefix}"
+    try:
+        done = subprocess.run(  # noqa: S603 - fixed words
+            [sys.executable, "-c", _LIBRARIES],
+            env=environ, cwd="/", capture_output=True, text=True, timeout=_LIBRARIES_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        yield wrong("libraries", f"torch did not load within {_LIBRARIES_S:.0f} s", "look at the disk and at `top`")
+        return
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+        remedy = "apt-get install libgl1 libglib2.0-0" if ".so" in said else "install CoServe again: make bundle"
+        yield wrong("libraries", f"{python}: torch or OpenCV does not load: {said}", remedy)
+        return
+    found = json.loads(done.stdout)
+    build = f"CUDA {found['cuda']}" if found["cuda"] else "for processors only"
+    yield ok("libraries", f"{python}, torch {found['torch']} ({build})")
+    yield from _gpus(patient, found)
+
+
+def _gpus(patient: Patient, torch: dict[str, Any]) -> Iterator[Finding]:
+    """Driver against torch's build, and the GPUs that the line names against those that are there."""
+    wanted = [name for name in (patient.config.devices if patient.config else ()) if name.startswith("cuda")]
+    driver = patient.driver
+    if driver is None:
+        if wanted:
+            remedy = "install the NVIDIA driver (nvidia-smi must list the GPU), or take it out of `devices`"
+            yield wrong("gpu", f"the line names {', '.join(wanted)}, and no NVIDIA driver answers", remedy)
+        else:
+            yield ok("gpu", "no NVIDIA driver answers here, and the line names no GPU")
+        return
+    names = ", ".join(f"{gpu.name} {size_text(gpu.total_bytes)}" for gpu in driver.gpus) or "none"
+    versions = f"driver {driver.version} (CUDA {driver.cuda[0]}.{driver.cuda[1]}), GPUs: {names}"
+    if not wanted:
+        if driver.gpus and patient.config:
+            yield warn("gpu", f"{versions}; the line uses none of them", "name cuda:0 in `devices`: coserve profile")
+        else:
+            yield ok("gpu", versions)
+        return
+    problem = build_problem(driver.cuda, torch)
+    if problem:
+        yield wrong("gpu", f"{versions}; {problem[0]}", problem[1])
+        return
+    yield ok("gpu", versions)
+    for name in wanted:
+        number = int(name.removeprefix("cuda:"))
+        if number >= len(driver.gpus):
+            yield wrong("gpu", f"the line names {name}, and there are {len(driver.gpus)} GPUs", "correct `devices`")
+            continue
+        gpu = driver.gpus[number]
+        if not serves(gpu.capability, torch["architectures"]):
+            built = ", ".join(torch["architectures"])
+            so = f"{name}, {gpu.name}, is sm_{gpu.capability[0]}{gpu.capability[1]}; torch is built for {built}"
+            yield wrong("gpu", so, "install a build of torch for this GPU")
+        yield from gpu_memory(patient, name)
+
+
+def build_problem(driver_cuda: tuple[int, int], torch: dict[str, Any]) -> tuple[str, str] | None:
+    if torch["cuda"] is None:
+        return f"torch {torch['torch']} is built for processors only", "install a build of torch with CUDA"
+    major, minor = (int(part) for part in torch["cuda"].split(".")[:2])
+    if major > driver_cuda[0]:
+        return f"torch is built for CUDA {major}.{minor}", "update the driver, or install torch for an older CUDA"
+    if not torch["available"]:
+        return "torch finds no GPU", "look at /dev/nvidia* and CUDA_VISIBLE_DEVICES; the service needs nvidia.conf"
+    return None
+
+
+def serves(capability: tuple[int, int], architectures: list[str]) -> bool:
+    """Machine code of the same major version runs, and PTX of an older one is compiled at the first start."""
+    for name in architectures:
+        kind, _, digits = name.partition("_")
+        number = "".join(filter(str.isdigit, digits))
+        major, minor = int(number[:-1]), int(number[-1])
+        if (major == capability[0] and minor <= capability[1]) or (kind == "compute" and (major, minor) <= capability):
+            return True
+    return not architectures
+
+
+def gpu_memory(patient: Patient, name: str) -> Iterator[Finding]:
+    assert patient.driver is not None
+    assert patient.config is not None
+    gpu, device = patient.driver.gpus[int(name.removeprefix("cuda:"))], patient.config.devices[name]
+    asked = device.expert_memory + (device.activation_memory or 0)
+    has = f"{name} has {size_text(gpu.total_bytes)}, {size_text(gpu.free_bytes)} free; the line asks for"
+    if asked > gpu.total_bytes:
+        yield wrong("gpu memory", f"{has} {size_text(asked)}", f"lower devices.{name}.expert_memory")
+    elif asked > gpu.free_bytes and not patient.is_running:
+        remedy = "end what else uses the GPU (nvidia-smi), or lower expert_memory"
+        yield warn("gpu memory", f"{has} {size_text(asked)}", remedy)
+    else:
+        yield ok("gpu memory", f"{has} {size_text(asked)}")
+
+
+def memory(patient: Patient) -> Iterator[Finding]:
+    """What the line may take of RAM, against what there is; and whether this machine swaps."""
+    has = psutil.virtual_memory()
+    so = f"{size_text(has.total)} of RAM, {size_text(has.available)} free"
+    if patient.config is None:
+        yield ok("memory", so)
+    else:
+        asked = _asked_ram(patient)
+        so = f"{so}; the line may take {size_text(asked)}"
+        if asked > has.total:
+            yield wrong("memory", so, "lower expert_memory or host_cache, or add memory: it would swap, or be killed")
+        elif asked > has.available and not patient.is_running:
+            yield warn("memory", so, "end what else needs memory here, or lower expert_memory")
+        else:
+            yield ok("memory", so)
+    swap = psutil.swap_memory()
+    if swap.used > _SWAPPED_BYTES:
+        so = f"{size_text(swap.used)} of {size_text(swap.total)} swap are in use"
+        remedy = "a swapped expert is slower than one on disk: lower expert_memory, or swapoff -a"
+        yield warn("swap", so, remedy)
+    else:
+        yield ok("swap", f"{size_text(swap.used)} of {size_text(swap.total)} swap in use")
+
+
+def _asked_ram(patient: Patient) -> int:
+    assert patient.config is not None
+    total = _BASE_BYTES + patient.config.limits.in_memory
+    for name, device in patient.config.devices.items():
+        if name == "cpu":
+            total += device.expert_memory + (device.activation_memory or 0)
+        total += device.host_cache or 0
+    return total
+
+
+def processors(patient: Patient) -> Iterator[Finding]:
+    """Threads against cores, and governors that save power."""
+    cores = len(os.sched_getaffinity(0))
+    cpu = patient.config.devices.get("cpu") if patient.config else None
+    threads = cpu.executors * cpu.threads if cpu else 0
+    load = f"{cores} cores, load {os.getloadavg()[0]:.1f}"
+    if threads > cores:
+        so = f"{load}; devices.cpu asks for {threads} threads (executors × threads)"
+        yield warn("processors", so, "more threads than cores make batches slower: coserve profile measures the best")
+    else:
+        yield ok("processors", load + (f"; the line computes with {threads} threads" if threads else ""))
+    saving = sorted(
+        policy.name for policy in _CPU_POLICIES.glob("policy*")
+        if _read(policy / "scaling_governor") == "powersave"
+        and _read(policy / "scaling_driver") not in ("intel_pstate", "amd-pstate-epp")
+    )  # fmt: skip
+    if saving:
+        so = f"the governor of {len(saving)} processors is powersave"
+        yield warn("governor", so, "cpupower frequency-set -g performance")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+class _Timex(ctypes.Structure):
+    """The beginning of `struct timex` (adjtimex(2)), and room for the rest."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_byte * 200),
+    )
+
+
+def clock(patient: Patient) -> Iterator[Finding]:
+    """Whether a time server holds the clock, whether it stands before what was written, whether it jumps."""
+    now = datetime.now(UTC)
+    state = _Timex()
+    answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state))
+    if answer < 0:
+        yield warn("clock", "the kernel does not say whether its clock is synchronised", "timedatectl timesync-status")
+    elif answer == _TIME_ERROR or state.status & _STA_UNSYNC:
+        so = f"it is {now:%Y-%m-%d %H:%M:%S} UTC, and no time server holds the clock"
+        yield warn("clock", so, "timedatectl set-ntp true, or chrony with the plant's time server")
+    else:
+        yield ok("clock", f"it is {now:%Y-%m-%d %H:%M:%S} UTC, held to {state.maxerror / 1000:.0f} ms by a time server")
+    for name, written_s in _written(patient):
+        if written_s > now.timestamp() + _FUTURE_S:
+            so = (
+                f"{name} is from {datetime.fromtimestamp(written_s, UTC):%Y-%m-%d %H:%M:%S} UTC, which is still to come"
+            )
+            yield wrong("clock", so, "the clock was set back, or was wrong then: set it right before the line runs on")
+    wall_s, monotonic_s = clocks()
+    step_s = wall_s - patient.began[0] - (monotonic_s - patient.began[1])
+    if abs(step_s) > _CLOCK_STEP_S:
+        so = f"the clock jumped by {step_s:+.1f} s while it was looked at"
+        yield wrong("clock", so, "let one program alone set the clock: chrony or systemd-timesyncd")
+
+
+def _written(patient: Patient) -> Iterator[tuple[str, float]]:
+    """What of the line carries a time."""
+    from tools.setup.doctor.line import newest_image_s
+
+    files = [Path(__file__)]
+    if patient.config is not None:
+        files += [file for file in (patient.path, patient.config.rules, patient.config.catalog) if file is not None]
+        if (newest_s := newest_image_s(patient.config)) is not None:
+            yield "the newest image in the database", newest_s
+    for file in files:
+        try:
+            yield str(file), file.stat().st_mtime
+        except OSError:
+            continue
+
+
+def user_limits(patient: Patient) -> Iterator[Finding]:
+    """Limits that this shell hands to whatever is started from it; the service's unit has its own."""
+    if patient.is_service:
+        yield ok("limits", "the service's unit sets its own limits")
+        return
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    bad = [
+        name
+        for name, limit in (
+            ("file size (ulimit -f)", resource.RLIMIT_FSIZE),
+            ("memory (ulimit -v)", resource.RLIMIT_AS),
+        )
+        if resource.getrlimit(limit)[0] != resource.RLIM_INFINITY
+    ]
+    if bad:
+        yield wrong(
+            "limits", f"this shell limits {' and '.join(bad)}", "ulimit with `unlimited`, or start as a service"
+        )
+    if 0 <= files < _FILES:
+        so = f"this shell allows {files} open files"
+        yield warn("limits", so, f"ulimit -n {_FILES * 4}: each camera and each expert being loaded takes some")
+    elif not bad:
+        yield ok("limits", f"{'unlimited' if files < 0 else files} open files, files and memory of any size")

@@ -1,0 +1,155 @@
+"""Whom the doctor looks at: the machine, the line where one is named, and its daemon where one runs."""
+
+import os
+import pwd
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from daemon.config.settings import Config, load_config
+from daemon.errors import ConfigError
+from daemon.storage.database.connections import StoreError, sqlite_path
+from daemon.wire.control import ControlError, ask
+from tools.setup.doctor.gpu import Driver, find_driver
+from tools.setup.service_files import Places, started_config
+
+_ANSWER_S = 5.0
+_ONE_MOMENT_S = 0.05
+
+
+def clocks() -> tuple[float, float]:
+    """The time on the wall, and the one that nobody sets, of one moment: a process may stand still between the two."""
+    while True:
+        monotonic_s, wall_s = time.monotonic(), time.time()
+        if time.monotonic() - monotonic_s < _ONE_MOMENT_S:
+            return wall_s, monotonic_s
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """All that several checks need. `places` are the service's files, `user` is who runs the line, or will.
+
+    `status` is the daemon's answer, `silent` why there is none; `daemon_pid` holds the line's lock.
+    """
+
+    path: Path | None
+    config: Config | None
+    mistakes: tuple[str, ...]
+    places: Places
+    is_service: bool
+    user: pwd.struct_passwd
+    status: dict[str, Any] | None
+    silent: str
+    daemon_pid: int | None
+    driver: Driver | None
+    began: tuple[float, float] = field(default_factory=clocks)
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """Where the daemon writes, by configuration key."""
+        if self.config is None:
+            return {}
+        folders = {"journal": self.config.journal, "images": self.config.images}
+        if (database := database_of(self.config)) is not None:
+            folders["database"] = database.parent
+        return folders
+
+    @property
+    def is_running(self) -> bool:
+        return self.status is not None
+
+
+def meet(path: Path | None, user: str | None = None, root: Path = Path("/")) -> Patient:
+    """Read the line of `path` and ask its daemon; KeyError where there is no such `user`."""
+    config, mistakes = None, ()
+    if path is not None:
+        try:
+            config = load_config(path)
+        except ConfigError as error:
+            mistakes = tuple(map(str, error.problems))
+    places = Places(root)
+    is_service = path is not None and _is_service(places, path)
+    status, silent = _ask(config)
+    return Patient(
+        path=path,
+        config=config,
+        mistakes=mistakes,
+        places=places,
+        is_service=is_service,
+        user=_user(user, "coserve" if is_service else None),
+        status=status,
+        silent=silent,
+        daemon_pid=_owner(config),
+        driver=find_driver(),
+    )
+
+
+def database_of(config: Config) -> Path | None:
+    """The database's file; None where it is none, or where the URL names none."""
+    try:
+        return sqlite_path(config.database)
+    except (StoreError, ValueError):
+        return None
+
+
+def _is_service(places: Places, path: Path) -> bool:
+    if not places.unit.is_file():
+        return False
+    return started_config(places.unit.read_text(encoding="utf-8")) == path.resolve()
+
+
+def _user(named: str | None, service: str | None) -> pwd.struct_passwd:
+    if named is not None:
+        return pwd.getpwnam(named)
+    if service is not None:
+        try:
+            return pwd.getpwnam(service)
+        except KeyError:
+            pass  # the check of the service says so
+    return pwd.getpwuid(os.geteuid())
+
+
+def _ask(config: Config | None) -> tuple[dict[str, Any] | None, str]:
+    if config is None:
+        return None, ""
+    try:
+        return ask(config.endpoints.control, "status", timeout_s=_ANSWER_S), ""
+    except (ControlError, OSError) as error:
+        return None, getattr(error, "code", "no_daemon")
+
+
+def _owner(config: Config | None) -> int | None:
+    """Who wrote a number into the lock of the journal, if that process lives."""
+    if config is None:
+        return None
+    try:
+        pid = int((config.journal / "lock").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return pid if psutil.pid_exists(pid) else None
+
+
+@contextmanager
+def acting_as(user: pwd.struct_passwd) -> Iterator[bool]:
+    """With the rights of `user` inside, where root asks; False where that cannot be, and nothing changes."""
+    if user.pw_uid == os.geteuid():
+        yield True
+        return
+    if os.geteuid() != 0:
+        yield False
+        return
+    groups, gid = os.getgroups(), os.getegid()
+    os.setgroups(os.getgrouplist(user.pw_name, user.pw_gid))
+    os.setegid(user.pw_gid)
+    os.seteuid(user.pw_uid)
+    try:
+        yield True
+    finally:
+        os.seteuid(0)
+        os.setegid(gid)
+        os.setgroups(groups)

@@ -1,0 +1,223 @@
+"""The files of the systemd service: where they lie, and what `install-service` fills in of a line's configuration."""
+
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.config.addresses import CREDENTIALS
+from daemon.config.settings import Config
+from daemon.storage.database.connections import server_hosts, sqlite_path
+from daemon.wire.sockets import is_open, is_open_host
+
+NAME = "coserve"
+#: What a stop takes beyond `stop.within`: answers to publishers, the last writes, the last messages; and some peace.
+_STOP_MARGIN_S = 13
+#: What the unit's own directories already let the service write.
+_GIVEN = (Path("/var/lib/coserve"), Path("/run/coserve"), Path("/var/log/coserve"))
+#: What the sandbox hides (ProtectHome=, PrivateTmp=).
+_HIDDEN = tuple(map(Path, ("/home", "/root", "/run/user", "/tmp", "/var/tmp")))  # noqa: S108 - named, not used
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where things go under `root`: the machine's own folders, or a prefix in which everything lies."""
+
+    root: Path
+
+    @property
+    def unit(self) -> Path:
+        return self.root / "etc/systemd/system/coserve.service"
+
+    @property
+    def drop_ins(self) -> Path:
+        return self.unit.with_name("coserve.service.d")
+
+    @property
+    def sysusers(self) -> Path:
+        return self.root / "etc/sysusers.d/coserve.conf"
+
+    @property
+    def tmpfiles(self) -> Path:
+        return self.root / "etc/tmpfiles.d/coserve.conf"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "etc/coserve/coserve.yaml"
+
+    @property
+    def keys(self) -> Path:
+        return self.root / "etc/coserve/keys"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "var/lib/coserve"
+
+    @property
+    def runtime(self) -> Path:
+        return self.root / "run/coserve"
+
+
+def shipped(name: str) -> str:
+    """A file of `systemd/`: beside our packages in a checkout, where installed in the environment's `share/`."""
+    return (_shipped_folder() / name).read_text(encoding="utf-8")
+
+
+def _shipped_folder() -> Path:
+    checkout = Path(__file__).resolve().parents[2] / "systemd"
+    return checkout if (checkout / "coserve.service").is_file() else Path(sys.prefix) / "share" / NAME / "systemd"
+
+
+def manual() -> Path:
+    """docs/service.md, as this environment has it."""
+    return _shipped_folder().parent / "docs" / "service.md"
+
+
+def command() -> list[str]:
+    """What starts this very installation."""
+    script = Path(sys.executable).parent / NAME
+    return [str(script)] if script.is_file() else [sys.executable, "-m", "tools"]
+
+
+def default_config(places: Places) -> str:
+    """The configuration of a machine that has none yet."""
+    return f"""\
+# This line's configuration. After a change:  coserve check {places.config}  and  systemctl restart coserve
+# (after a change of rules or experts alone:  systemctl reload coserve).
+endpoints:
+  intake: ["ipc://{places.runtime}/intake.sock", "tcp://127.0.0.1:5570"]   # beyond this PC only with CURVE keys
+  results: tcp://127.0.0.1:5571
+  control: ipc://{places.runtime}/control.sock
+  http: http://127.0.0.1:9470                                              # the dashboard; from other PCs with a token
+database: sqlite:///{places.state}/inspection.db
+journal: {places.state}/journal
+images: {places.state}/images
+rules: rules.yaml
+catalog: {places.state}/experts/catalog.yaml
+devices:
+  cpu: {{expert_memory: 2GB, executors: 1, threads: 1}}
+# Below this much free space the oldest images go, evidence last. Without free (or images_bytes) no image is ever
+# deleted, and a full disk stops the line at busy: docs/retention.md.
+retention: {{keep: [fail, review, unknown], free: 10GB}}
+stop: {{drain: running, within: 12s}}
+"""
+
+
+def default_rules() -> str:
+    """Rules to begin with."""
+    example = Path("routing_rules/examples/minimal.yaml")
+    text = (Path(__file__).parents[2] / example).read_text(encoding="utf-8")
+    return text.replace(str(example), "rules.yaml")
+
+
+def unit(config: Config, path: Path, places: Places) -> str:
+    """`coserve.service` for the line of `config`, which is read from `path`."""
+    writable = written_folders(config)
+    outside = [folder for folder in writable if not any(folder.is_relative_to(given) for given in _GIVEN)]
+    text = _fill(
+        shipped("coserve.service"),
+        {
+            "Documentation": f"file:{manual()}",
+            "ExecStart": _quoted([*command(), "run", str(path)]).replace("$", "$$"),
+            "TimeoutStopSec": f"{int(config.stop.within) + _STOP_MARGIN_S}s",
+            "ReadWritePaths": _quoted(map(str, outside)),
+            "ReadOnlyPaths": _quoted(f"-{folder}" for folder in _read_folders(config) if folder not in writable),
+        },
+    )
+    loads = "".join(f"LoadCredential={name}:{places.keys / name}\n" for name in credentials(config))
+    return text.replace("\n# Resources.", f"{loads}\n# Resources.", 1)
+
+
+def drop_ins(config: Config) -> dict[str, bool]:
+    """The drop-ins that ship with CoServe, and whether this line needs them."""
+    endpoints = config.endpoints
+    reachable = [*endpoints.intake, endpoints.results]
+    is_http_open = endpoints.http is not None and is_open(endpoints.http.replace("http://", "tcp://", 1))
+    return {
+        "nvidia.conf": any(name.startswith("cuda") for name in config.devices),
+        "network.conf": is_http_open or any(map(is_open, reachable)) or _needs_others(config),
+    }
+
+
+def _needs_others(config: Config) -> bool:
+    """Whether the line talks to a broker or to a database's server on another machine."""
+    hosts = [consumer.host for consumer in config.consumers.values()] + server_hosts(config.database)
+    return any(map(is_open_host, hosts))
+
+
+def key_files(config: Config) -> dict[str, Path]:
+    """Files of keys, tokens and certificates by configuration key; systemd's own credentials among them."""
+    named = {"security.server_key": config.security.server_key, "security.http_token": config.security.http_token}
+    for name, consumer in config.consumers.items():
+        named |= {f"consumers.{name}.{'.'.join(key)}": file for key, file in consumer.files().items()}
+    return {key: file for key, file in named.items() if file is not None}
+
+
+def secrets(config: Config) -> dict[str, Path]:
+    """Those of `key_files` that only the line's user may read, and that lie here: not what systemd hands in."""
+    public = (".tls.ca", ".tls.cert")
+    files = key_files(config).items()
+    return {key: file for key, file in files if not key.endswith(public) and CREDENTIALS not in str(file)}
+
+
+def credentials(config: Config) -> list[str]:
+    """Names of the secrets that the configuration expects of `LoadCredential=`."""
+    return list(dict.fromkeys(path.name for path in key_files(config).values() if CREDENTIALS in str(path)))
+
+
+def unreadable_secrets(config: Config, uid: int) -> list[Path]:
+    """Secrets that lie in files of another user than `uid`, which the daemon could not read."""
+    return [path for path in secrets(config).values() if path.is_file() and path.stat().st_uid != uid]
+
+
+def _read_folders(config: Config) -> list[Path]:
+    """Folders of weights, which the daemon reads only."""
+    return list(dict.fromkeys([config.catalog.parent, *(model.checkpoint for model in config.models.values())]))
+
+
+def written_folders(config: Config) -> list[Path]:
+    """Folders that the daemon writes to, none inside another."""
+    database = sqlite_path(config.database)
+    endpoints = config.endpoints
+    sockets = [Path(one[6:]) for one in (*endpoints.intake, endpoints.control) if one.startswith("ipc://")]
+    folders = {config.journal, config.quarantine, config.images, *(socket.parent for socket in sockets)}
+    folders |= {file.parent for file in (database, config.record) if file is not None}
+    folders |= {config.positions} if config.consumers else set()
+    return sorted(folder for folder in folders if not folders & set(folder.parents))
+
+
+def hidden(config: Config, path: Path) -> list[Path]:
+    """What of the line the sandboxed service could not see."""
+    python = Path(sys.executable)
+    needed = [path, python, python.resolve(), config.rules, config.catalog, *written_folders(config)]
+    return [one for one in needed if any(one.is_relative_to(place) for place in _HIDDEN)]
+
+
+def started_config(unit_text: str) -> Path | None:
+    """The configuration that a unit starts its daemon with."""
+    found = re.search(r"^ExecStart=(.+)$", unit_text, flags=re.MULTILINE)
+    return Path(exec_words(found[1])[-1]) if found else None
+
+
+def exec_words(exec_start: str) -> list[str]:
+    """The words of an `ExecStart=` as `unit` writes it."""
+    return [word.replace("$$", "$").replace("%%", "%") for word in shlex.split(exec_start)]
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    for key, value in values.items():
+        line = re.compile(rf"^{key}=.*$", flags=re.MULTILINE)
+        assert len(line.findall(text)) == 1, f"the unit has no one line {key}="
+        text = line.sub(lambda _, key=key, value=value: f"{key}={value}", text)
+    return text
+
+
+def _quoted(words: Iterable[str]) -> str:
+    """Words as systemd.syntax(7) and its specifiers want them."""
+    doubled = (word.replace("%", "%%") for word in words)
+    return " ".join(
+        word if re.fullmatch(r"[\w/.:=@+,%$-]+", word) else '"' + word.replace("\\", r"\\").replace('"', r"\"") + '"'
+        for word in doubled
+    )
