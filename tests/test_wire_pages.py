@@ -19,7 +19,7 @@ from daemon.storage.database.views import VIEWS
 from daemon.wire import messages
 from daemon.wire.frames import Code
 from tests import ROOT
-from tests.tools.scripted_daemon import a_daemon, accept
+from tests.tools.camera.scripted_daemon import a_daemon, accept
 from tests.waiting import PATIENCE_S
 from tools.camera.layout import load_layout
 

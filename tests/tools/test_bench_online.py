@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.tools.simulate.test_simulate import a_device, a_task
 from tests.tools.test_bench_live import RECIPE, a_run, a_stage, job, stock  # noqa: F401  fixtures
-from tests.tools.test_simulate import a_device, a_task
 from tools.bench.arrivals import OnlineSettings, live_rows
 from tools.bench.job import Job, Run
 from tools.bench.online import POLICIES

@@ -16,7 +16,7 @@ import zmq.auth
 
 from tests import ROOT
 from tests.small_disk import small_disk
-from tests.tools.scripted_daemon import BOARD, Answer, a_daemon, accept
+from tests.tools.camera.scripted_daemon import BOARD, Answer, a_daemon, accept
 from tests.waiting import PATIENCE_S, until
 from tools.camera import spooling
 from tools.camera.publisher import CurveClient, PublishError

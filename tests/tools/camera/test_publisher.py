@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.scripted_daemon import BOARD, Answer, Daemon, a_daemon, accept
+from tests.tools.camera.scripted_daemon import BOARD, Answer, Daemon, a_daemon, accept
 from tools.camera import publisher as publisher_module
 from tools.camera.publisher import Account, Image, Publisher, PublishError, publish_images
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from daemon.errors import ConfigError
 from tests import ROOT
-from tests.tools.scripted_daemon import Daemon, a_daemon, accept
+from tests.tools.camera.scripted_daemon import Daemon, a_daemon, accept
 from tests.waiting import PATIENCE_S, until
 from tools.camera.belt import PICTURES, write_belt
 from tools.camera.frame_source import Device, SourceError, VideoFile, v4l2
