@@ -47,7 +47,7 @@ fuzz: $(INSTALLED)
 
 # docs/img/dashboard-*.png: every page at two widths, of a copy of the demo's line. Needs chromium (make system-tools).
 screenshots: $(INSTALLED)
-	$(BIN)/python -m tools.screenshots --dir demo --out docs/img
+	$(BIN)/python -m tests.screenshots --dir demo --out docs/img
 
 # What the line is made of: build/sbom.json (CycloneDX) and build/licences.txt; ends with 1 where a licence is missing.
 sbom: $(INSTALLED)

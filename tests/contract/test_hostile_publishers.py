@@ -7,12 +7,12 @@ import psutil
 import pytest
 
 from tests.contract.client import Line
+from tests.stress.account import audit
+from tests.stress.consumer import Consumer
+from tests.stress.hostile import KINDS, Attack
+from tests.stress.line import BOARD_TYPE, IMAGES_PER_BOARD, make_jpegs
+from tests.stress.steady import SteadyPublisher
 from tests.waiting import PATIENCE_S
-from tools.stress.account import audit
-from tools.stress.consumer import Consumer
-from tools.stress.hostile import KINDS, Attack
-from tools.stress.line import BOARD_TYPE, IMAGES_PER_BOARD, make_jpegs
-from tools.stress.steady import SteadyPublisher
 
 RULES = """\
 boards:

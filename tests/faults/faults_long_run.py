@@ -29,9 +29,9 @@ from tests.faults.faults_rounds import (
     points_of,
     refuse,
 )
+from tests.faults.powercut import Unsynced
+from tests.faults.shim import ShimError, build_shim
 from tests.lines import make_experts
-from tools.faults.powercut import Unsynced
-from tools.faults.shim import ShimError, build_shim
 
 KINDS = ("kills", "power-cuts", "points", "births", "disk")
 _CUTS: tuple[Unsynced | None, ...] = (None, "nothing", "garbage", "some")

@@ -21,11 +21,11 @@ from typing import Any, Self
 from tests.contract.client import Peer
 from tests.faults.faults_cameras import RULES, Consumer, Sent, Shift
 from tests.faults.faults_invariants import broken_promises
+from tests.faults.powercut import Disk, Unsynced
+from tests.faults.shim import Call, read_log, shim_environment, switch_faults
 from tests.lines import a_line
 from tests.waiting import PATIENCE_S, until
 from tools.cli.console import quiet_start
-from tools.faults.powercut import Disk, Unsynced
-from tools.faults.shim import Call, read_log, shim_environment, switch_faults
 from tools.setup.service import READY
 
 #: What a power cut does not touch: weights and rules were there long before, sockets are no files.

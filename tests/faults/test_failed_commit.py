@@ -17,8 +17,8 @@ import pytest
 from daemon.storage.database.store import open_store
 from daemon.storage.journal import Journal
 from tests import ROOT
-from tools.faults.powercut import Disk
-from tools.faults.shim import read_log, shim_environment, switch_faults
+from tests.faults.powercut import Disk
+from tests.faults.shim import read_log, shim_environment, switch_faults
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: apt-get install gcc")
 
@@ -27,7 +27,7 @@ import os, sys
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from daemon.storage.database.connections import open_for_writing
-from tools.faults.shim import switch_faults
+from tests.faults.shim import switch_faults
 from pathlib import Path
 engine = open_for_writing('sqlite:///rows.db', 2000)
 def commit(n):
@@ -97,7 +97,7 @@ from daemon.storage.journal import Journal
 from daemon.line.rulebook import Rulebook
 from daemon.storage.database.store import open_store
 from daemon.storage.writer import Writer
-from tools.faults.shim import switch_faults
+from tests.faults.shim import switch_faults
 
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 journal = Journal(Path('journal'))

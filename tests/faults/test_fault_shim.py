@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.faults.shim import Call, ShimError, read_log, shim_environment, switch_faults
+from tests.faults.shim import Call, ShimError, read_log, shim_environment, switch_faults
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: apt-get install gcc")
 

@@ -12,8 +12,8 @@ import pytest
 
 from daemon.records import JournalKey
 from daemon.storage.journal import Journal, JournalError
-from tools.faults.powercut import Disk, Unsynced
-from tools.faults.shim import read_log, shim_environment
+from tests.faults.powercut import Disk, Unsynced
+from tests.faults.shim import read_log, shim_environment
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: apt-get install gcc")
 

@@ -1,22 +1,8 @@
-"""`coserve bench …`: this machine against itself, each claim with its peer in the same run."""
+"""`coserve bench …`: measure this machine. A checkout has more benchmarks, which judge CoServe itself (checkout.py)."""
 
 import typer
 
-from tools.bench import (
-    backup,
-    compute,
-    dashboard,
-    decoding,
-    fairness,
-    intake,
-    line,
-    live,
-    load,
-    online,
-    plant,
-    scheduler,
-    upkeep,
-)
+from tools.bench import compute, line, load
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine against itself.")
 
@@ -24,6 +10,5 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine against
 def register(app: typer.Typer) -> None:
     """Add `bench` to `app`; each benchmark has a module of its own."""
     app.add_typer(bench_app, name="bench")
-    sides = (line, live, online, load, compute, scheduler, intake, decoding, fairness, backup, upkeep, dashboard, plant)
-    for module in sides:
+    for module in (line, load, compute):
         module.register(bench_app)

@@ -11,11 +11,11 @@ from tools.cli import (
     backup,
     bench,
     camera,
+    checkout,
     db,
     demo,
     doctor,
     experts,
-    fuzz,
     init,
     install_service,
     keys,
@@ -27,7 +27,6 @@ from tools.cli import (
     results,
     review,
     simulate,
-    soak,
     train,
 )
 from tools.cli.console import fail
@@ -45,7 +44,7 @@ app = typer.Typer(
 #: In the order in which `coserve --help` lists them.
 _COMMANDS = (
     *(init, doctor, line, experts, demo, camera, results, db, train, profile, report),
-    *(rejudge, review, simulate, bench, soak, fuzz, moe, keys, backup, install_service),
+    *(rejudge, review, simulate, bench, checkout, moe, keys, backup, install_service),
 )
 for command in _COMMANDS:
     command.register(app)

@@ -20,7 +20,7 @@ import numpy as np
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 import tools.camera.render
-import tools.train
+import tools.training
 from experts.catalog import Catalog, CatalogFile, resolve, write_catalog
 from tools.cli.console import console
 from tools.cli.progress import Bars
@@ -90,7 +90,7 @@ def prepare(folder: Path) -> PrepareReport:
 def code_key() -> str:
     """Names everything that the experts depend on: the renderer, the training, the numbers above."""
     digest = hashlib.sha256()
-    folders = [Path(next(iter(package.__path__))) for package in (tools.camera.render, tools.train)]
+    folders = [Path(next(iter(package.__path__))) for package in (tools.camera.render, tools.training)]
     sources = [path for folder in folders for path in sorted(folder.glob("*.py"))]
     sources += [Path(str(module.__file__)) for module in (files, samples, teach, thresholds)]
     for path in sources:

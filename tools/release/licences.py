@@ -1,8 +1,8 @@
 """The licence of every distribution of this environment, out of the SBOM that CycloneDX's own tool wrote.
 
-`python -m tools.release.licences build/sbom.json build/licences.txt` (part of `make sbom`) ends with 1 where one that is
-needed at run time has no licence or is not in the SBOM. Scripts in the dashboard's folder are not distributions: they
-are added to both files from the list beside them.
+`python -m tools.release.licences build/sbom.json build/licences.txt` (part of `make sbom`) ends with 1 where one that
+is needed at run time has no licence or is not in the SBOM. Scripts in the dashboard's folder are not distributions;
+they are added to both files from the list beside them.
 """
 
 import base64

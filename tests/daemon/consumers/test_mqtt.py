@@ -24,10 +24,10 @@ from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import Runner
 from daemon.delivery.status_page import Slate
 from daemon.storage.database.reader import Reader
+from tests.bench.broker import Broker, Subscriber, free_port, mosquitto
 from tests.daemon.consumers.scripted_broker import ScriptedBroker
 from tests.daemon.delivery.results_database import ResultsDatabase
 from tests.waiting import until
-from tools.bench.broker import Broker, Subscriber, free_port, mosquitto
 
 pytestmark = pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools")
 

@@ -17,7 +17,7 @@ from daemon.consumers.credentials import credential_problems
 from daemon.consumers.mqtt import Mqtt
 from daemon.consumers.protocol import DeliveryError
 from daemon.consumers.settings import MqttSettings
-from tools.bench.broker import Broker, mosquitto
+from tests.bench.broker import Broker, mosquitto
 
 pytestmark = [
     pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools"),

@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("aiomqtt")
 
+from tests.bench.broker import Broker, Subscriber, free_port, mosquitto
 from tests.contract.client import Line
-from tools.bench.broker import Broker, Subscriber, free_port, mosquitto
 
 pytestmark = pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools")
 

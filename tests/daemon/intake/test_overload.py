@@ -21,9 +21,9 @@ from daemon.records import Published
 from daemon.storage.results_stream import ResultsStream
 from daemon.wire.sockets import end_context
 from tests.daemon.wire.wire_parts import Peer, a_line, a_png, an_inspect
+from tests.stress.mutate import Mutator, Seed
+from tests.stress.raw import GREETING, RawPeer, frame, frame_head
 from tests.waiting import until
-from tools.fuzz.mutate import Mutator, Seed
-from tools.stress.raw import GREETING, RawPeer, frame, frame_head
 
 PNG = a_png()
 LARGE = 3 * 2**20

@@ -19,7 +19,7 @@ from daemon.storage.database.copies import copy_database
 from daemon.storage.database.migrate import alembic_config, copies_of, migrate
 from tests import ROOT
 from tests.daemon.storage.database.kept_schemas import SCHEMAS, all_rows, put_back
-from tools.faults.shim import ShimError, shim_environment, switch_faults
+from tests.faults.shim import ShimError, shim_environment, switch_faults
 
 #: A made-up revision that makes the largest table anew, as SQLite must for most changes, and moves every row.
 NEXT = """

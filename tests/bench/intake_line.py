@@ -1,0 +1,110 @@
+"""The line of the intake benchmark: one small expert, one board type, JPEGs of a given size, and its daemon.
+
+`python -m tests.bench.intake_line CONFIG` runs a daemon that takes images and judges none: what intake can do alone.
+"""
+
+import io
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from PIL import Image
+
+from daemon.app import App
+from daemon.line.line import load_line
+from daemon.records import Accepted
+from tests.bench.intake_camera import BOARD_IMAGES
+from tools.setup.service import READY
+
+_RULES = f"""\
+boards:
+  bench: {{components: {{part: {BOARD_IMAGES}}}}}
+classifiers:
+  "*": {{expert: part, pass: [ok], review_below: 0.0}}
+"""
+_MAX_COMMENT_BYTES = 65_533
+
+
+def make_line(folder: Path, *, executors: int) -> Path:
+    """A `coserve.yaml` in `folder` with everything it names; ResNet-18 with random weights judges."""
+    import torch
+
+    from experts.catalog import write_catalog
+    from experts.vision import frameworks
+    from tools.training.importer import import_classifier
+
+    torch.manual_seed(3)
+    network = frameworks.torchvision().models.resnet18(num_classes=2)
+    report = import_classifier(network.state_dict(), "resnet18", ["ok", "odd"], 96, folder / "experts", expert="part")
+    write_catalog(folder / "experts" / "catalog.yaml", {"part": report.entry})
+    (folder / "rules.yaml").write_text(_RULES, encoding="utf-8")
+    config: dict[str, Any] = {
+        "endpoints": {
+            "intake": [f"ipc://{folder}/intake.sock"],
+            "results": f"ipc://{folder}/results.sock",
+            "control": f"ipc://{folder}/control.sock",
+        },
+        "rules": "rules.yaml",
+        "catalog": "experts/catalog.yaml",
+        "devices": {"cpu": {"expert_memory": "200MB", "executors": executors}},
+        # Nothing here is about limits: what is accepted waits, and none hears `busy`.
+        "limits": {
+            "backlog_images": 10**7,
+            "source_images": 10**7,
+            "backlog_bytes": "1TB",
+            "source_bytes": "1TB",
+            "max_wait": "1h",
+        },
+        "retention": {"keep": []},
+    }
+    path = folder / "coserve.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+def a_jpeg_of(size_bytes: int) -> bytes:
+    """A JPEG of exactly so many bytes: noise, as many pixels as fit, and comments behind the header."""
+    side, best = 8, b""
+    while len(jpeg := _noise(side)) <= size_bytes - 4:
+        best, side = jpeg, side + 8
+    if not best:
+        raise ValueError(f"a JPEG has {len(_noise(8)) + 4} bytes at least, not {size_bytes}")
+    comments = b""
+    while (left := size_bytes - len(best) - len(comments)) > 0:
+        length = min(left, _MAX_COMMENT_BYTES + 4)
+        length -= 4 if 0 < left - length < 4 else 0  # what is left must hold a comment's own four bytes
+        comments += b"\xff\xfe" + (length - 2).to_bytes(2, "big") + bytes(length - 4)
+    return best[:2] + comments + best[2:]
+
+
+def _noise(side: int) -> bytes:
+    pixels = np.random.default_rng(side).integers(0, 255, (side, side, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=85)
+    return buffer.getvalue()
+
+
+class _IntakeOnly(App):
+    """A daemon whose accepted images wait for ever."""
+
+    def _accepted(self, images: list[Accepted], *, again: bool = False) -> None:
+        if not again:
+            self._metrics.accepted(images)
+
+
+def _take_only(config: Path) -> None:
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    app = _IntakeOnly(load_line(config), config)
+    app.start()
+    print(f"{READY}: {app.describe()}", flush=True)
+    stop.wait()
+    app.stop()
+
+
+if __name__ == "__main__":
+    _take_only(Path(sys.argv[1]))

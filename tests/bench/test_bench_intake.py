@@ -1,0 +1,66 @@
+"""The intake benchmark, small: real daemon, real sockets, a real disk."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from daemon.intake.image_header import check_image
+from daemon.records import Pixels
+from tests.bench.intake import register
+from tests.bench.intake_line import a_jpeg_of
+from tests.bench.raw_disk import Loop, raw_rate
+
+
+def run(*words: str):
+    app = typer.Typer()
+    register(app)
+    app.callback()(lambda: None)
+    return CliRunner().invoke(app, ["intake", *words])
+
+
+@pytest.mark.parametrize("size", [20_000, 100_000, 164_001])
+def test_images_have_the_size_asked_for_and_pass_the_checks_of_intake(size: int):
+    jpeg = a_jpeg_of(size)
+    assert len(jpeg) == size
+    assert check_image(jpeg, Pixels(), 10**7).format == "jpeg"
+
+
+def test_the_raw_loops_leave_nothing_behind(tmp_path: Path):
+    assert raw_rate(Loop(str(tmp_path), 1000, 8, 0.05, rows=False)) > 0
+    assert raw_rate(Loop(str(tmp_path), 1000, 8, 0.05, rows=True)) > 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Sockets lie in it, and the path of one has 107 bytes at the most."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_accepted_images_stand_beside_the_raw_disk_and_a_steady_rate_beside_inference(short_path: Path):
+    result = run(
+        *("--kilobytes", "20", "--seconds", "0.5", "--rounds", "1", "--rate", "50", "--executors", "1"),
+        *("--no-delayed", "--folder", str(short_path), "--json"),
+    )
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    (flood,) = report["floods"]
+    assert flood["image_bytes"] == 20_000
+    assert flood["accepted_per_s"] > 0
+    assert flood["share"] == pytest.approx(flood["accepted_per_s"] / flood["raw_per_s"], abs=0.001)
+    idle, saturated = report["steady"]
+    assert (idle["beside"], saturated["beside"]) == ("idle", "saturated")
+    assert idle["p99_ms"] >= idle["p50_ms"] > 0
+    assert saturated["inference_kept"] > 0
+    assert not list(short_path.iterdir())
+
+
+def test_wrong_use_is_said(tmp_path: Path):
+    assert run("--kilobytes", "many").exit_code == 2
+    assert run("--folder", str(tmp_path / "none")).exit_code == 2

@@ -1,0 +1,83 @@
+"""What the long runs are judged by: a trend and how sure it is, books that balance or do not, mutations by seed."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.contract.client import Line
+from tests.stress.account import audit
+from tests.stress.fuzz import Fuzzed
+from tests.stress.line import BOARD_TYPE, IMAGES_PER_BOARD, make_jpegs
+from tests.stress.mutate import Mutator, Seed
+from tests.stress.steady import SteadyPublisher
+from tests.stress.trend import slope
+
+RULES = """\
+boards:
+  stress: {time_limit: 10m, components: {P: 3, R: 1}}
+classifiers:
+  "*": {expert: R0402, pass: [ok, odd, bad], review_below: 0.0}
+"""
+
+
+def test_a_leak_is_seen_through_noise_and_noise_alone_is_flat() -> None:
+    dice = random.Random(3)
+    at_s = [float(second) for second in range(0, 3600, 5)]
+    noise = [600 + dice.gauss(0, 20) for _ in at_s]
+    leak = [value + 60 * second / 3600 for value, second in zip(noise, at_s, strict=True)]
+    assert slope(at_s, noise).is_flat(2.0)
+    found = slope(at_s, leak)
+    assert not found.is_flat(2.0)
+    assert found.lowest < 60 < found.highest
+    assert slope(at_s, [7.0] * len(at_s)).highest == 0.0
+    assert slope(at_s[:2], [1.0, 2.0]).highest == float("inf")
+
+
+def test_the_same_seed_sends_the_same_messages() -> None:
+    valid = [
+        Seed({"type": "inspect", "id": "i", "board": {"type": "b"}}, b"\xff\xd8payload"),
+        Seed({"type": "hello"}, None),
+    ]
+
+    def messages(seed: int) -> list[list[bytes]]:
+        mutator = Mutator(seed, valid)
+        return [mutator.next() for _ in range(500)]
+
+    assert messages(4) == messages(4)
+    assert messages(4) != messages(5)
+
+
+def test_what_the_fuzzer_found_is_told_as_json() -> None:
+    told = Fuzzed(seed=1)
+    told.answers["rejected bad_header"] += 2
+    assert json.loads(json.dumps(told.as_dict()))["answers"] == {"rejected bad_header": 2}
+
+
+def test_books_balance_and_a_promise_that_was_not_kept_is_seen(tmp_path: Path, experts_folder: Path) -> None:
+    line = Line(tmp_path / "line", experts_folder, RULES)
+    with line.service():
+        steady = SteadyPublisher(line.intake, "steady", make_jpegs(2, 5000), 40)
+        steady.start()
+        line.wait(lambda: steady.tally.accepted >= 20)
+        steady.stop()
+        line.idle()
+        waits_s = steady.take_waits_s()
+        assert len(waits_s) == steady.tally.sent == steady.tally.accepted
+        assert all(wait_s > 0 for wait_s in waits_s)
+    database = line.folder / "inspection.db"
+    kept = audit(database, [("steady", steady.tally.sent)], BOARD_TYPE, IMAGES_PER_BOARD)
+    assert kept.balance, kept
+    assert kept.accepted == steady.tally.sent
+    broken = audit(database, [("steady", steady.tally.sent + 3)], BOARD_TYPE, IMAGES_PER_BOARD)
+    assert broken.lost == 3
+    assert not broken.balance
+
+
+@pytest.mark.parametrize("size_bytes", [0, 50_000])
+def test_stress_images_are_whole_jpegs_of_their_size(size_bytes: int) -> None:
+    for jpeg in make_jpegs(2, size_bytes):
+        assert jpeg[:2] == b"\xff\xd8"
+        assert b"\xff\xd9" in jpeg
+        assert len(jpeg) >= size_bytes
