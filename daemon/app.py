@@ -126,7 +126,7 @@ class App:
             asking=Asking(self._language.prompts, self._reader, self._texts),
             took=self._metrics.took,
         )
-        self._ground = GroundWatch(self._home, self._admission)
+        self._ground = GroundWatch(self._home, self._admission.hold, self._admission.resume)
         self._retention = self._make_retention(config)
         self._children = Children([])
         self._deliveries = Deliveries(config, self._path)
@@ -185,9 +185,10 @@ class App:
         return as_start_error(
             RetentionThread,
             *(config.database, config.images, config.retention, self._room),
-            admission=self._admission,
             writer=self._writer,
-            metrics=self._metrics,
+            hold=self._admission.hold,
+            resume=self._admission.resume,
+            on_pruned=self._metrics.pruned,
         )
 
     def _recover(self) -> None:
@@ -296,7 +297,7 @@ class App:
         )
 
     def _stations(self) -> list[tuple[str, Station]]:
-        """The threads on the way of an image, for a probe to go through (pulse.py)."""
+        """The threads on the way of an image, for a probe to go through (pipeline_probe.py)."""
 
         def writer_turn(then: Callable[[], None]) -> None:
             self._writer.run(lambda _store: then())

@@ -31,6 +31,7 @@ from daemon.monitor.gauges import Facts
 from daemon.monitor.health_answer import Vitals, health
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.timeline import LONGEST_S, Timeline
+from daemon.policy.quota import Quotas
 from daemon.storage.database.reader import Reader
 from daemon.storage.retention import RetentionThread
 from daemon.storage.review_requests import Reviews
@@ -78,7 +79,7 @@ class Operations:
         settings: StartSettings,
         on_catalog: Callable[[Catalog], None],
     ) -> None:
-        """`children` answers `Children.status`, `held_by` which thread keeps the probe (pulse.py).
+        """`children` answers `Children.status`, `held_by` which thread keeps the probe (pipeline_probe.py).
 
         `on_catalog` gets the catalog of a reload when the drive has it, before rules that need it are in force.
         """
@@ -279,7 +280,7 @@ class Operations:
         self._backlog.change_limits(replace(self._backlog.limits, **changed))
         if quotas:
             wanted = {_QUOTAS[name]: value or None for name, value in quotas.items()}
-            self._admission.quotas.change_limits(replace(self._admission.quotas.limits, **wanted))
+            self._admission.quotas = Quotas(replace(self._admission.quotas.limits, **wanted))
         now, per_s = asdict(self._backlog.limits), asdict(self._admission.quotas.limits)
         answer = memory | {name: now[field] for name, field in _BACKLOG_LIMITS.items()}
         return answer | {name: per_s[field] for name, field in _QUOTAS.items()}

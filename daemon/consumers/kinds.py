@@ -5,16 +5,17 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from daemon.config.settings import Config
 from daemon.consumers.protocol import Consumer
 from daemon.consumers.settings import MqttSettings
 from daemon.errors import MissingExtraError
 
 
-def make(config: Config, name: str) -> Consumer:
-    """The consumer `name` of `config`, not yet connected. MissingExtraError where its packages are not installed."""
-    settings = config.consumers[name]
-    return KINDS[settings.kind](settings, _identifier(config, name))
+def make_consumer(name: str, settings: MqttSettings, journal: Path) -> Consumer:
+    """Return the consumer `name` of the line with this journal, not yet connected.
+
+    Raises MissingExtraError where its packages are not installed.
+    """
+    return KINDS[settings.kind](settings, _identifier(name, journal))
 
 
 def _mqtt(settings: MqttSettings, identifier: str) -> Consumer:
@@ -28,7 +29,7 @@ def _mqtt(settings: MqttSettings, identifier: str) -> Consumer:
 KINDS: Mapping[str, Callable[[MqttSettings, str], Consumer]] = {"mqtt": _mqtt}
 
 
-def _identifier(config: Config, name: str) -> str:
-    """One that no other consumer has, of this line or of another, and that stays the same from start to start."""
-    line = f"{os.uname().nodename}:{Path(config.journal).resolve()}"
+def _identifier(name: str, journal: Path) -> str:
+    """Return a name that no consumer of any other line has, the same at each start."""
+    line = f"{os.uname().nodename}:{journal.resolve()}"
     return f"coserve-{name}-{hashlib.sha256(line.encode()).hexdigest()[:8]}"

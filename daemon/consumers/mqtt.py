@@ -32,7 +32,7 @@ _NOBODY_LISTENS = 0x10  # MQTT 5, 3.4.2.1
 
 
 class Mqtt:
-    """A consumer (seam.py) at the broker in `settings`. Password and certificates are read for each connection."""
+    """A consumer (protocol.py) at the broker in `settings`. Password and certificates are read for each connection."""
 
     def __init__(self, settings: MqttSettings, client: str) -> None:
         """`client` is our identifier, always the same: the broker then ends an old connection that it still keeps."""

@@ -1,4 +1,4 @@
-"""The web pages, a process of their own: who may see them, live events, pictures, the server. Each page is in `pages`.
+"""The web pages, a process of their own (`__main__`) that nothing delays an image for. `app` names every page.
 
-Reads the database and asks the control socket; changes nothing but reviews. Nothing that happens here delays an image.
+It reads the database and asks the control socket; it changes nothing but reviews. `site` is what pages share.
 """

@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 from daemon.config.settings import load_config
-from daemon.dashboard.access import Keyring
 from daemon.dashboard.app import make_app
-from daemon.dashboard.database import NoDatabase
-from daemon.dashboard.server import Server
-from daemon.dashboard.site import make_site
+from daemon.dashboard.site.access import Keyring
+from daemon.dashboard.site.database import NoDatabase
+from daemon.dashboard.site.server import Server
+from daemon.dashboard.site.site import make_site
 from daemon.errors import ConfigError, StartError
 from daemon.host.children import live_with_parent
 from daemon.host.logs import configure_logs

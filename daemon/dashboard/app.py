@@ -12,12 +12,12 @@ from fastapi.responses import PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
-from daemon.dashboard import common_routes
-from daemon.dashboard.access import Guard, Keyring
-from daemon.dashboard.database import NoDatabase, TooMuchToCount
-from daemon.dashboard.page_threads import PageThreads
 from daemon.dashboard.pages import board, defects, experts, line, machine, review
-from daemon.dashboard.site import Site
+from daemon.dashboard.site import common_routes
+from daemon.dashboard.site.access import Guard, Keyring
+from daemon.dashboard.site.database import NoDatabase, TooMuchToCount
+from daemon.dashboard.site.page_threads import PageThreads
+from daemon.dashboard.site.site import Site
 from daemon.host.child_heartbeat import beat
 from daemon.wire.control import ControlError
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from daemon.config.settings import load_config
-from daemon.consumers.kinds import make
+from daemon.consumers.kinds import make_consumer
 from daemon.delivery.process import run_consumer
 from daemon.delivery.status_page import Slate
 from daemon.errors import ConfigError, MissingExtraError
@@ -47,7 +47,7 @@ def _run(path: Path, name: str, newest: int | None, slate: Slate | None, heart: 
         raise ConfigError([f"there is no consumer {name} among `consumers`: {', '.join(config.consumers) or 'none'}"])
     run_consumer(
         name,
-        make(config, name),
+        make_consumer(name, config.consumers[name], config.journal),
         config.database,
         config.positions,
         send=settings.send,

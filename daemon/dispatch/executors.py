@@ -59,7 +59,7 @@ class ExecutorThread:
 
     `slot(expert)` gives the resident expert's slot (SlotPool.slot), `read(key)` an image's bytes (Journal.read).
     `threads` is the number of intra-op threads of this executor. `run` is the forward pass, `infer` but for tests.
-    `mark(key)` notes the image that is being decoded, None when none is: for the start after a crash (marks.py).
+    `mark(key)` notes the image that is being decoded, None when none is: for the start after a crash (decode_marks.py).
     """
 
     def __init__(

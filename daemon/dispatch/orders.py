@@ -1,6 +1,6 @@
 """What the drive hands to executors and loaders, what they report, and what the drive asks of either.
 
-The real ones are threads (executors.py, loader.py); the simulated ones (fakes.py) keep the same contract.
+The real ones are threads (executors.py, loader.py); the simulated ones (simulated.py) keep the same contract.
 """
 
 from collections.abc import Callable, Sequence

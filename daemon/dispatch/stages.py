@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, LoadEnd, device_of
 from daemon.policy.actions import Run
 from daemon.policy.request import PoolId, Request
-from daemon.records import BatchDone, ExpertSwitch, ExpertVersion, Stage
-from experts.catalog import Catalog
-from experts.spec import ExpertId
+from daemon.records import BatchDone, ExpertSwitch, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +75,4 @@ def switch_of(end: LoadEnd, at_wall_s: float) -> ExpertSwitch:
         load_ms=end.load_ms,
         tier=end.tier,
         cause=load.cause,
-    )
-
-
-def version_of(catalog: Catalog, expert: str, expert_version: str) -> ExpertVersion | None:
-    """The weights that gave a verdict; None where the catalog has others by now."""
-    spec = catalog.get(ExpertId(expert))
-    if spec is None or spec.version != expert_version:
-        return None
-    header = catalog.headers.get(spec.expert)
-    said = header.metadata if header else {}
-    return ExpertVersion(
-        expert=expert,
-        expert_version=expert_version,
-        sha256=spec.sha256,
-        architecture=spec.architecture,
-        classes=spec.classes,
-        bytes=spec.weights_bytes,
-        dtype=said.get("dtype", "float32"),
-        origin=said.get("origin", ""),
     )

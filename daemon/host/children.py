@@ -43,7 +43,7 @@ _OOM_SCORE_ADJUST = "500"
 class ChildSpec:
     """A program to keep running; `pass_fds` are open files that it inherits under their own numbers.
 
-    One that `beats` is given the number of its heart behind its arguments, as `--heart FD` (heart.py), and killed where
+    One that `beats` is given the number of its heart behind its arguments, as `--heart FD`, and killed where
     it falls silent. `on_wait(seconds)` is called when it has ended and waits so long for its next start, `on_start`
     right before that.
     """

@@ -21,3 +21,19 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def folder_problem(folder: Path) -> str | None:
+    """Why files cannot be written below `folder`, which may be still to be made."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        return f"{there} is a file, where a folder is needed: move it, or name another folder"
+    # In /proc and the like nothing can be made, whatever the permissions say.
+    if not os.access(there, os.W_OK | os.X_OK) or _is_virtual(there):
+        return f"nothing can be written in {there}: give this user the right to, or name another folder"
+    return None
+
+
+def _is_virtual(folder: Path) -> bool:
+    state = os.statvfs(folder)
+    return state.f_blocks == 0

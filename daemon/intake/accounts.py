@@ -13,7 +13,7 @@ from typing import Protocol
 
 from daemon.config.settings import Limits
 from daemon.intake.backlog import Backlog, BacklogLimits
-from daemon.intake.quota import QuotaLimits, Quotas
+from daemon.policy.quota import QuotaLimits, Quotas
 from daemon.wire.messages import Answer, answer
 
 #: While the daemon drains or the disk is full: somebody has to do something, so a second more costs nothing.

@@ -1,6 +1,6 @@
 """What intake answers to each message: the order of checks of PROTOCOL.md, duplicates in flight.
 
-Credit and back-pressure are in accounts.py, requests for text in asking.py.
+Credit and back-pressure are in accounts.py, requests for text in text_requests.py.
 
 No sockets and no threads here: frames in, an answer out, or a promise that is settled when the writer replies. Only
 the intake thread calls, `hold` and `resume` excepted.

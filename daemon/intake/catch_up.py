@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from daemon.intake.turns import Turns
+from daemon.policy.fair_queue import Turns
 from daemon.wire.frames import MAX_HEADER_BYTES, encode
 from daemon.wire.messages import ResultsSince
 

@@ -1,7 +1,7 @@
 """The intake thread: owns the ROUTER socket, hands messages to `Admission` and its answers back to the peers.
 
 What takes long is other threads' work, so that nobody's acceptance waits for it: catching-up consumers (catch_up.py),
-and a look at large payloads (examine.py).
+and a look at large payloads (payload_scan.py).
 """
 
 import time
@@ -16,9 +16,9 @@ from daemon.intake.accounts import Peer
 from daemon.intake.admission import Admission, Looked, Posted, Settled
 from daemon.intake.catch_up import CatchUps, Page, ResultsReader
 from daemon.intake.connection_guard import Doorkeeper
-from daemon.intake.fair_queue import FairQueue
 from daemon.intake.payload_scan import Examination, Examiner
 from daemon.intake.text_requests import TextSettled
+from daemon.policy.fair_queue import FairQueue
 from daemon.wire.frames import MAGIC, split_envelope
 from daemon.wire.mailbox import Mailbox
 from daemon.wire.messages import Answer, Generate, Hello, Inspect, ResultsSince, results_answer
@@ -120,7 +120,7 @@ class Intake:
         self._thread.stop()
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called between two messages, in the intake thread: proof that it goes on (pulse.py)."""
+        """Have `callback` called between two messages, in the intake thread: proof that it goes on."""
         self._mailbox.put(callback)
 
     def rebind(self, keys: ServerKeys) -> None:

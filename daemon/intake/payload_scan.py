@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from daemon.intake.image_header import MAX_STEPS, ImageHeaderError, check_image
-from daemon.intake.turns import Turns
+from daemon.policy.fair_queue import Turns
 from daemon.records import Pixels
 
 

@@ -50,7 +50,7 @@ class Finished:
 
 
 class OpenModel(Protocol):
-    """A model in service (model_open.py). Everything but `close` from the model's own thread."""
+    """A model in service (served_model.py). Everything but `close` from the model's own thread."""
 
     @property
     def is_idle(self) -> bool: ...

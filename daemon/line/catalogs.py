@@ -4,7 +4,6 @@ Written by the control thread at a reload, read by the writer and the drive's re
 dict operation, as with the rules (rulebook.py).
 """
 
-from daemon.dispatch.stages import version_of
 from daemon.records import ExpertVersion
 from experts.catalog import Catalog
 from experts.spec import ExpertId
@@ -36,3 +35,22 @@ class Catalogs:
     def architecture_of(self, expert: str) -> str | None:
         spec = self._current.get(ExpertId(expert))
         return None if spec is None else spec.architecture
+
+
+def version_of(catalog: Catalog, expert: str, expert_version: str) -> ExpertVersion | None:
+    """The weights that gave a verdict; None where the catalog has others by now."""
+    spec = catalog.get(ExpertId(expert))
+    if spec is None or spec.version != expert_version:
+        return None
+    header = catalog.headers.get(spec.expert)
+    said = header.metadata if header else {}
+    return ExpertVersion(
+        expert=expert,
+        expert_version=expert_version,
+        sha256=spec.sha256,
+        architecture=spec.architecture,
+        classes=spec.classes,
+        bytes=spec.weights_bytes,
+        dtype=said.get("dtype", "float32"),
+        origin=said.get("origin", ""),
+    )

@@ -1,29 +1,24 @@
 """Everything a configuration names, read and checked together: rules, catalog, weights.
 
-The daemon's start, its reload, `coserve check` and `coserve rules check` all go through here, so that what the
-check accepts is what the daemon accepts.
+The daemon's start, its reload and `coserve rules check` go through here, and so does `coserve check` (daemon/check.py):
+what the check accepts is what the daemon accepts.
 """
 
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from daemon.config.addresses import CREDENTIALS
-from daemon.config.settings import Config, Security, at_their_keys, load_config, sound_config
+from daemon.config.settings import Config, Security, load_config
 from daemon.errors import ConfigError
-from daemon.line.consumer_check import consumer_problems, consumer_warnings
+from daemon.host.folders import folder_problem
 from daemon.line.devices import Measurements, complete, device_problems, memory_problems, profile_warnings
-from daemon.line.model_check import model_problems
 from daemon.line.profile import this_machine
 from daemon.line.shared_devices import images_config, sharing_problems
-from daemon.line.storage_check import folder_problem, storage_problems
 from daemon.policy.presets import UnknownPolicyError, preset
-from daemon.wire.endpoints import CurveKeys, check_allowed_clients, check_endpoints, check_http
+from daemon.wire.endpoints import CurveKeys, check_endpoints, check_http
 from experts.catalog import Catalog, CatalogFile, resolve
-from experts.errors import WeightsError
-from experts.weights import verify_sha256
 from routing_rules.compile import ExpertLabels, RulesError, compile_rules
 from routing_rules.load import Problem, read_yaml, read_yaml_text, validate
 from routing_rules.routes import Routes
@@ -165,54 +160,12 @@ def check_rules(rules: Path, catalog_path: Path | None) -> list[Problem]:
     return problems
 
 
-def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
-    """Every mistake in a whole line, weights files included (each is read and its sha256 compared), and its facts."""
-    try:
-        config, mistakes, touched = sound_config(path)
-    except ConfigError as error:
-        return list(error.problems), {}
-    if config is None:
-        return list(map(str, mistakes)), {}
-    config, measured, found = complete(path, config, this_machine())
-    problems = [*map(str, mistakes), *map(str, found), *at_their_keys(path, settings_problems(config, touched))]
-    are_settings_sound = not problems
-    problems += at_their_keys(path, storage_problems(config))
-    problems += at_their_keys(path, check_allowed_clients(curve_keys(config.security)))
-    folders = () if "security" in touched else weights_folders(config)
-    catalog, mistakes, unusable = load_catalog(config.catalog, folders)
-    problems += [str(problem) for problem in (*mistakes, *unusable)]
-    try:
-        routes = load_routes(config.rules, catalog)
-    except RulesError as error:
-        return [*problems, *map(str, error.problems)], {}
-    if catalog is None:
-        return problems, {}
-    problems += _weights_problems(config.catalog, catalog)
-    problems += model_problems(path, config)
-    problems += consumer_problems(path, config)
-    if are_settings_sound:
-        problems += [f"{path}: {problem}" for problem in _room_problems(config, routes, catalog)]
-    facts = {
-        "boards": len(routes.recipes),
-        "experts": len(catalog),
-        "weights_bytes": sum(spec.weights_bytes for spec in catalog.values()),
-        "models": len(config.models),
-        "rules_version": routes.version,
-        "warnings": [
-            *config.warnings,
-            *consumer_warnings(path, config),
-            *profile_warnings(path, config, measured, catalog),
-        ],
-    }
-    return problems, facts
-
-
 def start_problems(line: Line) -> list[str]:
     """Why this machine cannot serve a line whose files fit together."""
     problems = settings_problems(line.config) + device_problems(line.config)
     if problem := folder_problem(line.config.images):  # made with its first picture, when it is late to say so
         problems.append(f"images: {problem}")
-    return problems or _room_problems(line.config, line.routes, line.catalog)
+    return problems or capacity_problems(line.config, line.routes, line.catalog)
 
 
 def settings_problems(config: Config, touched: Collection[str] = ()) -> list[str]:
@@ -244,17 +197,6 @@ def curve_keys(security: Security) -> CurveKeys | None:
     return CurveKeys(security.server_key, security.allowed_clients)
 
 
-def _room_problems(config: Config, routes: Routes, catalog: Catalog) -> list[str]:
+def capacity_problems(config: Config, routes: Routes, catalog: Catalog) -> list[str]:
     """Models and experts that the devices' memory does not hold."""
     return sharing_problems(config) or memory_problems(images_config(config), routes.experts(), catalog)
-
-
-def _weights_problems(path: Path, catalog: Catalog) -> list[str]:
-    document = read_yaml(path)
-    problems: list[str] = []
-    for expert in catalog.headers:
-        try:
-            verify_sha256(catalog[expert])
-        except WeightsError as error:
-            problems.append(str(document.problem(("experts", expert, "sha256"), str(error))))
-    return problems

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: A probe that one thread has kept for so long stands for a thread that hangs (pulse.py).
+#: A probe that one thread has kept for so long stands for a thread that hangs (pipeline_probe.py).
 STUCK_AFTER_S = 10.0
 
 

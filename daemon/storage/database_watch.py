@@ -1,10 +1,10 @@
 """A thread that looks, once a second, whether the files under a running line are still there, or its server answers."""
 
 import threading
+from collections.abc import Callable
 
 import structlog
 
-from daemon.intake.admission import Admission
 from daemon.storage.database_place import Place
 
 _EVERY_S = 1.0
@@ -14,9 +14,10 @@ _CAUSE = "files"
 class GroundWatch:
     """What can be put back is; for the rest publishers hear `busy`, and the state is degraded, until a person acted."""
 
-    def __init__(self, home: Place, admission: Admission) -> None:
+    def __init__(self, home: Place, hold: Callable[[str, str], None], resume: Callable[[str], None]) -> None:
+        """`hold(cause, problem)` keeps images out until `resume(cause)`."""
         self._home = home
-        self._admission = admission
+        self._hold, self._resume = hold, resume
         self._stopping = threading.Event()
         self._problem: str | None = None
         self._log = structlog.get_logger("database")
@@ -44,8 +45,8 @@ class GroundWatch:
             return
         self._problem = problem
         if problem is None:
-            self._admission.resume(_CAUSE)
+            self._resume(_CAUSE)
             self._log.info("database_found")
         else:
-            self._admission.hold(_CAUSE, problem)
+            self._hold(_CAUSE, problem)
             self._log.error("database_lost", problem=problem)

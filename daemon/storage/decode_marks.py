@@ -2,7 +2,7 @@
 
 Each executor notes the journal key of the image in its decoder: a copy into shared memory, no system call. A clean stop
 clears all of it. Whatever a start still finds was in a decoder when the daemon died, and is looked at before it may
-enter one again (probe.py): an image that kills its decoder costs one restart, never a loop of them.
+enter one again (suspect_images.py): an image that kills its decoder costs one restart, never a loop of them.
 """
 
 import mmap

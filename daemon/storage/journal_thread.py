@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from daemon.intake.turns import Turns
+from daemon.policy.fair_queue import Turns
 from daemon.records import Accepted, Arrival, JournalKey
 from daemon.storage.disk_space import NoRoomError, Room
 from daemon.storage.journal import Journal
@@ -107,7 +107,7 @@ class JournalThread:
         self._queue.put(submitted)
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called between two groups, in this thread: proof that it goes on (pulse.py)."""
+        """Have `callback` called between two groups, in this thread: proof that it goes on (pipeline_probe.py)."""
         self._queue.put(callback)
 
     def settled(self) -> None:

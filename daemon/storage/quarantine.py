@@ -14,7 +14,7 @@ import structlog
 
 from daemon.host.folders import make_folder
 from daemon.host.worker import Worker
-from daemon.intake.quota import QuotaLimits, Quotas
+from daemon.policy.quota import QuotaLimits, Quotas
 from daemon.records import Accepted, JournalKey
 from daemon.storage.journal import JournalError
 

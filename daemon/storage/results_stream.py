@@ -74,7 +74,7 @@ class ResultsStream:
         self._mailbox.put(token)
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called after what was given so far is sent, in the publish thread (pulse.py)."""
+        """Have `callback` called after what was given so far is sent, in the publish thread (pipeline_probe.py)."""
         self._mailbox.put(callback)
 
     def rebind(self, keys: ServerKeys) -> None:

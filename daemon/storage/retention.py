@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, wait
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config.settings import Retention
-from daemon.monitor.metrics import Metrics
 from daemon.storage.database import upkeep
 from daemon.storage.database.connections import StoreError
 from daemon.storage.database.store import Store
@@ -41,34 +40,30 @@ _FIRST_OPTIMIZE_S = 600.0
 _VACUUM_PAUSE_S = 0.05
 
 
-class Door(Protocol):
-    """Where images come in (admission.py)."""
-
-    def hold(self, cause: str, reason: str, /) -> None: ...
-    def resume(self, cause: str, /) -> None: ...
-
-
 class RetentionThread:
     """`problem` is why no image can be taken; `prune` asks for a round now, from any thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  app.py names each part it wires
         self,
         url: str,
         images: Path,
         settings: Retention,
         room: Room,
         *,
-        admission: Door,
         writer: Writer,
-        metrics: Metrics,
+        hold: Callable[[str, str], None],
+        resume: Callable[[str], None],
+        on_pruned: Callable[[str, int], None],
         clock: Clock | None = None,
     ) -> None:
-        """StoreError where the database cannot be opened."""
+        """`hold(cause, problem)` keeps images out until `resume(cause)`; `on_pruned` hears what was deleted, how many.
+
+        Raises StoreError where the database cannot be opened.
+        """
         self._clock = clock or Clock()
         self._room = room
-        self._admission = admission
+        self._hold, self._resume, self._on_pruned = hold, resume, on_pruned
         self._writer = writer
-        self._metrics = metrics
         self._checkpoints = Checkpoints(url)
         ages = Ages(self._clock, newest_s(url))
         self._pruner = Pruner(
@@ -196,10 +191,10 @@ class RetentionThread:
             if self._problem is None:
                 self._full_since_s = self._clock.monotonic_s()
                 self._due[self._prune_images] = (0.0, _IMAGES_S)
-            self._admission.hold("disk", problem)
+            self._hold("disk", problem)
             self._tell_full(problem)
         elif self._problem is not None:
-            self._admission.resume("disk")
+            self._resume("disk")
             if self._is_full_told:
                 self._log.info("disk_has_room_again")
             self._is_full_told = False
@@ -223,8 +218,8 @@ class RetentionThread:
         now, told = self._pruner.pruned, self._told
         if now == told:
             return
-        self._metrics.pruned("images", now.images - told.images)
-        self._metrics.pruned("boards", now.boards - told.boards)
+        self._on_pruned("images", now.images - told.images)
+        self._on_pruned("boards", now.boards - told.boards)
         self._told = Pruned(**asdict(now))
         self._pruned_at_s = self._clock.wall_s()
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from daemon.config.settings import Retention
 from daemon.line.rulebook import Rulebook
-from daemon.monitor.metrics import Metrics
 from daemon.records import Accepted, Arrival, BoardRef, Outcome, Pixels, Stage
 from daemon.storage.database.store import open_store
 from daemon.storage.disk_space import Room
@@ -143,9 +142,10 @@ class BenchLine:
         """The thread with these settings, while the block lasts."""
         thread = RetentionThread(
             *(self.url, self.folder / "images", Retention.model_validate(settings), self._room),
-            admission=self,
             writer=self._writer,
-            metrics=Metrics(),
+            hold=self.hold,
+            resume=self.resume,
+            on_pruned=lambda _what, _count: None,
         )
         thread.start()
         try:

@@ -15,9 +15,9 @@ import pytest
 import torch
 import yaml
 
+from daemon.check import check_line
 from daemon.config.settings import load_config
 from daemon.errors import ConfigError
-from daemon.line.line import check_line
 from daemon.wire.control import ControlError, ask
 from tests import ROOT
 from tests.lines import a_jpeg, a_line

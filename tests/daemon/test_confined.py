@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from daemon.check import check_line
 from daemon.config.settings import load_config
 from daemon.errors import ConfigError
-from daemon.line.line import check_line, load_rules_and_catalog
+from daemon.line.line import load_rules_and_catalog
 from daemon.storage.quarantine import Quarantine
 from tests import ROOT
 from tests.lines import a_line

@@ -147,7 +147,8 @@ def _gpus() -> "Sequence[Gpu]":
 
 def _report(folder: Path, made: list[Path], experts: list[str], answers: "Answers", as_json: bool) -> None:
     """What was made, what `coserve check` says to it, and the next commands."""
-    from daemon.line.line import check_line, load_catalog
+    from daemon.check import check_line
+    from daemon.line.line import load_catalog
     from tools.setup.answers import too_much_memory
     from tools.setup.line_files import CATALOG
 

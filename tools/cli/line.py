@@ -52,7 +52,7 @@ def check(config: ConfigPath, as_json: AsJson = False) -> None:
     Example: coserve check demo/coserve.yaml
     """
     _must_exist(config)
-    from daemon.line.line import check_line
+    from daemon.check import check_line
 
     problems, facts = check_line(config)
     if as_json:

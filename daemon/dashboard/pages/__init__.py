@@ -1,4 +1,4 @@
 """A module for each page with `router(site) -> APIRouter`, beside its questions to the database and its pictures.
 
-`dashboard.app` names them all. A page imports from daemon/dashboard; no page imports another's routes.
+A page imports from daemon/dashboard/site; no page imports another's routes.
 """

@@ -13,8 +13,8 @@ from starlette.exceptions import HTTPException
 
 from daemon.dashboard.pages import questions_board as questions
 from daemon.dashboard.pages.questions_board import COUNTED, LIST, PART, WHOLE, Component, Search
-from daemon.dashboard.pictures import WIDTHS, NoPicture, Stored
-from daemon.dashboard.site import Site
+from daemon.dashboard.site.pictures import WIDTHS, NoPicture, Stored
+from daemon.dashboard.site.site import Site
 
 #: SQLite's and PostgreSQL's largest number; one more would be an error of theirs.
 MAX_ID = 2**63 - 1

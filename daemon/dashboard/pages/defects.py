@@ -14,13 +14,13 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import StringConstraints
 from starlette.exceptions import HTTPException
 
-from daemon.dashboard.cached_answers import KeptByKey
-from daemon.dashboard.database import TooMuchToCount
 from daemon.dashboard.pages import questions_defects as questions
 from daemon.dashboard.pages.defects_account import VERDICTS, Account, Bar, Grouping, Tally, account
 from daemon.dashboard.pages.questions_defects import Among, Span
 from daemon.dashboard.pages.review_facts import Facts
-from daemon.dashboard.site import Site
+from daemon.dashboard.site.cached_answers import KeptByKey
+from daemon.dashboard.site.database import TooMuchToCount
+from daemon.dashboard.site.site import Site
 from daemon.units import spreadsheet_cell
 from daemon.wire.frames import MAX_INTEGER
 

@@ -6,10 +6,10 @@ long is broken off, and says nothing: the Experts page names what could not be c
 
 from dataclasses import dataclass
 
-from daemon.dashboard.cached_answers import Kept
-from daemon.dashboard.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.pages.questions_experts import confidences
-from daemon.dashboard.site import Site
+from daemon.dashboard.site.cached_answers import Kept
+from daemon.dashboard.site.database import NoDatabase, TooMuchToCount
+from daemon.dashboard.site.site import Site
 from daemon.line.line import load_catalog
 from experts.drift import compare
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daemon.config.settings import Config
-from daemon.dashboard.cached_answers import Kept
-from daemon.dashboard.database import Database, NoDatabase, TooMuchToCount
 from daemon.dashboard.pages import questions_experts as questions
-from daemon.dashboard.site import Site
+from daemon.dashboard.site.cached_answers import Kept
+from daemon.dashboard.site.database import Database, NoDatabase, TooMuchToCount
+from daemon.dashboard.site.site import Site
 from daemon.line.line import compile_kept_rules, load_catalog
 from daemon.storage.database.judged import Calls
 from daemon.wire.control import ControlError

@@ -13,11 +13,11 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
 
-from daemon.dashboard.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.pages import questions_experts as questions
 from daemon.dashboard.pages.expert_facts import ExpertFacts, added, chosen, rules_in_force, shares
 from daemon.dashboard.pages.memory_picture import NARROW, WIDE, draw, state_of
-from daemon.dashboard.site import Site
+from daemon.dashboard.site.database import NoDatabase, TooMuchToCount
+from daemon.dashboard.site.site import Site
 from daemon.units import utc_text
 from daemon.wire.control import ControlError
 from experts.drift import BINS, compare

@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from daemon.dashboard.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.pages.alarms import Status, alarms
 from daemon.dashboard.pages.board import failures
 from daemon.dashboard.pages.drifted import DriftWatch
 from daemon.dashboard.pages.questions_line import Day, Today, images_done, newest_boards
-from daemon.dashboard.site import Site
+from daemon.dashboard.site.database import NoDatabase, TooMuchToCount
+from daemon.dashboard.site.site import Site
 from daemon.wire.control import ControlError
 
 #: Open boards whose images are counted at each look; a line works at a few.

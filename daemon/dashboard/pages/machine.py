@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from daemon.dashboard.cached_answers import Kept
-from daemon.dashboard.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.pages import machine_facts as facts
 from daemon.dashboard.pages.questions_machine import Holdings, holdings
 from daemon.dashboard.pages.time_picture import NARROW, WIDE, draw
-from daemon.dashboard.site import Site
+from daemon.dashboard.site.cached_answers import Kept
+from daemon.dashboard.site.database import NoDatabase, TooMuchToCount
+from daemon.dashboard.site.site import Site
 from daemon.host.temperature import Thermometer
 from daemon.wire.control import ControlError
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from sqlalchemy import Row, bindparam, text
 
-from daemon.dashboard.database import Database
+from daemon.dashboard.site.database import Database
 from daemon.storage.database.serials import beginning
 
 #: Boards in one list, and components in one part of a large board.

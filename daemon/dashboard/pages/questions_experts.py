@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from sqlalchemy import Row
 
-from daemon.dashboard.database import Database
+from daemon.dashboard.site.database import Database
 from daemon.storage.database.judged import Calls, by_version, calls_statement, confidences_statement
 
 #: Images that rates, hit rate and drift look back over, and loads.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sqlalchemy import Row
 
-from daemon.dashboard.database import Database
+from daemon.dashboard.site.database import Database
 
 #: Rows are counted in steps of so many numbers: each is a short question, however much there is.
 _STEP = 50_000

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from sqlalchemy import Row
 
-from daemon.dashboard.database import Database
+from daemon.dashboard.site.database import Database
 
 #: Images over which the rate is taken at which disks fill.
 NEWEST: Final = 20_000

@@ -14,11 +14,11 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 from pydantic import StringConstraints
 from starlette.exceptions import HTTPException
 
-from daemon.dashboard.access import safe_path
 from daemon.dashboard.pages import questions_review as questions
 from daemon.dashboard.pages.review_facts import Facts, Item
 from daemon.dashboard.pages.review_offers import Offers
-from daemon.dashboard.site import Site
+from daemon.dashboard.site.access import safe_path
+from daemon.dashboard.site.site import Site
 from daemon.storage.database.reviews import Waiting, count_of, waiting
 from daemon.wire.control import ControlError
 from daemon.wire.frames import MAX_INTEGER

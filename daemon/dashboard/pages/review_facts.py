@@ -7,10 +7,10 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from daemon.dashboard.cached_answers import KeptByKey
-from daemon.dashboard.database import Database, TooMuchToCount
 from daemon.dashboard.pages import questions_review as questions
-from daemon.dashboard.pictures import Pictures, Size
+from daemon.dashboard.site.cached_answers import KeptByKey
+from daemon.dashboard.site.database import Database, TooMuchToCount
+from daemon.dashboard.site.pictures import Pictures, Size
 from daemon.storage.database.reviews import Review, decisions
 from routing_rules.document import read_yaml_text
 from routing_rules.load import validate

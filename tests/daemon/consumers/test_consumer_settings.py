@@ -11,11 +11,11 @@ import pytest
 from daemon.config.settings import Config, load_config
 from daemon.consumers.kinds import KINDS
 from daemon.consumers.settings import MqttSettings
+from daemon.delivery.consumer_check import consumer_problems, consumer_warnings
 from daemon.delivery.deliveries import Deliveries
 from daemon.delivery.position import Position, PositionFile
 from daemon.delivery.status_page import Slate
 from daemon.errors import ConfigError
-from daemon.line.consumer_check import consumer_problems, consumer_warnings
 from tests import ROOT
 from tools.backup.contents import contents_of
 from tools.setup.service_files import credentials, drop_ins, written_folders
@@ -123,7 +123,7 @@ def test_without_the_extra_check_and_process_say_which_to_install(tmp_path: Path
         "import sys; sys.modules['aiomqtt'] = None\n"
         "from pathlib import Path\n"
         "from daemon.config.settings import load_config\n"
-        "from daemon.line.consumer_check import consumer_problems\n"
+        "from daemon.delivery.consumer_check import consumer_problems\n"
         "path = Path(sys.argv[1]); print(consumer_problems(path, load_config(path))[0])"
     )
     done = subprocess.run(
@@ -142,7 +142,9 @@ def test_a_consumer_that_is_not_configured_is_named(tmp_path: Path) -> None:
 
 
 def test_the_configuration_alone_needs_no_extra() -> None:
-    code = "import sys; sys.modules['aiomqtt'] = None; import daemon.line.consumer_check, daemon.delivery.deliveries"
+    code = (
+        "import sys; sys.modules['aiomqtt'] = None\nimport daemon.delivery.consumer_check, daemon.delivery.deliveries"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("fastapi", reason="needs the extra dashboard")
 import anyio
 import anyio.to_thread
 
-from daemon.dashboard.page_threads import PageThreads
+from daemon.dashboard.site.page_threads import PageThreads
 
 
 class Held:

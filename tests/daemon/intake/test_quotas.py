@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.intake.quota import QuotaLimits, Quotas
+from daemon.policy.quota import QuotaLimits, Quotas
 from tests.daemon.wire.wire_parts import Peer, a_line, a_png, an_inspect
 
 PNG = a_png()
@@ -122,7 +122,7 @@ def test_a_source_beyond_its_quota_hears_busy_with_the_right_wait_and_others_do_
 def test_quotas_change_while_the_line_runs(tmp_path: Path, clock: SimpleNamespace) -> None:
     with a_line(tmp_path) as line, Peer(line.tcp) as peer:
         assert {peer.ask(an_inspect(f"i{n}"), PNG)["type"] for n in range(20)} == {"accepted"}
-        line.admission.quotas.change_limits(QuotaLimits(bytes_per_s=len(PNG)))
+        line.admission.quotas = Quotas(QuotaLimits(bytes_per_s=len(PNG)))
         assert [peer.ask(an_inspect(f"j{n}"), PNG)["type"] for n in range(2)] == ["accepted", "busy"]
-        line.admission.quotas.change_limits(QuotaLimits())
+        line.admission.quotas = Quotas(QuotaLimits())
         assert {peer.ask(an_inspect(f"k{n}"), PNG)["type"] for n in range(20)} == {"accepted"}

@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from daemon.app import App
+from daemon.check import check_line
 from daemon.errors import ConfigError
-from daemon.line.line import check_line, load_line
+from daemon.line.line import load_line
 from daemon.line.profile import this_machine
 from tests.lines import a_line
 

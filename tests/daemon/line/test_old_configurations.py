@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from daemon.check import check_line
 from daemon.config.settings import Config, load_config, sound_config
 from daemon.dispatch.trace import TraceError, read_calls, read_makeup
 from daemon.errors import ConfigError
-from daemon.line.line import check_line, load_catalog
+from daemon.line.line import load_catalog
 from daemon.line.profile import load_profile
 from experts.errors import WeightsError
 from experts.weights import file_sha256, read_header

@@ -16,8 +16,8 @@ import zmq
 from daemon.intake.admission import Admission, IntakeLimits, Stored
 from daemon.intake.backlog import Backlog, BacklogLimits
 from daemon.intake.intake import Intake
-from daemon.intake.quota import QuotaLimits
 from daemon.line.rulebook import Rulebook
+from daemon.policy.quota import QuotaLimits
 from daemon.records import Accepted, Arrival, JournalKey
 from daemon.storage.quarantine import Quarantine
 from daemon.storage.writer import Duplicate, WriteFailed

@@ -104,11 +104,17 @@ def write_tiny(
 
 
 def load_unmodified(folder: Path, **options: Any) -> Any:
-    """The checkpoint as transformers loads it."""
+    """The checkpoint as transformers loads it, in memory that is aligned as ours is.
+
+    transformers maps the file, and some processors' kernels round otherwise where weights begin amid a cache line.
+    """
     library = transformers()
     config = library.AutoConfig.from_pretrained(folder)
     kind = library.AutoModelForSeq2SeqLM if config.is_encoder_decoder else library.AutoModelForCausalLM
-    return kind.from_pretrained(folder, local_files_only=True, **options)
+    model = kind.from_pretrained(folder, local_files_only=True, **options)
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+    return model
 
 
 def prompts(batch: int = 1, tokens: int = 9, *, seed: int = 1) -> dict[str, torch.Tensor]:

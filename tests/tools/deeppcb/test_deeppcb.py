@@ -11,7 +11,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from daemon.line.line import check_line
+from daemon.check import check_line
 from experts.vision.architectures import ARCHITECTURES
 from experts.vision.networks import build_original
 from routing_rules.compile import ExpertLabels, compile_rules

@@ -13,9 +13,9 @@ import psutil
 import pytest
 import yaml
 
+from daemon.check import check_line
 from daemon.config.settings import load_config
 from daemon.host.own_address import EVERYWHERE
-from daemon.line.line import check_line
 from routing_rules.compile import compile_rules
 from tests.lines import a_jpeg
 

@@ -12,10 +12,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from daemon.config.settings import Config
 from daemon.errors import ConfigError, install_with
 from daemon.line.line import load_rules_and_catalog, settings_problems
-from daemon.line.storage_check import storage_problems
 from daemon.storage.database.check import quick_look
 from daemon.storage.database.connections import StoreError, open_for_reading
 from daemon.storage.database.schema import inspections
+from daemon.storage.storage_check import storage_problems
 from daemon.units import size_text, wall_seconds
 from tools.cli.console import as_typed
 from tools.setup.doctor.findings import Finding, ok, warn, wrong

@@ -11,7 +11,7 @@ import numpy as np
 from daemon.config.settings import load_config
 from daemon.dashboard.pages.alarms import alarms
 from daemon.dashboard.pages.drifted import Drifted, DriftWatch
-from daemon.dashboard.site import make_site
+from daemon.dashboard.site.site import make_site
 from experts.catalog import write_catalog
 from experts.drift import histogram
 from experts.versions import Versions

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
-from daemon.dashboard.cached_answers import Kept
 from daemon.dashboard.pages.experts import href
 from daemon.dashboard.pages.memory_picture import NARROW, WIDE, draw
+from daemon.dashboard.site.cached_answers import Kept
 from tests.daemon.dashboard.telling import STATUS, an_expert, telling
 from tests.daemon.dashboard.web import AT, Web
 

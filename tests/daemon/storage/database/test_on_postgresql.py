@@ -17,7 +17,7 @@ from sqlalchemy import Connection, TextClause, func, insert, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 from typer.testing import CliRunner, Result
 
-from daemon.dashboard.database import Database, TooMuchToCount
+from daemon.dashboard.site.database import Database, TooMuchToCount
 from daemon.line.rulebook import Rulebook
 from daemon.records import ExpertSwitch, TextOutcome, TextRequest
 from daemon.storage.database.connections import StoreError, open_for_reading, open_for_writing, shown

@@ -13,8 +13,8 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from daemon.dashboard.database import Database
 from daemon.dashboard.pages.questions_board import Search, find_boards
+from daemon.dashboard.site.database import Database
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.schema import boards
 from daemon.storage.database.serials import beginning, folded, has_serial

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.intake.fair_queue import FairQueue
+from daemon.policy.fair_queue import FairQueue
 
 
 def test_a_source_that_sends_now_and_then_goes_before_one_that_floods() -> None:

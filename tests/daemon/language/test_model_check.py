@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from daemon.config.settings import load_config
-from daemon.line.model_check import model_problems
+from daemon.language.model_check import model_problems
 from daemon.line.shared_devices import images_config, sharing_problems
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")

@@ -5,7 +5,7 @@ from pathlib import Path
 from daemon.config.addresses import CREDENTIALS
 from daemon.config.settings import Config, at_their_lines
 from daemon.consumers.credentials import credential_problems
-from daemon.consumers.kinds import make
+from daemon.consumers.kinds import make_consumer
 from daemon.consumers.settings import MqttSettings
 from daemon.errors import MissingExtraError
 from daemon.wire.sockets import is_open_host
@@ -32,7 +32,7 @@ def _problems(config: Config, name: str) -> list[tuple[KeyPath, str]]:
     settings = config.consumers[name]
     found: list[tuple[KeyPath, str]] = [(("consumers", name, *key), problem) for key, problem in _files(settings)]
     try:
-        make(config, name)
+        make_consumer(name, config.consumers[name], config.journal)
     except MissingExtraError as error:
         found.append((("consumers", name, "kind"), str(error)))
     return found

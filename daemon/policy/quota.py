@@ -4,7 +4,6 @@ Plain state: time comes in as an argument. A bucket is kept as the moment at whi
 source that has been quiet needs no memory.
 """
 
-import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -35,22 +34,12 @@ class _Buckets:
 
 
 class Quotas:
-    """`wait_s` changes nothing; `spend` takes what an image costs. Any thread."""
+    """`wait_s` changes nothing; `spend` takes what an image costs. One thread; other limits are another object."""
 
     def __init__(self, limits: QuotaLimits) -> None:
-        self._lock = threading.Lock()
-        self._limits = limits
+        self.limits = limits
         #: In the order of their last image.
         self._sources: OrderedDict[str, _Buckets] = OrderedDict()
-
-    @property
-    def limits(self) -> QuotaLimits:
-        return self._limits
-
-    def change_limits(self, limits: QuotaLimits) -> None:
-        """Put other limits in force, with full buckets."""
-        with self._lock:
-            self._limits, self._sources = limits, OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -60,15 +49,6 @@ class Quotas:
 
         An image that costs more than a whole bucket needs a full one.
         """
-        with self._lock:
-            return self._wait_s(source, size_bytes, now_s)
-
-    def spend(self, source: str, size_bytes: int, now_s: float) -> None:
-        """Take one image's cost; a large one may leave a debt that later images wait for."""
-        with self._lock:
-            self._spend(source, size_bytes, now_s)
-
-    def _wait_s(self, source: str, size_bytes: int, now_s: float) -> float:
         buckets = self._sources.get(source) or self._sources.get(_OTHERS)
         if buckets is None or (source not in self._sources and len(self._sources) < _MAX_SOURCES):
             return 0.0
@@ -77,7 +57,8 @@ class Quotas:
         bytes_wait_s = buckets.bytes_full_s + min(bytes_s, _BURST_S) - _BURST_S - now_s if bytes_s else 0.0
         return max(0.0, images_wait_s, bytes_wait_s)
 
-    def _spend(self, source: str, size_bytes: int, now_s: float) -> None:
+    def spend(self, source: str, size_bytes: int, now_s: float) -> None:
+        """Take one image's cost; a large one may leave a debt that later images wait for."""
         images_s, bytes_s = self._costs_s(size_bytes)
         if not (images_s or bytes_s):
             return
@@ -91,7 +72,7 @@ class Quotas:
 
     def _costs_s(self, size_bytes: int) -> tuple[float, float]:
         """What an image takes from each bucket, as seconds of its filling."""
-        images_per_s, bytes_per_s = self._limits.images_per_s, self._limits.bytes_per_s
+        images_per_s, bytes_per_s = self.limits.images_per_s, self.limits.bytes_per_s
         return 1 / images_per_s if images_per_s else 0.0, size_bytes / bytes_per_s if bytes_per_s else 0.0
 
     def _forget_quiet_ones(self, now_s: float) -> None:

@@ -17,10 +17,10 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from daemon.config.settings import Config
-from daemon.dashboard.cached_answers import Kept
-from daemon.dashboard.database import Database
-from daemon.dashboard.live import Live
-from daemon.dashboard.pictures import WIDTHS, Pictures
+from daemon.dashboard.site.cached_answers import Kept
+from daemon.dashboard.site.database import Database
+from daemon.dashboard.site.live import Live
+from daemon.dashboard.site.pictures import WIDTHS, Pictures
 from daemon.units import size_text
 from daemon.wire.control import ask
 
@@ -84,7 +84,7 @@ def make_site(config: Config) -> Site:
 
 def _templates() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=jinja2.FileSystemLoader(Path(__file__).parents[1] / "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

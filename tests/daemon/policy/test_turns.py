@@ -5,7 +5,7 @@ from collections import Counter, deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.intake.turns import Turns
+from daemon.policy.fair_queue import Turns
 
 
 def turns_of(*waiting: tuple[str, str, int]) -> Turns[str]:

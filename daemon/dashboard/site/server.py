@@ -9,7 +9,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from daemon.dashboard.live import LISTENERS, Live
+from daemon.dashboard.site.live import LISTENERS, Live
 
 #: Every listener, and as many connections beside them.
 CONNECTIONS = 2 * LISTENERS

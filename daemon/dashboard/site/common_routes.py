@@ -9,9 +9,9 @@ from fastapi import APIRouter, Form, Header, Query, Request
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
-from daemon.dashboard.access import Keyring, safe_path
-from daemon.dashboard.live import Full
-from daemon.dashboard.site import Site
+from daemon.dashboard.site.access import Keyring, safe_path
+from daemon.dashboard.site.live import Full
+from daemon.dashboard.site.site import Site
 from daemon.monitor.http_answers import NoAnswer, answer
 from daemon.wire.control import ControlError
 

@@ -1,11 +1,9 @@
 """Whether a line's files can be where its configuration has them, before anything is written (`coserve check`)."""
 
-import os
-from pathlib import Path
-
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from daemon.config.settings import Config
+from daemon.host.folders import folder_problem
 from daemon.storage.database.connections import StoreError, open_for_reading, sqlite_path
 from daemon.storage.database.migrate import check_schema
 
@@ -40,19 +38,3 @@ def _check_database(url: str) -> None:
         raise StoreError(f"cannot read {engine.url.render_as_string()}: {error}") from None
     finally:
         engine.dispose()
-
-
-def folder_problem(folder: Path) -> str | None:
-    """Why files cannot be written below `folder`, which may be still to be made."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not there.is_dir():
-        return f"{there} is a file, where a folder is needed: move it, or name another folder"
-    # In /proc and the like nothing can be made, whatever the permissions say.
-    if not os.access(there, os.W_OK | os.X_OK) or _is_virtual(there):
-        return f"nothing can be written in {there}: give this user the right to, or name another folder"
-    return None
-
-
-def _is_virtual(folder: Path) -> bool:
-    state = os.statvfs(folder)
-    return state.f_blocks == 0
