@@ -25,8 +25,8 @@ from daemon.intake.accounts import backlog_limits, intake_limits
 from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog
 from daemon.intake.intake import Intake
-from daemon.intake.text_requests import Asking
-from daemon.language.models import Language
+from daemon.intake.text_requests import TextAdmission
+from daemon.language.models import LanguageModels
 from daemon.language.served_model import opener
 from daemon.language.text_rows import TextRows
 from daemon.line.catalogs import Catalogs
@@ -37,9 +37,9 @@ from daemon.line.shared_devices import images_config
 from daemon.monitor.gauges import register_gauges
 from daemon.monitor.http_server import HttpServer
 from daemon.monitor.metrics import Metrics
-from daemon.monitor.pipeline_probe import Pulse, Station
-from daemon.monitor.timeline import Timeline
-from daemon.monitor.web_pages import Pages, missing_packages
+from daemon.monitor.pipeline_probe import PipelineProbe, Station
+from daemon.monitor.timeline import WorkTimeline
+from daemon.monitor.web_pages import WebPages, missing_packages
 from daemon.operations import Operations
 from daemon.policy.paper.assign import partition
 from daemon.policy.presets import Tuning, preset
@@ -49,9 +49,9 @@ from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.storage.database.reader import Reader
 from daemon.storage.database.store import open_store
 from daemon.storage.database_place import place_of
-from daemon.storage.database_watch import GroundWatch
-from daemon.storage.decode_marks import Marks
-from daemon.storage.disk_space import Claims, Room, places, segment_bytes
+from daemon.storage.database_watch import DatabaseWatch
+from daemon.storage.decode_marks import DecodeMarks
+from daemon.storage.disk_space import Claims, DiskSpace, places, segment_bytes
 from daemon.storage.journal import Journal
 from daemon.storage.quarantine import BadImages, Quarantine
 from daemon.storage.results_stream import ResultsStream
@@ -102,7 +102,7 @@ class App:
         self._locks = as_start_error(claim, sqlite_path(config.database), config.journal)
         self._catalogs = Catalogs(line.catalog)
         self._metrics = Metrics(self._catalogs.architecture_of)
-        self._timeline = Timeline(time.time)
+        self._timeline = WorkTimeline(time.time)
         self._context: zmq.Context[Any] = zmq.Context()
         keys = curve_keys(config.security)
         self._gate = Gate(self._context, keys) if keys else None
@@ -113,7 +113,7 @@ class App:
         self._open_storage(config, tell)
         self._recover()
         self._drive = self._make_drive(images_config(config), line.measured)
-        self._language = Language(config, opener(self._reports.said), self._reports.text_finished)
+        self._language = LanguageModels(config, opener(self._reports.said), self._reports.text_finished)
         self._admission = Admission(
             intake_limits(config.limits),
             self._rulebook,
@@ -122,11 +122,11 @@ class App:
             self._backlog,
             self._quarantine,
             server=f"coserve {version('coserve')}",
-            room=self._room.problem,
-            asking=Asking(self._language.prompts, self._reader, self._texts),
+            room=self._disk_space.problem,
+            asking=TextAdmission(self._language.prompts, self._reader, self._texts),
             took=self._metrics.took,
         )
-        self._ground = GroundWatch(self._home, self._admission.hold, self._admission.resume)
+        self._database_watch = DatabaseWatch(self._home, self._admission.hold, self._admission.resume)
         self._retention = self._make_retention(config)
         self._children = Children([])
         self._deliveries = Deliveries(config, self._path)
@@ -140,11 +140,11 @@ class App:
             results=self._results,
         )
         #: For whoever watches over this line (serve.py).
-        self.pulse = Pulse(self._stations())
+        self.pulse = PipelineProbe(self._stations())
         register_gauges(self._metrics.registry, self.operations.facts)
 
     def _open_storage(self, config: Config, tell: Callable[[str], None]) -> None:
-        self._room = Room(places(config), config.retention.reserve, self._claims)
+        self._disk_space = DiskSpace(places(config), config.retention.reserve, self._claims)
         self._journal = as_start_error(Journal, config.journal, segment_bytes(config.journal, config.retention.segment))
         self._home = as_start_error(place_of, config.database)
         self._home.settle()
@@ -166,7 +166,7 @@ class App:
             on_accepted=self._reports.accepted,
             on_published=self._reports.published,
             on_done=self._reports.done,
-            room=self._room,
+            room=self._disk_space,
         )
         self._texts = TextRows(
             self._writer,
@@ -184,7 +184,7 @@ class App:
     def _make_retention(self, config: Config) -> RetentionThread:
         return as_start_error(
             RetentionThread,
-            *(config.database, config.images, config.retention, self._room),
+            *(config.database, config.images, config.retention, self._disk_space),
             writer=self._writer,
             hold=self._admission.hold,
             resume=self._admission.resume,
@@ -199,9 +199,9 @@ class App:
             kept = compile_kept_rules(text, self._catalogs.current)
             if kept is not None:
                 self._rulebook.keep(kept)
-        self._marks = Marks(self._config.journal / "decoding.marks")
+        self._decode_marks = DecodeMarks(self._config.journal / "decoding.marks")
         pending = self._recovery.pending
-        suspects = self._marks.keep({image.key for image in pending})
+        suspects = self._decode_marks.keep({image.key for image in pending})
         self._poison = examine(suspects, pending, self._journal.read, self._config.limits.hang_after)
 
     def _make_operations(self, config: Config) -> Operations:
@@ -258,7 +258,7 @@ class App:
             self._log.warning("no_web_pages", missing=", ".join(missing), install=install_with("dashboard"))
             return HttpServer(endpoint, self._metrics.registry, self.operations.health, token)
         stand_in = HttpServer(endpoint, self._metrics.registry, self.operations.health, token, stands_in=True)
-        return Pages(self._path, endpoint, token, lambda name: self._children.hang_up(name), stand_in)  # noqa: PLW0108
+        return WebPages(self._path, endpoint, token, lambda name: self._children.hang_up(name), stand_in)  # noqa: PLW0108
 
     def _make_drive(self, config: Config, measured: Measurements) -> Drive:
         """Pools and executors as the policy divides the devices: one pool per device, or one per executor."""
@@ -277,7 +277,7 @@ class App:
                     pools[one.pool].slot,
                     self._journal.read,
                     config.devices[device_of(one.pool)].threads,
-                    mark=self._marks.place(),
+                    mark=self._decode_marks.place(),
                 )
                 for one in executors
             ],
@@ -330,7 +330,7 @@ class App:
             self._writer.rules_in_force(self._rulebook.current)
             self._bad_images.start()
             self._retention.start()
-            self._ground.start()
+            self._database_watch.start()
             self._accept_again()
             if self._http:
                 self._http_url = self._http.start()
@@ -359,7 +359,7 @@ class App:
 
     def _child_specs(self) -> list[ChildSpec]:
         """The processes beside the line."""
-        pages = [self._http.child()] if isinstance(self._http, Pages) else []
+        pages = [self._http.child()] if isinstance(self._http, WebPages) else []
         return pages + self._deliveries.children(self._recovery.last_seq)
 
     def stop(self, goes_on: Callable[[int], bool] = lambda _: True) -> None:
@@ -399,7 +399,7 @@ class App:
         self._bad_images.stop(_BAD_IMAGES_S)
         self._retention.stop()
         self._writer.stop()
-        self._ground.stop()
+        self._database_watch.stop()
         self._results.stop()
         self._children.stop()
         self._control.stop()
@@ -411,7 +411,7 @@ class App:
         self._reader.close()
         self._store.close()
         self._home.release()
-        self._marks.close(clean=are_decoders_idle)
+        self._decode_marks.close(clean=are_decoders_idle)
         self._journal.close()
         if not end_context(self._context):
             self._log.warning("context_left_behind", why="libzmq waits for subscribers that are gone")
@@ -421,7 +421,7 @@ class App:
     def describe(self) -> str:
         """What the ready line says."""
         config = self._config
-        pages = f" pages {reachable(self._http_url)}," if isinstance(self._http, Pages) else ""
+        pages = f" pages {reachable(self._http_url)}," if isinstance(self._http, WebPages) else ""
         return (
             f"{len(self._rulebook.current.recipes)} board types, {len(self._catalogs.current)} experts,"
             f" policy {config.policy}, intake {', '.join(config.endpoints.intake)},"

@@ -24,13 +24,13 @@ from daemon.errors import ConfigError
 from daemon.host.temperature import Thermometer
 from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog
-from daemon.language.models import Language
+from daemon.language.models import LanguageModels
 from daemon.line.line import reload_rules_and_catalog
 from daemon.line.rulebook import Rulebook
 from daemon.monitor.gauges import Facts
 from daemon.monitor.health_answer import Vitals, health
 from daemon.monitor.metrics import Metrics
-from daemon.monitor.timeline import LONGEST_S, Timeline
+from daemon.monitor.timeline import LONGEST_S, WorkTimeline
 from daemon.policy.quota import Quotas
 from daemon.storage.database.reader import Reader
 from daemon.storage.retention import RetentionThread
@@ -63,7 +63,7 @@ class Operations:
         config: Config,
         *,
         drive: Drive,
-        language: Language,
+        language: LanguageModels,
         writer: Writer,
         reader: Reader,
         admission: Admission,
@@ -72,7 +72,7 @@ class Operations:
         rulebook: Rulebook,
         metrics: Metrics,
         access: Access,
-        timeline: Timeline,
+        timeline: WorkTimeline,
         held_by: Callable[[], tuple[str, float] | None],
         children: Callable[[], list[dict[str, Any]]],
         deliveries: Deliveries,

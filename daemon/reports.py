@@ -2,10 +2,10 @@
 
 from daemon.dispatch.drive import Drive
 from daemon.intake.backlog import Backlog
-from daemon.language.models import Language
+from daemon.language.models import LanguageModels
 from daemon.language.text_rows import TextRows
 from daemon.monitor.metrics import Metrics
-from daemon.monitor.timeline import Timeline
+from daemon.monitor.timeline import WorkTimeline
 from daemon.records import Accepted, AcceptedText, BatchDone, ExpertSwitch, Outcome, Published, TextOutcome
 from daemon.storage.results_stream import ResultsStream, Token
 from daemon.storage.writer import Writer
@@ -17,16 +17,16 @@ class Reports:
     _drive: Drive
     _writer: Writer
     _texts: TextRows
-    _language: Language
+    _language: LanguageModels
     _results: ResultsStream
 
-    def __init__(self, metrics: Metrics, timeline: Timeline, backlog: Backlog) -> None:
+    def __init__(self, metrics: Metrics, timeline: WorkTimeline, backlog: Backlog) -> None:
         self._metrics = metrics
         self._timeline = timeline
         self._backlog = backlog
 
     def connect(
-        self, *, drive: Drive, writer: Writer, texts: TextRows, language: Language, results: ResultsStream
+        self, *, drive: Drive, writer: Writer, texts: TextRows, language: LanguageModels, results: ResultsStream
     ) -> None:
         """Before any of them starts. They are made with these methods, so that nobody else can know them all."""
         self._drive = drive

@@ -11,7 +11,7 @@ from pathlib import Path
 from daemon.config.settings import load_config
 from daemon.consumers.kinds import make_consumer
 from daemon.delivery.process import run_consumer
-from daemon.delivery.status_page import Slate
+from daemon.delivery.status_page import SharedStatusPage
 from daemon.errors import ConfigError, MissingExtraError
 from daemon.host.children import live_with_parent
 from daemon.host.logs import configure_logs
@@ -24,23 +24,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m daemon.delivery", description="Bring results to one consumer.")
     parser.add_argument("config", type=Path, metavar="CONFIG", help="the line's coserve.yaml")
     parser.add_argument("name", metavar="NAME", help="which of its `consumers`")
-    parser.add_argument("--slate", type=int, metavar="FD", help="where the daemon reads how it is")
+    parser.add_argument("--status-page", type=int, metavar="FD", help="where the daemon reads how it is")
     parser.add_argument("--heart", type=int, metavar="FD", help="where the daemon hears that it does not hang")
     parser.add_argument("--newest", type=int, metavar="SEQ", help="what `start: newest` begins behind")
     arguments = parser.parse_args()
     configure_logs(os.environ, sys.stderr)
-    slate = None if arguments.slate is None else Slate(arguments.slate)
+    status_page = None if arguments.status_page is None else SharedStatusPage(arguments.status_page)
     try:
-        _run(arguments.config, arguments.name, arguments.newest, slate, arguments.heart)
+        _run(arguments.config, arguments.name, arguments.newest, status_page, arguments.heart)
     except (ConfigError, StoreError, MissingExtraError) as error:
-        if slate is not None:
-            slate.write({**slate.read(), "state": "refused", "last_error": str(error)})
+        if status_page is not None:
+            status_page.write({**status_page.read(), "state": "refused", "last_error": str(error)})
         print(f"coserve: consumer {arguments.name} cannot run: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _run(path: Path, name: str, newest: int | None, slate: Slate | None, heart: int | None) -> None:
+def _run(path: Path, name: str, newest: int | None, status_page: SharedStatusPage | None, heart: int | None) -> None:
     config = load_config(path)
     settings = config.consumers.get(name)
     if settings is None:
@@ -53,7 +53,7 @@ def _run(path: Path, name: str, newest: int | None, slate: Slate | None, heart: 
         send=settings.send,
         start=settings.start,
         newest=newest,
-        slate=slate,
+        status_page=status_page,
         heart=heart,
     )
 

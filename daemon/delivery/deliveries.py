@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.config.settings import Config
-from daemon.delivery.status_page import Slate
+from daemon.delivery.status_page import SharedStatusPage
 from daemon.host.children import ChildSpec
 
 
@@ -17,7 +17,7 @@ class Deliveries:
         """`path` is the file that `config` was read from."""
         self._config = config
         self._path = path.absolute()
-        self._slates = {name: Slate.make(name) for name in config.consumers}
+        self._status_pages = {name: SharedStatusPage.make(name) for name in config.consumers}
 
     def children(self, last_seq: int) -> list[ChildSpec]:
         """A process for each; what `start: newest` begins behind is `last_seq`, that of the daemon's start."""
@@ -26,12 +26,12 @@ class Deliveries:
                 _child(name),
                 (
                     *(sys.executable, "-m", "daemon.delivery", str(self._path), name),
-                    *("--slate", str(slate.fd), "--newest", str(last_seq)),
+                    *("--status_page", str(status_page.fd), "--newest", str(last_seq)),
                 ),
-                pass_fds=(slate.fd,),
+                pass_fds=(status_page.fd,),
                 beats=True,
             )
-            for name, slate in self._slates.items()
+            for name, status_page in self._status_pages.items()
         ]
 
     def status(self, last_seq: int, children: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -40,14 +40,14 @@ class Deliveries:
         `position` and `behind` are null until its process has found out where it begins.
         """
         by_name = {child["name"]: child for child in children}
-        return [self._row(name, last_seq, by_name.get(_child(name), {})) for name in self._slates]
+        return [self._row(name, last_seq, by_name.get(_child(name), {})) for name in self._status_pages]
 
     def close(self) -> None:
-        for slate in self._slates.values():
-            slate.close()
+        for status_page in self._status_pages.values():
+            status_page.close()
 
     def _row(self, name: str, last_seq: int, child: Mapping[str, Any]) -> dict[str, Any]:
-        said = self._slates[name].read()
+        said = self._status_pages[name].read()
         position = said.get("position")
         state, last_error = said.get("state", "waiting"), said.get("last_error")
         if state == "connected" and child.get("state") != "running":

@@ -14,7 +14,7 @@ from daemon.consumers.protocol import Consumer
 from daemon.consumers.settings import Kind
 from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import Runner
-from daemon.delivery.status_page import Slate
+from daemon.delivery.status_page import SharedStatusPage
 from daemon.host.child_heartbeat import beat
 from daemon.storage.database.reader import Reader
 
@@ -31,21 +31,23 @@ def run_consumer(  # noqa: PLR0913  an integrator's program names what it has, m
     send: Sequence[Kind] = ("boards", "inspections"),
     start: Literal["oldest", "newest"] = "oldest",
     newest: int | None = None,
-    slate: Slate | None = None,
+    status_page: SharedStatusPage | None = None,
     heart: int | None = None,
 ) -> None:
     """Bring the results of `database` (an SQLAlchemy URL) to `consumer` until SIGTERM or SIGINT.
 
     Its position is the file `NAME.position` in the folder `positions`. `start: newest` begins behind `newest`, or
-    behind what there is now. A daemon that keeps this process running gives it `slate` and `heart`. StoreError where
-    there is no database.
+    behind what there is now. A daemon that keeps this process running gives it `status_page` and `heart`.
+    Raises StoreError where there is no database.
     """
     reader = Reader(database)
     if start == "oldest":
         newest = None
     elif newest is None:
         newest = reader.last_seq()
-    runner = Runner(name, consumer, reader, PositionFile(positions, name), send=send, newest=newest, slate=slate)
+    runner = Runner(
+        name, consumer, reader, PositionFile(positions, name), send=send, newest=newest, status_page=status_page
+    )
     asyncio.run(_until_asked_to_end(runner, heart))
     reader.close()
 

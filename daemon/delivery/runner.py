@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.consumers.protocol import Consumer, DeliveryError, Message, State
 from daemon.delivery.position import Mark, Position, PositionError, PositionFile
-from daemon.delivery.status_page import Slate
+from daemon.delivery.status_page import SharedStatusPage
 from daemon.storage.database.connections import StoreError
 from daemon.storage.database.reader import Reader
 
@@ -51,7 +51,7 @@ class Runner:
         *,
         send: Sequence[str] = ("boards", "inspections", "generations"),
         newest: int | None = None,
-        slate: Slate | None = None,
+        status_page: SharedStatusPage | None = None,
     ) -> None:
         """A consumer without a position begins behind `newest`, or with the oldest message that is kept."""
         self._consumer = consumer
@@ -59,7 +59,7 @@ class Runner:
         self._file = positions
         self._wanted = tuple(f"{kind.removesuffix('s')}/" for kind in send)
         self._newest = newest
-        self._slate = slate
+        self._status_page = status_page
         self._log: Any = structlog.get_logger("consumer").bind(consumer=name)
         self._position = Position(0)
         self._saved: Position | None = None
@@ -250,9 +250,9 @@ class Runner:
         self._write_slate()
 
     def _write_slate(self) -> None:
-        if self._slate is not None:
+        if self._status_page is not None:
             facts = {"position": self._position.seq, "state": self._state, "missed": self._position.missed}
-            self._slate.write(facts | {"last_error": self._reason or self._disk_problem})
+            self._status_page.write(facts | {"last_error": self._reason or self._disk_problem})
 
     # Waiting
 

@@ -16,14 +16,14 @@ _TRIES = 5
 _MAX_TEXT = 600
 
 
-class Slate:
+class SharedStatusPage:
     """One page, shared by its file number; `write` in the consumer's process, `read` in the daemon."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
     @classmethod
-    def make(cls, name: str) -> "Slate":
+    def make(cls, name: str) -> "SharedStatusPage":
         fd = os.memfd_create(f"coserve-{name}", os.MFD_CLOEXEC)
         os.ftruncate(fd, _BYTES)
         return cls(fd)

@@ -1,7 +1,7 @@
 """How busy something was lately: two half-overlapping windows, O(1) per report."""
 
 
-class BusyGauge:
+class BusyShare:
     """The share of the last `window_s` to twice `window_s` seconds spent busy, from 0 to 1."""
 
     def __init__(self, now: float, window_s: float = 10.0) -> None:

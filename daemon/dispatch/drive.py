@@ -15,11 +15,11 @@ import structlog
 
 from daemon.dispatch.chains import Chains, ImageAnswer
 from daemon.dispatch.events import Ask, Event, Events, Reload, Stop, answer_of
-from daemon.dispatch.executor_health import Health
-from daemon.dispatch.flow import Flow, request_of
+from daemon.dispatch.executor_health import ExecutorHealth
+from daemon.dispatch.flow import ImageFlow, request_of
 from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
-from daemon.dispatch.running_work import Hands, HungBatch, HungLoad, Running
-from daemon.dispatch.scheduler_control import Desk, executor_rows, memory_rows, pool_rows, queue_lengths
+from daemon.dispatch.running_work import HungBatch, HungLoad, Running, RunningWork
+from daemon.dispatch.scheduler_control import SchedulerControl, executor_rows, memory_rows, pool_rows, queue_lengths
 from daemon.dispatch.stages import FreshLoad, batch_of, stage_of, switch_of
 from daemon.dispatch.trace import Makeup, RecordingScheduler
 from daemon.line.rulebook import Rulebook
@@ -89,8 +89,8 @@ class Drive:
             matrix=tuple(matrix),
         )
         self._scheduler = RecordingScheduler(self._makeup, record) if record else self._makeup.scheduler()
-        self._hands = Hands(executors, loaders, hang_after_s, clock)
-        self._flow = Flow(
+        self._work = RunningWork(executors, loaders, hang_after_s, clock)
+        self._flow = ImageFlow(
             self._scheduler,
             Chains(rulebook.get, clock, wall),
             catalog,
@@ -99,27 +99,27 @@ class Drive:
             hang_after_s=hang_after_s,
             clock=clock,
         )
-        self._health = Health(self._makeup.executors, self._scheduler)
-        self._desk = Desk(self._scheduler, lambda: self._flow.catalog, self._health.is_lost)
+        self._health = ExecutorHealth(self._makeup.executors, self._scheduler)
+        self._control = SchedulerControl(self._scheduler, lambda: self._flow.catalog, self._health.is_lost)
         self._events = Events()
         self._thread = threading.Thread(target=self._loop, name="drive", daemon=True)
         self._fresh_loads: dict[tuple[PoolId, ExpertId], FreshLoad] = {}
         self._last_batch_id = last_batch_id
         self._switches = 0
         self._stopping = False
-        self._filling = set(self._hands.loaders)
+        self._filling = set(self._work.loaders)
         self._failing = False
 
     # From any thread
 
     def start(self) -> None:
         """Start loaders, executors and the drive. Images are served at once; the pools fill meanwhile."""
-        self.start_hands()
+        self.start_devices()
         self._thread.start()
 
-    def start_hands(self) -> None:
+    def start_devices(self) -> None:
         """Start loaders and executors only: for whoever calls `turn` instead of having a drive thread."""
-        self._hands.start(self._events.put)
+        self._work.start(self._events.put)
 
     def accept(self, images: Sequence[Accepted]) -> None:
         self._events.put(tuple(images))
@@ -151,7 +151,7 @@ class Drive:
         self._events.put(Stop())
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
-        stopped = self._hands.stop(deadline_s) and not self._thread.is_alive()
+        stopped = self._work.stop(deadline_s) and not self._thread.is_alive()
         if isinstance(self._scheduler, RecordingScheduler) and not self._thread.is_alive():
             self._scheduler.close()
         return stopped
@@ -188,7 +188,7 @@ class Drive:
 
     def _loop(self) -> None:
         until_s: float | None = self._clock()
-        while not (self._stopping and not self._hands.running):
+        while not (self._stopping and not self._work.running):
             timeout_s = None if until_s is None else max(0.0, until_s - self._clock())
             try:
                 until_s = self.turn(timeout_s)
@@ -220,21 +220,21 @@ class Drive:
         now = self._clock()
         self._look_for_hangs(now)
         wakes = [self._flow.look(now), self._health.next_try_s(now)]
-        for pool in self._hands.loaders:
+        for pool in self._work.loaders:
             while not isinstance(change := self._scheduler.next_load(pool, now), Wait):
                 self._change(pool, change)
             wakes.append(change.until_s)
-            if not self._hands.is_loading(pool):
+            if not self._work.is_loading(pool):
                 self._filling.discard(pool)  # the fill is what a loader does when nothing else is wanted
-        for name in self._hands.executors:
-            if not self._hands.may_take(name) or self._health.rests(name, now):
+        for name in self._work.executors:
+            if not self._work.may_take(name) or self._health.rests(name, now):
                 continue
             action = self._scheduler.next_action(name, now)
             if isinstance(action, Run):
                 self._run(action, now)
             else:
                 wakes.append(action.until_s)
-        wakes.append(self._hands.next_look_s(now))
+        wakes.append(self._work.next_look_s(now))
         self._sample(now)
         return min((until_s for until_s in wakes if until_s is not None), default=None)
 
@@ -245,27 +245,27 @@ class Drive:
         seen = self._scheduler.snapshot()
         queued, unloaded = queue_lengths(seen)
         waiting = sum(seen.queued.values())
-        busy = {str(name): round(share, 4) for name, share in self._hands.busy_shares().items()}
+        busy = {str(name): round(share, 4) for name, share in self._work.busy_shares().items()}
         self._on_sample(QueueSample(self._wall(), self._flow.under_way, waiting, unloaded, queued, busy))
 
     def _change(self, pool: PoolId, change: Load | Unload | Resize) -> None:
         if isinstance(change, Load):
-            self._hands.change(pool, LoadOrder(change, self._flow.catalog[change.expert]))
+            self._work.change(pool, LoadOrder(change, self._flow.catalog[change.expert]))
         else:
-            self._hands.change(pool, change)
+            self._work.change(pool, change)
 
     def _run(self, run: Run, now: float) -> None:
         self._last_batch_id += 1
         images = tuple(self._flow.order_of(request) for request in run.batch)
         order = BatchOrder(self._last_batch_id, self._flow.catalog[run.expert], images)
-        fresh = self._fresh_loads.pop((self._hands.pool_of(run.executor), run.expert), None)
+        fresh = self._fresh_loads.pop((self._work.pool_of(run.executor), run.expert), None)
         load_ms = fresh.held_up_ms(run.batch) if fresh else 0.0
         predicted_s = self._scheduler.predicted_s(run.executor, run.expert, len(images))
-        self._hands.begin(Running(run, order, load_ms, now), predicted_s)
+        self._work.begin(Running(run, order, load_ms, now), predicted_s)
 
     def _load_ended(self, end: LoadEnd) -> None:
         load, now = end.load, self._clock()
-        if self._hands.load_ended(end):
+        if self._work.load_ended(end):
             self._log.warning("hung_load_ended", expert=load.expert, device=load.pool, error=end.error)
             self._scheduler.hung_load_ended(load)
             self._flow.release(load.expert)
@@ -288,8 +288,8 @@ class Drive:
         self._on_switch(switch_of(end, self._wall()))
 
     def _batch_ended(self, report: BatchReport) -> None:
-        running, is_late = self._hands.ended(report)
-        pool = self._hands.pool_of(report.executor)
+        running, is_late = self._work.ended(report)
+        pool = self._work.pool_of(report.executor)
         if is_late:
             self._log.warning("hung_batch_ended", executor=report.executor, expert=running.run.expert)
             self._scheduler.hung_batch_ended(pool, running.run.expert)
@@ -325,7 +325,7 @@ class Drive:
     # What hangs
 
     def _look_for_hangs(self, now: float) -> None:
-        batches, loads = self._hands.hung_batches(now), self._hands.hung_loads(now)
+        batches, loads = self._work.hung_batches(now), self._work.hung_loads(now)
         for batch in batches:
             self._leave_batch(batch, now)
         for load in loads:
@@ -371,13 +371,13 @@ class Drive:
         reload.answer.set_result(None)
 
     def _note_failures(self) -> None:
-        failed = self._scheduler.snapshot().failed or self._health.out_of_service() or self._hands.hanging()
+        failed = self._scheduler.snapshot().failed or self._health.out_of_service() or self._work.hanging()
         self._failing = bool(failed)
 
     def _answer(self, ask: Ask) -> None:
         try:
             own = {"status": self._status, "memory": self._memory}.get(ask.kind)
-            answer = own() if own else self._desk.answer(ask.kind, ask.fields)
+            answer = own() if own else self._control.answer(ask.kind, ask.fields)
         except Exception as error:  # noqa: BLE001  whoever asked gets it
             ask.answer.set_exception(error)
         else:
@@ -387,10 +387,10 @@ class Drive:
         """This thread's part of control's `status`; `under_way` counts images between acceptance and verdict."""
         now = self._scheduler.snapshot()
         self._note_failures()
-        facts = [executor.facts for executor in self._hands.executors.values()]
+        facts = [executor.facts for executor in self._work.executors.values()]
         return {
             "policy": self._makeup.policy,
-            "executors": executor_rows(facts, now, self._hands.busy_shares(), self._health.out_of_service()),
+            "executors": executor_rows(facts, now, self._work.busy_shares(), self._health.out_of_service()),
             "expert_switches": self._switches,
             "completed": self._flow.completed,
             "under_way": self._flow.under_way,
@@ -402,7 +402,7 @@ class Drive:
         }
 
     def _memory(self) -> dict[str, Any]:
-        facts = (executor.facts for executor in self._hands.executors.values())
+        facts = (executor.facts for executor in self._work.executors.values())
         return {"pools": memory_rows(facts, self._scheduler.snapshot(), self._flow.catalog)}
 
     def _answer_of(self, answer: Future[R]) -> R:

@@ -29,7 +29,7 @@ class _State:
     retry_s: float = 0.0
 
 
-class Health:
+class ExecutorHealth:
     """Executors by the errors of their devices. `now` is seconds on the drive's clock.
 
     One that is out of service runs nothing more until a restart: another of its pool serves on, or where there is none

@@ -18,7 +18,7 @@ from experts.spec import ExpertId, ExpertSpec
 _PARKED_FACTOR = 10.0
 
 
-class Flow:
+class ImageFlow:
     """Every image that comes in ends once, or stays in the journal because the line stops.
 
     `on_outcome` and `on_bad_image` are called where an image ends; they must not block.

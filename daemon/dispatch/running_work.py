@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from daemon.dispatch.busy_share import BusyGauge
+from daemon.dispatch.busy_share import BusyShare
 from daemon.dispatch.orders import BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
 from daemon.policy.actions import Load, Resize, Run, Unload
 from daemon.policy.request import ExecutorId, PoolId, RequestId
@@ -43,7 +43,7 @@ class HungLoad:
     seconds: float
 
 
-class Hands:
+class RunningWork:
     """One batch per executor, loads as the loaders take them. Drive thread only."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Hands:
         self._clock = clock
         self._hang_after_s = hang_after_s
         self.running: dict[ExecutorId, Running] = {}
-        self._busy = {name: BusyGauge(clock()) for name in self.executors}
+        self._busy = {name: BusyShare(clock()) for name in self.executors}
         self._batches: Watch[ExecutorId] = Watch(hang_after_s)
         self._left_behind: dict[int, Running] = {}
         self._loading: Counter[PoolId] = Counter()

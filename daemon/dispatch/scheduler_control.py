@@ -16,7 +16,7 @@ from daemon.wire.control import ControlError
 from experts.spec import ExpertId, ExpertSpec
 
 
-class Desk:
+class SchedulerControl:
     """`handlers` by kind of request: fields in, the answer's fields out. ControlError where it cannot be done.
 
     `is_lost` says whether a pool's executors are all out of service.

@@ -1,6 +1,6 @@
 """A simulated device: the executor and the loader contract without threads, weights or waiting.
 
-Everything happens on a `Timeline`, whose clock jumps from event to event, so that a run is exact and repeatable.
+Everything happens on a `SimulatedClock`, whose clock jumps from event to event, so that a run is exact and repeatable.
 The pool keeps the real one's promises (never above its budget), so that a policy that would overbook is caught.
 """
 
@@ -21,7 +21,7 @@ from experts.spec import Answer, ExpertId, ExpertSpec
 AnswerOf = Callable[[ExpertSpec, ImageOrder], Answer | Unanswered]
 
 
-class Timeline:
+class SimulatedClock:
     """Simulated seconds. Events at the same time happen in the order in which they were asked for."""
 
     def __init__(self, start_s: float = 0.0) -> None:
@@ -49,13 +49,13 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
-class FakeLoad:
+class SimulatedLoad:
     bytes: int
     load_ms: float
     tier: Literal["ram", "disk"] = "disk"
 
 
-class FakePool:
+class SimulatedPool:
     """Residents by name only. `broken` experts fail to load, as a damaged file does, or a lost device ("CUDA error").
 
     `load_s` is the time of a load from disk, `copy_s` that of one from another pool.
@@ -86,11 +86,13 @@ class FakePool:
             raise ExpertError(expert, "is not resident")
         return self._resident[expert]
 
-    def seconds(self, spec: ExpertSpec, source: "FakePool | None" = None) -> float:
+    def seconds(self, spec: ExpertSpec, source: "SimulatedPool | None" = None) -> float:
         """How long a load of `spec` takes."""
         return self._load_s(spec) if source is None else self._copy_s(spec)
 
-    def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: "FakePool | None" = None) -> FakeLoad:
+    def load(
+        self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: "SimulatedPool | None" = None
+    ) -> SimulatedLoad:
         for expert in evict:
             self._resident.pop(expert, None)
         if source is not None and spec.expert not in source.resident():
@@ -104,7 +106,7 @@ class FakePool:
             raise ExpertError(spec.expert, f"needs {spec.weights_bytes} bytes, {free_bytes} are free")
         self._resident[spec.expert] = spec
         tier = "disk" if source is None else "ram"
-        return FakeLoad(spec.weights_bytes, self.seconds(spec, source) * 1000.0, tier)
+        return SimulatedLoad(spec.weights_bytes, self.seconds(spec, source) * 1000.0, tier)
 
     def unload(self, expert: ExpertId) -> None:
         if self._resident.pop(expert, None) is None:
@@ -120,10 +122,10 @@ class FakePool:
             raise AssertionError(f"{self.used_bytes} bytes are resident, the budget is {self.budget_bytes}")
 
 
-class FakeChannel:
+class SimulatedChannel:
     """One simulated transfer at a time, as daemon.dispatch.channels.Channel orders them."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: SimulatedClock) -> None:
         self._timeline = timeline
         self._waiting: WaitingLine[tuple[Load, float, Callable[[], None]]] = WaitingLine()
         self.under_way: tuple[Load, float] | None = None
@@ -156,23 +158,23 @@ class FakeChannel:
             self._begin()
 
 
-class FakeChannels:
+class SimulatedChannels:
     """The channels of a simulated machine, as daemon.dispatch.channels.Channels names them."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: SimulatedClock) -> None:
         self._timeline = timeline
-        self.disk = FakeChannel(timeline)
-        self._copying: dict[str, FakeChannel] = {}
+        self.disk = SimulatedChannel(timeline)
+        self._copying: dict[str, SimulatedChannel] = {}
 
-    def copying_to(self, pool: PoolId) -> FakeChannel:
+    def copying_to(self, pool: PoolId) -> SimulatedChannel:
         name = copy_channel(pool)
         channel = self._copying.get(name)
         if channel is None:
-            channel = self._copying[name] = FakeChannel(self._timeline)
+            channel = self._copying[name] = SimulatedChannel(self._timeline)
         return channel
 
 
-class FakeLoader:
+class SimulatedLoader:
     """Loads take their pool's simulated time on the channels; evictions and budgets are carried out at once.
 
     A load of an expert of `hangs_s` takes so many seconds more, as one from a disk that does not answer.
@@ -181,15 +183,15 @@ class FakeLoader:
     def __init__(
         self,
         pool_id: PoolId,
-        pool: FakePool,
-        timeline: Timeline,
-        channels: FakeChannels | None = None,
-        pools: Mapping[PoolId, FakePool] | None = None,
+        pool: SimulatedPool,
+        timeline: SimulatedClock,
+        channels: SimulatedChannels | None = None,
+        pools: Mapping[PoolId, SimulatedPool] | None = None,
     ) -> None:
         self.pool = pool_id
         self._pool = pool
         self._pools = pools or {}
-        channels = channels or FakeChannels(timeline)
+        channels = channels or SimulatedChannels(timeline)
         self._from_disk, self._from_memory = channels.disk, channels.copying_to(pool_id)
         self.hangs_s: dict[ExpertId, float] = {}
         self._report: Callable[[LoadEnd], None] = lambda _end: None
@@ -220,7 +222,7 @@ class FakeLoader:
     def stop(self, timeout_s: float) -> bool:  # noqa: ARG002  simulated time does not pass here
         return True
 
-    def _loaded(self, order: LoadOrder, source: FakePool | None, seconds: float) -> None:
+    def _loaded(self, order: LoadOrder, source: SimulatedPool | None, seconds: float) -> None:
         try:
             done = self._pool.load(order.spec, source=source)
             end = LoadEnd(order.load, order.spec, done.bytes, done.load_ms, done.tier)
@@ -229,7 +231,7 @@ class FakeLoader:
         self._report(end)
 
 
-class FakeExecutor:
+class SimulatedExecutor:
     """A batch of n images takes `k_s` · n + `b_s` simulated seconds; what it answers is a function's business.
 
     `hangs(order)` says how many seconds more a batch takes, and the image whose decoding does not end, if it is that.
@@ -238,8 +240,8 @@ class FakeExecutor:
     def __init__(
         self,
         facts: ExecutorFacts,
-        pool: FakePool,
-        timeline: Timeline,
+        pool: SimulatedPool,
+        timeline: SimulatedClock,
         answer: AnswerOf,
         k_s: float = 0.01,
         b_s: float = 0.01,

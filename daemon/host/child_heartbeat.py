@@ -23,7 +23,7 @@ async def beat(fd: int | None, is_well: Callable[[], bool] = lambda: True) -> No
         await asyncio.sleep(_BEAT_EVERY_S)
 
 
-class Heart:
+class Heartbeat:
     """The heart of one process as the daemon hears it: made with that process, asked often, closed with it."""
 
     def __init__(self, now_s: float, hung_after_s: float) -> None:

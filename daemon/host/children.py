@@ -21,7 +21,7 @@ from typing import Any
 
 import structlog
 
-from daemon.host.child_heartbeat import Heart
+from daemon.host.child_heartbeat import Heartbeat
 
 _LOOK_EVERY_S = 0.1
 _FIRST_BACK_OFF_S = 0.5
@@ -109,7 +109,7 @@ class _Child:
         self.name = spec.name
         self.is_to_hang_up = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._heart: Heart | None = None
+        self._heart: Heartbeat | None = None
         self._hung: str | None = None
         self._starts = 0
         self._started_s = self._start_at_s = 0.0
@@ -132,7 +132,7 @@ class _Child:
             self.is_to_hang_up = False  # before its first beat it may not listen yet, and SIGHUP would end it
             self._process.send_signal(signal.SIGHUP)
 
-    def _kill_hung(self, process: subprocess.Popen[bytes], heart: Heart) -> None:
+    def _kill_hung(self, process: subprocess.Popen[bytes], heart: Heartbeat) -> None:
         self._hung = f"it hung: no sign of life for {heart.patience_s:g} s"
         self._log.error("child_hung", child=self._spec.name, pid=process.pid, silent_s=heart.patience_s)
         process.kill()
@@ -165,7 +165,7 @@ class _Child:
         spec.on_start()
         try:
             if spec.beats:
-                self._heart = Heart(now_s, _HUNG_AFTER_S)
+                self._heart = Heartbeat(now_s, _HUNG_AFTER_S)
                 argv, pass_fds = (*argv, "--heart", str(self._heart.fd)), (*pass_fds, self._heart.fd)
             self._process = subprocess.Popen(  # noqa: S603 - our own programs, no shell
                 argv,

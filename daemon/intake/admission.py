@@ -17,8 +17,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from daemon.intake.accounts import Accounts, IntakeLimits, Peer
 from daemon.intake.backlog import Backlog
 from daemon.intake.image_header import LongWalkError
-from daemon.intake.payload_scan import Examination, Look, look_at
-from daemon.intake.text_requests import Asking, TextSettled
+from daemon.intake.payload_scan import Examination, PayloadScan, look_at
+from daemon.intake.text_requests import TextAdmission, TextSettled
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Arrival, BoardRef
 from daemon.storage.quarantine import Quarantine
@@ -83,7 +83,7 @@ class Looked:
     peer: Peer
     message: Inspect
     payload: bytes
-    look: Look | None
+    look: PayloadScan | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Admission(Accounts):
         quarantine: Quarantine,
         server: str = "coserve",
         room: Callable[[int], str | None] = lambda _bytes: None,
-        asking: Asking | None = None,
+        asking: TextAdmission | None = None,
         took: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         """`room(bytes)`: why the disk takes no image of so many bytes now, None where it does.
@@ -289,7 +289,7 @@ class Admission(Accounts):
             return busy
         self.owe(peer)
 
-        def done(look: Look | None) -> None:
+        def done(look: PayloadScan | None) -> None:
             post(Looked(peer, message, payload, look))
 
         return Examination(message.source, payload, message.pixels, self.limits.max_pixels, done)
@@ -299,7 +299,7 @@ class Admission(Accounts):
         peer: Peer,
         message: Inspect,
         payload: bytes,
-        look: Look | None,
+        look: PayloadScan | None,
         post: Callable[[Posted], None],
     ) -> Answer | None:
         """`look` where there was one already; LongWalkError where it takes too long to have one here."""
@@ -325,9 +325,9 @@ class Admission(Accounts):
             return self.settle(Settled(key, _WriterBroke(str(error))))[0][1]
         return None
 
-    def _look(self, message: Inspect, payload: bytes) -> Look:
+    def _look(self, message: Inspect, payload: bytes) -> PayloadScan:
         if len(payload) > self.limits.max_payload_bytes:
-            return Look("", None)  # nothing that is stored is as large
+            return PayloadScan("", None)  # nothing that is stored is as large
         return look_at(payload, message.pixels, self.limits.max_pixels, _MANY_STEPS)
 
     def _repeat(self, peer: Peer, message: Inspect, sha256: str, flight: _InFlight) -> Answer | None:
@@ -354,7 +354,7 @@ class Admission(Accounts):
         kept = None if version is None else self._rulebook.get(version)
         return kept or self._rulebook.current
 
-    def _check_payload(self, message: Inspect, payload: bytes, look: Look | None) -> str:
+    def _check_payload(self, message: Inspect, payload: bytes, look: PayloadScan | None) -> str:
         """The payload's sha256, once its structure is right; a bad image is kept in the quarantine."""
         if not payload:
             raise _refusal(message, "bad_image", "the payload is missing or empty")

@@ -47,7 +47,7 @@ class _Connection:
     looks_waiting: int = 0
 
 
-class Doorkeeper:
+class ConnectionGuard:
     """`watch`, `start` and `delivered` are for the thread that owns the socket. Who goes beyond `most_bytes` is cut.
 
     `most_bytes` is of one connection; all of them together may have four times that.

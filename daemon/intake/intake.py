@@ -15,8 +15,8 @@ import zmq
 from daemon.intake.accounts import Peer
 from daemon.intake.admission import Admission, Looked, Posted, Settled
 from daemon.intake.catch_up import CatchUps, Page, ResultsReader
-from daemon.intake.connection_guard import Doorkeeper
-from daemon.intake.payload_scan import Examination, Examiner
+from daemon.intake.connection_guard import ConnectionGuard
+from daemon.intake.payload_scan import Examination, PayloadScanner
 from daemon.intake.text_requests import TextSettled
 from daemon.policy.fair_queue import FairQueue
 from daemon.wire.frames import MAGIC, split_envelope
@@ -94,8 +94,8 @@ class Intake:
         self._may_in = may_in
         self._mailbox: Mailbox[Posted | _CaughtUp | Callable[[], None]] = Mailbox()
         self._catch_ups = CatchUps(results_since)
-        self._examiner = Examiner()
-        self._doorkeeper = Doorkeeper(context, 4 * admission.limits.max_payload_bytes)
+        self._examiner = PayloadScanner()
+        self._connection_guard = ConnectionGuard(context, 4 * admission.limits.max_payload_bytes)
         self._waiting: FairQueue[_Waiting] = FairQueue()
         self._refusals: FairQueue[tuple[Peer, Answer]] = FairQueue()
         self._may_refuse = float(_REFUSALS_AT_ONCE)
@@ -111,7 +111,7 @@ class Intake:
         try:
             return self._thread.start()
         except BaseException:
-            self._doorkeeper.abandon()
+            self._connection_guard.abandon()
             raise
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -144,16 +144,16 @@ class Intake:
         router.router_mandatory = True  # so that an answer which cannot go out is seen, and counted
         router.router_handover = True  # a camera that comes back under its name is not locked out by its old self
         keep_alive(router)
-        self._doorkeeper.watch(router)
+        self._connection_guard.watch(router)
 
     def _run(self, router: Socket) -> None:
         self._catch_ups.start()
         self._examiner.start()
-        self._doorkeeper.start()
+        self._connection_guard.start()
         try:
             self._serve(router)
         finally:
-            self._doorkeeper.stop(router)
+            self._connection_guard.stop(router)
             self._catch_ups.stop()
             self._examiner.stop()
 
@@ -185,7 +185,7 @@ class Intake:
         room = _BYTES_PER_TURN
         for _ in range(_MESSAGES_PER_TURN):
             try:
-                frames = receive(router, self._may_in, self._doorkeeper.delivered)
+                frames = receive(router, self._may_in, self._connection_guard.delivered)
             except zmq.Again:
                 return
             if frames is not None:

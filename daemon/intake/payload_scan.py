@@ -17,21 +17,21 @@ from daemon.records import Pixels
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PayloadScan:
     """What was found: the payload's sha256 (lower-case hex), and what is wrong with its structure, if anything."""
 
     sha256: str
     flaw: ImageHeaderError | None
 
 
-def look_at(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int = MAX_STEPS) -> Look:
+def look_at(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int = MAX_STEPS) -> PayloadScan:
     """LongWalkError where the structure has more than `max_steps` parts."""
     flaw: ImageHeaderError | None = None
     try:
         check_image(payload, pixels, max_pixels, max_steps)
     except ImageHeaderError as error:
         flaw = error.with_traceback(None)  # it outlives this call, and must not keep the payload alive
-    return Look(hashlib.sha256(payload).hexdigest(), flaw)
+    return PayloadScan(hashlib.sha256(payload).hexdigest(), flaw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class Examination:
     payload: bytes
     pixels: Pixels
     max_pixels: int
-    done: Callable[[Look | None], None]
+    done: Callable[[PayloadScan | None], None]
 
 
-class Examiner:
+class PayloadScanner:
     """`submit` from any thread; `done` is called in the examiner's. What waits is bounded by who submits."""
 
     def __init__(self) -> None:

@@ -66,7 +66,7 @@ class _InFlight:
     repeated: list[tuple[Peer, TextRequest]] = field(default_factory=list)
 
 
-class Asking:
+class TextAdmission:
     """Requests for text on their way to the disk."""
 
     def __init__(self, models: Mapping[str, TextModel], reader: TextReader, writer: TextWriter) -> None:

@@ -88,7 +88,7 @@ class Prompts:
         )
 
 
-class Language:
+class LanguageModels:
     """All models of a configuration. `submit` from any thread; the rest from whoever starts and asks."""
 
     def __init__(

@@ -17,7 +17,7 @@ import structlog
 Station = Callable[[Callable[[], None]], None]
 
 
-class Pulse:
+class PipelineProbe:
     """`beat` is for one thread; stations call back from theirs."""
 
     def __init__(self, stations: Sequence[tuple[str, Station]], clock: Callable[[], float] = time.monotonic) -> None:

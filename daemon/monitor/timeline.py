@@ -24,7 +24,7 @@ _MOST = 1_000
 LONGEST_S = 3600.0
 
 
-class Timeline:
+class WorkTimeline:
     """Filled by the drive's thread, looked at by any."""
 
     def __init__(self, wall: Callable[[], float]) -> None:

@@ -41,7 +41,7 @@ def _is_there(module: str) -> bool:
         return False
 
 
-class Pages:
+class WebPages:
     """The socket of the web process, and what is told to it; started and stopped as `HttpServer` is."""
 
     def __init__(

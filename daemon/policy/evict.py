@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from daemon.policy.ranking import Ranking
 from daemon.policy.request import PoolId
-from daemon.policy.residency import Floor
+from daemon.policy.residency import Residency
 from experts.spec import ExpertId
 
 
@@ -29,8 +29,8 @@ class Order(Protocol):
 class LeastRecentlyUsed:
     """The one whose last batch (or load) began longest ago (`samba`)."""
 
-    def __init__(self, floor: Floor, pools: Sequence[PoolId]) -> None:
-        self._orders = [(pool, floor.ledgers[pool], OrderedDict[ExpertId, None]()) for pool in pools]
+    def __init__(self, residency: Residency, pools: Sequence[PoolId]) -> None:
+        self._orders = [(pool, residency.ledgers[pool], OrderedDict[ExpertId, None]()) for pool in pools]
         self._by_pool = {pool: order for pool, _, order in self._orders}
 
     def used(self, pool: PoolId, expert: ExpertId) -> None:
@@ -55,8 +55,8 @@ class LeastRecentlyUsed:
 class FirstInFirstOut:
     """The one that was loaded longest ago (`samba-fifo`): the order in which a ledger keeps its residents."""
 
-    def __init__(self, floor: Floor, _pools: Sequence[PoolId]) -> None:
-        self._floor = floor
+    def __init__(self, residency: Residency, _pools: Sequence[PoolId]) -> None:
+        self._residency = residency
 
     def used(self, pool: PoolId, expert: ExpertId) -> None:
         """Use changes nothing."""
@@ -65,7 +65,7 @@ class FirstInFirstOut:
         """The ledger knows."""
 
     def victims(self, pool: PoolId) -> Iterable[ExpertId]:
-        return self._floor.ledgers[pool].resident
+        return self._residency.ledgers[pool].resident
 
     def rebuild(self) -> None:
         """Nothing here comes from facts."""
@@ -78,8 +78,8 @@ class TwoStages:
     the others by ascending usage probability. Queued requests keep nobody.
     """
 
-    def __init__(self, floor: Floor, _pools: Sequence[PoolId]) -> None:
-        self._floor = floor
+    def __init__(self, residency: Residency, _pools: Sequence[PoolId]) -> None:
+        self._residency = residency
         self._preliminaries: dict[ExpertId, list[ExpertId]] = {}
         #: Places by ascending usage probability.
         self._places: dict[ExpertId, int] = {}
@@ -92,7 +92,7 @@ class TwoStages:
         """The ledger knows."""
 
     def victims(self, pool: PoolId) -> Iterable[ExpertId]:
-        ledger, floor = self._floor.ledgers[pool], self._floor
+        ledger, residency = self._residency.ledgers[pool], self._residency
         residents, places = ledger.resident, self._places
         # Not in the catalog any more: nothing speaks for them.
         yield from [expert for expert in residents if expert not in places]
@@ -101,12 +101,12 @@ class TwoStages:
             for expert in residents
             if expert in self._preliminaries and not any(map(ledger.is_ready, self._preliminaries[expert]))
         ]
-        yield from sorted(first, key=lambda expert: (-floor.bytes_of(expert), expert))
+        yield from sorted(first, key=lambda expert: (-residency.bytes_of(expert), expert))
         yield from sorted([expert for expert in residents if expert in places], key=places.__getitem__)
 
     def rebuild(self) -> None:
         self._preliminaries.clear()
-        known = self._floor.experts.values()
+        known = self._residency.experts.values()
         for facts in known:
             for subsequent, _ in facts.then:
                 self._preliminaries.setdefault(subsequent, []).append(facts.expert)

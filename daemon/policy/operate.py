@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from daemon.policy.actions import Resize, Unload
 from daemon.policy.discipline import Discipline, Want
 from daemon.policy.request import PoolId
-from daemon.policy.residency import Floor
+from daemon.policy.residency import Residency
 from experts.spec import ExpertId
 
 
@@ -21,13 +21,13 @@ class RefusedError(Exception):
 class Operator:
     """Wishes are checked at once and carried out as memory allows, through `next_change` and `wants`."""
 
-    def __init__(self, floor: Floor, discipline: Discipline) -> None:
-        self._floor = floor
+    def __init__(self, residency: Residency, discipline: Discipline) -> None:
+        self._residency = residency
         self._discipline = discipline
 
     def pins(self) -> dict[ExpertId, tuple[PoolId, ...]]:
         found: dict[ExpertId, tuple[PoolId, ...]] = {}
-        for pool, ledger in self._floor.ledgers.items():
+        for pool, ledger in self._residency.ledgers.items():
             for expert in ledger.pinned:
                 found[expert] = (*found.get(expert, ()), pool)
         return found
@@ -36,18 +36,18 @@ class Operator:
         """Keep `expert` in `pool` (where none is named: where it is resident, else where most is free)."""
         self._known(expert, pool)
         for chosen in (pool,) if pool is not None else self._by_room(expert):
-            ledger = self._floor.ledgers[chosen]
+            ledger = self._residency.ledgers[chosen]
             if ledger.is_pinned(expert):
                 return chosen
-            if self._floor.fits(chosen, expert):
+            if self._residency.fits(chosen, expert):
                 before = self._starving()
                 ledger.pin(expert)
-                self._floor.room_changed()
+                self._residency.room_changed()
                 starved = [other for other in self._starving() if other not in before]
                 if not starved:
                     return chosen
                 ledger.unpin(expert)
-                self._floor.room_changed()
+                self._residency.room_changed()
         raise RefusedError("does_not_fit", f"pinning {expert} leaves no pool with room enough for the other experts")
 
     def unpin(self, expert: ExpertId, pool: PoolId | None) -> None:
@@ -61,34 +61,36 @@ class Operator:
         """Free `expert` when its running batch has ended; images that need it load it again."""
         self._known(expert, pool)
         pools = [
-            chosen for chosen in self._floor.pools if pool in (None, chosen) and self._floor.can_run(chosen, expert)
+            chosen
+            for chosen in self._residency.pools
+            if pool in (None, chosen) and self._residency.can_run(chosen, expert)
         ]
         if not pools:
             raise RefusedError("not_resident", f"{expert} is not resident{_where(pool)}")
-        if any(self._floor.ledgers[chosen].is_pinned(expert) for chosen in pools):
+        if any(self._residency.ledgers[chosen].is_pinned(expert) for chosen in pools):
             raise RefusedError("pinned", f"{expert} is pinned: unpin it first")
-        if any(self._floor.ledgers[chosen].hung(expert) for chosen in pools):
+        if any(self._residency.ledgers[chosen].hung(expert) for chosen in pools):
             raise RefusedError("in_use", f"a batch of {expert} hangs and keeps its weights: restart the daemon")
         for chosen in pools:
-            self._floor.leaving[chosen][expert] = None
+            self._residency.leaving[chosen][expert] = None
         self._discipline.moved(expert)
 
     def set_budget(self, pool: PoolId, budget_bytes: int) -> None:
         """Another budget for `pool`; residents go, least wanted first, until the rest fits."""
-        if pool not in self._floor.pools:
-            raise RefusedError("unknown_device", _unknown_device(self._floor, pool))
-        pinned = sum(self._floor.bytes_of(expert) for expert in self._floor.ledgers[pool].pinned)
+        if pool not in self._residency.pools:
+            raise RefusedError("unknown_device", _unknown_device(self._residency, pool))
+        pinned = sum(self._residency.bytes_of(expert) for expert in self._residency.ledgers[pool].pinned)
         if pinned > budget_bytes:
             raise RefusedError("does_not_fit", f"{pinned} bytes are pinned on {pool}, more than {budget_bytes}")
-        before, known = self._starving(), self._floor.targets_bytes[pool]
-        self._floor.targets_bytes[pool] = budget_bytes
-        self._floor.room_changed()
+        before, known = self._starving(), self._residency.targets_bytes[pool]
+        self._residency.targets_bytes[pool] = budget_bytes
+        self._residency.room_changed()
         starved = [expert for expert in self._starving() if expert not in before]
         if starved:
-            self._floor.targets_bytes[pool] = known
-            self._floor.room_changed()
-            largest = max(starved, key=self._floor.bytes_of)
-            need_bytes = self._floor.bytes_of(largest)
+            self._residency.targets_bytes[pool] = known
+            self._residency.room_changed()
+            largest = max(starved, key=self._residency.bytes_of)
+            need_bytes = self._residency.bytes_of(largest)
             raise RefusedError(
                 "does_not_fit",
                 f"{largest} would fit nowhere any more: {pool} needs {need_bytes} bytes beside what is pinned",
@@ -96,7 +98,7 @@ class Operator:
 
     def next_change(self, pool: PoolId) -> Unload | Resize | None:
         """What must happen in `pool` before any load: leaving experts that are idle, then a new budget."""
-        ledger, leaving = self._floor.ledgers[pool], self._floor.leaving[pool]
+        ledger, leaving = self._residency.ledgers[pool], self._residency.leaving[pool]
         if leaving:
             for expert in tuple(leaving):
                 if not ledger.holds(expert):
@@ -104,7 +106,7 @@ class Operator:
             idle = tuple(expert for expert in leaving if ledger.is_ready(expert) and ledger.users(expert) == 0)
             if idle:
                 return self._unload(pool, idle)
-        target_bytes = self._floor.targets_bytes[pool]
+        target_bytes = self._residency.targets_bytes[pool]
         if ledger.budget_bytes == target_bytes:
             return None
         if ledger.used_bytes <= target_bytes:
@@ -116,34 +118,36 @@ class Operator:
         shed = ledger.plan_room(need_bytes, victims)
         if shed:
             return self._unload(pool, shed)
-        self._floor.draining[pool].update(dict.fromkeys(ledger.plan_room(need_bytes, victims, when_idle=True) or ()))
+        self._residency.draining[pool].update(
+            dict.fromkeys(ledger.plan_room(need_bytes, victims, when_idle=True) or ())
+        )
         return None
 
     def wants(self, pool: PoolId) -> Iterator[Want]:
         """Pinned experts that are not resident yet."""
-        for expert in self._floor.ledgers[pool].pinned:
-            if not self._floor.ledgers[pool].holds(expert):
+        for expert in self._residency.ledgers[pool].pinned:
+            if not self._residency.ledgers[pool].holds(expert):
                 yield Want(expert, "pin", "anybody")
 
     def load_failed(self, pool: PoolId, expert: ExpertId) -> bool:
         """Whether the load that failed was of weights that nobody wants any more; if not, its pin is given up."""
-        if expert in self._floor.leaving[pool]:
-            del self._floor.leaving[pool][expert]
+        if expert in self._residency.leaving[pool]:
+            del self._residency.leaving[pool][expert]
             return True
-        if self._floor.ledgers[pool].is_pinned(expert):
-            self._floor.ledgers[pool].unpin(expert)
-            self._floor.room_changed()
+        if self._residency.ledgers[pool].is_pinned(expert):
+            self._residency.ledgers[pool].unpin(expert)
+            self._residency.room_changed()
         return False
 
     def forget(self, experts: Iterable[ExpertId], pools: Iterable[PoolId] | None = None) -> None:
-        chosen = tuple(self._floor.pools if pools is None else pools)
+        chosen = tuple(self._residency.pools if pools is None else pools)
         for expert in experts:
             for pool in chosen:
-                self._floor.ledgers[pool].unpin(expert)
-        self._floor.room_changed()
+                self._residency.ledgers[pool].unpin(expert)
+        self._residency.room_changed()
 
     def _unload(self, pool: PoolId, experts: tuple[ExpertId, ...]) -> Unload:
-        ledger = self._floor.ledgers[pool]
+        ledger = self._residency.ledgers[pool]
         for expert in experts:
             # A pinned expert leaves only for its new weights: the pin stays, and loads it again.
             was_pinned = ledger.is_pinned(expert)
@@ -151,33 +155,33 @@ class Operator:
             ledger.evict(expert)
             if was_pinned:
                 ledger.pin(expert)
-            self._floor.leaving[pool].pop(expert, None)
+            self._residency.leaving[pool].pop(expert, None)
         return Unload(pool, experts)
 
     def _starving(self) -> dict[ExpertId, None]:
         """Experts that no pool could hold, as budgets and pins are."""
-        return {expert: None for expert in self._floor.experts if not any(self._holdable(expert))}
+        return {expert: None for expert in self._residency.experts if not any(self._holdable(expert))}
 
     def _holdable(self, expert: ExpertId) -> Iterator[bool]:
-        return (self._floor.fits(pool, expert) for pool in self._serving())
+        return (self._residency.fits(pool, expert) for pool in self._serving())
 
     def _by_room(self, expert: ExpertId) -> list[PoolId]:
-        homes = self._floor.homes(expert)
+        homes = self._residency.homes(expert)
         rest = [pool for pool in self._serving() if pool not in homes]
-        return [*homes, *sorted(rest, key=lambda pool: -self._floor.room_bytes(pool, expert))]
+        return [*homes, *sorted(rest, key=lambda pool: -self._residency.room_bytes(pool, expert))]
 
     def _serving(self) -> Iterator[PoolId]:
-        return (pool for pool, facts in self._floor.pools.items() if facts.processor != "ram")
+        return (pool for pool, facts in self._residency.pools.items() if facts.processor != "ram")
 
     def _known(self, expert: ExpertId, pool: PoolId | None) -> None:
-        if expert not in self._floor.experts:
+        if expert not in self._residency.experts:
             raise RefusedError("unknown_expert", f"{expert} is not in the catalog")
-        if pool is not None and pool not in self._floor.pools:
-            raise RefusedError("unknown_device", _unknown_device(self._floor, pool))
+        if pool is not None and pool not in self._residency.pools:
+            raise RefusedError("unknown_device", _unknown_device(self._residency, pool))
 
 
-def _unknown_device(floor: Floor, pool: PoolId) -> str:
-    return f"{pool} is not a device that the policy uses: expected one of {', '.join(floor.pools)}"
+def _unknown_device(residency: Residency, pool: PoolId) -> str:
+    return f"{pool} is not a device that the policy uses: expected one of {', '.join(residency.pools)}"
 
 
 def _where(pool: PoolId | None) -> str:

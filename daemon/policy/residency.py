@@ -20,7 +20,7 @@ class Failure:
     retry_s: float
 
 
-class Floor:
+class Residency:
     """Facts and residency. Only the scheduler changes it; the parts of a policy read it."""
 
     def __init__(

@@ -19,7 +19,7 @@ from daemon.policy.predict import Measured
 from daemon.policy.prefetch import initial_fill
 from daemon.policy.presets import Preset, Tuning
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request, RequestId
-from daemon.policy.residency import Failure, Floor
+from daemon.policy.residency import Failure, Residency
 from daemon.policy.snapshot import PoolSnapshot, Snapshot
 from experts.spec import ExpertId
 
@@ -41,7 +41,7 @@ class Scheduler:
     ) -> None:
         self._preset = preset
         self._tuning = tuning or Tuning()
-        self._floor = Floor(experts, pools, executors, Matrix(matrix), across_devices=preset.across_devices)
+        self._residency = Residency(experts, pools, executors, Matrix(matrix), across_devices=preset.across_devices)
         self._measured = Measured()
         for row in matrix:
             self._measured.inferred(row.architecture, row.k_s + row.b_s)
@@ -51,18 +51,18 @@ class Scheduler:
         self._queued: dict[RequestId, Request] = {}
         self._running: dict[ExecutorId, Run] = {}
         self._fill = self._first_fill() if preset.initial_fill else {}
-        self._operator = Operator(self._floor, self._discipline)
+        self._operator = Operator(self._residency, self._discipline)
 
     # Requests
 
     def arrive(self, request: Request, now: float) -> str | None:
         """Queue `request`. Where its expert cannot serve it, the reason; it is then not queued."""
         expert = request.expert
-        if not self._floor.is_usable(expert):
+        if not self._residency.is_usable(expert):
             reason = self._why_not(expert, now)
             if reason is not None:
                 return reason
-            self._floor.failures.pop(expert, None)
+            self._residency.failures.pop(expert, None)
         self._queued[request.request_id] = request
         self._deadlines.add(request)
         self._discipline.add(request)
@@ -79,7 +79,7 @@ class Scheduler:
 
     def next_action(self, executor: ExecutorId, now: float) -> Run | Wait:
         """The next batch of an idle executor; the caller must report its end."""
-        if executor not in self._floor.executors or executor in self._running:
+        if executor not in self._residency.executors or executor in self._running:
             return NOTHING
         batch = self._discipline.take(executor, now)
         if not batch:
@@ -88,7 +88,7 @@ class Scheduler:
         for request in batch:
             del self._queued[request.request_id]
             self._deadlines.discard(request)
-        self._floor.ledgers[self._floor.executors[executor].pool].use(expert)
+        self._residency.ledgers[self._residency.executors[executor].pool].use(expert)
         self._discipline.moved(expert)
         run = Run(executor, expert, batch)
         self._running[executor] = run
@@ -96,19 +96,19 @@ class Scheduler:
 
     def next_load(self, pool: PoolId, now: float) -> Load | Unload | Resize | Wait:
         """The next change of what is resident in `pool`; the caller must report the end of a `Load`."""
-        ledger = self._floor.ledgers.get(pool)
+        ledger = self._residency.ledgers.get(pool)
         if ledger is None:
             return NOTHING
-        self._floor.forgive(now)
-        self._floor.draining[pool].clear()
+        self._residency.forgive(now)
+        self._residency.draining[pool].clear()
         change = self._operator.next_change(pool)
         if change is not None:
             for expert in change.experts if isinstance(change, Unload) else ():
                 self._moved(expert)
             return change
-        copying, most = self._floor.copying[pool], self._preset.loads_in_flight
+        copying, most = self._residency.copying[pool], self._preset.loads_in_flight
         is_full = copying >= most and ledger.loading_count - copying >= most
-        if is_full or ledger.budget_bytes != self._floor.targets_bytes[pool]:
+        if is_full or ledger.budget_bytes != self._residency.targets_bytes[pool]:
             return self._wait(now)
         for want in self._wants(pool, now):
             load = self._plan(pool, want)
@@ -120,11 +120,11 @@ class Scheduler:
     # Reports
 
     def load_done(self, load: Load, load_s: float) -> None:
-        self._floor.ledgers[load.pool].finish_load(load.expert)
-        self._floor.suspects.pop(load.expert, None)
-        self._floor.unrefuse(load.pool, load.expert)
+        self._residency.ledgers[load.pool].finish_load(load.expert)
+        self._residency.suspects.pop(load.expert, None)
+        self._residency.unrefuse(load.pool, load.expert)
         self._free_source(load)
-        facts = self._floor.experts.get(load.expert)
+        facts = self._residency.experts.get(load.expert)
         if facts is not None:
             self._measured.loaded(facts.architecture, load_s)
         self._moved(load.expert)
@@ -135,33 +135,38 @@ class Scheduler:
         Host memory fails no request, since it can be done without; nor does a device that has failed
         (`is_device_error`) where another takes the expert. Such a pool is not asked for it again before `retry_s`.
         """
-        floor, pool, expert = self._floor, load.pool, load.expert
-        floor.ledgers[pool].abandon_load(expert)
+        residency, pool, expert = self._residency, load.pool, load.expert
+        residency.ledgers[pool].abandon_load(expert)
         self._free_source(load)
         was_leaving = self._operator.load_failed(pool, expert)
-        is_ram = floor.pools[pool].processor == "ram"
+        is_ram = residency.pools[pool].processor == "ram"
         retry_s = now + self._tuning.retry_s
         if (is_ram or is_device_error) and not was_leaving:
-            floor.refuse(pool, expert, retry_s)
+            residency.refuse(pool, expert, retry_s)
         self._moved(expert)
-        if was_leaving or is_ram or floor.homes(expert) or (is_device_error and floor.is_taken(expert, "gpu", "cpu")):
+        if (
+            was_leaving
+            or is_ram
+            or residency.homes(expert)
+            or (is_device_error and residency.is_taken(expert, "gpu", "cpu"))
+        ):
             return ()
         # Another pool's load of it may still succeed. Only the first failure waits for that: two pools that load what
         # cannot be loaded would otherwise wait for each other for ever.
-        if floor.is_coming(expert) and expert not in floor.suspects:
-            floor.suspects[expert] = None
+        if residency.is_coming(expert) and expert not in residency.suspects:
+            residency.suspects[expert] = None
             return ()
-        floor.suspects.pop(expert, None)
-        floor.failures[expert] = Failure(reason, retry_s)
+        residency.suspects.pop(expert, None)
+        residency.failures[expert] = Failure(reason, retry_s)
         return self._take_out(expert)
 
     def batch_done(self, executor: ExecutorId, infer_s: float) -> None:
         """The batch of `executor` has been answered; its images' next steps arrive after this report."""
         run = self._end(executor)
-        facts = self._floor.experts.get(run.expert)
+        facts = self._residency.experts.get(run.expert)
         if facts is not None:
             self._measured.inferred(facts.architecture, infer_s)
-        self._pace.ran(self._floor.executors[executor].pool, len(run.batch), infer_s)
+        self._pace.ran(self._residency.executors[executor].pool, len(run.batch), infer_s)
 
     def batch_failed(self, executor: ExecutorId) -> tuple[Request, ...]:
         """The batch of `executor` gave no answer at all: its requests, which have left the scheduler."""
@@ -170,24 +175,24 @@ class Scheduler:
     def batch_hung(self, executor: ExecutorId) -> None:
         """The batch of `executor` is given up, but whoever computes it does not let go of the weights."""
         run = self._running.pop(executor)
-        self._floor.ledgers[self._floor.executors[executor].pool].hang(run.expert)
+        self._residency.ledgers[self._residency.executors[executor].pool].hang(run.expert)
         self._discipline.ended(executor, run.expert, len(run.batch))
         self._discipline.moved(run.expert)
 
     def hung_batch_ended(self, pool: PoolId, expert: ExpertId) -> None:
-        self._floor.ledgers[pool].release_hung(expert)
+        self._residency.ledgers[pool].release_hung(expert)
         self._discipline.moved(expert)
 
     def load_hung(self, load: Load) -> tuple[Request, ...]:
         """`load` is not waited for: its bytes stay taken. Its requests are taken out and returned where nobody else can
         serve them, to come again when it has ended.
         """
-        floor, pool, expert = self._floor, load.pool, load.expert
-        floor.stuck[pool, expert] = floor.ledgers[pool].bytes_of(expert)
-        floor.ledgers[pool].hold(expert)
+        residency, pool, expert = self._residency, load.pool, load.expert
+        residency.stuck[pool, expert] = residency.ledgers[pool].bytes_of(expert)
+        residency.ledgers[pool].hold(expert)
         self._free_source(load)
         self._operator.load_failed(pool, expert)
-        floor.room_changed()
+        residency.room_changed()
         self._moved(expert)
         if not self.is_stuck(expert):
             return ()
@@ -195,25 +200,25 @@ class Scheduler:
 
     def hung_load_ended(self, load: Load) -> None:
         """Whatever it brought has been unloaded again: `load.pool` may be asked for the expert as before."""
-        self._floor.ledgers[load.pool].give_back(self._floor.stuck.pop((load.pool, load.expert)))
-        self._floor.room_changed()
+        self._residency.ledgers[load.pool].give_back(self._residency.stuck.pop((load.pool, load.expert)))
+        self._residency.room_changed()
         self._moved(load.expert)
 
     def is_stuck(self, expert: ExpertId) -> bool:
         """Whether `expert` can be had from nobody until a load that hangs has ended."""
-        floor = self._floor
-        if not any(stuck == expert for _, stuck in floor.stuck):
+        residency = self._residency
+        if not any(stuck == expert for _, stuck in residency.stuck):
             return False
-        return not (floor.homes(expert) or floor.is_coming(expert) or floor.is_taken(expert, "gpu", "cpu"))
+        return not (residency.homes(expert) or residency.is_coming(expert) or residency.is_taken(expert, "gpu", "cpu"))
 
     def fail(self, expert: ExpertId, reason: str) -> tuple[Request, ...]:
         """Take `expert` out of use until the next `replace_facts`, and return its requests, which fail."""
-        self._floor.failures[expert] = Failure(reason, math.inf)
+        self._residency.failures[expert] = Failure(reason, math.inf)
         return self._take_out(expert)
 
     def limit_batch(self, executor: ExecutorId, expert: ExpertId, limit: int) -> None:
         """A batch of more than `limit` images of this architecture ran out of memory on `executor`'s device."""
-        self._floor.limit_batch(self._floor.executors[executor].pool, expert, limit)
+        self._residency.limit_batch(self._residency.executors[executor].pool, expert, limit)
         self._discipline.rebuild()
 
     def replace_facts(self, experts: Iterable[ExpertFacts], changed: Sequence[ExpertId]) -> tuple[Request, ...]:
@@ -223,19 +228,19 @@ class Scheduler:
         failed loads are tried again.
         """
         known = {facts.expert: facts for facts in experts}
-        self._floor.failures.clear()
-        for pool, ledger in self._floor.ledgers.items():
+        self._residency.failures.clear()
+        for pool, ledger in self._residency.ledgers.items():
             for expert in (*ledger.resident, *ledger.loading):
                 if expert not in known or expert in changed:
-                    self._floor.leaving[pool][expert] = None
+                    self._residency.leaving[pool][expert] = None
         queued = self._discipline.queued()
-        self._floor.set_facts(known.values())
-        gone = [expert for expert in queued if expert not in known or self._floor.why_never(expert) is not None]
+        self._residency.set_facts(known.values())
+        gone = [expert for expert in queued if expert not in known or self._residency.why_never(expert) is not None]
         self._discipline.rebuild()
         for expert in changed:
-            if expert in known and any(ledger.hung(expert) for ledger in self._floor.ledgers.values()):
+            if expert in known and any(ledger.hung(expert) for ledger in self._residency.ledgers.values()):
                 reason = f"expert {expert}: a batch of its old weights hangs; restart the daemon to use the new ones"
-                self._floor.failures[expert] = Failure(reason, math.inf)
+                self._residency.failures[expert] = Failure(reason, math.inf)
                 gone.append(expert)
         lost = tuple(request for expert in gone for request in self._take_out(expert))
         self._operator.forget(expert for expert in tuple(self._operator.pins()) if expert not in known)
@@ -259,12 +264,12 @@ class Scheduler:
 
     def predicted_s(self, executor: ExecutorId, expert: ExpertId, images: int) -> float | None:
         """How long a batch may be expected to take; None where nothing was profiled or measured."""
-        facts = self._floor.experts.get(expert)
-        device = self._floor.pools[self._floor.executors[executor].pool].device
+        facts = self._residency.experts.get(expert)
+        device = self._residency.pools[self._residency.executors[executor].pool].device
         if facts is None:
             return None
-        row = self._floor.matrix.of(device, facts.architecture)
-        if self._floor.matrix.was_measured(device, facts.architecture):
+        row = self._residency.matrix.of(device, facts.architecture)
+        if self._residency.matrix.was_measured(device, facts.architecture):
             return row.k_s * images + row.b_s
         least_s = self._measured.least_s(facts.architecture, resident=True)
         return least_s * images if least_s > 0.0 else None
@@ -272,36 +277,36 @@ class Scheduler:
     @property
     def pools(self) -> tuple[PoolId, ...]:
         """The pools that the policy uses."""
-        return tuple(self._floor.pools)
+        return tuple(self._residency.pools)
 
     def usage(self, expert: ExpertId) -> float:
-        return self._floor.usage(expert)
+        return self._residency.usage(expert)
 
     def budgets(self) -> dict[PoolId, int]:
         """Bytes by pool, as they were last asked for."""
-        return dict(self._floor.targets_bytes)
+        return dict(self._residency.targets_bytes)
 
     def snapshot(self) -> Snapshot:
         pools = tuple(
             PoolSnapshot(pool, one.resident, one.loading, one.pinned, one.used_bytes, one.budget_bytes)
-            for pool, one in self._floor.ledgers.items()
+            for pool, one in self._residency.ledgers.items()
         )
         running = {executor: run.expert for executor, run in self._running.items()}
-        failed = {expert: failure.reason for expert, failure in self._floor.failures.items()}
+        failed = {expert: failure.reason for expert, failure in self._residency.failures.items()}
         return Snapshot(pools, self._discipline.queued(), running, failed)
 
     def check(self) -> None:
         """Raise where a ledger, an index or the account of requests is wrong."""
-        for ledger in self._floor.ledgers.values():
+        for ledger in self._residency.ledgers.values():
             ledger.check()
         self._discipline.check()
         queued = self._discipline.queued()
         if sum(queued.values()) != len(self._queued):
             raise AssertionError(f"{len(self._queued)} requests wait, {sum(queued.values())} lie in groups")
-        for pool, ledger in self._floor.ledgers.items():
+        for pool, ledger in self._residency.ledgers.items():
             users = sum(ledger.users(expert) for expert in ledger.resident)
-            runs = sum(self._floor.executors[executor].pool == pool for executor in self._running)
-            copies = self._floor.copied_from[pool]
+            runs = sum(self._residency.executors[executor].pool == pool for executor in self._running)
+            copies = self._residency.copied_from[pool]
             hung = sum(ledger.hung(expert) for expert in ledger.resident)
             if users != runs + copies + hung:
                 raise AssertionError(f"pool {pool}: {runs} batches and {copies} copies run, the ledger counts {users}")
@@ -310,13 +315,13 @@ class Scheduler:
 
     def _new_discipline(self) -> Discipline:
         if self._preset.binding == "arrival":
-            return ExecutorQueues(self._floor, self._preset)
-        return DemandTable(self._floor, self._deadlines, self._pace, self._preset, self._tuning)
+            return ExecutorQueues(self._residency, self._preset)
+        return DemandTable(self._residency, self._deadlines, self._pace, self._preset, self._tuning)
 
     def _first_fill(self) -> dict[PoolId, list[ExpertId]]:
         """The most used experts where they can run, the next most used in the RAM tier."""
-        pools = self._floor.pools.values()
-        experts = self._floor.experts
+        pools = self._residency.pools.values()
+        experts = self._residency.experts
         fill = initial_fill(experts.values(), [facts for facts in pools if facts.processor != "ram"])
         chosen = {expert for found in fill.values() for expert in found}
         rest = [facts for facts in experts.values() if facts.expert not in chosen]
@@ -325,15 +330,15 @@ class Scheduler:
         return {pool: list(found) for pool, found in fill.items()}
 
     def _least_s(self, expert: ExpertId) -> float:
-        facts = self._floor.experts.get(expert)
+        facts = self._residency.experts.get(expert)
         if facts is None:
             return 0.0
-        resident = bool(self._floor.homes(expert)) or self._floor.is_coming(expert)
+        resident = bool(self._residency.homes(expert)) or self._residency.is_coming(expert)
         return self._measured.least_s(facts.architecture, resident=resident)
 
     def _wants(self, pool: PoolId, now: float) -> Iterable[Want]:
         wants = self._discipline.wants(pool, now)
-        if self._fill.get(pool) or self._floor.ledgers[pool].pinned:
+        if self._fill.get(pool) or self._residency.ledgers[pool].pinned:
             return self._wants_of_all(pool, wants)
         return wants
 
@@ -341,44 +346,44 @@ class Scheduler:
         """Pins first, then whoever has images; the fill is the last thing a loader does."""
         yield from self._operator.wants(pool)
         yield from wants
-        if self._floor.ledgers[pool].loading_count == 0:
+        if self._residency.ledgers[pool].loading_count == 0:
             fill = self._fill.get(pool, [])
             while fill:
                 expert = fill.pop(0)
-                is_somewhere = self._floor.homes(expert) or self._floor.is_coming(expert)
-                if not is_somewhere and not self._floor.is_refused(pool, expert):
+                is_somewhere = self._residency.homes(expert) or self._residency.is_coming(expert)
+                if not is_somewhere and not self._residency.is_refused(pool, expert):
                     yield Want(expert, "startup", "nobody")
 
     def _plan(self, pool: PoolId, want: Want) -> Load | None:
         """The load of `want` with its evictions, or None; marks who must become idle for an urgent one."""
-        ledger, expert = self._floor.ledgers[pool], want.expert
-        if ledger.holds(expert) or expert not in self._floor.experts:
+        ledger, expert = self._residency.ledgers[pool], want.expert
+        if ledger.holds(expert) or expert not in self._residency.experts:
             return None
-        need_bytes = self._floor.bytes_of(expert)
+        need_bytes = self._residency.bytes_of(expert)
         evict = ledger.plan_room(need_bytes, self._discipline.victims(pool, want.evict))
         if evict is not None:
-            return Load(pool, expert, evict, want.cause, self._floor.source_for(pool, expert))
-        if want.evict == "anybody" and not self._floor.draining[pool]:
+            return Load(pool, expert, evict, want.cause, self._residency.source_for(pool, expert))
+        if want.evict == "anybody" and not self._residency.draining[pool]:
             patient = ledger.plan_room(need_bytes, self._discipline.victims(pool, "anybody"), when_idle=True)
-            self._floor.draining[pool].update(dict.fromkeys(patient or ()))
+            self._residency.draining[pool].update(dict.fromkeys(patient or ()))
         return None
 
     def _begin(self, load: Load, want: Want) -> None:
-        self._floor.draining[load.pool].clear()
-        self._floor.ledgers[load.pool].begin_load(load.expert, self._floor.bytes_of(load.expert), load.evict)
+        self._residency.draining[load.pool].clear()
+        self._residency.ledgers[load.pool].begin_load(load.expert, self._residency.bytes_of(load.expert), load.evict)
         if load.source is not None:
-            self._floor.ledgers[load.source].use(load.expert)
-            self._floor.copying[load.pool] += 1
-            self._floor.copied_from[load.source] += 1
+            self._residency.ledgers[load.source].use(load.expert)
+            self._residency.copying[load.pool] += 1
+            self._residency.copied_from[load.source] += 1
         self._discipline.granted(want, load.pool)
         for expert in (*load.evict, load.expert):
             self._moved(expert)
 
     def _free_source(self, load: Load) -> None:
         if load.source is not None:
-            self._floor.ledgers[load.source].release(load.expert)
-            self._floor.copying[load.pool] -= 1
-            self._floor.copied_from[load.source] -= 1
+            self._residency.ledgers[load.source].release(load.expert)
+            self._residency.copying[load.pool] -= 1
+            self._residency.copied_from[load.source] -= 1
             self._discipline.moved(load.expert)
 
     def _moved(self, expert: ExpertId) -> None:
@@ -398,24 +403,24 @@ class Scheduler:
 
     def _end(self, executor: ExecutorId) -> Run:
         run = self._running.pop(executor)
-        self._floor.ledgers[self._floor.executors[executor].pool].release(run.expert)
+        self._residency.ledgers[self._residency.executors[executor].pool].release(run.expert)
         self._discipline.ended(executor, run.expert, len(run.batch))
         return run
 
     def _why_not(self, expert: ExpertId, now: float) -> str | None:
-        failure = self._floor.failures.get(expert)
+        failure = self._residency.failures.get(expert)
         if failure is not None and now < failure.retry_s:
             return failure.reason
-        if expert not in self._floor.experts:
+        if expert not in self._residency.experts:
             return f"expert {expert} is not in the catalog"
-        return self._floor.why_never(expert)
+        return self._residency.why_never(expert)
 
     def _wait(self, now: float) -> Wait:
         """Until age, a deadline or a retry changes something; the next report may come before."""
         turn_s, late_s, forgiven_s = (
             self._discipline.next_turn_s(now),
             self._deadlines.next_s(),
-            self._floor.next_forgiven_s(),
+            self._residency.next_forgiven_s(),
         )
         if turn_s is None and late_s is None and forgiven_s is None:
             return NOTHING

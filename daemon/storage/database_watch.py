@@ -11,7 +11,7 @@ _EVERY_S = 1.0
 _CAUSE = "files"
 
 
-class GroundWatch:
+class DatabaseWatch:
     """What can be put back is; for the rest publishers hear `busy`, and the state is degraded, until a person acted."""
 
     def __init__(self, home: Place, hold: Callable[[str, str], None], resume: Callable[[str], None]) -> None:

@@ -34,7 +34,7 @@ class Suspect:
     deaths: int
 
 
-class Marks:
+class DecodeMarks:
     """The marks in `path`. Where the file cannot be had the line runs without, and says so."""
 
     def __init__(self, path: Path) -> None:

@@ -46,7 +46,7 @@ class NoRoomError(OSError):
     """An image that is not taken because too little is free: nothing has failed."""
 
 
-class Room:
+class DiskSpace:
     """`places` are folders by what lies there: `journal`, `images`, and `database` where that is a file.
 
     One thread looks, again and again; `problem` asks no disk (one that hangs must not hold up intake), but counts what
@@ -130,7 +130,7 @@ class Room:
 
 
 def places(config: Config) -> dict[str, Path]:
-    """Where the line writes, as `Room` takes it."""
+    """Where the line writes, as `DiskSpace` takes it."""
     found = {"journal": config.journal, "images": config.images}
     database = sqlite_path(config.database)
     return found | ({"database": database.parent} if database is not None else {})

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
-from daemon.storage.database.values import Keep, Kept
+from daemon.storage.database.values import CopyRequest, Kept
 from daemon.storage.kept_images import ImageFolder
 
 #: One sync makes a group durable; it collects this long and this many.
@@ -15,7 +15,7 @@ _GROUP_IMAGES = 256
 _RETRY_S = 1.0
 
 
-class Keeper:
+class ImageArchiver:
     """Copies what it is given and reports it; what is unfinished at `stop` is given again after the next start."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Keeper:
         self._may_copy = may_copy
         self._waiting_bytes = 0
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[Keep] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[CopyRequest] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._log = structlog.get_logger("images")
         self._thread = threading.Thread(target=self._run, name="keeper")
@@ -43,7 +43,7 @@ class Keeper:
         self._stopping.set()
         self._thread.join()
 
-    def keep(self, image: Keep) -> None:
+    def keep(self, image: CopyRequest) -> None:
         """Any thread."""
         with self._lock:
             self._waiting_bytes += image.key.length
@@ -55,7 +55,7 @@ class Keeper:
         return self._waiting_bytes
 
     def _run(self) -> None:
-        group: list[Keep] = []
+        group: list[CopyRequest] = []
         while not self._stopping.wait(_GROUP_S):
             while True:
                 while len(group) < _GROUP_IMAGES and not self._queue.empty():
@@ -66,7 +66,7 @@ class Keeper:
                     self._stopping.wait(_RETRY_S)
                     break
 
-    def _try_to_copy(self, group: list[Keep]) -> int:
+    def _try_to_copy(self, group: list[CopyRequest]) -> int:
         try:
             return self._copy(group)
         except OSError as error:
@@ -75,7 +75,7 @@ class Keeper:
             self._log.exception("images_not_copied", images=len(group))
         return 0
 
-    def _copy(self, group: list[Keep]) -> int:
+    def _copy(self, group: list[CopyRequest]) -> int:
         """Copy what there is room for, report it and take it off `group`: how many. The rest waits in the journal."""
         room = self._room(group)
         kept = self._folder.copy(group[:room]) if room else []
@@ -86,7 +86,7 @@ class Keeper:
             del group[: len(kept)]
         return len(kept)
 
-    def _room(self, group: list[Keep]) -> int:
+    def _room(self, group: list[CopyRequest]) -> int:
         """How many of `group`, from the first on, the disk has room for."""
         size_bytes = 0
         for number, image in enumerate(group):

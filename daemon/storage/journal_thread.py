@@ -16,7 +16,7 @@ import structlog
 
 from daemon.policy.fair_queue import Turns
 from daemon.records import Accepted, Arrival, JournalKey
-from daemon.storage.disk_space import NoRoomError, Room
+from daemon.storage.disk_space import DiskSpace, NoRoomError
 from daemon.storage.journal import Journal
 
 #: A group at most, so that one sync holds up nobody for long; one larger image makes a group of its own.
@@ -76,7 +76,7 @@ class Group:
 class JournalThread:
     """`submit` from any thread; `hand_on` is called in this one, group by group. `settled` once for each group."""
 
-    def __init__(self, journal: Journal, room: Room | None, hand_on: Callable[[Group], None]) -> None:
+    def __init__(self, journal: Journal, room: DiskSpace | None, hand_on: Callable[[Group], None]) -> None:
         self._journal = journal
         self._room = room
         self._hand_on = hand_on

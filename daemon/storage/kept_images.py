@@ -13,7 +13,7 @@ import structlog
 from daemon.host.folders import make_folder
 from daemon.records import JournalKey, Pixels
 from daemon.storage import raw_pixels
-from daemon.storage.database.values import Keep, Kept
+from daemon.storage.database.values import CopyRequest, Kept
 from daemon.storage.journal import JournalError
 
 FILE_MODE = 0o640
@@ -36,7 +36,7 @@ class ImageFolder:
         self._read = read
         self._log = structlog.get_logger("images")
 
-    def copy(self, images: Sequence[Keep]) -> list[Kept]:
+    def copy(self, images: Sequence[CopyRequest]) -> list[Kept]:
         """Copy `images` and make the copies durable together; OSError where the disk does not take or give them now.
 
         An image that the journal cannot give back is reported without a path, so that its row does not wait for ever.
@@ -56,7 +56,7 @@ class ImageFolder:
             _sync_filesystem(self._folder)
         return kept
 
-    def _write(self, image: Keep, payload: bytes) -> str:
+    def _write(self, image: CopyRequest, payload: bytes) -> str:
         header, suffix = _format(payload, image.pixels)
         part = self._folder / image.completed_at[:10] / f"{image.inspection_id // 1000:06d}"
         make_folder(part)

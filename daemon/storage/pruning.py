@@ -19,7 +19,7 @@ from daemon.storage.database.connections import StoreError, open_for_reading, sq
 from daemon.storage.database.prune import OldBoard, kept_bytes, newest_at, old_boards, oldest_kept, strays
 from daemon.storage.database.store import Store, open_store
 from daemon.storage.database.values import Clock, Kept
-from daemon.storage.disk_space import RESUME_MORE, Room
+from daemon.storage.disk_space import RESUME_MORE, DiskSpace
 from daemon.storage.kept_images import files_by_part, remove
 from daemon.units import utc_text, wall_seconds
 
@@ -80,7 +80,7 @@ class Pruner:
         url: str,
         images: Path,
         settings: Retention,
-        room: Room,
+        room: DiskSpace,
         *,
         carry_out: CarryOut,
         rest: Callable[[float], bool],
@@ -211,7 +211,7 @@ def prune_alone(url: str, images: Path, settings: Retention) -> Pruned:
     store = open_store(url)
     try:
         pruner = Pruner(
-            *(url, images, settings, Room({"images": images}, settings.reserve)),
+            *(url, images, settings, DiskSpace({"images": images}, settings.reserve)),
             carry_out=lambda task: task(store),
             rest=lambda _seconds: True,
             clock=Clock(),

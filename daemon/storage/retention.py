@@ -20,7 +20,7 @@ from daemon.storage.database.connections import StoreError
 from daemon.storage.database.store import Store
 from daemon.storage.database.upkeep import Checkpoints, Log
 from daemon.storage.database.values import Clock
-from daemon.storage.disk_space import RESUME_MORE, Room, Space
+from daemon.storage.disk_space import RESUME_MORE, DiskSpace, Space
 from daemon.storage.pruning import Ages, Pruned, Pruner, newest_s
 from daemon.storage.writer import Writer
 from daemon.units import utc_text
@@ -48,7 +48,7 @@ class RetentionThread:
         url: str,
         images: Path,
         settings: Retention,
-        room: Room,
+        room: DiskSpace,
         *,
         writer: Writer,
         hold: Callable[[str, str], None],

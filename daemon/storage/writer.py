@@ -23,8 +23,8 @@ from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome,
 from daemon.storage.database.store import Store
 from daemon.storage.database.upkeep import write_log_again
 from daemon.storage.database.values import Kept, Known, Recovery
-from daemon.storage.disk_space import NoRoomError, Room
-from daemon.storage.image_archiver import Keeper
+from daemon.storage.disk_space import DiskSpace, NoRoomError
+from daemon.storage.image_archiver import ImageArchiver
 from daemon.storage.journal import Journal, JournalError
 from daemon.storage.journal_thread import Duplicate, Group, JournalThread, Reply, Submitted, WriteFailed
 from daemon.storage.kept_images import ImageFolder
@@ -69,7 +69,7 @@ class Writer:
         on_accepted: Callable[[list[Accepted]], None],
         on_published: Callable[[list[Published]], None],
         on_done: Callable[[list[tuple[str, int]]], None],
-        room: Room | None = None,
+        room: DiskSpace | None = None,
     ) -> None:
         """`on_done` gets (source, payload bytes) of finished images; no image is taken for which there is no `room`."""
         self._store = store
@@ -90,7 +90,9 @@ class Writer:
         self._last_error: str | None = None
         self._failing = False
         folder = ImageFolder(images, journal.read)
-        self._keeper = Keeper(folder, self._queue.put, room.may_copy) if room else Keeper(folder, self._queue.put)
+        self._archiver = (
+            ImageArchiver(folder, self._queue.put, room.may_copy) if room else ImageArchiver(folder, self._queue.put)
+        )
         self._journal_thread = JournalThread(journal, room, self._queue.put)
         self._segments = Segments(journal, store)
         self._log = structlog.get_logger("writer")
@@ -109,7 +111,7 @@ class Writer:
     @property
     def to_copy_bytes(self) -> int:
         """Bytes of images that stay and are still to be copied to `images/`."""
-        return self._keeper.waiting_bytes
+        return self._archiver.waiting_bytes
 
     @property
     def is_alive(self) -> bool:
@@ -120,7 +122,7 @@ class Writer:
         self._settle_log()
         self._segments.begin()
         for image in self._store.copies_to_make():
-            self._keeper.keep(image)
+            self._archiver.keep(image)
         return self._store.recover()
 
     def _settle_log(self) -> None:
@@ -133,7 +135,7 @@ class Writer:
     def start(self) -> None:
         self._thread.start()
         self._journal_thread.start()
-        self._keeper.start()
+        self._archiver.start()
 
     def stop(self) -> None:
         """Write everything that was handed over before this call, and end. The store and the journal stay open."""
@@ -142,7 +144,7 @@ class Writer:
         self._journal_thread.stop()
         self._queue.put(_Stop())
         self._thread.join()
-        self._keeper.stop()
+        self._archiver.stop()
 
     def submit(self, arrival: Arrival, reply: Reply) -> None:
         """Make `arrival` durable; `reply` is called once, in the writer thread."""
@@ -294,7 +296,7 @@ class Writer:
         if written.done:
             self._call(self._on_done, written.done)
         for image in written.keep:
-            self._keeper.keep(image)
+            self._archiver.keep(image)
         if written.freed_journal:
             self._segments.drop()
 

@@ -25,7 +25,7 @@ import typer
 
 from daemon.intake.image_header import check_image
 from daemon.records import JournalKey, Pixels
-from daemon.storage.decode_marks import Marks
+from daemon.storage.decode_marks import DecodeMarks
 from daemon.storage.suspect_images import decode_apart
 from experts.vision.decode import decode
 from tools.cli.console import print_json, print_table
@@ -136,7 +136,7 @@ def measure(payload_bytes: int, images: int) -> list[Cost]:
     payload, pixels = a_picture(payload_bytes), Pixels()
     facts = check_image(payload, pixels, _MAX_PIXELS)
     with tempfile.TemporaryDirectory() as folder:
-        marks = Marks(Path(folder) / "marks")
+        marks = DecodeMarks(Path(folder) / "marks")
         mark, key = marks.place(), JournalKey(1, 16, len(payload))
 
         def marked() -> None:

@@ -13,7 +13,7 @@ from daemon.config.settings import Retention
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Arrival, BoardRef, Outcome, Pixels, Stage
 from daemon.storage.database.store import open_store
-from daemon.storage.disk_space import Room
+from daemon.storage.disk_space import DiskSpace
 from daemon.storage.journal import Journal
 from daemon.storage.retention import RetentionThread
 from daemon.storage.writer import Writer
@@ -107,7 +107,7 @@ class BenchLine:
         self._sha256 = hashlib.sha256(self._payload).hexdigest()
         self._store = open_store(self.url, keep=())
         self._journal = Journal(folder / "journal")
-        self._room = Room({"journal": folder}, 2**20)
+        self._room = DiskSpace({"journal": folder}, 2**20)
         self._writer = Writer(
             *(self._store, self._journal, Rulebook(compile_rules(_RULES, "bench", None)), folder / "images"),
             on_accepted=self._judge,

@@ -13,7 +13,7 @@ from typing import Any
 from daemon.config.settings import Config
 from daemon.dashboard.pages.questions_machine import Holdings
 from daemon.storage.database.connections import sqlite_path
-from daemon.storage.disk_space import Room, Space, places
+from daemon.storage.disk_space import DiskSpace, Space, places
 from daemon.units import size_text
 
 _DAY_S = 86400.0
@@ -58,7 +58,7 @@ def files(config: Config) -> Files:
 
 def disks(config: Config, known: Files, held: Holdings | None, now: datetime) -> list[Disk]:
     """The disks of journal, images and database, each once, and when they are full at today's rate."""
-    spaces = Room(places(config), config.retention.reserve).look()
+    spaces = DiskSpace(places(config), config.retention.reserve).look()
     rates = growth(config, known, held, now)
     by_disk: dict[int, list[str]] = {}
     for name, space in spaces.items():

@@ -6,7 +6,7 @@ Beside a GPU a CPU is slow but free: it should always have something to do, and 
 from daemon.policy.late.groups import Groups
 from daemon.policy.late.pace import Pace
 from daemon.policy.request import PoolId
-from daemon.policy.residency import Floor
+from daemon.policy.residency import Residency
 from experts.spec import ExpertId
 
 #: A group of more than this many full CPU batches is worth a place on a GPU although the CPU has its expert.
@@ -16,13 +16,13 @@ TAKEOVER_BATCHES = 2
 class Balance:
     """Questions about backlogs, in the performance matrix's seconds; without `balances` backlogs do not count."""
 
-    def __init__(self, floor: Floor, groups: Groups, pace: Pace, *, balances: bool) -> None:
+    def __init__(self, residency: Residency, groups: Groups, pace: Pace, *, balances: bool) -> None:
         self._balances = balances
-        self._floor = floor
+        self._residency = residency
         self._groups = groups
         self._pace = pace
-        self._gpu = next((facts.device for facts in floor.pools.values() if facts.processor == "gpu"), None)
-        cpus = [facts for facts in floor.pools.values() if facts.processor == "cpu"]
+        self._gpu = next((facts.device for facts in residency.pools.values() if facts.processor == "gpu"), None)
+        cpus = [facts for facts in residency.pools.values() if facts.processor == "cpu"]
         self._cpu = cpus[0].device if cpus else None
         self._takeover = TAKEOVER_BATCHES * max((facts.max_batch for facts in cpus), default=0)
 
@@ -33,10 +33,10 @@ class Balance:
 
     def pays(self, pool: PoolId, expert: ExpertId) -> bool:
         """Whether a CPU should run a group that a GPU has too: only where the GPU would come to it later."""
-        is_gpu = self._floor.pools[pool].processor == "gpu"
+        is_gpu = self._residency.pools[pool].processor == "gpu"
         if not self._balances or self._gpu is None or is_gpu or not self._groups.place(expert).on_gpu:
             return True
-        images = min(len(self._groups[expert].requests), self._floor.max_batch(pool, expert))
+        images = min(len(self._groups[expert].requests), self._residency.max_batch(pool, expert))
         return self._gpu_backlog_s(expert) > self._batch_s(pool, expert, images)
 
     def outgrown(self, expert: ExpertId) -> bool:
@@ -45,12 +45,12 @@ class Balance:
             return False
         if not self._balances:
             return True
-        here = self._floor.matrix.of(self._cpu, self._floor.experts[expert].architecture)
+        here = self._residency.matrix.of(self._cpu, self._residency.experts[expert].architecture)
         return self._groups.cpu_queued * here.k_s > self._gpu_backlog_s(expert)
 
     def to_help(self, pool: PoolId) -> ExpertId | None:
         """The largest group that only GPUs have, if an idle CPU has read it and done a batch before they come to it."""
-        groups, floor = self._groups, self._floor
+        groups, residency = self._groups, self._residency
         if not self._balances:
             return None
         candidates = (
@@ -58,21 +58,26 @@ class Balance:
             for shelf in groups.shelves.values()
             if shelf.is_gpu
             for expert in shelf.fullest.ordered()
-            if not groups.place(expert).on_cpu and floor.takes(pool, expert)
+            if not groups.place(expert).on_cpu and residency.takes(pool, expert)
         )
         largest = max(candidates, key=lambda expert: len(groups[expert].requests), default=None)
         if largest is None or self._gpu is None or len(groups[largest].requests) <= self._takeover:
             return None
-        read_s = floor.matrix.of(floor.pools[pool].device, floor.experts[largest].architecture).disk_s
-        batch_s = self._batch_s(pool, largest, floor.max_batch(pool, largest))
+        read_s = residency.matrix.of(residency.pools[pool].device, residency.experts[largest].architecture).disk_s
+        batch_s = self._batch_s(pool, largest, residency.max_batch(pool, largest))
         return largest if self._gpu_backlog_s(largest) > read_s + batch_s else None
 
     def _batch_s(self, pool: PoolId, expert: ExpertId, images: int) -> float:
-        row = self._floor.matrix.of(self._floor.pools[pool].device, self._floor.experts[expert].architecture)
+        row = self._residency.matrix.of(
+            self._residency.pools[pool].device, self._residency.experts[expert].architecture
+        )
         return row.k_s * images + row.b_s
 
     def _gpu_backlog_s(self, expert: ExpertId) -> float:
         """What waits for GPUs, as if it all were of this expert's architecture."""
         if self._gpu is None:
             return 0.0
-        return self._groups.gpu_queued * self._floor.matrix.of(self._gpu, self._floor.experts[expert].architecture).k_s
+        return (
+            self._groups.gpu_queued
+            * self._residency.matrix.of(self._gpu, self._residency.experts[expert].architecture).k_s
+        )

@@ -13,7 +13,7 @@ from daemon.policy.late.pace import Pace
 from daemon.policy.presets import Preset, Tuning
 from daemon.policy.ranking import Ranking
 from daemon.policy.request import ExecutorId, PoolId, Request
-from daemon.policy.residency import SHARE_UNITS, Floor
+from daemon.policy.residency import SHARE_UNITS, Residency
 from experts.spec import ExpertId
 
 #: Loads that do not fit now are passed over for less wanted ones, up to this many.
@@ -25,27 +25,27 @@ WORTH_EVICTING = 0.5
 class DemandTable:
     """Groups by expert. A request that waited `tuning.max_wait_s`, or is near its deadline, pulls its group forward."""
 
-    def __init__(self, floor: Floor, deadlines: Deadlines, pace: Pace, preset: Preset, tuning: Tuning) -> None:
-        self._floor = floor
+    def __init__(self, residency: Residency, deadlines: Deadlines, pace: Pace, preset: Preset, tuning: Tuning) -> None:
+        self._residency = residency
         self._deadlines = deadlines
         self._in_flight = preset.loads_in_flight
         self._makes_room = preset.makes_room
         self._margin_s = tuning.deadline_margin_s
         self._groups = Groups(
-            floor,
+            residency,
             deadlines,
             foresight=preset.foresight,
             balances=preset.balances,
             max_wait_s=tuning.max_wait_s,
             margin_s=tuning.deadline_margin_s,
         )
-        self._balance = Balance(floor, self._groups, pace, balances=preset.balances)
+        self._balance = Balance(residency, self._groups, pace, balances=preset.balances)
         #: Pools into which somebody should come and cannot, because all that is resident is wanted.
-        self._blocked = dict.fromkeys(floor.pools, False)
-        self._batch_share = {pool: Share(preset.age_share) for pool in floor.pools}
-        self._load_share = {pool: Share(preset.age_share) for pool in floor.pools}
-        #: The floor's `room_changes` that the groups have heard of.
-        self._room_changes = floor.room_changes
+        self._blocked = dict.fromkeys(residency.pools, False)
+        self._batch_share = {pool: Share(preset.age_share) for pool in residency.pools}
+        self._load_share = {pool: Share(preset.age_share) for pool in residency.pools}
+        #: The residency's `room_changes` that the groups have heard of.
+        self._room_changes = residency.room_changes
         #: The last answer to `next_turn_s`, while nothing changed and its time has not come.
         self._next_turn_s: float | None = None
         self._turn_is_known = False
@@ -63,13 +63,13 @@ class DemandTable:
         self._groups.promise(request.expert, -1)
 
     def take(self, executor: ExecutorId, now: float) -> tuple[Request, ...]:
-        pool = self._floor.executors[executor].pool
+        pool = self._residency.executors[executor].pool
         self._settle()
         expert = self._choose(pool, now)
         if expert is None:
             return ()
         group = self._groups[expert]
-        bound = self._floor.max_batch(pool, expert)
+        bound = self._residency.max_batch(pool, expert)
         near = self._deadlines.nearest(expert, now + self._margin_s, bound)
         batch = [group.requests.pop(request.request_id) for request in near]
         while group.requests and len(batch) < bound:
@@ -89,15 +89,15 @@ class DemandTable:
 
     def wants(self, pool: PoolId, now: float) -> Iterator[Want]:
         self._settle()
-        shelf, ledger = self._groups.shelves[pool], self._floor.ledgers[pool]
-        copying = self._floor.copying[pool]
+        shelf, ledger = self._groups.shelves[pool], self._residency.ledgers[pool]
+        copying = self._residency.copying[pool]
         room_bytes = ledger.free_bytes + shelf.keep.unwanted_bytes
         self._blocked[pool] = False
         may_age = self._load_share[pool].can_spend()
         # Nothing to run and nothing coming: whoever holds the memory holds it only for requests that are yet to come.
         is_idle = not shelf.is_ram and ledger.loading_count == 0 and shelf.fullest.first() is None
         if shelf.is_gpu and copying < self._in_flight:
-            if is_idle or room_bytes >= self._floor.least_bytes:
+            if is_idle or room_bytes >= self._residency.least_bytes:
                 yield from self._copies(pool, room_bytes, now, is_idle=is_idle)
             if may_age:
                 yield from self._aged(pool, now, staged=True)
@@ -105,9 +105,9 @@ class DemandTable:
             return
         if may_age and not shelf.is_ram:
             yield from self._aged(pool, now)
-        beside_gpu = self._floor.has_gpu and not shelf.is_gpu and not shelf.is_ram
+        beside_gpu = self._residency.has_gpu and not shelf.is_gpu and not shelf.is_ram
         ranking = self._groups.wanted.leavings if beside_gpu else self._groups.wanted.reads
-        if is_idle or room_bytes >= self._floor.least_bytes:
+        if is_idle or room_bytes >= self._residency.least_bytes:
             yield from self._reads(pool, ranking, now, room_bytes, is_idle=is_idle)
         self._blocked[pool] = ranking.first() is not None
         if beside_gpu and is_idle:
@@ -159,8 +159,8 @@ class DemandTable:
     # Choosing
 
     def _settle(self) -> None:
-        if self._room_changes != self._floor.room_changes:
-            self._room_changes = self._floor.room_changes
+        if self._room_changes != self._residency.room_changes:
+            self._room_changes = self._residency.room_changes
             self._groups.room_changed()
         if self._groups.settle():
             self._turn_is_known = False
@@ -189,7 +189,7 @@ class DemandTable:
         self, pool: PoolId, ranking: Ranking[ExpertId], besides: ExpertId | None = None
     ) -> ExpertId | None:
         """The first of `ranking` that need not become idle, other than `besides`."""
-        draining = self._floor.draining[pool]
+        draining = self._residency.draining[pool]
         return next((expert for expert in ranking.ordered() if expert not in draining and expert != besides), None)
 
     def _reads(
@@ -200,7 +200,7 @@ class DemandTable:
         for expert in ranking.ordered():
             if looked_past >= LOOK_PAST:
                 return
-            if not self._floor.takes(pool, expert) or self._floor.has_failed(expert, now):
+            if not self._residency.takes(pool, expert) or self._residency.has_failed(expert, now):
                 continue
             group = self._groups[expert]
             if is_idle and not group.requests and self._groups.queued:
@@ -208,7 +208,7 @@ class DemandTable:
             looked_past += 1
             if is_idle and group.requests:
                 yield Want(expert, "demand", "anybody")
-            elif self._floor.bytes_of(expert) <= room_bytes:
+            elif self._residency.bytes_of(expert) <= room_bytes:
                 likely = bool(group.requests) or group.promised >= WORTH_EVICTING * SHARE_UNITS
                 yield Want(expert, "demand" if group.requests else "prefetch", "unwanted" if likely else "nobody")
 
@@ -225,7 +225,7 @@ class DemandTable:
         has_work = self._groups.shelves[pool].fullest.first() is not None
         for place, expert in enumerate(self._groups.wanted.copies.ordered()):
             is_worth = self._balance.outgrown(expert) or (
-                not has_work and self._floor.source_for(pool, expert) is not None
+                not has_work and self._residency.source_for(pool, expert) is not None
             )
             if place == LOOK_PAST or not is_worth:
                 return
@@ -234,9 +234,9 @@ class DemandTable:
 
     def _may_come(self, pool: PoolId, expert: ExpertId, room_bytes: int | None, now: float) -> bool:
         """`room_bytes` is what there is for it, None where others go for it."""
-        floor = self._floor
-        fits = room_bytes is None or floor.bytes_of(expert) <= room_bytes
-        return fits and floor.takes(pool, expert) and not floor.has_failed(expert, now)
+        residency = self._residency
+        fits = room_bytes is None or residency.bytes_of(expert) <= room_bytes
+        return fits and residency.takes(pool, expert) and not residency.has_failed(expert, now)
 
     def _aged(self, pool: PoolId, now: float, *, staged: bool = False) -> Iterator[Want]:
         """The most urgent group that waits for memory."""
@@ -244,6 +244,6 @@ class DemandTable:
         for expert in wanted.by_turn(now):
             if staged and expert not in wanted.staged:
                 continue
-            if self._floor.takes(pool, expert) and not self._floor.has_failed(expert, now):
+            if self._residency.takes(pool, expert) and not self._residency.has_failed(expert, now):
                 yield Want(expert, "demand", "anybody", aged=True)
                 return

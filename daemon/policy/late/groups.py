@@ -13,7 +13,7 @@ from daemon.policy.late.age import Deadlines
 from daemon.policy.prefetch import Wanted
 from daemon.policy.ranking import Ranking
 from daemon.policy.request import PoolId, Request, RequestId
-from daemon.policy.residency import SHARE_UNITS, Floor
+from daemon.policy.residency import SHARE_UNITS, Residency
 from experts.spec import ExpertId
 
 
@@ -75,7 +75,7 @@ class Groups:
 
     def __init__(
         self,
-        floor: Floor,
+        residency: Residency,
         deadlines: Deadlines,
         *,
         foresight: bool,
@@ -83,7 +83,7 @@ class Groups:
         max_wait_s: float,
         margin_s: float,
     ) -> None:
-        self._floor = floor
+        self._residency = residency
         self._deadlines = deadlines
         self._foresight = foresight
         self._balances = balances
@@ -92,11 +92,11 @@ class Groups:
         self._groups: dict[ExpertId, Group] = {}
         self._places: dict[ExpertId, Place] = {}
         self._changed: dict[ExpertId, None] = {}
-        devices = {facts.processor: facts.device for facts in floor.pools.values() if facts.processor != "ram"}
+        devices = {facts.processor: facts.device for facts in residency.pools.values() if facts.processor != "ram"}
         #: The device whose disk loads the backlog of reads is counted in.
         self._reader = devices.get("gpu") or devices.get("cpu")
         self.shelves = {
-            pool: Shelf(facts.processor == "gpu", facts.processor == "ram") for pool, facts in floor.pools.items()
+            pool: Shelf(facts.processor == "gpu", facts.processor == "ram") for pool, facts in residency.pools.items()
         }
         self.wanted = Wanted()
         self.queued = self.gpu_queued = self.cpu_queued = 0
@@ -121,7 +121,7 @@ class Groups:
     def promise(self, expert: ExpertId, count: int) -> None:
         """`count` more requests of `expert` will send on to its subsequent experts, at the known pass rate."""
         if self._foresight:
-            for subsequent, units in self._floor.then_units.get(expert, ()):
+            for subsequent, units in self._residency.then_units.get(expert, ()):
                 self[subsequent].promised += count * units
                 self._changed[subsequent] = None
 
@@ -132,7 +132,7 @@ class Groups:
     def room_changed(self) -> None:
         """Pools may take other experts than before: what the RAM tier keeps may be out of reach, or no more."""
         for pool, shelf in self.shelves.items():
-            for expert in self._floor.ledgers[pool].resident if shelf.is_ram else ():
+            for expert in self._residency.ledgers[pool].resident if shelf.is_ram else ():
                 self.moved(expert)
 
     def place(self, expert: ExpertId) -> Place:
@@ -177,21 +177,21 @@ class Groups:
         for expert, group in list(self._groups.items()):
             self.promise(expert, len(group.requests) + group.running)
         self._changed.update(dict.fromkeys(self._groups))
-        for ledger in self._floor.ledgers.values():
+        for ledger in self._residency.ledgers.values():
             self._changed.update(dict.fromkeys(ledger.resident))
 
     def check(self) -> None:
         self.settle()
         promised: dict[ExpertId, int] = {}
         for expert, group in self._groups.items():
-            for subsequent, units in self._floor.then_units.get(expert, ()) if self._foresight else ():
+            for subsequent, units in self._residency.then_units.get(expert, ()) if self._foresight else ():
                 sent = (len(group.requests) + group.running) * units
                 promised[subsequent] = promised.get(subsequent, 0) + sent
         for expert, group in self._groups.items():
             if group.promised != promised.get(expert, 0) or group.running < 0:
                 raise AssertionError(f"{expert}: demand {group.promised}, recounted {promised.get(expert, 0)}")
             for pool, shelf in self.shelves.items():
-                runs_here = bool(group.requests) and self._floor.can_run(pool, expert) and not shelf.is_ram
+                runs_here = bool(group.requests) and self._residency.can_run(pool, expert) and not shelf.is_ram
                 if (expert in shelf.fullest) != runs_here:
                     raise AssertionError(f"{expert}: its place on the shelf of {pool} is wrong")
                 turn = shelf.turn.rank(expert)
@@ -201,10 +201,10 @@ class Groups:
             raise AssertionError("the backlog is not the sum of its groups")
 
     def _find(self, expert: ExpertId) -> Place:
-        floor = self._floor
-        here = tuple((pool, shelf) for pool, shelf in self.shelves.items() if floor.can_run(pool, expert))
+        residency = self._residency
+        here = tuple((pool, shelf) for pool, shelf in self.shelves.items() if residency.can_run(pool, expert))
         for pool, shelf in self.shelves.items():
-            if not floor.can_run(pool, expert):
+            if not residency.can_run(pool, expert):
                 shelf.withdraw(expert)
                 shelf.keep.forget(expert)
         in_ram = bool(here) and all(shelf.is_ram for _, shelf in here)
@@ -213,13 +213,13 @@ class Groups:
             on_gpu=any(shelf.is_gpu for _, shelf in here),
             on_cpu=any(not shelf.is_gpu and not shelf.is_ram for _, shelf in here),
             on_host=any(not shelf.is_gpu for _, shelf in here),
-            out_of_reach=in_ram and not floor.is_taken(expert, "gpu"),
-            coming=floor.is_coming(expert),
-            coming_gpu=floor.has_gpu and floor.is_coming(expert, "gpu"),
+            out_of_reach=in_ram and not residency.is_taken(expert, "gpu"),
+            coming=residency.is_coming(expert),
+            coming_gpu=residency.has_gpu and residency.is_coming(expert, "gpu"),
         )
 
     def _index(self, expert: ExpertId, group: Group, place: Place) -> None:
-        queued, demand, floor = len(group.requests), group.demand, self._floor
+        queued, demand, residency = len(group.requests), group.demand, self._residency
         turn_s = self.turn_s(expert, group)
         head = next(iter(group.requests.values())) if queued else None
         since = (head.arrived_s, head.request_id) if head is not None else (float("inf"), 0)
@@ -229,15 +229,15 @@ class Groups:
             spare = not shelf.is_gpu and place.on_gpu  # a GPU has it too: this copy serves only to help out
             elsewhere = spare or (shelf.is_gpu and place.on_host)
             wanted = 0 if spare else demand
-            shelf.keep.put(expert, wanted, floor.usage(expert), floor.bytes_of(expert), elsewhere=elsewhere)
+            shelf.keep.put(expert, wanted, residency.usage(expert), residency.bytes_of(expert), elsewhere=elsewhere)
             if shelf.is_ram:
                 continue
             if head is None or turn_s is None:
                 shelf.withdraw(expert)
                 continue
-            images = min(queued, floor.max_batch(pool, expert))
+            images = min(queued, residency.max_batch(pool, expert))
             # Beside a GPU the CPU takes the smallest batches: a full one gains the GPU more than it gains the CPU.
-            is_beside = self._balances and floor.has_gpu and not shelf.is_gpu
+            is_beside = self._balances and residency.has_gpu and not shelf.is_gpu
             shelf.fullest.put(expert, (spare, images if is_beside else -images, *since))
             shelf.smallest.put(expert, (spare, demand, *since))
             shelf.turn.put(expert, (turn_s, head.request_id))
@@ -265,7 +265,7 @@ class Groups:
         group.queued, group.gpu_queued, group.cpu_queued, group.read_s = queued, gpu_queued, cpu_queued, read_s
 
     def _disk_s(self, expert: ExpertId) -> float:
-        facts = self._floor.experts.get(expert)
+        facts = self._residency.experts.get(expert)
         if facts is None or self._reader is None:
             return 0.0
-        return self._floor.matrix.of(self._reader, facts.architecture).disk_s
+        return self._residency.matrix.of(self._reader, facts.architecture).disk_s

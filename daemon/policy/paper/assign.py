@@ -8,7 +8,7 @@ from daemon.policy.paper.arrange import Group, Queue
 from daemon.policy.paper.cost import Costs
 from daemon.policy.presets import Preset
 from daemon.policy.request import RAM, ExecutorFacts, PoolFacts, PoolId
-from daemon.policy.residency import Floor
+from daemon.policy.residency import Residency
 from experts.spec import ExpertId
 
 
@@ -63,8 +63,8 @@ class Candidate(NamedTuple):
 class Candidates:
     """The queues whose pool takes an expert. Computed once per expert until `forget`."""
 
-    def __init__(self, floor: Floor, queues: Sequence[Queue], costs: Costs) -> None:
-        self._floor = floor
+    def __init__(self, residency: Residency, queues: Sequence[Queue], costs: Costs) -> None:
+        self._residency = residency
         self._queues = queues
         self._costs = costs
         self._known: dict[ExpertId, tuple[Candidate, ...]] = {}
@@ -73,7 +73,7 @@ class Candidates:
         """Never empty: where no pool takes an expert now, it waits anywhere until one does or the scheduler ends it."""
         known = self._known.get(expert)
         if known is None:
-            fit = [queue for queue in self._queues if self._floor.takes(queue.pool, expert)]
+            fit = [queue for queue in self._queues if self._residency.takes(queue.pool, expert)]
             known = self._known[expert] = tuple(self._candidate(queue, expert) for queue in fit or self._queues)
         return known
 

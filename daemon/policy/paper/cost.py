@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from daemon.policy.request import RAM, PoolId
-from daemon.policy.residency import Floor
+from daemon.policy.residency import Residency
 from experts.spec import ExpertId
 
 NS_PER_S = 1_000_000_000
@@ -25,9 +25,9 @@ class Cost:
 class Costs:
     """Costs by pool and expert, out of the performance matrix; computed once until `forget`."""
 
-    def __init__(self, floor: Floor) -> None:
-        self._floor = floor
-        self._has_ram = RAM in floor.pools
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+        self._has_ram = RAM in residency.pools
         self._known: dict[tuple[PoolId, ExpertId], Cost] = {}
 
     def of(self, pool: PoolId, expert: ExpertId) -> Cost:
@@ -38,7 +38,7 @@ class Costs:
 
     def in_ram(self, expert: ExpertId) -> bool:
         """Whether the RAM tier has `expert` now; what other executors hold is no tier."""
-        return self._has_ram and self._floor.can_run(RAM, expert)
+        return self._has_ram and self._residency.can_run(RAM, expert)
 
     def load_ns(self, cost: Cost, expert: ExpertId) -> int:
         """The time of a load from the nearest tier that has `expert` now."""
@@ -48,11 +48,11 @@ class Costs:
         self._known.clear()
 
     def _compute(self, pool: PoolId, expert: ExpertId) -> Cost:
-        facts = self._floor.experts.get(expert)
+        facts = self._residency.experts.get(expert)
         if facts is None:
             return Cost(0, 0, 0, None)
-        here = self._floor.pools[pool]
-        row = self._floor.matrix.of(here.device, facts.architecture)
+        here = self._residency.pools[pool]
+        row = self._residency.matrix.of(here.device, facts.architecture)
         has_copies = here.processor == "gpu" and row.ram_s is not None
         return Cost(
             each_ns=round(row.k_s * NS_PER_S),

@@ -15,37 +15,37 @@ from daemon.policy.paper.split import bound, cut
 from daemon.policy.paper.tier import RamTier
 from daemon.policy.presets import Preset
 from daemon.policy.request import RAM, ExecutorId, PoolId, Request, RequestId
-from daemon.policy.residency import Floor
+from daemon.policy.residency import Residency
 from experts.spec import ExpertId
 
 
 class ExecutorQueues:
-    """A queue per executor of `floor`; `preset` says who assigns, arranges and evicts."""
+    """A queue per executor of `residency`; `preset` says who assigns, arranges and evicts."""
 
-    def __init__(self, floor: Floor, preset: Preset) -> None:
+    def __init__(self, residency: Residency, preset: Preset) -> None:
         if preset.evict == "least wanted":
             raise ValueError(f"policy {preset.name}: evict 'least wanted' needs the demand table of a late binding")
-        self._floor = floor
+        self._residency = residency
         self._queues = {
-            name: Queue(name, facts.pool, floor.ledgers[facts.pool]) for name, facts in floor.executors.items()
+            name: Queue(name, facts.pool, residency.ledgers[facts.pool]) for name, facts in residency.executors.items()
         }
         everyone = tuple(self._queues.values())
-        self._of_pool = {pool: [queue for queue in everyone if queue.pool == pool] for pool in floor.pools}
-        self._costs = Costs(floor)
-        self._candidates = Candidates(floor, everyone, self._costs)
+        self._of_pool = {pool: [queue for queue in everyone if queue.pool == pool] for pool in residency.pools}
+        self._costs = Costs(residency)
+        self._candidates = Candidates(residency, everyone, self._costs)
         self._assign = ASSIGN[preset.assign](self._candidates, everyone, self._costs)
         self._join = JOIN[preset.arrange]
         self._chain_first = preset.chain_first
-        self._order = ORDERS[preset.evict](floor, [queue.pool for queue in everyone])
-        self._tier = RamTier(floor, everyone, self._order, self._costs)
+        self._order = ORDERS[preset.evict](residency, [queue.pool for queue in everyone])
+        self._tier = RamTier(residency, everyone, self._order, self._costs)
         self._groups: dict[RequestId, Group] = {}
         self._counts: dict[ExpertId, int] = {}
         #: Loads under way, to notice those that fail.
         self._coming: dict[tuple[PoolId, ExpertId], None] = {}
         #: Who ended a batch last: the steps behind it arrive right after that report.
         self._ended_last: Queue | None = None
-        #: The floor's `room_changes` when requests were last assigned anew.
-        self._room_changes = floor.room_changes
+        #: The residency's `room_changes` when requests were last assigned anew.
+        self._room_changes = residency.room_changes
 
     # Requests
 
@@ -54,7 +54,7 @@ class ExecutorQueues:
         self._counts[expert] = self._counts.get(expert, 0) + 1
         if self._chain_first and request.step > 0 and self._ended_last is not None:
             queue = self._ended_last
-            if self._floor.takes(queue.pool, expert):
+            if self._residency.takes(queue.pool, expert):
                 self._put(request, self._open(queue, expert, at_front=True))
                 return
         queue = self._assign.choose(expert)
@@ -71,9 +71,9 @@ class ExecutorQueues:
         if group is None:
             return ()
         expert, pool = group.expert, queue.pool
-        if not self._floor.can_run(pool, expert) or expert in self._floor.draining[pool]:
+        if not self._residency.can_run(pool, expert) or expert in self._residency.draining[pool]:
             return ()
-        batch = cut(group, bound(self._floor, group))
+        batch = cut(group, bound(self._residency, group))
         queue.work_ns -= group.overhead_ns
         group.overhead_ns = 0
         queue.running = expert
@@ -104,7 +104,7 @@ class ExecutorQueues:
         if not self._coming:
             return
         for pool, coming in [key for key in self._coming if key[1] == expert]:
-            ledger = self._floor.ledgers[pool]
+            ledger = self._residency.ledgers[pool]
             if not ledger.is_loading(coming):
                 del self._coming[pool, coming]
                 if not ledger.holds(coming):
@@ -114,13 +114,13 @@ class ExecutorQueues:
         self._settle()
         if pool == RAM:
             return self._tier.wants()
-        if self._floor.ledgers[pool].loading_count:
+        if self._residency.ledgers[pool].loading_count:
             return ()
         return [
             Want(expert, "demand", "anybody")
             for queue in self._of_pool[pool]
             if (expert := queue.missing()) is not None
-            and not self._floor.is_refused(pool, expert)
+            and not self._residency.is_refused(pool, expert)
             and not self._tier.delays(queue, expert)
         ]
 
@@ -155,7 +155,7 @@ class ExecutorQueues:
         self._costs.forget()
         self._candidates.forget()
         self._order.rebuild()
-        self._room_changes = self._floor.room_changes
+        self._room_changes = self._residency.room_changes
         stranded: list[Group] = []
         for queue in self._queues.values():
             queue.newest.clear()
@@ -222,7 +222,7 @@ class ExecutorQueues:
 
     def _move_home(self, expert: ExpertId, pool: PoolId) -> None:
         """A load failed: requests that wait for it go to executors that have the expert, if there are any."""
-        homes = [queue for queue in self._queues.values() if self._floor.can_run(queue.pool, expert)]
+        homes = [queue for queue in self._queues.values() if self._residency.can_run(queue.pool, expert)]
         served = self._queues.values() if pool == RAM else self._of_pool[pool]
         for queue in [queue for queue in served if homes and queue.missing() == expert]:
             for group in [group for group in queue.groups if group.expert == expert]:
@@ -233,5 +233,5 @@ class ExecutorQueues:
 
     def _settle(self) -> None:
         """Assign anew where budgets, pins or refusals have changed, before any pool is asked what it wants."""
-        if self._room_changes != self._floor.room_changes:
+        if self._room_changes != self._residency.room_changes:
             self.rebuild()

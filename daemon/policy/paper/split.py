@@ -2,15 +2,15 @@
 
 from daemon.policy.paper.arrange import Group
 from daemon.policy.request import Request, RequestId
-from daemon.policy.residency import Floor
+from daemon.policy.residency import Residency
 
 #: Requests that have gone are dropped from a group's list when there are this many and more than half of it.
 DROP = 256
 
 
-def bound(floor: Floor, group: Group) -> int:
+def bound(residency: Residency, group: Group) -> int:
     """The largest batch now: the profiled maximum or what free memory allows, whichever is less."""
-    return floor.max_batch(group.queue.pool, group.expert)
+    return residency.max_batch(group.queue.pool, group.expert)
 
 
 def cut(group: Group, limit: int) -> tuple[Request, ...]:

@@ -12,7 +12,7 @@ from daemon.policy.evict import LeastRecentlyUsed, Order
 from daemon.policy.paper.arrange import Queue
 from daemon.policy.paper.cost import Costs
 from daemon.policy.request import RAM, PoolId
-from daemon.policy.residency import Floor
+from daemon.policy.residency import Residency
 from experts.spec import ExpertId
 
 
@@ -23,14 +23,14 @@ class RamTier:
     room for one expert only, two GPUs would otherwise evict each other's for ever.
     """
 
-    def __init__(self, floor: Floor, queues: Sequence[Queue], order: Order, costs: Costs) -> None:
-        self._floor = floor
+    def __init__(self, residency: Residency, queues: Sequence[Queue], order: Order, costs: Costs) -> None:
+        self._residency = residency
         self._costs = costs
         self._gpu_order = order
-        self._is_there = RAM in floor.pools
-        self._order = LeastRecentlyUsed(floor, [RAM] if self._is_there else [])
+        self._is_there = RAM in residency.pools
+        self._order = LeastRecentlyUsed(residency, [RAM] if self._is_there else [])
         #: Who has waited longest for a turn of the disk comes first.
-        self._served = [queue for queue in queues if self._is_there and floor.pools[queue.pool].processor == "gpu"]
+        self._served = [queue for queue in queues if self._is_there and residency.pools[queue.pool].processor == "gpu"]
         self._gpus = list(dict.fromkeys(queue.pool for queue in self._served))
 
     def delays(self, queue: Queue, expert: ExpertId) -> bool:
@@ -42,7 +42,7 @@ class RamTier:
     def wants(self) -> Iterator[Want]:
         """Into host memory: what leaves a GPU, then what must be read from disk, one for each waiting executor."""
         missing = [(queue, expert) for queue in self._served if (expert := queue.missing()) is not None]
-        holds = self._floor.ledgers[RAM].holds
+        holds = self._residency.ledgers[RAM].holds
         for queue, expert in missing:
             for leaving in () if self._must_stage(queue, expert) else self._kept(queue, expert):
                 if not holds(leaving):
@@ -80,22 +80,26 @@ class RamTier:
 
     def _must_stage(self, queue: Queue, expert: ExpertId) -> bool:
         """Whether `expert` comes from disk, and through host memory."""
-        if self._costs.of(queue.pool, expert).ram_ns is None or not self._floor.takes(RAM, expert):
+        if self._costs.of(queue.pool, expert).ram_ns is None or not self._residency.takes(RAM, expert):
             return False
-        return self._floor.source_for(queue.pool, expert) is None
+        return self._residency.source_for(queue.pool, expert) is None
 
     def _kept(self, queue: Queue, expert: ExpertId) -> Iterator[ExpertId]:
         """Who leaves the pool of `queue` for `expert`, and is not yet in host memory although it has room."""
-        floor, ledger = self._floor, self._floor.ledgers[RAM]
+        residency, ledger = self._residency, self._residency.ledgers[RAM]
         for leaving in self._leaving(queue, expert):
-            if floor.is_refused(RAM, leaving) or ledger.is_ready(leaving) or floor.source_for(RAM, leaving) is None:
+            if (
+                residency.is_refused(RAM, leaving)
+                or ledger.is_ready(leaving)
+                or residency.source_for(RAM, leaving) is None
+            ):
                 continue
-            if ledger.is_loading(leaving) or ledger.plan_room(floor.bytes_of(leaving), self.victims()) is not None:
+            if ledger.is_loading(leaving) or ledger.plan_room(residency.bytes_of(leaving), self.victims()) is not None:
                 yield leaving
 
     def _leaving(self, queue: Queue, expert: ExpertId) -> tuple[ExpertId, ...]:
-        need_bytes = self._floor.bytes_of(expert)
+        need_bytes = self._residency.bytes_of(expert)
         return queue.ledger.plan_room(need_bytes, self._gpu_order.victims(queue.pool), when_idle=True) or ()
 
     def _is_on_gpu(self, expert: ExpertId) -> bool:
-        return any(self._floor.can_run(pool, expert) for pool in self._gpus)
+        return any(self._residency.can_run(pool, expert) for pool in self._gpus)

@@ -12,7 +12,7 @@ from daemon.storage.database import render, rows
 from daemon.storage.database.attempts import Attempt, Reason
 from daemon.storage.database.schema import boards, detections, expert_versions, inspections, pending, stages
 from daemon.storage.database.transaction import Transaction
-from daemon.storage.database.values import Keep, Kept, Written
+from daemon.storage.database.values import CopyRequest, Kept, Written
 from daemon.units import wall_seconds
 from routing_rules.routes import Verdict
 
@@ -181,8 +181,8 @@ def waiting_for(task: str, ids: Sequence[int] | None = None) -> Select[Any]:
     return query if ids is None else query.where(inspections.c.inspection_id.in_(ids))
 
 
-def keep_task(row: Row) -> Keep:
-    return Keep(row["inspection_id"], rows.journal_key(row), rows.pixels(row), row["completed_at"])
+def keep_task(row: Row) -> CopyRequest:
+    return CopyRequest(row["inspection_id"], rows.journal_key(row), rows.pixels(row), row["completed_at"])
 
 
 def _update(tx: Transaction, table: Table, changed: Sequence[Row]) -> None:

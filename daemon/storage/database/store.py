@@ -38,7 +38,7 @@ from daemon.storage.database.schema import (
     stream_position,
 )
 from daemon.storage.database.transaction import Transaction, begin, read_numbers
-from daemon.storage.database.values import Clock, Keep, Kept, Known, Memory, Recovery, Written
+from daemon.storage.database.values import Clock, CopyRequest, Kept, Known, Memory, Recovery, Written
 from daemon.units import wall_seconds
 from routing_rules.routes import Verdict
 
@@ -153,7 +153,7 @@ class Store:
                 last_batch_id=connection.execute(select(func.max(stages.c.batch_id))).scalar() or 0,
             )
 
-    def copies_to_make(self) -> list[Keep]:
+    def copies_to_make(self) -> list[CopyRequest]:
         """Images that stay and whose copies the last run did not finish."""
         with self._engine.connect() as connection:
             return [keep_task(row) for row in map(dict, connection.execute(waiting_for("keep")).mappings())]

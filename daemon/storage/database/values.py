@@ -25,7 +25,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class CopyRequest:
     """An image that stays after its verdict: copy it from the journal, then its bytes there may go."""
 
     inspection_id: int
@@ -48,7 +48,7 @@ class Written:
 
     published: list[Published] = field(default_factory=list[Published])
     done: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    keep: list[Keep] = field(default_factory=list[Keep])
+    keep: list[CopyRequest] = field(default_factory=list[CopyRequest])
     freed_journal: bool = False
 
 

@@ -14,7 +14,7 @@ from daemon.consumers.settings import MqttSettings
 from daemon.delivery.consumer_check import consumer_problems, consumer_warnings
 from daemon.delivery.deliveries import Deliveries
 from daemon.delivery.position import Position, PositionFile
-from daemon.delivery.status_page import Slate
+from daemon.delivery.status_page import SharedStatusPage
 from daemon.errors import ConfigError
 from tests import ROOT
 from tools.backup.contents import contents_of
@@ -156,13 +156,13 @@ def test_what_the_daemon_says_of_a_consumer(tmp_path: Path) -> None:
     path = tmp_path / "coserve.yaml"
     deliveries = Deliveries(a_config(tmp_path, "  plant: {kind: mqtt, host: 127.0.0.1}\n"), path)
     (spec,) = deliveries.children(7)
-    slate = Slate(spec.pass_fds[0])
+    status_page = SharedStatusPage(spec.pass_fds[0])
     row = {"name": "plant", "kind": "mqtt", "position": None, "behind": None, "missed": 0}
     running, waiting = {"name": spec.name, "state": "running"}, {"name": spec.name, "state": "waiting"}
     assert deliveries.status(9, [running]) == [row | {"state": "waiting", "last_error": None}]
     ended = waiting | {"last_end": "exit status 2"}
     assert deliveries.status(9, [ended])[0]["last_error"] == "its process ended: exit status 2"
-    slate.write({"position": 4, "state": "connected", "missed": 2, "last_error": None})
+    status_page.write({"position": 4, "state": "connected", "missed": 2, "last_error": None})
     said = deliveries.status(9, [running])[0]
     assert said == row | {"position": 4, "behind": 5, "missed": 2, "state": "connected", "last_error": None}
     said = deliveries.status(9, [waiting | {"last_end": "killed by SIGKILL"}])[0]

@@ -22,7 +22,7 @@ from daemon.consumers.settings import MqttSettings
 from daemon.delivery import runner as runner_module
 from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import Runner
-from daemon.delivery.status_page import Slate
+from daemon.delivery.status_page import SharedStatusPage
 from daemon.storage.database.reader import Reader
 from tests.bench.broker import Broker, Subscriber, free_port, mosquitto
 from tests.daemon.consumers.scripted_broker import ScriptedBroker
@@ -60,7 +60,7 @@ class Bringing:
 
     def __init__(self, folder: Path, port: int, **settings: Any) -> None:
         self.database = ResultsDatabase(folder / "inspection.db")
-        self.slate = Slate.make("test")
+        self.status_page = SharedStatusPage.make("test")
         self.file = PositionFile(folder / "consumers", "plant")
         settings = {"kind": "mqtt", "host": "127.0.0.1", "port": port} | settings
         self.settings = MqttSettings.model_validate(settings)
@@ -69,7 +69,9 @@ class Bringing:
     async def running(self):
         reader = Reader(self.database.url)
         self.consumer = Counted(self.settings, "coserve-test")
-        runner = Runner("plant", self.consumer, reader, self.file, send=self.settings.send, slate=self.slate)
+        runner = Runner(
+            "plant", self.consumer, reader, self.file, send=self.settings.send, status_page=self.status_page
+        )
         task = asyncio.create_task(runner.run())
         try:
             yield self
@@ -79,11 +81,11 @@ class Bringing:
             reader.close()
 
     async def reached(self, seq: int) -> None:
-        await self.until(lambda: self.slate.read().get("position") == seq)
+        await self.until(lambda: self.status_page.read().get("position") == seq)
 
     async def said(self, state: str, *words: str) -> None:
         def told() -> bool:
-            now = self.slate.read()
+            now = self.status_page.read()
             return now.get("state") == state and all(word in (now["last_error"] or "") for word in words)
 
         await self.until(told)
@@ -96,7 +98,7 @@ class Bringing:
     async def until(self, happened: Callable[[], Any]) -> None:
         until_s = time.monotonic() + 60
         while not happened():
-            assert time.monotonic() < until_s, self.slate.read()
+            assert time.monotonic() < until_s, self.status_page.read()
             await asyncio.sleep(0.01)
 
 
@@ -221,7 +223,7 @@ def test_sending_waits_for_those_who_listened_before_a_broker_forgot_them(tmp_pa
                 broker.start()
                 await bringing.said("connected")
                 await asyncio.sleep(1.0)
-                assert bringing.slate.read()["position"] < last
+                assert bringing.status_page.read()["position"] < last
                 with Subscriber(broker.port, "coserve/#", name="after") as after:
                     await bringing.reached(last)
                     await bringing.until(lambda: before.seqs | after.seqs == {*range(1, last + 1)})
@@ -261,11 +263,11 @@ def test_a_wrong_password_is_refused_by_name_and_mended_without_a_restart(tmp_pa
                 await bringing.said("refused", "can be read by everybody")
                 secret.chmod(0o600)
                 await bringing.reached(3)
-                assert bringing.slate.read()["last_error"] is None
+                assert bringing.status_page.read()["last_error"] is None
             secret.write_text("wrong\n")
             async with bringing.running():
                 await bringing.said("refused", f"127.0.0.1:{broker.port}", "Not authorized")
-            assert "wrong" not in str(bringing.slate.read())
+            assert "wrong" not in str(bringing.status_page.read())
 
         run(test)
 
@@ -283,7 +285,7 @@ def test_a_topic_that_we_may_not_write_to_holds_everything_back_and_is_named(tmp
         async def test() -> None:
             async with bringing.running():
                 await bringing.said("refused", "coserve/board/pair/S1", "Not authorized")
-                assert bringing.slate.read()["position"] <= 2
+                assert bringing.status_page.read()["position"] <= 2
                 acl.write_text("topic readwrite coserve/#\n")
                 assert broker.process is not None
                 broker.process.send_signal(signal.SIGHUP)

@@ -19,7 +19,7 @@ from daemon.errors import install_with
 from daemon.monitor.health_answer import Vitals, health
 from daemon.monitor.http_server import HttpServer
 from daemon.monitor.metrics import Metrics
-from daemon.monitor.web_pages import Pages
+from daemon.monitor.web_pages import WebPages
 from tests.daemon.dashboard.browser import ShownLine
 from tests.daemon.dashboard.web import Stream
 from tests.lines import a_jpeg, a_line
@@ -189,7 +189,7 @@ def test_where_the_web_process_waits_for_its_next_start_the_daemon_answers_probe
 
 def test_only_a_longer_wait_is_answered_and_a_start_gets_the_socket_back(tmp_path: Path) -> None:
     stand_in = HttpServer("http://127.0.0.1:0", Metrics().registry, lambda: health(Vitals("ready")), stands_in=True)
-    pages = Pages(tmp_path / "coserve.yaml", "http://127.0.0.1:0", None, lambda _: None, stand_in)
+    pages = WebPages(tmp_path / "coserve.yaml", "http://127.0.0.1:0", None, lambda _: None, stand_in)
     url = f"{pages.start()}/healthz"
     web = HttpServer(url, Metrics().registry, lambda: health(Vitals("draining")))
     try:

@@ -16,7 +16,7 @@ from daemon.consumers.protocol import DeliveryError, Message
 from daemon.delivery import runner as runner_module
 from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import BATCH, Runner
-from daemon.delivery.status_page import Slate
+from daemon.delivery.status_page import SharedStatusPage
 from daemon.storage.database.reader import Reader
 from tests.daemon.delivery.results_database import BEGIN, ResultsDatabase
 from tests.small_disk import small_disk
@@ -163,27 +163,27 @@ def test_a_new_consumer_begins_with_the_oldest_kept_or_behind_the_newest(tmp_pat
 def test_what_was_pruned_before_it_could_be_delivered_is_counted_and_said(tmp_path: Path) -> None:
     database = ResultsDatabase(tmp_path / "inspection.db")
     database.grow(2)
-    slate = Slate.make("test")
+    status_page = SharedStatusPage.make("test")
 
     async def test() -> None:
         diary = Diary()
-        async with running(database, diary, slate=slate):
+        async with running(database, diary, status_page=status_page):
             await until(lambda: len(diary.seqs) == 6)
         database.grow(5)
         database.prune(4)
         with capture_logs() as logs:
-            async with running(database, diary, slate=slate) as runner:
+            async with running(database, diary, status_page=status_page) as runner:
                 await until(lambda: runner.position == 21)
                 database.grow(2)
                 database.prune(100)  # all that is left, and what was never seen
                 await until(lambda: runner.position == 27)
         missed = [log for log in logs if log["event"] == "results_missed"]
         assert (missed[0]["count"], missed[0]["after_seq"], missed[0]["up_to_seq"]) == (6, 6, 21)
-        assert sum(log["count"] for log in missed) == slate.read()["missed"]
-        assert len(diary.seqs) + slate.read()["missed"] == 27
+        assert sum(log["count"] for log in missed) == status_page.read()["missed"]
+        assert len(diary.seqs) + status_page.read()["missed"] == 27
 
     run(test())
-    slate.close()
+    status_page.close()
 
 
 def test_a_new_consumer_has_missed_nothing_of_what_was_pruned_before_it_was_there(
@@ -195,33 +195,33 @@ def test_a_new_consumer_has_missed_nothing_of_what_was_pruned_before_it_was_ther
     with closing(sqlite3.connect(database.file)) as rows, rows:
         rows.execute("DELETE FROM inspections WHERE board_id BETWEEN 2 AND 90")
         rows.execute("DELETE FROM boards WHERE board_id BETWEEN 2 AND 90")
-    slate = Slate.make("test")
+    status_page = SharedStatusPage.make("test")
 
     async def test() -> None:
         diary = Diary()
         diary.takes = 5  # it is stopped before it has caught up
         monkeypatch.setattr(runner_module, "_LAST_MESSAGES_S", -1.0)
-        async with running(database, diary, slate=slate) as runner:
+        async with running(database, diary, status_page=status_page) as runner:
             await until(lambda: runner.position >= 3)
-        async with running(database, diary, slate=slate) as runner:
+        async with running(database, diary, status_page=status_page) as runner:
             await until(lambda: runner.position == 300)
             database.grow(2)
             await until(lambda: runner.position == 306)
         assert len(diary.seqs) == 39
-        assert slate.read()["missed"] == 0
+        assert status_page.read()["missed"] == 0
 
     run(test())
-    slate.close()
+    status_page.close()
 
 
 def test_what_a_consumer_was_offered_and_never_took_is_missed_when_it_is_pruned(tmp_path: Path) -> None:
     database = ResultsDatabase(tmp_path / "inspection.db")
     database.grow(1)
-    slate = Slate.make("test")
+    status_page = SharedStatusPage.make("test")
 
     async def test() -> None:
         diary = Diary()
-        async with running(database, diary, slate=slate) as runner:
+        async with running(database, diary, status_page=status_page) as runner:
             await until(lambda: runner.position == 3)
             diary.trouble = [DeliveryError("not there")] * 10_000
             database.grow(4)
@@ -229,10 +229,10 @@ def test_what_a_consumer_was_offered_and_never_took_is_missed_when_it_is_pruned(
             database.prune(3)
             diary.trouble.clear()
             await until(lambda: runner.position == 15)
-        assert slate.read()["missed"] == 6
+        assert status_page.read()["missed"] == 6
 
     run(test())
-    slate.close()
+    status_page.close()
 
 
 def test_a_damaged_position_is_named_and_everything_kept_is_delivered_again(tmp_path: Path) -> None:
@@ -305,17 +305,17 @@ def test_another_database_altogether_is_delivered_from_its_beginning(tmp_path: P
 def test_trouble_is_told_by_name_and_tried_again_and_nothing_is_lost(tmp_path: Path) -> None:
     database = ResultsDatabase(tmp_path / "inspection.db")
     database.grow(1)
-    slate = Slate.make("test")
+    status_page = SharedStatusPage.make("test")
 
     async def test() -> None:
         diary = Diary()
         diary.trouble = [OSError("a defect"), DeliveryError("it says no", "refused"), DeliveryError("not there")]
         told: list[tuple[str, str | None]] = []
         with capture_logs() as logs:
-            async with running(database, diary, slate=slate) as runner:
+            async with running(database, diary, status_page=status_page) as runner:
                 await until(lambda: runner.position == 3)
-                await until(lambda: slate.read()["position"] == 3)
-                assert slate.read()["state"] == "connected"
+                await until(lambda: status_page.read()["position"] == 3)
+                assert status_page.read()["state"] == "connected"
         told = [(log["event"], log.get("why")) for log in logs if log["event"].startswith("consumer_")]
         assert told[:3] == [
             ("consumer_waiting", "not there"),
@@ -326,7 +326,7 @@ def test_trouble_is_told_by_name_and_tried_again_and_nothing_is_lost(tmp_path: P
         assert diary.closed == 4
 
     run(test())
-    slate.close()
+    status_page.close()
 
 
 def test_what_was_delivered_in_part_goes_on_behind_that(tmp_path: Path) -> None:
@@ -343,11 +343,11 @@ def test_what_was_delivered_in_part_goes_on_behind_that(tmp_path: Path) -> None:
         database.grow(4)
         with closing(sqlite3.connect(database.file)) as rows, rows:
             rows.execute("DELETE FROM inspections WHERE board_id IN (6, 7)")
-        slate = Slate.make("test")
-        async with running(database, diary, slate=slate) as runner:
+        status_page = SharedStatusPage.make("test")
+        async with running(database, diary, status_page=status_page) as runner:
             await until(lambda: runner.position == 24)
-        assert slate.read()["missed"] == 4
-        slate.close()
+        assert status_page.read()["missed"] == 4
+        status_page.close()
 
     run(test())
 
@@ -399,13 +399,13 @@ def test_a_line_that_breaks_all_the_time_still_gets_everything_there(tmp_path: P
 def test_a_full_disk_keeps_the_position_in_memory_and_says_so(tmp_path: Path) -> None:
     database = ResultsDatabase(tmp_path / "inspection.db")
     database.grow(1)
-    slate = Slate.make("test")
+    status_page = SharedStatusPage.make("test")
     with small_disk(tmp_path / "small", "64k") as disk:
         positions = PositionFile(disk, "plant")
 
         async def test() -> None:
             diary = Diary()
-            async with running(database, diary, disk, slate=slate):
+            async with running(database, diary, disk, status_page=status_page):
                 await until(lambda: (position := positions.load()) and position.seq == 3)
                 filler = disk / "filler"
                 with filler.open("wb", buffering=0) as file:
@@ -415,17 +415,17 @@ def test_a_full_disk_keeps_the_position_in_memory_and_says_so(tmp_path: Path) ->
                     except OSError:
                         pass
                 database.grow(2)
-                await until(lambda: "No space left" in (slate.read()["last_error"] or ""))
+                await until(lambda: "No space left" in (status_page.read()["last_error"] or ""))
                 await until(lambda: len(diary.seqs) == 9)
-                assert slate.read()["state"] == "connected"
+                assert status_page.read()["state"] == "connected"
                 filler.unlink()
-                await until(lambda: slate.read()["last_error"] is None)
+                await until(lambda: status_page.read()["last_error"] is None)
 
         run(test())
         position = positions.load()
         assert position is not None
         assert position.seq == 9
-    slate.close()
+    status_page.close()
 
 
 def test_a_hundred_thousand_messages_behind_need_no_more_memory_than_a_few(tmp_path: Path) -> None:
@@ -460,21 +460,21 @@ def test_a_hundred_thousand_messages_behind_need_no_more_memory_than_a_few(tmp_p
 def test_the_database_may_be_away_for_a_while(tmp_path: Path) -> None:
     database = ResultsDatabase(tmp_path / "inspection.db")
     database.grow(1)
-    slate = Slate.make("test")
+    status_page = SharedStatusPage.make("test")
 
     async def test() -> None:
         diary = Diary()
         aside = tmp_path / "aside.db"
         database.file.rename(aside)
         database.file.mkdir()
-        async with running(database, diary, tmp_path / "positions", slate=slate):
-            await until(lambda: "the results cannot be read" in (slate.read().get("last_error") or ""))
+        async with running(database, diary, tmp_path / "positions", status_page=status_page):
+            await until(lambda: "the results cannot be read" in (status_page.read().get("last_error") or ""))
             database.file.rmdir()
             aside.rename(database.file)
             await until(lambda: len(diary.seqs) == 3)
 
     run(test())
-    slate.close()
+    status_page.close()
 
 
 def test_stopping_delivers_what_the_line_has_just_finished(tmp_path: Path) -> None:
@@ -493,10 +493,10 @@ def test_stopping_delivers_what_the_line_has_just_finished(tmp_path: Path) -> No
 
 
 def test_the_slate_is_read_whole_or_not_at_all_and_long_texts_are_cut() -> None:
-    slate = Slate.make("test")
-    assert slate.read() == {}
-    slate.write({"last_error": "é" * 5000, "position": 2**62})
-    assert slate.read() == {"last_error": "é" * 600, "position": 2**62}
-    slate.write({"position": 1})
-    assert slate.read() == {"position": 1}
-    slate.close()
+    status_page = SharedStatusPage.make("test")
+    assert status_page.read() == {}
+    status_page.write({"last_error": "é" * 5000, "position": 2**62})
+    assert status_page.read() == {"last_error": "é" * 600, "position": 2**62}
+    status_page.write({"position": 1})
+    assert status_page.read() == {"position": 1}
+    status_page.close()

@@ -6,7 +6,14 @@ from pathlib import Path
 
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.orders import ImageOrder, Unanswered
-from daemon.dispatch.simulated import AnswerOf, FakeChannels, FakeExecutor, FakeLoader, FakePool, Timeline
+from daemon.dispatch.simulated import (
+    AnswerOf,
+    SimulatedChannels,
+    SimulatedClock,
+    SimulatedExecutor,
+    SimulatedLoader,
+    SimulatedPool,
+)
 from daemon.line.rulebook import Rulebook
 from daemon.policy.matrix import Performance
 from daemon.policy.paper.assign import partition
@@ -98,10 +105,10 @@ class Line:
     """A drive over fake devices. `run` turns it until nothing happens any more."""
 
     drive: Drive
-    timeline: Timeline
-    pools: dict[PoolId, FakePool]
-    executors: dict[str, FakeExecutor]
-    loaders: dict[PoolId, FakeLoader]
+    timeline: SimulatedClock
+    pools: dict[PoolId, SimulatedPool]
+    executors: dict[str, SimulatedExecutor]
+    loaders: dict[PoolId, SimulatedLoader]
     reported: list[Outcome]
     switches: list[ExpertSwitch]
     bad_images: list[tuple[Accepted, str]]
@@ -151,17 +158,19 @@ def a_line(
     usage: Mapping[ExpertId, float] | None = None,
     wall: Callable[[float], float] = lambda now: 1000.0 + now,
 ) -> Line:
-    timeline = Timeline()
+    timeline = SimulatedClock()
     budgets = budgets or {"cpu": 30}
     devices = [
         PoolFacts(PoolId(name), _processor(name), size, max_batch, activation_bytes) for name, size in budgets.items()
     ]
     hands = [ExecutorFacts(ExecutorId(f"{pool}/{n}"), PoolId(pool)) for n, pool in enumerate(executors)]
     facts, used = partition(devices, hands, preset(policy))
-    pools = {one.pool: FakePool(one.budget_bytes, lambda _spec: load_s, lambda _spec: load_s / 10.0) for one in facts}
-    channels = FakeChannels(timeline)
-    workers = {str(one.executor): FakeExecutor(one, pools[one.pool], timeline, answer or says()) for one in used}
-    loaders = {name: FakeLoader(name, pool, timeline, channels, pools) for name, pool in pools.items()}
+    pools = {
+        one.pool: SimulatedPool(one.budget_bytes, lambda _spec: load_s, lambda _spec: load_s / 10.0) for one in facts
+    }
+    channels = SimulatedChannels(timeline)
+    workers = {str(one.executor): SimulatedExecutor(one, pools[one.pool], timeline, answer or says()) for one in used}
+    loaders = {name: SimulatedLoader(name, pool, timeline, channels, pools) for name, pool in pools.items()}
     outcomes: list[Outcome] = []
     switches: list[ExpertSwitch] = []
     bad_images: list[tuple[Accepted, str]] = []
@@ -182,7 +191,7 @@ def a_line(
         clock=timeline.now,
         wall=lambda: wall(timeline.now()),
     )
-    drive.start_hands()
+    drive.start_devices()
     return Line(drive, timeline, pools, workers, loaders, outcomes, switches, bad_images)
 
 

@@ -10,8 +10,8 @@ import pytest
 from daemon.dispatch.channels import PATIENCE, Channel, Channels, WaitingLine, copy_channel
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import BatchReport, LoadEnd, LoadOrder
-from daemon.dispatch.running_work import Hands, HungLoad
-from daemon.dispatch.simulated import FakeChannels, FakeLoader, FakePool, Timeline
+from daemon.dispatch.running_work import HungLoad, RunningWork
+from daemon.dispatch.simulated import SimulatedChannels, SimulatedClock, SimulatedLoader, SimulatedPool
 from daemon.policy.actions import Cause, Load, Resize, Unload
 from daemon.policy.request import RAM, PoolId
 from experts.spec import ExpertId
@@ -109,8 +109,8 @@ def test_the_last_one_who_closes_a_channel_gives_up_what_waits() -> None:
 def test_a_load_that_has_ended_is_never_watched_again_however_soon_its_end_is_heard() -> None:
     now_s, patience_s = time.monotonic(), 1000.0
     both_are_known = threading.Event()
-    loader = PoolLoader(CPU, FakePool(30, lambda _spec: float(not both_are_known.wait(60.0))), Channels())
-    hands = Hands([], [loader], patience_s, lambda: now_s)
+    loader = PoolLoader(CPU, SimulatedPool(30, lambda _spec: float(not both_are_known.wait(60.0))), Channels())
+    hands = RunningWork([], [loader], patience_s, lambda: now_s)
     first, waiting = an_order(CPU, "first", "demand"), an_order(CPU, "waiting", "startup")
     heard: list[tuple[bool, list[HungLoad], float | None]] = []
     done = threading.Event()
@@ -152,16 +152,16 @@ def test_each_gpu_has_its_channel_and_host_memory_one() -> None:
 class Machine:
     """Pools whose loads take a second from disk and a tenth from memory, and the order in which they ended."""
 
-    timeline: Timeline = field(default_factory=Timeline)
-    pools: dict[PoolId, FakePool] = field(default_factory=dict)
-    loaders: dict[PoolId, FakeLoader] = field(default_factory=dict)
+    timeline: SimulatedClock = field(default_factory=SimulatedClock)
+    pools: dict[PoolId, SimulatedPool] = field(default_factory=dict)
+    loaders: dict[PoolId, SimulatedLoader] = field(default_factory=dict)
     ends: list[tuple[str, float, str | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        channels = FakeChannels(self.timeline)
+        channels = SimulatedChannels(self.timeline)
         for pool in (CPU, OTHER, GPU, RAM):
-            self.pools[pool] = FakePool(30, lambda _spec: 1.0, lambda _spec: 0.1)
-            self.loaders[pool] = FakeLoader(pool, self.pools[pool], self.timeline, channels, self.pools)
+            self.pools[pool] = SimulatedPool(30, lambda _spec: 1.0, lambda _spec: 0.1)
+            self.loaders[pool] = SimulatedLoader(pool, self.pools[pool], self.timeline, channels, self.pools)
             self.loaders[pool].start(self._ended)
 
     def _ended(self, end: LoadEnd) -> None:
@@ -232,7 +232,7 @@ def test_threads_and_the_simulation_make_the_same_order(cause: Cause) -> None:
     ended: list[str] = []
     all_ended = threading.Semaphore(0)
 
-    class Slow(FakePool):
+    class Slow(SimulatedPool):
         def load(self, spec, evict=(), source=None):  # type: ignore[no-untyped-def]
             if spec.expert == "first":
                 begun.set()

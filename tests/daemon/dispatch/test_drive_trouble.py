@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from daemon.dispatch.orders import BatchReport, Unanswered
-from daemon.dispatch.simulated import FakeExecutor
+from daemon.dispatch.simulated import SimulatedExecutor
 from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS
 from daemon.policy.request import RAM, PoolId
@@ -30,7 +30,7 @@ def lose(line: Line, *executors: str, batches: int = 1 << 30) -> None:
     left = dict.fromkeys(executors, batches)
     for name in executors:
         executor = line.executors[name]
-        assert isinstance(executor, FakeExecutor)
+        assert isinstance(executor, SimulatedExecutor)
         answered = executor._report
 
         def report(done: BatchReport, name: str = name, answered: Any = answered) -> None:

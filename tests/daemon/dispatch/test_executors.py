@@ -12,7 +12,7 @@ import torch
 
 from daemon.dispatch.executors import ExecutorThread
 from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, ImageOrder, Unanswered
-from daemon.dispatch.simulated import FakeExecutor, FakePool, Timeline
+from daemon.dispatch.simulated import SimulatedClock, SimulatedExecutor, SimulatedPool
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId
 from daemon.records import JournalKey, Pixels
 from daemon.storage.journal import Journal
@@ -52,7 +52,7 @@ class Payloads:
 class Bench:
     executor: Executor
     reports: "queue.SimpleQueue[BatchReport]"
-    timeline: Timeline | None = None
+    timeline: SimulatedClock | None = None
 
     def run(self, order: BatchOrder) -> BatchReport:
         self.executor.submit(order)
@@ -74,13 +74,13 @@ def bench(request: pytest.FixtureRequest, spec: ExpertSpec, pool: SlotPool) -> I
         good = encoded(a_picture())
         bench = Bench(ExecutorThread(FACTS, pool.slot, Payloads(good, BAD, good, good).read), reports)
     else:
-        timeline, fake = Timeline(), FakePool(spec.weights_bytes)
+        timeline, fake = SimulatedClock(), SimulatedPool(spec.weights_bytes)
         fake.load(spec)
 
         def answer(_spec: ExpertSpec, image: ImageOrder) -> Answer | Unanswered:
             return Unanswered("bad_image", "not an image") if image.request_id == 1 else Answer("label1", 0.9)
 
-        bench = Bench(FakeExecutor(FACTS, fake, timeline, answer), reports, timeline)
+        bench = Bench(SimulatedExecutor(FACTS, fake, timeline, answer), reports, timeline)
     bench.executor.start(reports.put)
     yield bench
     assert bench.executor.stop(60.0)

@@ -11,7 +11,7 @@ import pytest
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import LoadEnd, Loader, LoadOrder
-from daemon.dispatch.simulated import FakeChannels, FakeLoader, FakePool, Timeline
+from daemon.dispatch.simulated import SimulatedChannels, SimulatedClock, SimulatedLoader, SimulatedPool
 from daemon.policy.actions import Load, Resize, Unload
 from daemon.policy.request import RAM, PoolId
 from experts.slot import SlotPool
@@ -28,7 +28,7 @@ class Bench:
     loader: Loader
     pool: Any
     ends: "queue.SimpleQueue[LoadEnd]"
-    timeline: Timeline | None
+    timeline: SimulatedClock | None
 
     def wait(self, count: int) -> list[LoadEnd]:
         while self.timeline is not None and self.timeline.step():
@@ -51,9 +51,9 @@ def bench(request: pytest.FixtureRequest, specs: list[ExpertSpec]) -> Iterator[B
         loader: Loader = PoolLoader(CPU, pool)
         bench = Bench(loader, pool, ends, None)
     else:
-        timeline = Timeline()
-        pool = FakePool(budget_bytes, lambda _spec: 0.5)
-        loader = FakeLoader(CPU, pool, timeline)
+        timeline = SimulatedClock()
+        pool = SimulatedPool(budget_bytes, lambda _spec: 0.5)
+        loader = SimulatedLoader(CPU, pool, timeline)
         bench = Bench(loader, pool, ends, timeline)
     loader.start(ends.put)
     yield bench
@@ -94,7 +94,7 @@ def test_a_failed_load_is_reported_and_what_it_evicted_stays_evicted(
     missing = ExpertSpec(
         **{**{name: getattr(specs[2], name) for name in specs[2].__slots__}, "file": tmp_path / "gone"}
     )
-    if isinstance(bench.pool, FakePool):
+    if isinstance(bench.pool, SimulatedPool):
         bench.pool.broken[missing.expert] = "no such file"
     bench.loader.submit(an_order(specs[0]))
     ends = bench.wait(1)
@@ -122,7 +122,7 @@ def test_a_loader_survives_orders_that_make_no_sense(bench: Bench, specs: list[E
 
 @pytest.mark.parametrize("kind", ["real", "fake"])
 def test_an_expert_in_host_memory_is_copied_from_there(kind: str, specs: list[ExpertSpec]):
-    budget_bytes, timeline = specs[0].weights_bytes, Timeline()
+    budget_bytes, timeline = specs[0].weights_bytes, SimulatedClock()
     ends: queue.SimpleQueue[LoadEnd] = queue.SimpleQueue()
     pools: dict[PoolId, Any]
     if kind == "real":
@@ -130,9 +130,9 @@ def test_an_expert_in_host_memory_is_copied_from_there(kind: str, specs: list[Ex
         channels = Channels()
         loaders: list[Loader] = [PoolLoader(name, pool, channels, pools) for name, pool in pools.items()]
     else:
-        pools = {name: FakePool(budget_bytes, lambda _spec: 0.5, lambda _spec: 0.1) for name in (RAM, CPU)}
-        simulated = FakeChannels(timeline)
-        loaders = [FakeLoader(name, pool, timeline, simulated, pools) for name, pool in pools.items()]
+        pools = {name: SimulatedPool(budget_bytes, lambda _spec: 0.5, lambda _spec: 0.1) for name in (RAM, CPU)}
+        simulated = SimulatedChannels(timeline)
+        loaders = [SimulatedLoader(name, pool, timeline, simulated, pools) for name, pool in pools.items()]
     for loader in loaders:
         loader.start(ends.put)
     spec, found = specs[0], []
@@ -160,8 +160,8 @@ def test_a_copy_from_a_pool_that_is_not_there_fails_alone(specs: list[ExpertSpec
 
 
 def test_a_defect_of_the_pool_is_reported_and_evicts_what_the_ledger_gave_up(specs: list[ExpertSpec]):
-    class Defect(FakePool):
-        def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: FakePool | None = None) -> Any:
+    class Defect(SimulatedPool):
+        def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: SimulatedPool | None = None) -> Any:
             if spec is specs[1]:
                 raise ZeroDivisionError("a defect")
             return super().load(spec, evict, source)

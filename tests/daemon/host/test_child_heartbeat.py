@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from daemon.host.child_heartbeat import Heart
+from daemon.host.child_heartbeat import Heartbeat
 
 BEATING = "import asyncio, sys; from daemon.host.child_heartbeat import beat; asyncio.run(beat(int(sys.argv[1])))"
 LIMIT_S = 60.0
@@ -19,7 +19,7 @@ class Looked:
 
     def __init__(self) -> None:
         self.now_s = 1000.0
-        self.heart = Heart(self.now_s, LIMIT_S)
+        self.heart = Heartbeat(self.now_s, LIMIT_S)
 
     def says_that_it_hangs(self, within_s: float, step_s: float = 0.1) -> bool:
         begun_s = self.now_s

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from daemon.host.service_manager import Notifier
-from daemon.monitor.pipeline_probe import Pulse
+from daemon.monitor.pipeline_probe import PipelineProbe
 from daemon.wire.control import ask
 from tests.contract.client import Peer
 from tests.daemon.host.manager import Manager, a_holdable_daemon, ended, held, until_it_stands
@@ -96,7 +96,7 @@ def test_a_watchdog_counts_where_it_means_this_process(environ: dict[str, str], 
 def test_a_probe_stays_with_the_station_that_does_not_hand_it_on() -> None:
     kept = []
     now_s = 100.0
-    pulse = Pulse([("intake", lambda then: then()), ("writer", kept.append)], clock=lambda: now_s)
+    pulse = PipelineProbe([("intake", lambda then: then()), ("writer", kept.append)], clock=lambda: now_s)
     pulse.send()
     now_s = 107.0
     assert pulse.held_by() == ("writer", 7.0)
@@ -112,7 +112,7 @@ def test_a_station_that_refuses_a_probe_keeps_it() -> None:
     def refuse(_then: object) -> None:
         raise RuntimeError("no such thread any more")
 
-    pulse = Pulse([("drive", refuse)])
+    pulse = PipelineProbe([("drive", refuse)])
     pulse.send()
     assert pulse.held_by() is not None
     assert pulse.came_through == 0

@@ -11,7 +11,7 @@ import pytest
 
 import daemon.language.models
 from daemon.config.settings import Config, Device, Model
-from daemon.language.models import Language
+from daemon.language.models import LanguageModels
 from daemon.wire.control import ControlError
 
 DEVICE, MOST, LEAST, TEXTS = 1000, 400, 100, 50
@@ -99,7 +99,7 @@ class Line:
         budgets = {device: Device(expert_memory=DEVICE + TEXTS) for device in devices}
         config = Config(rules=folder / "rules", catalog=folder, devices=budgets, models=models)
         self.opened: list[Memory] = []
-        self.language = Language(config, lambda _name, _model: self.open, lambda _outcome: None)
+        self.language = LanguageModels(config, lambda _name, _model: self.open, lambda _outcome: None)
         self.drive = Drive(devices)
         for shared in self.language._devices:
             shared.lease._give_back_s = 0.0

@@ -1,4 +1,4 @@
-"""The parts of the paper's policies on their own: executors' queues on a floor whose residents a test chooses."""
+"""The parts of the paper's policies on their own: executors' queues on a residency whose residents a test chooses."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from daemon.policy.matrix import Matrix, Performance
 from daemon.policy.paper.queues import ExecutorQueues
 from daemon.policy.presets import preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId
-from daemon.policy.residency import Floor
+from daemon.policy.residency import Residency
 from experts.spec import ArchitectureId, ExpertId
 from tests.daemon.policy.line import a_pool, a_request
 
@@ -20,9 +20,9 @@ def a_row(device: str, k_s: float = K_S, b_s: float = B_S, max_batch: int = 8, *
 
 @dataclass
 class Parts:
-    """Queues, and the floor under them; tests play the scheduler."""
+    """Queues, and the residency under them; tests play the scheduler."""
 
-    floor: Floor
+    residency: Residency
     queues: ExecutorQueues
     number: int = 0
 
@@ -30,7 +30,7 @@ class Parts:
         """Queue one request of each; returns the executors that took them."""
         took: list[str] = []
         for expert in experts:
-            before = {name: self.waiting(name) for name in self.floor.executors}
+            before = {name: self.waiting(name) for name in self.residency.executors}
             self.number += 1
             self.queues.add(a_request(self.number, expert))
             took += [name for name in before if len(self.waiting(name)) > len(before[name])]
@@ -43,20 +43,20 @@ class Parts:
 
     def hold(self, pool: str, *experts: str) -> None:
         for name in experts:
-            expert, ledger = ExpertId(name), self.floor.ledgers[PoolId(pool)]
-            ledger.begin_load(expert, self.floor.bytes_of(expert))
+            expert, ledger = ExpertId(name), self.residency.ledgers[PoolId(pool)]
+            ledger.begin_load(expert, self.residency.bytes_of(expert))
             ledger.finish_load(expert)
             self.queues.moved(expert)
 
     def drop(self, pool: str, *experts: str) -> None:
         for name in experts:
-            self.floor.ledgers[PoolId(pool)].evict(ExpertId(name))
+            self.residency.ledgers[PoolId(pool)].evict(ExpertId(name))
             self.queues.moved(ExpertId(name))
 
     def take(self, executor: str) -> list[int]:
         batch = self.queues.take(ExecutorId(executor), 0.0)
         if batch:
-            self.floor.ledgers[self.floor.executors[ExecutorId(executor)].pool].use(batch[0].expert)
+            self.residency.ledgers[self.residency.executors[ExecutorId(executor)].pool].use(batch[0].expert)
         self.queues.check()
         return [request.request_id for request in batch]
 
@@ -68,7 +68,7 @@ class Parts:
         return batch
 
     def end(self, executor: str, expert: str) -> None:
-        self.floor.ledgers[self.floor.executors[ExecutorId(executor)].pool].release(ExpertId(expert))
+        self.residency.ledgers[self.residency.executors[ExecutorId(executor)].pool].release(ExpertId(expert))
         self.queues.ended(ExecutorId(executor), ExpertId(expert), 1)
         self.queues.check()
 
@@ -84,10 +84,10 @@ def some_parts(
     pools: Sequence[PoolFacts] = (),
     policy: str = "coserve",
     matrix: Iterable[Performance] = (),
-    floor: type[Floor] = Floor,
+    residency: type[Residency] = Residency,
 ) -> Parts:
     """One executor for each pool but the RAM tier, named as the pool is."""
     pools = pools or [a_pool(f"cuda:0/{n}", 1000, 8) for n in range(3)]
     executors = [ExecutorFacts(ExecutorId(one.pool), one.pool) for one in pools if one.processor != "ram"]
-    ground = floor(experts, pools, executors, Matrix(matrix or [a_row("cuda:0"), a_row("cpu")]))
-    return Parts(ground, ExecutorQueues(ground, preset(policy)))
+    made = residency(experts, pools, executors, Matrix(matrix or [a_row("cuda:0"), a_row("cpu")]))
+    return Parts(made, ExecutorQueues(made, preset(policy)))

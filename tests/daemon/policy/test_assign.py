@@ -76,8 +76,8 @@ def test_an_expert_goes_only_to_executors_whose_memory_can_hold_it():
 def test_requests_move_when_their_executor_can_no_longer_have_their_expert():
     parts = some_parts(EXPERTS, [a_pool("cuda:0/0", 30), a_pool("cuda:0/1", 30)])
     assert parts.add("a", "b") == ["cuda:0/0", "cuda:0/1"]
-    parts.floor.targets_bytes[parts.floor.executors[ExecutorId("cuda:0/0")].pool] = 5
-    parts.floor.room_changed()
+    parts.residency.targets_bytes[parts.residency.executors[ExecutorId("cuda:0/0")].pool] = 5
+    parts.residency.room_changed()
     assert parts.take("cuda:0/0") == []
     assert parts.waiting("cuda:0/0") == []
     assert sorted(parts.waiting("cuda:0/1")) == ["a", "b"]
@@ -87,8 +87,8 @@ def test_requests_move_when_their_executor_can_no_longer_have_their_expert():
 def test_requests_have_moved_before_any_pool_is_asked_what_it_wants():
     parts = some_parts(EXPERTS, [a_pool("cuda:0/0", 30), a_pool("cuda:0/1", 30)])
     assert parts.add("a") == ["cuda:0/0"]
-    parts.floor.targets_bytes[parts.floor.executors[ExecutorId("cuda:0/0")].pool] = 5
-    parts.floor.room_changed()
+    parts.residency.targets_bytes[parts.residency.executors[ExecutorId("cuda:0/0")].pool] = 5
+    parts.residency.room_changed()
     assert parts.wants("cuda:0/1") == ["a"]
 
 

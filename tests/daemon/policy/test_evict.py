@@ -42,7 +42,7 @@ def test_queued_images_keep_nobody():
 def test_other_facts_change_who_is_preliminary():
     parts = some_parts(CHAINS, ONE)
     parts.hold("cpu", "a", "d", "e")
-    parts.floor.set_facts([an_expert("a", 10, 0.5, then=[("e", 0.9)]), *CHAINS[1:]])
+    parts.residency.set_facts([an_expert("a", 10, 0.5, then=[("e", 0.9)]), *CHAINS[1:]])
     parts.queues.rebuild()
     assert parts.victims("cpu")[0] == "d"
 

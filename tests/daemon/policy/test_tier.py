@@ -68,33 +68,33 @@ def test_a_copy_that_failed_is_not_tried_for_ever():
     parts.hold("ram", "c")
     parts.add("c")
     want = next(iter(parts.queues.wants(RAM, 0.0)))
-    ledger = parts.floor.ledgers[RAM]
+    ledger = parts.residency.ledgers[RAM]
     ledger.begin_load(want.expert, 10)
     parts.queues.granted(want, RAM)
     parts.queues.moved(want.expert)
     ledger.abandon_load(want.expert)
-    parts.floor.refuse(RAM, want.expert, 30.0)
+    parts.residency.refuse(RAM, want.expert, 30.0)
     parts.queues.moved(want.expert)
     assert (parts.wants("ram"), parts.wants(GPU)) == ([], ["c"])
-    parts.floor.forgive(30.0)
+    parts.residency.forgive(30.0)
     assert (parts.wants("ram"), parts.wants(GPU)) == (["a"], [])
 
 
 def test_what_could_not_be_read_into_host_memory_is_read_from_disk_and_tried_there_again_later():
     parts = some_gpus()
     parts.add("a")
-    parts.floor.refuse(RAM, ExpertId("a"), 30.0)
+    parts.residency.refuse(RAM, ExpertId("a"), 30.0)
     assert (parts.wants("ram"), parts.wants(GPU)) == ([], ["a"])
-    parts.floor.forgive(29.9)
+    parts.residency.forgive(29.9)
     assert (parts.wants("ram"), parts.wants(GPU)) == ([], ["a"])
-    parts.floor.forgive(30.0)
+    parts.residency.forgive(30.0)
     assert (parts.wants("ram"), parts.wants(GPU)) == (["a"], [])
 
 
 def test_requests_leave_a_pool_that_refuses_their_expert_for_one_that_takes_it():
     parts = some_parts(EXPERTS, [a_pool("cuda:0/0", 20), a_pool("cuda:0/1", 20)], "coserve")
     assert parts.add("a", "b") == ["cuda:0/0", "cuda:0/1"]
-    parts.floor.refuse(PoolId("cuda:0/0"), ExpertId("a"), 30.0)
+    parts.residency.refuse(PoolId("cuda:0/0"), ExpertId("a"), 30.0)
     assert (parts.wants("cuda:0/0"), parts.wants("cuda:0/1")) == ([], ["b"])
     assert parts.waiting("cuda:0/1") == ["b", "a"]
     assert parts.add("a") == ["cuda:0/1"]
@@ -104,12 +104,12 @@ def test_the_disk_is_shared_by_turns():
     parts = some_gpus(ram_bytes=30, gpus=3)
     parts.add("a", "b", "c")
     want = next(iter(parts.queues.wants(RAM, 0.0)))
-    parts.floor.ledgers[RAM].begin_load(want.expert, 10)
+    parts.residency.ledgers[RAM].begin_load(want.expert, 10)
     parts.queues.granted(want, RAM)
     assert (want.expert, parts.wants("ram")) == ("a", ["b", "c"])
-    parts.floor.ledgers[RAM].finish_load(want.expert)
+    parts.residency.ledgers[RAM].finish_load(want.expert)
     parts.hold(GPU, "a")
-    parts.queues.take(parts.floor.executors[next(iter(parts.floor.executors))].executor, 0.0)
+    parts.queues.take(parts.residency.executors[next(iter(parts.residency.executors))].executor, 0.0)
     parts.add("d")
     assert parts.wants("ram") == ["b", "c"]
 

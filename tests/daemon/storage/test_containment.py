@@ -21,7 +21,7 @@ from daemon.records import JournalKey, Pixels
 from daemon.storage import suspect_images as probe
 from daemon.storage.database.store import open_store
 from daemon.storage.database_place import Home
-from daemon.storage.decode_marks import Marks, Suspect
+from daemon.storage.decode_marks import DecodeMarks, Suspect
 from daemon.storage.suspect_images import decode_apart, examine
 from experts.errors import ExpertError
 from experts.reading import CachedReader
@@ -106,17 +106,17 @@ def test_marks_outlive_the_process_and_a_clean_stop_clears_them(tmp_path: Path) 
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == -9
-    marks = Marks(path)
+    marks = DecodeMarks(path)
     assert marks.suspects == [Suspect(JournalKey(1, 16, 84), 1), Suspect(JournalKey(7, 2**40, 9), 1)]
     marks.close(clean=True)
-    marks = Marks(path)
+    marks = DecodeMarks(path)
     assert marks.suspects == []
     marks.close(clean=True)
 
 
 def test_a_suspect_stays_one_until_its_verdict_and_its_deaths_are_counted(tmp_path: Path) -> None:
     def run(*marked: JournalKey, pending: set[JournalKey]) -> list[Suspect]:
-        marks = Marks(tmp_path / "marks")
+        marks = DecodeMarks(tmp_path / "marks")
         found = marks.keep(pending)
         for key in marked:
             marks.place()(key)
@@ -136,17 +136,17 @@ def test_a_suspect_stays_one_until_its_verdict_and_its_deaths_are_counted(tmp_pa
 def test_damaged_marks_are_begun_anew(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "marks"
     path.write_bytes(damage)
-    marks = Marks(path)
+    marks = DecodeMarks(path)
     assert marks.suspects == []
     marks.place()(KEYS[0])
     marks.close(clean=False)
-    marks = Marks(path)
+    marks = DecodeMarks(path)
     assert marks.suspects == [Suspect(KEYS[0], 1)]
     marks.close(clean=True)
 
 
 def test_a_line_runs_without_marks_where_they_cannot_be_had(tmp_path: Path) -> None:
-    marks = Marks(tmp_path / "nowhere" / "marks")
+    marks = DecodeMarks(tmp_path / "nowhere" / "marks")
     marks.place()(KEYS[0])
     assert (marks.suspects, marks.keep([])) == ([], [])
     marks.close(clean=True)

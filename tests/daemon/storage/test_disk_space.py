@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from daemon.storage.disk_space import Claims, Room, segment_bytes
+from daemon.storage.disk_space import Claims, DiskSpace, segment_bytes
 
 MB = 10**6
 
@@ -22,7 +22,7 @@ class Disk:
     def __init__(self, folder):
         self.folder = folder
         self.claims = Claims()
-        self.room = Room({"journal": folder / "journal", "images": folder / "images"}, 1, lambda: self.claims)
+        self.room = DiskSpace({"journal": folder / "journal", "images": folder / "images"}, 1, lambda: self.claims)
 
     def leave(self, size_bytes: int) -> None:
         """Claim everything but `size_bytes`."""
@@ -86,12 +86,12 @@ def test_a_refusal_is_told_once(disk):
 
 def test_verdicts_of_many_small_images_need_room_too(tmp_path):
     images = shutil.disk_usage(tmp_path).total // 4096 + 1
-    room = Room({"database": tmp_path}, 1, lambda: Claims(images=images))
+    room = DiskSpace({"database": tmp_path}, 1, lambda: Claims(images=images))
     assert "the disk of the database" in (room.problem() or "")
 
 
 def test_the_reserve_is_an_eighth_of_a_small_disk_and_segments_are_small_there(tmp_path):
-    room = Room({"journal": tmp_path}, 2**62)
+    room = DiskSpace({"journal": tmp_path}, 2**62)
     space = room.space("journal")
     assert space is not None
     assert room.reserve_bytes(space) == space.total_bytes // 8
@@ -101,7 +101,7 @@ def test_the_reserve_is_an_eighth_of_a_small_disk_and_segments_are_small_there(t
 
 
 def test_where_somebody_else_fills_the_disk_copies_wait_before_verdicts_do(tmp_path):
-    room = Room({"journal": tmp_path, "images": tmp_path}, 10 * MB)
+    room = DiskSpace({"journal": tmp_path, "images": tmp_path}, 10 * MB)
     free_bytes = shutil.disk_usage(tmp_path).free
     assert room.may_copy(MB)
     assert not room.may_copy(free_bytes)

@@ -19,7 +19,7 @@ from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels, Published
 from daemon.storage import image_archiver as keeper
 from daemon.storage.database.store import Store, open_store
-from daemon.storage.disk_space import Room
+from daemon.storage.disk_space import DiskSpace
 from daemon.storage.journal import Journal
 from daemon.storage.journal_thread import GROUP_IMAGES
 from daemon.storage.writer import Duplicate, WriteFailed, Writer
@@ -265,7 +265,7 @@ def test_a_journal_that_cannot_sync_answers_failed_and_goes_on_with_a_new_segmen
 
 def test_where_somebody_else_filled_the_disk_nothing_is_taken_and_nothing_has_failed(start, tmp_path):
     with small_disk(tmp_path / "disk", "1m") as disk:
-        line = start(options={"room": Room({"journal": disk}, 2**20)})
+        line = start(options={"room": DiskSpace({"journal": disk}, 2**20)})
         (disk / "somebody's.file").write_bytes(bytes(1_000_000))
         first, second = line.send(an_arrival("a"), an_arrival("a"))
         assert first == second

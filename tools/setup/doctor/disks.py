@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from daemon.storage.disk_space import Room
+from daemon.storage.disk_space import DiskSpace
 from daemon.units import size_text
 from tools.setup.doctor.findings import Finding, ok, warn, wrong
 from tools.setup.doctor.patient import Patient, acting_as
@@ -31,7 +31,7 @@ def disks(patient: Patient) -> Iterator[Finding]:
     """Each disk that the line writes to, once."""
     if patient.config is None:
         return
-    problem = Room(patient.folders, patient.config.retention.reserve).problem()
+    problem = DiskSpace(patient.folders, patient.config.retention.reserve).problem()
     if problem:
         so, _, do = problem.partition(": ")
         yield wrong("disk space", so, do)

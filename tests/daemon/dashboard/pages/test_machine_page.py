@@ -20,7 +20,7 @@ from daemon.dashboard.pages import machine_facts as facts
 from daemon.dashboard.pages.questions_machine import Holdings
 from daemon.dashboard.pages.time_picture import NARROW, WIDE, draw
 from daemon.host.temperature import Thermometer
-from daemon.monitor.timeline import Timeline
+from daemon.monitor.timeline import WorkTimeline
 from daemon.records import BatchDone, ExpertSwitch, QueueSample
 from tests.daemon.dashboard.telling import STATUS, telling
 from tests.daemon.dashboard.web import Web
@@ -180,7 +180,7 @@ def test_charts_hold_a_value_until_the_next_and_are_never_longer_than_they_may_b
 
 def test_the_daemon_remembers_what_ran_what_was_loaded_and_what_waited() -> None:
     now = 1000.0
-    timeline = Timeline(lambda: now)
+    timeline = WorkTimeline(lambda: now)
     for number in range(1500):
         ended_s = 800.0 + number * 0.1
         timeline.batch(BatchDone("cpu/0", "cpu", "A", "r", 0, 4, ended_s - 0.05, ended_s, 0.0, 40.0))

@@ -10,7 +10,7 @@ import pytest
 from daemon.config.settings import Retention
 from daemon.records import ExpertSwitch
 from daemon.storage.database.values import Clock, Kept
-from daemon.storage.disk_space import Room
+from daemon.storage.disk_space import DiskSpace
 from daemon.storage.pruning import Ages, Pruner, newest_s
 from tests.daemon.storage.database.store_parts import Line, a_box, a_line, a_stage, an_arrival, an_outcome
 
@@ -54,7 +54,7 @@ class Kit:
         clock = self.line.clock.clock
         self.pruner = Pruner(
             *(self.line.url, self.images, Retention(**settings)),
-            Room({"images": self.images}, 1),
+            DiskSpace({"images": self.images}, 1),
             carry_out=lambda task: task(self.line.store),
             rest=lambda _seconds: True,
             clock=Clock(ages.now_s, clock.monotonic_s) if ages else clock,
