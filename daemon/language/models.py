@@ -80,7 +80,7 @@ class Prompts:
             tokens = len(codec.encode(prompt))
         except PromptError as error:
             return f"prompt: {error}"
-        if room is None or codec.most_tokens(tokens, new_tokens) <= room:
+        if room is None or codec.max_total_tokens(tokens, new_tokens) <= room:
             return None
         return (
             f"prompt: its {tokens} tokens and {new_tokens} new ones (max_new_tokens) are more than the {room} that"

@@ -8,17 +8,17 @@ from typing import Any
 from daemon.config.settings import Model
 from daemon.language.model_thread import MODEL_FAILED, Finished
 from daemon.records import AcceptedText
-from experts.moe.errors import AnswerError, ModelError
-from experts.moe.model.engine import Asked, Ended, Engine, Said, Took
+from experts.moe.errors import InvalidLogitsError, ModelError
+from experts.moe.model.engine import Completion, Engine, EngineRequest, StepTiming, TokenEvent
 from experts.moe.model.keys_values import TextMemory, bytes_per_token, require_text_memory
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.model.text import PromptError, TextCodec
 from experts.moe.modes import open_mode
-from experts.moe.policy.schedule import Costs, FirstCome, Limits, Profiles, Scheduler, SloSlack
+from experts.moe.policy.schedule import BatchLimits, FirstCome, GenerationScheduler, SloSlack, StepCosts, TaskProfiles
 from experts.moe.served import file_states
 
 #: What a token of a prompt and a step cost before any was measured; then the mean of the last so many.
-_COSTS = Costs(prefill_token_s=0.001, step_s=0.02, row_s=0.0)
+_COSTS = StepCosts(prefill_token_s=0.001, step_s=0.02, row_s=0.0)
 _STEPS = 32
 #: Steps that failed one after the other: then it is not the texts.
 _FAILED_STEPS = 3
@@ -66,7 +66,7 @@ class ServedModel:
             raise
         self._taken: dict[str, _Taken] = {}
         self._failed_steps = 0
-        self._costs, self._profiles = _COSTS, Profiles()
+        self._costs, self._profiles = _COSTS, TaskProfiles()
         self._engine = Engine(
             self._runtime,
             self._codec,
@@ -78,8 +78,8 @@ class ServedModel:
             clock=clock,
         )
 
-    def _scheduler(self) -> Scheduler:
-        limits = Limits(self._settings.rows, self._memory.tokens)
+    def _scheduler(self) -> GenerationScheduler:
+        limits = BatchLimits(self._settings.rows, self._memory.tokens)
         return FirstCome(limits) if self._settings.schedule == "fcfs" else SloSlack(limits, self._costs, self._profiles)
 
     @property
@@ -100,14 +100,14 @@ class ServedModel:
         new_tokens = min(request.max_new_tokens or settings.max_new_tokens, settings.max_new_tokens)
         if max(tokens) >= self._vocabulary:  # of a tokenizer that is larger than the model
             return Finished(None, "bad_prompt", settings.mode)
-        if self._codec.most_tokens(len(tokens), new_tokens) > self._memory.tokens:
+        if self._codec.max_total_tokens(len(tokens), new_tokens) > self._memory.tokens:
             return Finished(None, "bad_prompt", settings.mode)
         slo_s = settings.slo if request.slo_ms is None else request.slo_ms / 1000
         deadline_s = None if request.deadline_ms is None else arrived_s + request.deadline_ms / 1000
         name = str(text.generation_id)
         self._taken[name] = _Taken(text, arrived_s, arrived_s)
-        self._engine.submit(
-            Asked(
+        self._engine.enqueue(
+            EngineRequest(
                 request=name,
                 tokens=tuple(tokens),
                 max_new_tokens=new_tokens,
@@ -122,8 +122,8 @@ class ServedModel:
     def step(self) -> tuple[list[tuple[int, Finished]], Exception | None]:
         """One step of the engine. What broke it costs the texts that it was computed for, unless the model is lost."""
         ended = self._engine.step()
-        if self._engine.took is not None:
-            self._costs = learned(self._costs, self._engine.took)
+        if self._engine.last_step is not None:
+            self._costs = learned(self._costs, self._engine.last_step)
             self._engine.scheduler = self._scheduler()
         lost = self._lost([one.error for one in ended if one.error is not None])
         return [self._finished(one) for one in ended], lost
@@ -134,12 +134,12 @@ class ServedModel:
         It cannot where its files are damaged, where books or device are not whole any more (looked at when it is idle,
         too), and where nothing but failures has come for some steps, whatever they were.
         """
-        if self._engine.took is not None:
+        if self._engine.last_step is not None:
             self._failed_steps = 0
         elif errors:
             self._failed_steps += 1
         for error in errors:
-            if isinstance(error, ModelError) and not isinstance(error, AnswerError):
+            if isinstance(error, ModelError) and not isinstance(error, InvalidLogitsError):
                 return error
         if not (errors or self._engine.is_idle):
             return None
@@ -183,7 +183,7 @@ class ServedModel:
     def close(self) -> None:
         self._runtime.close()
 
-    def _said(self, said: Said) -> None:
+    def _said(self, said: TokenEvent) -> None:
         taken = self._taken[said.request]
         now = self._clock()
         if hasattr(self._mode, "observe"):
@@ -195,7 +195,7 @@ class ServedModel:
         if taken.text.request.stream:
             self._on_token(taken.text, said.index, said.text)
 
-    def _finished(self, ended: Ended) -> tuple[int, Finished]:
+    def _finished(self, ended: Completion) -> tuple[int, Finished]:
         taken = self._taken.pop(ended.request)
         counts = self._runtime.cache.metrics.take(ended.request)
         return taken.text.generation_id, Finished(
@@ -218,7 +218,7 @@ class ServedModel:
         return min(thresholds.values()) if thresholds else None
 
 
-def learned(costs: Costs, took: Took) -> Costs:
+def learned(costs: StepCosts, took: StepTiming) -> StepCosts:
     """Costs after one more step: a moving mean, for memory, load and prompts change them.
 
     What a task that entered waited for is in its profile, not in the costs of a prompt.

@@ -19,7 +19,7 @@ _ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ModelFamily:
     """How one kind of model names things. `{e}` stands for an expert's number; names follow a layer's block."""
 
     name: str
@@ -40,8 +40,8 @@ class Family:
 _GATED = ("experts.{e}.gate_proj.weight", "experts.{e}.up_proj.weight", "experts.{e}.down_proj.weight")
 _FUSED = ("experts.gate_up_proj", "experts.down_proj")
 
-FAMILIES: dict[str, Family] = {
-    "mixtral": Family(
+FAMILIES: dict[str, ModelFamily] = {
+    "mixtral": ModelFamily(
         "mixtral",
         "num_local_experts",
         "intermediate_size",
@@ -50,10 +50,10 @@ FAMILIES: dict[str, Family] = {
         _FUSED,
         renamed={".block_sparse_moe.": ".mlp."},
     ),
-    "qwen2_moe": Family("qwen2_moe", "num_experts", "moe_intermediate_size", "gate", _GATED, _FUSED),
-    "qwen3_moe": Family("qwen3_moe", "num_experts", "moe_intermediate_size", "gate", _GATED, _FUSED),
-    "olmoe": Family("olmoe", "num_experts", "intermediate_size", "gate", _GATED, _FUSED),
-    "switch_transformers": Family(
+    "qwen2_moe": ModelFamily("qwen2_moe", "num_experts", "moe_intermediate_size", "gate", _GATED, _FUSED),
+    "qwen3_moe": ModelFamily("qwen3_moe", "num_experts", "moe_intermediate_size", "gate", _GATED, _FUSED),
+    "olmoe": ModelFamily("olmoe", "num_experts", "intermediate_size", "gate", _GATED, _FUSED),
+    "switch_transformers": ModelFamily(
         "switch_transformers",
         "num_experts",
         "d_ff",
@@ -90,7 +90,7 @@ class MoeArch:
     renormalise: bool = False
 
     @property
-    def names(self) -> Family:
+    def names(self) -> ModelFamily:
         """How this model's family names its tensors."""
         return FAMILIES[self.family]
 

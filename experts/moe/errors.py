@@ -12,5 +12,5 @@ class ModelError(Exception):
         self.message = message
 
 
-class AnswerError(ModelError):
+class InvalidLogitsError(ModelError):
     """What was computed for one text is no number: it lies in this text, or the weights are damaged."""

@@ -25,7 +25,7 @@ class ExpertWeights(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StepRow:
     """One sequence of a step. `tokens` counts its positions in the step, padding included."""
 
     request: str
@@ -34,7 +34,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ForwardStep:
     """One forward of the model. Prefill means that nothing came before, not that there is more than one token.
 
     Tokens of a step's routings lie row after row: row 0 has the first `rows[0].tokens` of them.
@@ -42,7 +42,7 @@ class Step:
 
     number: int
     phase: Literal["prefill", "decode"]
-    rows: tuple[Row, ...]
+    rows: tuple[StepRow, ...]
 
     @property
     def tokens(self) -> int:
@@ -75,4 +75,4 @@ class Routing:
 
 
 #: What a mode gives a layer to compute with: experts in ascending order, each valid until the next one is asked for.
-Served = Iterator[tuple[int, ExpertWeights]]
+ExpertIterator = Iterator[tuple[int, ExpertWeights]]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from experts.moe.errors import ModelError
-from experts.moe.weights.prepared import Prepared
+from experts.moe.weights.prepared import PreparedFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Trace:
         return self.task.long().repeat_interleave(self.start.diff())
 
 
-def save_trace(prepared: Prepared, name: str, trace: Trace) -> None:
+def save_trace(prepared: PreparedFiles, name: str, trace: Trace) -> None:
     """Write a trace beside its checkpoint; `name` is TRAIN or HELD_OUT of experts.moe.weights.prepared."""
     tensors = {
         "index": trace.index.to(torch.int16),
@@ -57,7 +57,7 @@ def save_trace(prepared: Prepared, name: str, trace: Trace) -> None:
     prepared.save(name, tensors, {"tasks": list(trace.tasks), "experts": trace.experts})
 
 
-def load_trace(prepared: Prepared, name: str) -> Trace:
+def load_trace(prepared: PreparedFiles, name: str) -> Trace:
     """Read what `save_trace` wrote. Raises ModelError where it is missing, broken or of other weights."""
     tensors, notes = prepared.load(name)
     try:
@@ -107,14 +107,14 @@ def popularity_by_task(trace: Trace) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def save_popularity(prepared: Prepared, trace: Trace) -> None:
+def save_popularity(prepared: PreparedFiles, trace: Trace) -> None:
     """Write both of the training trace, where modes that start from popularity find them."""
     tensors = {"popularity": popularity(trace), "by_task": popularity_by_task(trace)}
     prepared.save("popularity", tensors, {"tasks": list(trace.tasks)})
 
 
-def load_popularity(prepared: Prepared) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """(L, E) over all tasks, and the same of each task by name. Raises ModelError as `Prepared.load` does."""
+def load_popularity(prepared: PreparedFiles) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """(L, E) over all tasks, and the same of each task by name. Raises ModelError as `PreparedFiles.load` does."""
     tensors, notes = prepared.load("popularity")
     tasks: list[Any] = notes["tasks"]
     return tensors["popularity"], dict(zip(tasks, tensors["by_task"], strict=True))

@@ -2,12 +2,12 @@
 
 import torch
 
-from experts.moe.modes.brownout.united import United, averaged, read_expert
+from experts.moe.modes.brownout.united import UnitedExperts, averaged, read_expert
 from experts.moe.policy.brownout import in_order
 from experts.moe.weights.expert_store import ExpertStore
 
 
-def averaged_united(store: ExpertStore, way: int) -> United:
+def averaged_united(store: ExpertStore, way: int) -> UnitedExperts:
     """For a whole model."""
     arch = store.arch
     groups = in_order(arch.experts, way)
@@ -20,4 +20,4 @@ def averaged_united(store: ExpertStore, way: int) -> United:
         ]
         gate_up.append(torch.stack([each.gate_up for each in means]).to(arch.dtype))
         down.append(torch.stack([each.down for each in means]).to(arch.dtype))
-    return United(way, tuple(gate_up), tuple(down), (groups,) * arch.layers)
+    return UnitedExperts(way, tuple(gate_up), tuple(down), (groups,) * arch.layers)

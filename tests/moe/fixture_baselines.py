@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tools.moe.evaluate import Timing, decode_timing, held_out_prompts, open_runtime
+from tools.moe.evaluate import DecodeTiming, decode_timing, held_out_prompts, open_runtime
 
 FIXTURE = Path("build/moe/fixture")
 MODES = ["ondemand", "lookahead", "popularity", "prune"]
 
 
-def measure(mode: str, share: float, link_ms: float | None) -> Timing:
+def measure(mode: str, share: float, link_ms: float | None) -> DecodeTiming:
     prompts = held_out_prompts(FIXTURE, of_domain=1, length=64)
     runtime = open_runtime(FIXTURE, mode, share=share, link_ms=link_ms)
     try:

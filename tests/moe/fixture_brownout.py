@@ -10,10 +10,10 @@ import torch
 
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.brownout.mode import Brownout
-from experts.moe.modes.brownout.united import United, load_united
+from experts.moe.modes.brownout.united import UnitedExperts, load_united
 from experts.moe.policy.salc import Phase, SalcRule
 from experts.moe.policy.schedule import FirstCome
-from experts.moe.weights.prepared import Prepared
+from experts.moe.weights.prepared import PreparedFiles
 from tests.moe.averaged import averaged_united
 from tools.moe.burst import ACCESS_S, CALM_S, AccessTable, Scene, Static, burst, measure_accesses, scene_of
 from tools.moe.evaluate import budget_of, held_out_prompts, open_runtime, perplexity
@@ -23,8 +23,8 @@ FIXTURE = Path("build/moe/fixture")
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 
-def united(way: int) -> United | None:
-    return load_united(Prepared(FIXTURE), way) if way else None
+def united(way: int) -> UnitedExperts | None:
+    return load_united(PreparedFiles(FIXTURE), way) if way else None
 
 
 def a_runtime(mode: Brownout, share: float = 1.0) -> MoeRuntime:

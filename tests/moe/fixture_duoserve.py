@@ -9,22 +9,22 @@ from statistics import mean
 import pytest
 import torch
 
-from experts.moe.cache.metrics import Counts, Hits
-from experts.moe.gating import Row
+from experts.moe.cache.metrics import FetchCounts, PredictionCounts
+from experts.moe.gating import StepRow
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes import Mode, open_mode
 from experts.moe.modes.duoserve.accuracy import accuracies
 from experts.moe.modes.duoserve.fitting import load_predictors
 from experts.moe.modes.duoserve.mode import DuoServe
 from experts.moe.trace import load_popularity, load_trace
-from experts.moe.weights.prepared import HELD_OUT, TRAIN, Prepared
-from tools.moe.evaluate import Timing, budget_of, decode_timing, held_out_prompts, open_runtime, perplexity
+from experts.moe.weights.prepared import HELD_OUT, TRAIN, PreparedFiles
+from tools.moe.evaluate import DecodeTiming, budget_of, decode_timing, held_out_prompts, open_runtime, perplexity
 
 FIXTURE = Path("build/moe/fixture")
 SHARES = [0.5, 0.25]
 
 
-def decode_held_out(mode: Mode, share: float) -> tuple[float, Counts, Hits]:
+def decode_held_out(mode: Mode, share: float) -> tuple[float, FetchCounts, PredictionCounts]:
     """Held-out text decoded token by token, its own tokens given: perplexity, counts and predictions of decoding."""
     runtime = MoeRuntime.open(FIXTURE, mode, budget_of(FIXTURE, share))
     try:
@@ -35,7 +35,7 @@ def decode_held_out(mode: Mode, share: float) -> tuple[float, Counts, Hits]:
         runtime.close()
 
 
-def time_behind_a_link(share: float, mode: str = "duoserve", **options: bool) -> Timing:
+def time_behind_a_link(share: float, mode: str = "duoserve", **options: bool) -> DecodeTiming:
     runtime = open_runtime(FIXTURE, mode, share=share, link_ms=2.0, options=options)
     try:
         return decode_timing(runtime, held_out_prompts(FIXTURE, of_domain=2, length=64), new_tokens=24)
@@ -53,7 +53,7 @@ def logits_of(mode: str, share: float, batch: int) -> list[torch.Tensor]:
     runtime = open_runtime(FIXTURE, mode, share=share)
     logits, past = [], None
     for _ in range(17):
-        with runtime.step([Row(f"r{row}", None, ids.shape[1]) for row in range(batch)]):
+        with runtime.step([StepRow(f"r{row}", None, ids.shape[1]) for row in range(batch)]):
             output = runtime.model(ids, attention_mask=mask, past_key_values=past, use_cache=True)
         logits.append(output.logits)
         past, ids = output.past_key_values, output.logits[:, -1:].argmax(-1)
@@ -70,7 +70,7 @@ def test_logits_are_those_of_everything_in_memory(share: float, batch: int):
 
 
 def test_experts_are_predicted_more_often_than_by_counting():
-    prepared = Prepared(FIXTURE)
+    prepared = PreparedFiles(FIXTURE)
     found = accuracies(load_trace(prepared, HELD_OUT), load_trace(prepared, TRAIN), load_predictors(prepared))
     runtime = open_runtime(FIXTURE, "lookahead")
     perplexity(runtime, held_out_prompts(FIXTURE, of_domain=40))
@@ -90,7 +90,7 @@ def test_computing_waits_for_fewer_experts_than_loading_on_demand(share: float):
 
     Without predictors that part alone passes, so only the first says what the predictor is worth.
     """
-    popular, _ = load_popularity(Prepared(FIXTURE))
+    popular, _ = load_popularity(PreparedFiles(FIXTURE))
     modes = {
         "ondemand": open_mode("ondemand", FIXTURE),
         "lookahead": open_mode("lookahead", FIXTURE),
@@ -117,7 +117,7 @@ def test_decoding_overlapped_takes_less_time_than_the_same_work_done_serially():
     print("\nlink of 2 ms an expert")
     ratios: dict[float, float] = {}
     for share in SHARES:
-        runs: dict[str, list[Timing]] = {"overlapped": [], "serially": [], "ondemand": []}
+        runs: dict[str, list[DecodeTiming]] = {"overlapped": [], "serially": [], "ondemand": []}
         for _ in range(3):
             runs["overlapped"].append(time_behind_a_link(share))
             runs["serially"].append(time_behind_a_link(share, overlap=False))
@@ -136,8 +136,8 @@ def test_decoding_overlapped_takes_less_time_than_the_same_work_done_serially():
     assert ratios[0.5] <= 0.75
 
 
-def fastest(timings: list[Timing]) -> Timing:
+def fastest(timings: list[DecodeTiming]) -> DecodeTiming:
     """The same tokens in each run: for each the time of the run in which it came soonest."""
     first = [min(times) for times in zip(*(each.first_s for each in timings), strict=True)]
     between = [min(times) for times in zip(*(each.between_s for each in timings), strict=True)]
-    return Timing(first_s=first, between_s=between, total_s=sum(first) + sum(between))
+    return DecodeTiming(first_s=first, between_s=between, total_s=sum(first) + sum(between))

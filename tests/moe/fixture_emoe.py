@@ -10,10 +10,10 @@ import pytest
 from experts.moe.modes.emoe.fitting import load_predictor
 from experts.moe.modes.emoe.recall import recalls
 from experts.moe.modes.emoe.sensitivity import load_shares, sensitive, weights
-from experts.moe.policy.schedule import FirstCome, Limits, Profiles, SloSlack
+from experts.moe.policy.schedule import BatchLimits, FirstCome, SloSlack, TaskProfiles
 from experts.moe.trace import load_popularity, load_trace
-from experts.moe.weights.prepared import HELD_OUT, Prepared
-from tools.moe.evaluate import Quality, held_out_prompts, open_runtime, perplexity
+from experts.moe.weights.prepared import HELD_OUT, PreparedFiles
+from tools.moe.evaluate import TextQuality, held_out_prompts, open_runtime, perplexity
 from tools.moe.load import Machine, Task, capacity_per_s, poisson, replay, slos
 from tools.moe.serving_costs import TaskLoading, measure_costs
 
@@ -21,7 +21,7 @@ FIXTURE = Path("build/moe/fixture")
 PERIODS = (1, 2, 5, 10, 20, 40)
 
 
-def quality(mode: str, share: float, of_domain: int = 24, **options) -> Quality:
+def quality(mode: str, share: float, of_domain: int = 24, **options) -> TextQuality:
     runtime = open_runtime(FIXTURE, mode, share=share, options=options)
     try:
         found = perplexity(runtime, held_out_prompts(FIXTURE, of_domain=of_domain))
@@ -31,7 +31,7 @@ def quality(mode: str, share: float, of_domain: int = 24, **options) -> Quality:
     return found
 
 
-def line(name: str, found: Quality) -> str:
+def line(name: str, found: TextQuality) -> str:
     tasks = " ".join(f"{task} {value:.2f}" for task, value in sorted(found.of_domain.items()))
     counts = found.counts
     return (
@@ -41,7 +41,7 @@ def line(name: str, found: Quality) -> str:
 
 @pytest.mark.parametrize("share", [0.5, 0.25])
 def test_the_predictor_names_more_of_what_prompts_use_than_popularity_and_the_last_prompt(share: float):
-    prepared = Prepared(FIXTURE)
+    prepared = PreparedFiles(FIXTURE)
     predictor, _ = load_predictor(prepared)
     trace = load_trace(prepared, HELD_OUT)
     for period in (1, 5, 20, 40):
@@ -68,7 +68,7 @@ def test_loads_fall_with_the_period_and_perplexity_is_shown_beside_it(share: flo
 
 @pytest.mark.parametrize("share", [0.5, 0.25])
 def test_choosing_for_the_tasks_at_hand_is_no_worse_on_sensitive_tasks_than_choosing_for_all(share: float):
-    matters = sensitive(load_shares(Prepared(FIXTURE)))
+    matters = sensitive(load_shares(PreparedFiles(FIXTURE)))
     ranked = sorted(matters, key=lambda task: -sum(matters[task]))
     tasks = [task for task in ranked if sum(matters[task]) * 2 >= len(matters[task])]
     print(f"\n{share} of the experts; sensitive in half of the layers or more: {', '.join(tasks)}")
@@ -85,7 +85,7 @@ def test_choosing_for_the_tasks_at_hand_is_no_worse_on_sensitive_tasks_than_choo
 
 
 def test_by_slack_fewer_requests_are_late_than_first_come_first_served():
-    prepared = Prepared(FIXTURE)
+    prepared = PreparedFiles(FIXTURE)
     runtime = open_runtime(FIXTURE, "resident")
     try:
         machine = Machine(measure_costs(runtime), load_s=2e-3)
@@ -100,7 +100,7 @@ def test_by_slack_fewer_requests_are_late_than_first_come_first_served():
     ]
     _, popular = load_popularity(prepared)
     frequencies = {task: shares.tolist() for task, shares in popular.items()}
-    limits, graded = Limits(rows=8, tokens=8 * 1024), weights(load_shares(prepared))
+    limits, graded = BatchLimits(rows=8, tokens=8 * 1024), weights(load_shares(prepared))
 
     def loading() -> TaskLoading:
         return TaskLoading(frequencies, graded, slots=48, period=1)
@@ -110,7 +110,7 @@ def test_by_slack_fewer_requests_are_late_than_first_come_first_served():
     late = {"first": 0.0, "slack": 0.0}
     for seed in range(5):
         trace = poisson(tasks, 0.9 * capacity, 600, seed, slo_s=slos(tasks, machine))
-        profiles = Profiles({task.name: task.output_tokens for task in tasks})
+        profiles = TaskProfiles({task.name: task.output_tokens for task in tasks})
         first = replay(trace, FirstCome(limits), machine, loading())
         slack = replay(trace, SloSlack(limits, machine.compute, profiles), machine, loading(), profiles)
         late["first"] += first.violations

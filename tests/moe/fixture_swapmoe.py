@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from experts.moe.cache.link import Link
-from experts.moe.gating import Row
+from experts.moe.cache.link import SlowLink
+from experts.moe.gating import StepRow
 from experts.moe.model.mode import Mode
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.prune import Prune
@@ -23,8 +23,8 @@ from experts.moe.modes.resident import Resident
 from experts.moe.modes.swapmoe.mode import SwapMoe, token_count
 from experts.moe.modes.swapmoe.plan import Preparation, load_preparation, plan_for
 from experts.moe.trace import load_popularity
-from experts.moe.weights.prepared import Prepared
-from tools.moe.evaluate import Quality, arch_of, held_out_prompts, perplexity
+from experts.moe.weights.prepared import PreparedFiles
+from tools.moe.evaluate import TextQuality, arch_of, held_out_prompts, perplexity
 
 FIXTURE = Path("build/moe/fixture")
 OF_DOMAIN, LENGTH, DECODED = 6, 256, 128
@@ -35,10 +35,10 @@ def prepared() -> tuple[Preparation, torch.Tensor]:
     """What `coserve moe plan` wrote, and (L, E) popularity from `coserve moe trace`."""
     ready = load_preparation(FIXTURE)
     assert ready is not None, "run: .venv/bin/coserve moe plan build/moe/fixture"
-    return ready, load_popularity(Prepared(FIXTURE))[0]
+    return ready, load_popularity(PreparedFiles(FIXTURE))[0]
 
 
-def served(mode: Mode, slots: int, *, decoded: int = 0, link: Link | None = None) -> Quality:
+def served(mode: Mode, slots: int, *, decoded: int = 0, link: SlowLink | None = None) -> TextQuality:
     """Perplexity on the held-out text; what is static is measured in prefills alone, which are much quicker."""
     prompts = held_out_prompts(FIXTURE, of_domain=OF_DOMAIN, length=LENGTH, mixed=False)
     size_bytes = slots * arch_of(FIXTURE).expert_bytes
@@ -63,7 +63,7 @@ def pruned(by: str, each: int) -> float:
 
 
 @cache
-def swapped(each: int, split: str, score: str = "importance") -> Quality:
+def swapped(each: int, split: str, score: str = "importance") -> TextQuality:
     """`each` experts a layer on average; `split` even or planned; ranked by `score`, before the first token as well."""
     arch, (ready, popularity) = arch_of(FIXTURE), prepared()
     slots = each * arch.layers
@@ -121,7 +121,7 @@ def test_behind_a_slow_link_no_step_waits_either():
     arch, (ready, _) = arch_of(FIXTURE), prepared()
     prompts = held_out_prompts(FIXTURE, of_domain=1, length=96, mixed=False)
     size_bytes = 8 * arch.layers * arch.expert_bytes
-    with closing(MoeRuntime.open(FIXTURE, SwapMoe(ready), size_bytes, link=Link(2.0))) as runtime:
+    with closing(MoeRuntime.open(FIXTURE, SwapMoe(ready), size_bytes, link=SlowLink(2.0))) as runtime:
         found = perplexity(runtime, prompts, decoded=64)
         counts = runtime.cache.metrics.counts
         print(f"\nlink of 2 ms: perplexity {found.perplexity:.2f}, waited {counts.wait_s} s, {counts.fetches} swaps")
@@ -140,7 +140,7 @@ def test_the_budget_changes_while_text_is_generated():
         observed.append(lambda step, _gate, carried: steps.append(step.number) if carried.layer == 0 else None)
 
         def generate() -> None:
-            with runtime.step([Row("budget", None, ids.shape[1])]):
+            with runtime.step([StepRow("budget", None, ids.shape[1])]):
                 runtime.model.generate(ids, max_new_tokens=256, min_new_tokens=256, do_sample=False)
             done.set()
 

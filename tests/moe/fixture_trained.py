@@ -8,14 +8,14 @@ import torch
 
 from experts.moe.library import transformers
 from experts.moe.trace import load_trace, popularity
-from experts.moe.weights.prepared import HELD_OUT, Prepared
+from experts.moe.weights.prepared import HELD_OUT, PreparedFiles
 from tools.moe.evaluate import decode_timing, held_out_prompts, open_runtime, perplexity
 
 FIXTURE = Path("build/moe/fixture")
 
 
 def test_every_expert_of_every_layer_is_used_on_held_out_files():
-    shares = popularity(load_trace(Prepared(FIXTURE), HELD_OUT))
+    shares = popularity(load_trace(PreparedFiles(FIXTURE), HELD_OUT))
     least, most = shares.min(dim=1).values, shares.max(dim=1).values
     print("\nshare of tokens, least and most used expert of each layer (even: .0625)")
     print("  least", [round(value, 3) for value in least.tolist()])

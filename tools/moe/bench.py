@@ -58,7 +58,7 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Prepared.")] = DEFAULT_FIXTURE,
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="PreparedFiles.")] = DEFAULT_FIXTURE,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of every side, interleaved; medians are shown.")] = 3,
     link_ms: Annotated[float, typer.Option(min=0, help="Also with a link this slow for each expert.")] = 2.0,
     device: Annotated[str, typer.Option(help="cpu, cuda:0, or auto for a GPU where one is.")] = "auto",
@@ -75,7 +75,7 @@ def bench(
     import torch
 
     from experts.moe.modes import MODES
-    from experts.moe.weights.prepared import Prepared
+    from experts.moe.weights.prepared import PreparedFiles
     from tools.moe.evaluate import require_decoder
     from tools.moe.text import HELD_OUT
 
@@ -84,7 +84,7 @@ def bench(
     if unknown := [side for side in only or () if side not in sides]:
         fail(f"--side {unknown[0]}: sides are {', '.join(sides)}", status=2)
     require_decoder(checkpoint)
-    Prepared(checkpoint).load(HELD_OUT)  # says which command makes it
+    PreparedFiles(checkpoint).load(HELD_OUT)  # says which command makes it
     jobs = list(_jobs(checkpoint, only or sides, link_ms, chosen))
     cells = _measure(jobs, rounds)
     account: dict[str, Any] = {

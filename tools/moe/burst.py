@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from experts.moe.gating import Row
+from experts.moe.gating import StepRow
 from experts.moe.policy.salc import Phase, Salc, SalcRule
-from experts.moe.policy.schedule import Costs, FirstCome, Limits
+from experts.moe.policy.schedule import BatchLimits, FirstCome, StepCosts
 from tools.moe.corpus import DOMAINS
-from tools.moe.evaluate import Prompt
+from tools.moe.evaluate import HeldOutPrompt
 from tools.moe.load import Effort, Machine, Outcome, Step, Task, poisson, replay
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class AccessTable:
 
 
 @torch.no_grad()
-def measure_accesses(runtime: "MoeRuntime", mode: "Brownout", prompts: Sequence[Prompt]) -> AccessTable:
+def measure_accesses(runtime: "MoeRuntime", mode: "Brownout", prompts: Sequence[HeldOutPrompt]) -> AccessTable:
     """Let the mode answer pieces of held-out prompts, several together, at every threshold. `mode` is the runtime's."""
     rows = torch.stack([each.ids[: _PROMPT + _DECODED] for each in prompts])
     tokens: dict[Phase, tuple[int, ...]] = {
@@ -110,7 +110,7 @@ class Scene:
 
     tasks: tuple[Task, ...]
     machine: Machine
-    limits: Limits
+    limits: BatchLimits
     slo_s: Mapping[Phase, float]
     #: Requests a second at which, at threshold 1, nine of ten tokens of each phase keep their SLO.
     capacity_per_s: float
@@ -119,13 +119,13 @@ class Scene:
 def scene_of(table: AccessTable) -> Scene:
     """Five tasks of 64 tokens in and out, 16 rows, SLOs from the latencies of a request that is alone."""
     tasks = tuple(Task(domain, prompt_tokens=64, output_tokens=64) for domain in DOMAINS)
-    machine = Machine(Costs(prefill_token_s=1e-4, step_s=2e-3, row_s=2e-4), access_s=ACCESS_S)
+    machine = Machine(StepCosts(prefill_token_s=1e-4, step_s=2e-3, row_s=2e-4), access_s=ACCESS_S)
     alone: dict[Phase, float] = {
         "prefill": machine.compute.prefill_s(64) + ACCESS_S * table.of("prefill", 1.0, 64),
         "decode": machine.compute.decode_s(1) + ACCESS_S * table.of("decode", 1.0, 1),
     }
     slo_s: dict[Phase, float] = {phase: _SLO_FACTORS[phase] * latency_s for phase, latency_s in alone.items()}
-    limits = Limits(rows=16, tokens=1 << 20)
+    limits = BatchLimits(rows=16, tokens=1 << 20)
     low, high = 0.0, 10.0
     for _ in range(10):
         rate = (low + high) / 2
@@ -179,7 +179,7 @@ def _decodes(runtime: "MoeRuntime", mode: "Brownout", rows: torch.Tensor, count:
 
 
 def _forward(runtime: "MoeRuntime", ids: torch.Tensor, past: object) -> object:
-    with runtime.step([Row(f"burst-{row}", None, ids.shape[1]) for row in range(len(ids))]):
+    with runtime.step([StepRow(f"burst-{row}", None, ids.shape[1]) for row in range(len(ids))]):
         return runtime.model(ids, past_key_values=past, use_cache=True, logits_to_keep=1).past_key_values
 
 

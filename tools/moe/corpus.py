@@ -31,7 +31,7 @@ _DOCUMENTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class CorpusDocument:
     """One file's text of one domain; `source` names the file below its root, and decides the side of the split."""
 
     domain: str
@@ -48,9 +48,9 @@ class Document:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def collect(characters: int, say: Callable[[str], None] = lambda _: None) -> list[Document]:
+def collect(characters: int, say: Callable[[str], None] = lambda _: None) -> list[CorpusDocument]:
     """At most about `characters` of each domain, without duplicates, in an order that the files' names decide."""
-    found: list[Document] = []
+    found: list[CorpusDocument] = []
     finders = (licences, python_source, manuals, configurations, docstrings)
     for domain, find in zip(DOMAINS, finders, strict=True):
         say(f"text: {domain}")
@@ -58,7 +58,7 @@ def collect(characters: int, say: Callable[[str], None] = lambda _: None) -> lis
     return found
 
 
-def _enough(domain: str, texts: Iterable[tuple[str, str]], characters: int) -> Iterator[Document]:
+def _enough(domain: str, texts: Iterable[tuple[str, str]], characters: int) -> Iterator[CorpusDocument]:
     seen: set[str] = set()
     total = 0
     for source, whole in texts:
@@ -67,7 +67,7 @@ def _enough(domain: str, texts: Iterable[tuple[str, str]], characters: int) -> I
         if len(text) < _FEWEST_CHARACTERS or words in seen:
             continue
         seen.add(words)
-        yield Document(domain, source, text)
+        yield CorpusDocument(domain, source, text)
         total += len(text)
         if total >= characters:
             return

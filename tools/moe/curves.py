@@ -8,7 +8,7 @@ from typing import Any
 from experts.moe.errors import ModelError
 from tools.cli.console import console
 from tools.cli.progress import Bars
-from tools.moe.evaluate import Prompt, Quality, held_out_prompts, open_runtime, perplexity
+from tools.moe.evaluate import HeldOutPrompt, TextQuality, held_out_prompts, open_runtime, perplexity
 from tools.moe.load_curve import brownout_points, scheduler_points
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
@@ -109,8 +109,8 @@ def _late(point: tuple[str, float, float], tick: Callable[[], None]) -> Point:
 
 
 def _served(
-    checkpoint: Path, mode: str, share: float, options: dict[str, Any], prompts: list[Prompt], decoded: int = 0
-) -> tuple[Quality, Any]:
+    checkpoint: Path, mode: str, share: float, options: dict[str, Any], prompts: list[HeldOutPrompt], decoded: int = 0
+) -> tuple[TextQuality, Any]:
     runtime = open_runtime(checkpoint, mode, share=share, options=options)
     try:
         return perplexity(runtime, prompts, decoded=decoded), runtime.mode

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from experts.moe.cache.link import Link
-from experts.moe.cache.metrics import Counts
+from experts.moe.cache.link import SlowLink
+from experts.moe.cache.metrics import FetchCounts
 from experts.moe.errors import ModelError
-from experts.moe.gating import Row
-from experts.moe.weights.prepared import Prepared
+from experts.moe.gating import StepRow
+from experts.moe.weights.prepared import PreparedFiles
 from tools.moe.text import HELD_OUT, load_text
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class HeldOutPrompt:
     """A piece of a held-out file. `ids`: (T,) int64."""
 
     task: str
@@ -33,23 +33,23 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class TextQuality:
     """Perplexity over all prompts and over each domain's, and what the cache did meanwhile."""
 
     perplexity: float
     of_domain: dict[str, float]
     tokens: int
-    counts: Counts
+    counts: FetchCounts
 
 
 @dataclass(slots=True)
-class Timing:
+class DecodeTiming:
     """Seconds to each prompt's first token, and between tokens after it; what the cache did, by phase."""
 
     first_s: list[float] = field(default_factory=list)
     between_s: list[float] = field(default_factory=list)
-    counts: Counts = field(default_factory=Counts)
-    decode: Counts = field(default_factory=Counts)
+    counts: FetchCounts = field(default_factory=FetchCounts)
+    decode: FetchCounts = field(default_factory=FetchCounts)
     total_s: float = 0.0
 
     @property
@@ -76,13 +76,13 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 def held_out_prompts(
     checkpoint: Path, *, of_domain: int, length: int = 256, seed: int = 0, mixed: bool = True
-) -> list[Prompt]:
+) -> list[HeldOutPrompt]:
     """Prompts of held-out files, as many of each domain: mixed, or one domain after the other.
 
     Raises ModelError where there is no text yet.
     """
-    text = load_text(Prepared(checkpoint), HELD_OUT)
-    prompts = [Prompt(domain, row) for domain in text.ids for row in text.windows(domain, length, of_domain)]
+    text = load_text(PreparedFiles(checkpoint), HELD_OUT)
+    prompts = [HeldOutPrompt(domain, row) for domain in text.ids for row in text.windows(domain, length, of_domain)]
     if mixed:
         random.Random(seed).shuffle(prompts)
     return prompts
@@ -101,7 +101,7 @@ def open_runtime(
     from experts.moe.model.runtime import MoeRuntime
     from experts.moe.modes import open_mode
 
-    link = Link(link_ms) if link_ms else None
+    link = SlowLink(link_ms) if link_ms else None
     chosen = open_mode(mode, checkpoint, options or {})
     return MoeRuntime.open(checkpoint, chosen, budget_of(checkpoint, share), device=device, link=link)
 
@@ -130,7 +130,7 @@ def require_decoder(checkpoint: Path) -> None:
 
 
 @torch.no_grad()
-def perplexity(runtime: "MoeRuntime", prompts: Iterable[Prompt], *, decoded: int = 0) -> Quality:
+def perplexity(runtime: "MoeRuntime", prompts: Iterable[HeldOutPrompt], *, decoded: int = 0) -> TextQuality:
     """Perplexity of the prompts' own tokens, one prompt after the other (batch 1).
 
     A prompt is one prefill, but for its last `decoded` tokens, which come one at a time as in decoding.
@@ -143,7 +143,7 @@ def perplexity(runtime: "MoeRuntime", prompts: Iterable[Prompt], *, decoded: int
         loss[prompt.task] = loss.get(prompt.task, 0.0) + float(spent.sum())
         count[prompt.task] = count.get(prompt.task, 0) + len(spent)
     tokens = sum(count.values())
-    return Quality(
+    return TextQuality(
         perplexity=math.exp(sum(loss.values()) / tokens),
         of_domain={task: math.exp(loss[task] / count[task]) for task in loss},
         tokens=tokens,
@@ -151,21 +151,21 @@ def perplexity(runtime: "MoeRuntime", prompts: Iterable[Prompt], *, decoded: int
     )
 
 
-def _losses(runtime: "MoeRuntime", prompt: Prompt, request: str, decoded: int) -> torch.Tensor:
+def _losses(runtime: "MoeRuntime", prompt: HeldOutPrompt, request: str, decoded: int) -> torch.Tensor:
     """(T - 1,) natural logarithms, negated, of what the model gave to each next token."""
     ids = prompt.ids.to(runtime.model.device)[None]
     prefill = ids.shape[1] - decoded
     logits: list[torch.Tensor] = []
     past = None
     for begin, end in [(0, prefill), *((at, at + 1) for at in range(prefill, ids.shape[1]))]:
-        with runtime.step([Row(request, prompt.task, end - begin)]):
+        with runtime.step([StepRow(request, prompt.task, end - begin)]):
             output = runtime.model(ids[:, begin:end], past_key_values=past, use_cache=decoded > 0)
         past = output.past_key_values if decoded else None
         logits.append(output.logits[0].float())
     return torch.nn.functional.cross_entropy(torch.cat(logits)[:-1], ids[0, 1:], reduction="none").cpu()
 
 
-def decode_timing(runtime: "MoeRuntime", prompts: Iterable[Prompt], *, new_tokens: int = 32) -> Timing:
+def decode_timing(runtime: "MoeRuntime", prompts: Iterable[HeldOutPrompt], *, new_tokens: int = 32) -> DecodeTiming:
     """Greedy decoding of each prompt in turn (batch 1), with what the cache did meanwhile."""
     metrics = runtime.cache.metrics
     before, decode_before = metrics.counts.copy(), metrics.of_phase["decode"].copy()
@@ -176,15 +176,17 @@ def decode_timing(runtime: "MoeRuntime", prompts: Iterable[Prompt], *, new_token
 
 
 @torch.no_grad()
-def greedy(model: Any, prompts: Iterable[Prompt], new_tokens: int, step: Callable[[Row], Any] | None = None) -> Timing:
+def greedy(
+    model: Any, prompts: Iterable[HeldOutPrompt], new_tokens: int, step: Callable[[StepRow], Any] | None = None
+) -> DecodeTiming:
     """Times of any model's tokens; each is read before the next step begins, on a GPU too."""
-    timing = Timing()
+    timing = DecodeTiming()
     for number, prompt in enumerate(prompts):
         ids = prompt.ids.to(model.device)[None]
         past = None
         for position in range(new_tokens):
             began = time.perf_counter()
-            with step(Row(f"decode-{number}", prompt.task, ids.shape[1])) if step else nullcontext():
+            with step(StepRow(f"decode-{number}", prompt.task, ids.shape[1])) if step else nullcontext():
                 output = model(ids, past_key_values=past, use_cache=True, logits_to_keep=1)
             token = int(output.logits[0, -1].argmax())
             spent = time.perf_counter() - began

@@ -13,7 +13,7 @@ from tools.moe.fit_emoe import fit_emoe
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from experts.moe.weights.prepared import Prepared
+    from experts.moe.weights.prepared import PreparedFiles
 
 
 class Fitted(StrEnum):
@@ -39,24 +39,24 @@ def fit(
 
     Example: coserve moe fit build/moe/fixture --mode duoserve
     """
-    from experts.moe.weights.prepared import Prepared
+    from experts.moe.weights.prepared import PreparedFiles
 
-    prepared = Prepared(model)
+    prepared = PreparedFiles(model)
     for name, fit_mode in _FITS.items():
         if mode in {Fitted.ALL, name}:
             fit_mode(prepared)
 
 
-def fit_duoserve(prepared: "Prepared") -> None:
+def fit_duoserve(prepared: "PreparedFiles") -> None:
     """The perceptrons of DuoServe, layer by layer; prints how often they are right on held-out files."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from experts.moe.modes.duoserve.fitting import Recipe, fit_layer, is_fitted, save_layer
+    from experts.moe.modes.duoserve.fitting import DuoServeRecipe, fit_layer, is_fitted, save_layer
     from experts.moe.trace import load_trace
     from experts.moe.weights.prepared import TRAIN
     from tools.cli.progress import Bars
 
-    trace, recipe = load_trace(prepared, TRAIN), Recipe()
+    trace, recipe = load_trace(prepared, TRAIN), DuoServeRecipe()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(*columns, console=console) as progress:
         for layer in range(1, trace.layers):
@@ -73,7 +73,7 @@ def fit_duoserve(prepared: "Prepared") -> None:
     _show(prepared)
 
 
-def _show(prepared: "Prepared") -> None:
+def _show(prepared: "PreparedFiles") -> None:
     """Predictions on held-out files beside those by counting."""
     from experts.moe.modes.duoserve.accuracy import accuracies
     from experts.moe.modes.duoserve.fitting import load_predictors
@@ -85,4 +85,4 @@ def _show(prepared: "Prepared") -> None:
     print_table("experts predicted on held-out files", ("by", "all", "at least one", "share"), rows)
 
 
-_FITS: "dict[str, Callable[[Prepared], None]]" = {"duoserve": fit_duoserve, "emoe": fit_emoe}
+_FITS: "dict[str, Callable[[PreparedFiles], None]]" = {"duoserve": fit_duoserve, "emoe": fit_emoe}

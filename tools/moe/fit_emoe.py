@@ -6,19 +6,19 @@ from tools.cli.console import console, print_table
 
 if TYPE_CHECKING:
     from experts.moe.modes.emoe.sensitivity import Shares
-    from experts.moe.weights.prepared import Prepared
+    from experts.moe.weights.prepared import PreparedFiles
 
 #: Training text that the sensitivity of each task is measured on.
 _WINDOWS, _LENGTH = 24, 256
 
 
-def fit_emoe(prepared: "Prepared") -> None:
+def fit_emoe(prepared: "PreparedFiles") -> None:
     """The predictor from the training trace, then sensitivity on training text; prints what both came to."""
-    from experts.moe.modes.emoe.fitting import PART, Recipe, fit_predictor, is_fitted, save_predictor
+    from experts.moe.modes.emoe.fitting import PART, EmoeRecipe, fit_predictor, is_fitted, save_predictor
     from experts.moe.trace import load_trace
     from experts.moe.weights.prepared import HELD_OUT, TRAIN
 
-    trace, recipe = load_trace(prepared, TRAIN), Recipe()
+    trace, recipe = load_trace(prepared, TRAIN), EmoeRecipe()
     with _progress() as progress:
         if is_fitted(prepared, trace, recipe):
             progress.add_task(f"{PART}, there already", total=1, completed=1)
@@ -36,7 +36,7 @@ def fit_emoe(prepared: "Prepared") -> None:
         _show_recall(prepared)
 
 
-def measure_sensitivity(prepared: "Prepared") -> "Shares":
+def measure_sensitivity(prepared: "PreparedFiles") -> "Shares":
     """What share of its accuracy each task keeps under wrong routing, on training files."""
     from experts.moe.model.runtime import MoeRuntime
     from experts.moe.modes.emoe.measuring import WrongRouting, measure
@@ -80,7 +80,7 @@ def _show(shares: "Shares") -> None:
     print_table(title, ("task", *map(str, range(layers))), rows)
 
 
-def _show_recall(prepared: "Prepared") -> None:
+def _show_recall(prepared: "PreparedFiles") -> None:
     """How much of held-out prompts' routing falls on half of the experts, by who names them."""
     from experts.moe.modes.emoe.fitting import load_predictor
     from experts.moe.modes.emoe.recall import recalls

@@ -16,14 +16,14 @@ from tools.cli.console import console, print_table
 if TYPE_CHECKING:
     import torch
 
-    from tools.moe.corpus import Document
+    from tools.moe.corpus import CorpusDocument
 
 DEFAULT_FIXTURE = Path("build/moe/fixture")
 _KEPT_EVERY = 50  # steps
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class FixtureRecipe:
     """Everything that decides the fixture but the text of the machine; kept beside it, and compared."""
 
     layers: int = 6
@@ -52,7 +52,7 @@ def fixture(
 
     Stopped, it goes on where it was. A fixture that is there is not made again.
     """
-    if make_fixture(out, Recipe()):
+    if make_fixture(out, FixtureRecipe()):
         console.print(f"trained: {out}")
     else:
         console.print(f"{out} is there already; delete it to train again")
@@ -64,7 +64,7 @@ def fixture(
     print_table(f"share of tokens an expert gets ({even:.3f} is even)", ("layer", "least", "most"), shares)
 
 
-def make_fixture(out: Path, recipe: Recipe, text: "list[Document] | None" = None) -> bool:
+def make_fixture(out: Path, recipe: FixtureRecipe, text: "list[CorpusDocument] | None" = None) -> bool:
     """Write a checkpoint in Hugging Face format, its text and a report; false where exactly this is there already.
 
     `text`: what to train on; found on the machine where None.
@@ -82,9 +82,9 @@ def make_fixture(out: Path, recipe: Recipe, text: "list[Document] | None" = None
         status.update("vocabulary")
         tokenizer = _tokenizer(documents, recipe, part)
     report = _train(part, recipe, documents, tokenizer)
-    from experts.moe.weights.prepared import Prepared
+    from experts.moe.weights.prepared import PreparedFiles
 
-    ensure_text(Prepared(part), tokenizer, lambda: documents)
+    ensure_text(PreparedFiles(part), tokenizer, lambda: documents)
     (part / "training.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
     (part / "progress.pt").unlink(missing_ok=True)
     (part / "recipe.json").unlink()
@@ -94,7 +94,7 @@ def make_fixture(out: Path, recipe: Recipe, text: "list[Document] | None" = None
     return True
 
 
-def _begin(part: Path, recipe: Recipe) -> None:
+def _begin(part: Path, recipe: FixtureRecipe) -> None:
     """Keep what an earlier run of the same recipe left, throw away another's."""
     kept = part / "recipe.json"
     if part.exists() and not (kept.is_file() and json.loads(kept.read_text(encoding="utf-8")) == asdict(recipe)):
@@ -103,7 +103,7 @@ def _begin(part: Path, recipe: Recipe) -> None:
     kept.write_text(json.dumps(asdict(recipe)), encoding="utf-8")
 
 
-def _tokenizer(documents: "list[Document]", recipe: Recipe, part: Path) -> Any:
+def _tokenizer(documents: "list[CorpusDocument]", recipe: FixtureRecipe, part: Path) -> Any:
     """Byte-pair encoding over bytes, learned from the training files only."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -126,7 +126,7 @@ def _tokenizer(documents: "list[Document]", recipe: Recipe, part: Path) -> Any:
     return tokenizer
 
 
-def _model(recipe: Recipe) -> Any:
+def _model(recipe: FixtureRecipe) -> Any:
     import torch
 
     from experts.moe.library import transformers
@@ -151,7 +151,7 @@ def _model(recipe: Recipe) -> Any:
     return transformers().MixtralForCausalLM(config)
 
 
-def _train(part: Path, recipe: Recipe, documents: "list[Document]", tokenizer: Any) -> dict[str, Any]:
+def _train(part: Path, recipe: FixtureRecipe, documents: "list[CorpusDocument]", tokenizer: Any) -> dict[str, Any]:
     """Train from where an earlier run stopped, and keep how far it got now and then; returns the report."""
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -214,7 +214,7 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _batch(ids: "dict[str, torch.Tensor]", recipe: Recipe, step: int) -> "torch.Tensor":
+def _batch(ids: "dict[str, torch.Tensor]", recipe: FixtureRecipe, step: int) -> "torch.Tensor":
     """(windows, window + 1) int64, as many of each domain; which ones is decided by seed and step alone."""
     import torch
 
@@ -227,7 +227,9 @@ def _batch(ids: "dict[str, torch.Tensor]", recipe: Recipe, step: int) -> "torch.
     return torch.stack(rows)
 
 
-def _step(model: Any, batch: "torch.Tensor", optimiser: "torch.optim.Optimizer", recipe: Recipe) -> tuple[float, float]:
+def _step(
+    model: Any, batch: "torch.Tensor", optimiser: "torch.optim.Optimizer", recipe: FixtureRecipe
+) -> tuple[float, float]:
     """One step on a batch; the loss, and the auxiliary loss averaged over layers."""
     import torch
 
@@ -256,7 +258,7 @@ def _imbalance(logits: "torch.Tensor", top_k: int) -> "torch.Tensor":
     return experts * (share * chances.mean(0)).sum()
 
 
-def _measure(model: Any, windows: "dict[str, torch.Tensor]", recipe: Recipe) -> dict[str, Any]:
+def _measure(model: Any, windows: "dict[str, torch.Tensor]", recipe: FixtureRecipe) -> dict[str, Any]:
     """Perplexity of each domain and what share of a layer's tokens each expert got, on held-out files."""
     import torch
 

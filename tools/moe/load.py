@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from experts.moe.policy.schedule import Costs, Generation, Profiles, Scheduler
+from experts.moe.policy.schedule import Generation, GenerationScheduler, StepCosts, TaskProfiles
 
 Phase = Literal["prefill", "decode"]
 
@@ -46,7 +46,7 @@ class Arrival:
 class Machine:
     """`compute`: a step of the model; `load_s`: an expert's way to its slot; `access_s`: a run of one expert."""
 
-    compute: Costs
+    compute: StepCosts
     load_s: float = 0.0
     access_s: float = 0.0
 
@@ -172,7 +172,13 @@ def slos(tasks: Iterable[Task], machine: Machine, factor: float = 3.0) -> dict[s
 
 
 def capacity_per_s(
-    tasks: Sequence[Task], scheduler: Scheduler, machine: Machine, work: Work, *, requests: int = 400, seed: int = 0
+    tasks: Sequence[Task],
+    scheduler: GenerationScheduler,
+    machine: Machine,
+    work: Work,
+    *,
+    requests: int = 400,
+    seed: int = 0,
 ) -> float:
     """Requests per second when there is always one more waiting."""
     backlog = [
@@ -182,13 +188,17 @@ def capacity_per_s(
 
 
 def replay(
-    trace: Sequence[Arrival], scheduler: Scheduler, machine: Machine, work: Work, profiles: Profiles | None = None
+    trace: Sequence[Arrival],
+    scheduler: GenerationScheduler,
+    machine: Machine,
+    work: Work,
+    profiles: TaskProfiles | None = None,
 ) -> Outcome:
     """Serve `trace`, in order of arrival, with the engine's batching: one prefill, then a token for all that run.
 
     `profiles` are the scheduler's, told of lengths and loading as the engine tells them.
     """
-    return _Replay(trace, scheduler, machine, work, profiles or Profiles()).run()
+    return _Replay(trace, scheduler, machine, work, profiles or TaskProfiles()).run()
 
 
 @dataclass(slots=True)
@@ -201,7 +211,12 @@ class _Active:
 
 class _Replay:
     def __init__(
-        self, trace: Sequence[Arrival], scheduler: Scheduler, machine: Machine, work: Work, profiles: Profiles
+        self,
+        trace: Sequence[Arrival],
+        scheduler: GenerationScheduler,
+        machine: Machine,
+        work: Work,
+        profiles: TaskProfiles,
     ) -> None:
         self._profiles = profiles
         self._trace = trace

@@ -7,9 +7,9 @@ from experts.moe.modes.brownout.mode import Brownout
 from experts.moe.modes.emoe.sensitivity import load_shares, weights
 from experts.moe.policy.expected import Frequencies
 from experts.moe.policy.salc import Salc, SalcRule
-from experts.moe.policy.schedule import FirstCome, Limits, Profiles, SloSlack
+from experts.moe.policy.schedule import BatchLimits, FirstCome, SloSlack, TaskProfiles
 from experts.moe.trace import load_popularity
-from experts.moe.weights.prepared import Prepared
+from experts.moe.weights.prepared import PreparedFiles
 from tools.moe.burst import Controlled, Scene, Static, measure_accesses, scene_of
 from tools.moe.evaluate import held_out_prompts, open_runtime
 from tools.moe.load import Machine, Outcome, Task, Work, capacity_per_s, poisson, replay, slos
@@ -24,7 +24,7 @@ TASKS = (
     Task("config", prompt_tokens=48, output_tokens=8),
     Task("docstring", prompt_tokens=64, output_tokens=32),
 )
-LIMITS = Limits(rows=8, tokens=8 * 1024)
+LIMITS = BatchLimits(rows=8, tokens=8 * 1024)
 _REQUESTS = 600
 _SEED = 3
 
@@ -35,7 +35,7 @@ def scheduler_points(checkpoint: Path) -> Iterator[tuple[str, float, float]]:
     Late is a request that takes more than three times what its task takes alone. Steps cost what they cost here, half
     of the experts are in memory, and one that is missing takes 2 ms. Raises ModelError.
     """
-    prepared = Prepared(checkpoint)
+    prepared = PreparedFiles(checkpoint)
     _, popular = load_popularity(prepared)
     frequencies: dict[str | None, Frequencies] = {task: shares.tolist() for task, shares in popular.items()}
     graded = weights(load_shares(prepared))
@@ -54,7 +54,7 @@ def scheduler_points(checkpoint: Path) -> Iterator[tuple[str, float, float]]:
     for load in LOADS:
         trace = poisson(TASKS, load * capacity, _REQUESTS, _SEED, slo_s=slo_s)
         yield "first come, first served", load, replay(trace, FirstCome(LIMITS), machine, loading()).violations
-        profiles = Profiles({task.name: task.output_tokens for task in TASKS})
+        profiles = TaskProfiles({task.name: task.output_tokens for task in TASKS})
         slack = SloSlack(LIMITS, machine.compute, profiles)
         yield "eMoE, by slack", load, replay(trace, slack, machine, loading(), profiles).violations
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from experts.moe.library import transformers
-from tools.moe.evaluate import Prompt, arch_of, greedy
+from tools.moe.evaluate import HeldOutPrompt, arch_of, greedy
 from tools.moe.job import Job
 from tools.moe.side import Memory
 
 
-def measure_accelerate(job: Job, timed: list[Prompt]) -> dict[str, float | None]:
+def measure_accelerate(job: Job, timed: list[HeldOutPrompt]) -> dict[str, float | None]:
     """As many layers in memory as the modes have memory for experts, one layer's room kept for those that pass through.
 
     Accelerate moves whole layers, not experts. This is the division that its own `device_map="auto"` makes, except that

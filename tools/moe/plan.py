@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import torch
 
     from experts.moe.arch import MoeArch
-    from experts.moe.gating import Routing, Step
+    from experts.moe.gating import ForwardStep, Routing
     from experts.moe.model.runtime import MoeRuntime
-    from experts.moe.modes.swapmoe.plan import Plan, Preparation
-    from experts.moe.modes.swapmoe.planner import Limits, Measured
-    from experts.moe.policy.genetic import Numbers, Settings
-    from experts.moe.weights.prepared import Prepared
+    from experts.moe.modes.swapmoe.plan import MemoryPlan, Preparation
+    from experts.moe.modes.swapmoe.planner import MeasuredPlan, PlanLimits
+    from experts.moe.policy.genetic import Configuration, SearchSettings
+    from experts.moe.weights.prepared import PreparedFiles
 
 #: Update cycles that are tried, from the highest frequency to the lowest (§3.5.1).
 _PERIODS = (1, 2, 4, 8, 16, 32)
@@ -32,7 +32,7 @@ _MEASURED = "plan-measured"
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class PlanProfile:
     """The text that configurations are measured on: windows of the training files, domain after domain.
 
     Of `length` tokens the first half is a prompt, the others come `chunk` at a time: a step each, as decoding would
@@ -45,7 +45,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class PassResult:
     """What one pass over the profile gave."""
 
     loss: float
@@ -72,7 +72,7 @@ def plan(
     Stopped, it goes on with the configuration it was at. What is planned already for this budget is planned anew, from
     the measurements that are there.
     """
-    planner = Planner(checkpoint, budget, Profile(), link_ms)
+    planner = Planner(checkpoint, budget, PlanProfile(), link_ms)
     made = planner.run(configurations)
     even = planner.measured(planner.even, made.period)
     rows = [
@@ -85,24 +85,24 @@ def plan(
 _COLUMNS = ("plan", "virtual experts of each layer", "nats per token", "loads per step")
 
 
-def _spelled(counts: "Numbers") -> str:
+def _spelled(counts: "Configuration") -> str:
     return " ".join(str(count) for count in counts)
 
 
-def _figures(one: "Measured") -> tuple[str, str]:
+def _figures(one: "MeasuredPlan") -> tuple[str, str]:
     return f"{one.loss:.4f}", f"{one.loads:.2f}"
 
 
 class Planner:
     """One budget of one checkpoint; measurements are kept beside it and not taken twice. Raises ModelError."""
 
-    def __init__(self, checkpoint: Path, budget: str, profile: Profile, link_ms: float | None) -> None:
+    def __init__(self, checkpoint: Path, budget: str, profile: PlanProfile, link_ms: float | None) -> None:
         from experts.moe.modes.swapmoe.plan import load_preparation
         from experts.moe.modes.swapmoe.planner import even_counts
-        from experts.moe.weights.prepared import Prepared
+        from experts.moe.weights.prepared import PreparedFiles
         from tools.moe.evaluate import arch_of
 
-        self._prepared = Prepared(checkpoint)
+        self._prepared = PreparedFiles(checkpoint)
         self._profile = profile
         self._link_ms = link_ms
         self._arch = arch_of(checkpoint)
@@ -113,11 +113,11 @@ class Planner:
         self._kept = self._load_measured()
         self.even = even_counts(self._arch.layers, self._arch.experts, self._slots)
 
-    def run(self, configurations: int, settings: "Settings | None" = None) -> "Plan":
+    def run(self, configurations: int, settings: "SearchSettings | None" = None) -> "MemoryPlan":
         """Measure, search, and write the plan; the paper's `settings` of the search by default."""
-        from experts.moe.modes.swapmoe.plan import Plan, save_preparation, with_plan
+        from experts.moe.modes.swapmoe.plan import MemoryPlan, save_preparation, with_plan
         from experts.moe.modes.swapmoe.planner import random_counts
-        from experts.moe.policy.genetic import Settings
+        from experts.moe.policy.genetic import SearchSettings
 
         limits, period = self._frequency()
         drawn = random_counts(self._arch.layers, self._arch.experts, self._arch.top_k, self._slots, configurations)
@@ -127,43 +127,45 @@ class Planner:
                 advance()
         for _ in range(_ROUNDS):
             try:
-                found = self._search(limits, period, drawn, settings or Settings())
+                found = self._search(limits, period, drawn, settings or SearchSettings())
             except ValueError:
                 break  # what the budget allows is all measured
             drawn = (*drawn, found)
             self.measured(found, period)
         fits = [self.measured(counts, period) for counts in drawn if sum(counts) <= self._slots]
-        made = Plan(self.budget_bytes, min(fits, key=lambda one: one.loss).counts, period)
+        made = MemoryPlan(self.budget_bytes, min(fits, key=lambda one: one.loss).counts, period)
         ready = self._preparation
         plans = with_plan(ready.plans, made)
         save_preparation(self._prepared, type(ready)(ready.norms, ready.importance, plans))
         return made
 
-    def measured(self, counts: "Numbers", period: int) -> "Measured":
+    def measured(self, counts: "Configuration", period: int) -> "MeasuredPlan":
         """What a configuration loses on the profile; measured now, unless it was before."""
-        from experts.moe.modes.swapmoe.planner import Measured
+        from experts.moe.modes.swapmoe.planner import MeasuredPlan
 
         key = f"{'-'.join(map(str, counts))}@{period}"
         if key not in self._kept:
             served = self._serve(counts, period, self._windows, None)
-            self._kept[key] = Measured(counts, period, served.loss, served.loads)
+            self._kept[key] = MeasuredPlan(counts, period, served.loss, served.loads)
             self._save_measured()
         return self._kept[key]
 
-    def _frequency(self) -> "tuple[Limits, int]":
+    def _frequency(self) -> "tuple[PlanLimits, int]":
         """How many loads a step has time for, and the highest frequency that keeps to it (§3.5.1)."""
-        from experts.moe.modes.swapmoe.planner import Limits, fastest_period
+        from experts.moe.modes.swapmoe.planner import PlanLimits, fastest_period
 
         served = self._serve(self.even, self._arch.layers, self._windows[:4], self._link_ms)
-        limits = Limits(self._slots, served.load_ms, served.step_ms)
+        limits = PlanLimits(self._slots, served.load_ms, served.step_ms)
         with _progress("update frequencies", len(_PERIODS)) as advance:
-            tried: list[Measured] = []
+            tried: list[MeasuredPlan] = []
             for period in _PERIODS:
                 tried.append(self.measured(self.even, period))
                 advance()
         return limits, fastest_period(tried, limits)
 
-    def _search(self, limits: "Limits", period: int, drawn: "Sequence[Numbers]", settings: "Settings") -> "Numbers":
+    def _search(
+        self, limits: "PlanLimits", period: int, drawn: "Sequence[Configuration]", settings: "SearchSettings"
+    ) -> "Configuration":
         from experts.moe.modes.swapmoe.planner import LossModel, plan_counts
 
         measured = [self.measured(counts, period) for counts in drawn]
@@ -194,7 +196,7 @@ class Planner:
                 norms = expert_norms(runtime.store)
             sums = torch.zeros_like(norms)
 
-            def watch(_step: "Step", gate: "Routing", _carried_out: "Routing") -> None:
+            def watch(_step: "ForwardStep", gate: "Routing", _carried_out: "Routing") -> None:
                 sums[gate.layer] += importance(gate, norms[gate.layer])
 
             runtime.observers.append(watch)
@@ -209,26 +211,26 @@ class Planner:
         return ready
 
     def _serve(
-        self, counts: "Numbers", period: int, windows: "Sequence[torch.Tensor]", link_ms: float | None
-    ) -> Served:
+        self, counts: "Configuration", period: int, windows: "Sequence[torch.Tensor]", link_ms: float | None
+    ) -> PassResult:
         """One pass over the windows in a configuration, which the model is opened for."""
-        from experts.moe.cache.link import Link
+        from experts.moe.cache.link import SlowLink
         from experts.moe.model.runtime import MoeRuntime
         from experts.moe.modes.swapmoe.mode import SwapMoe
 
         mode = SwapMoe(self._preparation, counts=counts, period=period)
         size_bytes = sum(counts) * self._arch.expert_bytes
-        link = Link(link_ms) if link_ms else None
+        link = SlowLink(link_ms) if link_ms else None
         runtime = MoeRuntime.open(self._prepared.checkpoint, mode, size_bytes, link=link)
         try:
             return _pass(runtime, windows, self._profile)
         finally:
             runtime.close()
 
-    def _load_measured(self) -> "dict[str, Measured]":
+    def _load_measured(self) -> "dict[str, MeasuredPlan]":
         """What was measured on this profile before, by configuration."""
         from experts.moe.errors import ModelError
-        from experts.moe.modes.swapmoe.planner import Measured
+        from experts.moe.modes.swapmoe.planner import MeasuredPlan
 
         try:
             kept = self._prepared.load_json(_MEASURED)
@@ -237,7 +239,7 @@ class Planner:
         if kept["profile"] != asdict(self._profile):
             return {}
         return {
-            key: Measured(tuple(one["counts"]), one["period"], one["loss"], one["loads"])
+            key: MeasuredPlan(tuple(one["counts"]), one["period"], one["loss"], one["loads"])
             for key, one in kept["measured"].items()
         }
 
@@ -266,7 +268,7 @@ def _slots(arch: "MoeArch", budget: str, checkpoint: Path) -> int:
     return min(slots, everybody)
 
 
-def _windows(prepared: "Prepared", profile: Profile) -> "list[torch.Tensor]":
+def _windows(prepared: "PreparedFiles", profile: PlanProfile) -> "list[torch.Tensor]":
     """(length,) int64 each, domain after domain: text has a subject and keeps to it (§2.4). Raises ModelError."""
     from tools.moe.text import TRAIN, load_text
 
@@ -274,7 +276,7 @@ def _windows(prepared: "Prepared", profile: Profile) -> "list[torch.Tensor]":
     return [row for domain in text.ids for row in text.windows(domain, profile.length, profile.of_domain)]
 
 
-def _pass(runtime: "MoeRuntime", windows: "Sequence[torch.Tensor]", profile: Profile) -> Served:
+def _pass(runtime: "MoeRuntime", windows: "Sequence[torch.Tensor]", profile: PlanProfile) -> PassResult:
     """The windows one after the other; swaps end before the next step, so that a measurement can be repeated."""
     import torch
 
@@ -295,7 +297,7 @@ def _pass(runtime: "MoeRuntime", windows: "Sequence[torch.Tensor]", profile: Pro
             tokens += len(window) - 1
     spent = runtime.cache.metrics.counts - before
     load_ms = 1000 * spent.transfer_s / spent.fetches if spent.fetches else 0.0
-    return Served(lost / tokens, spent.fetches / len(step_ms), load_ms, median(step_ms))
+    return PassResult(lost / tokens, spent.fetches / len(step_ms), load_ms, median(step_ms))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from experts.moe.policy.expected import Frequencies, choose, expected_tokens, to_load
-from experts.moe.policy.schedule import Costs, Generation, Profiles
+from experts.moe.policy.schedule import Generation, StepCosts, TaskProfiles
 from tools.moe.load import Effort, Step
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _ROWS = (1, 2, 4, 8)
 _TOKENS = (32, 64, 128, 256)
 
 
-def measure_costs(runtime: "MoeRuntime", *, repeats: int = 5) -> Costs:
+def measure_costs(runtime: "MoeRuntime", *, repeats: int = 5) -> StepCosts:
     """Seconds of prefills by length and of decode steps by rows, as least squares without negative costs."""
     from scipy.optimize import nnls
 
@@ -26,7 +26,7 @@ def measure_costs(runtime: "MoeRuntime", *, repeats: int = 5) -> Costs:
     rows = {count: _decode_s(runtime, count, repeats) for count in _ROWS}
     table = [[length, 1, 0] for length in ids] + [[0, 1, count] for count in rows]
     found, _ = nnls(np.array(table, dtype=float), np.array([*ids.values(), *rows.values()]))
-    return Costs(*(float(each) for each in found))
+    return StepCosts(*(float(each) for each in found))
 
 
 class TaskLoading:
@@ -43,14 +43,14 @@ class TaskLoading:
         *,
         least: int = 2,
         period: int = 1,
-        profiles: Profiles | None = None,
+        profiles: TaskProfiles | None = None,
     ) -> None:
         self._frequencies = frequencies
         self._weights = weights
         self._slots = slots
         self._least = least
         self._period = period
-        self._profiles = profiles or Profiles()
+        self._profiles = profiles or TaskProfiles()
         layers = len(next(iter(frequencies.values())))
         self._chosen: tuple[tuple[int, ...], ...] = ((),) * layers
         self._prompts = 0

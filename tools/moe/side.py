@@ -9,8 +9,8 @@ import torch
 
 from experts.moe.errors import ModelError
 from tools.moe.evaluate import (
-    Prompt,
-    Timing,
+    DecodeTiming,
+    HeldOutPrompt,
     decode_timing,
     held_out_prompts,
     open_runtime,
@@ -39,7 +39,7 @@ def measure(job: Job) -> Report:
         return Report(error=str(error))
 
 
-def _measure(job: Job, link_ms: float, timed: list[Prompt], judged: list[Prompt]) -> Run:
+def _measure(job: Job, link_ms: float, timed: list[HeldOutPrompt], judged: list[HeldOutPrompt]) -> Run:
     memory = Memory(job.device)
     runtime = open_runtime(
         job.checkpoint,
@@ -64,7 +64,7 @@ def _measure(job: Job, link_ms: float, timed: list[Prompt], judged: list[Prompt]
     return Run(link_ms, figures)
 
 
-def _figures(timing: Timing, peak_mb: float | None) -> dict[str, float | None]:
+def _figures(timing: DecodeTiming, peak_mb: float | None) -> dict[str, float | None]:
     tokens = timing.tokens
     return {
         **timing.as_dict(),

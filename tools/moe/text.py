@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from experts.moe.weights.prepared import Prepared
-from tools.moe.corpus import DOMAINS, Document
+from experts.moe.weights.prepared import PreparedFiles
+from tools.moe.corpus import DOMAINS, CorpusDocument
 
 TRAIN, HELD_OUT = "text/train", "text/heldout"
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class CorpusText:
     """Token ids of each domain, its files one after the other."""
 
     ids: dict[str, torch.Tensor]  # domain: (N,) int64
@@ -29,7 +29,7 @@ class Text:
         return whole[: fits * length].view(-1, length)[chosen]
 
 
-def encode(documents: Sequence[Document], tokenizer: Any, *, held_out: bool) -> Text:
+def encode(documents: Sequence[CorpusDocument], tokenizer: Any, *, held_out: bool) -> CorpusText:
     """Token ids of one side of the split; files end with the tokenizer's end of text, where it has one."""
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     ids: dict[str, torch.Tensor] = {}
@@ -40,24 +40,26 @@ def encode(documents: Sequence[Document], tokenizer: Any, *, held_out: bool) -> 
         files = [torch.tensor(each + end, dtype=torch.int64) for each in encoded]
         ids[domain] = torch.cat(files) if files else torch.empty(0, dtype=torch.int64)
         start[domain] = torch.tensor([0, *(len(each) for each in files)]).cumsum(0)
-    return Text(ids, start)
+    return CorpusText(ids, start)
 
 
-def save_text(prepared: Prepared, name: str, text: Text) -> None:
+def save_text(prepared: PreparedFiles, name: str, text: CorpusText) -> None:
     """Write TRAIN or HELD_OUT beside the checkpoint."""
     tensors = {domain: ids.to(torch.int32) for domain, ids in text.ids.items()}
     tensors |= {f"{domain}.start": start for domain, start in text.start.items()}
     prepared.save(name, tensors, {"domains": list(text.ids)})
 
 
-def load_text(prepared: Prepared, name: str) -> Text:
+def load_text(prepared: PreparedFiles, name: str) -> CorpusText:
     """Read TRAIN or HELD_OUT. Raises ModelError where it is not there or of another checkpoint."""
     tensors, notes = prepared.load(name)
     domains: list[str] = notes["domains"]
-    return Text({each: tensors[each].long() for each in domains}, {each: tensors[f"{each}.start"] for each in domains})
+    return CorpusText(
+        {each: tensors[each].long() for each in domains}, {each: tensors[f"{each}.start"] for each in domains}
+    )
 
 
-def ensure_text(prepared: Prepared, tokenizer: Any, documents: Callable[[], Sequence[Document]]) -> None:
+def ensure_text(prepared: PreparedFiles, tokenizer: Any, documents: Callable[[], Sequence[CorpusDocument]]) -> None:
     """Write both sides for a checkpoint, and which files they were made of; does nothing where they are there."""
     if prepared.has(TRAIN) and prepared.has(HELD_OUT):
         return
@@ -67,7 +69,7 @@ def ensure_text(prepared: Prepared, tokenizer: Any, documents: Callable[[], Sequ
     write_manifest(prepared.path("text/corpus", ".json"), listed)
 
 
-def write_manifest(file: Path, documents: Sequence[Document]) -> None:
+def write_manifest(file: Path, documents: Sequence[CorpusDocument]) -> None:
     """Which files the text was cut from: domain, name, sha256 and length of what was taken, side of the split."""
     rows = [
         {

@@ -9,12 +9,12 @@ from tools.cli.console import console, print_table
 from tools.moe.fixture import DEFAULT_FIXTURE
 
 if TYPE_CHECKING:
-    from experts.moe.gating import Routing, Step
+    from experts.moe.gating import ForwardStep, Routing
     from experts.moe.model.runtime import MoeRuntime
     from experts.moe.trace import Trace
-    from experts.moe.weights.prepared import Prepared
-    from tools.moe.corpus import Document
-    from tools.moe.text import Text
+    from experts.moe.weights.prepared import PreparedFiles
+    from tools.moe.corpus import CorpusDocument
+    from tools.moe.text import CorpusText
 
 Checkpoint = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A folder in Hugging Face format.")]
 _BATCH = 8
@@ -41,9 +41,9 @@ def trace(
 def take_traces(checkpoint: Path, prompts: int, length: int) -> list[tuple[str, int, int, int, int]]:
     """Traces of both sides and the popularity of experts, written beside the checkpoint; a row of numbers for each."""
     from experts.moe.trace import load_trace, save_popularity
-    from experts.moe.weights.prepared import HELD_OUT, POPULARITY, TRAIN, Prepared
+    from experts.moe.weights.prepared import HELD_OUT, POPULARITY, TRAIN, PreparedFiles
 
-    prepared = Prepared(checkpoint)
+    prepared = PreparedFiles(checkpoint)
     wanted = {TRAIN: ("text/train", prompts), HELD_OUT: ("text/heldout", max(1, prompts // 5))}
     missing = {name: what for name, what in wanted.items() if not prepared.has(name)}
     if missing:
@@ -54,7 +54,7 @@ def take_traces(checkpoint: Path, prompts: int, length: int) -> list[tuple[str, 
     return [(name, each.prompts, len(each.token), each.layers, each.experts) for name, each in taken.items()]
 
 
-def _take(prepared: "Prepared", missing: dict[str, tuple[str, int]], length: int) -> None:
+def _take(prepared: "PreparedFiles", missing: dict[str, tuple[str, int]], length: int) -> None:
     from experts.moe.trace import join_traces, load_trace, save_trace
     from tools.moe.evaluate import open_runtime, require_decoder
     from tools.moe.text import ensure_text, load_text
@@ -78,20 +78,20 @@ def _take(prepared: "Prepared", missing: dict[str, tuple[str, int]], length: int
         runtime.close()
 
 
-def _corpus() -> "list[Document]":
+def _corpus() -> "list[CorpusDocument]":
     from tools.moe.corpus import collect
-    from tools.moe.fixture import Recipe
+    from tools.moe.fixture import FixtureRecipe
 
     with console.status("") as status:
-        return collect(Recipe().characters, status.update)
+        return collect(FixtureRecipe().characters, status.update)
 
 
-def _collect(runtime: "MoeRuntime", text: "Text", domain: str, prompts: int, length: int) -> "Trace":
+def _collect(runtime: "MoeRuntime", text: "CorpusText", domain: str, prompts: int, length: int) -> "Trace":
     """A trace of `prompts` pieces of one domain, several in a step."""
     import torch
     from rich.progress import track
 
-    from experts.moe.gating import Row
+    from experts.moe.gating import StepRow
     from experts.moe.trace import Trace
 
     windows = text.windows(domain, length, prompts)
@@ -99,14 +99,14 @@ def _collect(runtime: "MoeRuntime", text: "Text", domain: str, prompts: int, len
     weight: list[torch.Tensor] = []
     layers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def watch(_step: "Step", gate: "Routing", _carried_out: "Routing") -> None:
+    def watch(_step: "ForwardStep", gate: "Routing", _carried_out: "Routing") -> None:
         layers.append((gate.index.cpu(), gate.weight.cpu()))
 
     runtime.observers.append(watch)
     try:
         for batch in track(windows.split(_BATCH), description=f"{domain}, {len(windows)} prompts", console=console):
             layers.clear()
-            rows = [Row(f"trace-{row}", domain, length) for row in range(len(batch))]
+            rows = [StepRow(f"trace-{row}", domain, length) for row in range(len(batch))]
             with torch.no_grad(), runtime.step(rows):
                 runtime.model(batch.to(runtime.model.device), use_cache=False, logits_to_keep=1)
             index.append(torch.stack([each for each, _ in layers], dim=1).to(torch.int16))

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from experts.moe.model.runtime import MoeRuntime
-    from experts.moe.modes.brownout.united import Activation, Activations, Recipe, Unite
-    from experts.moe.weights.prepared import Prepared
+    from experts.moe.modes.brownout.united import Activation, Activations, Distillation, DistillRecipe
+    from experts.moe.weights.prepared import PreparedFiles
 
 
 def register(app: typer.Typer) -> None:
@@ -32,13 +32,13 @@ def unite(
 
     Example: coserve moe unite build/moe/fixture --way 4
     """
-    from experts.moe.modes.brownout.united import WAYS, Recipe
+    from experts.moe.modes.brownout.united import WAYS, DistillRecipe
 
     ways = tuple(dict.fromkeys(way or WAYS))
     for each in ways:
         if each not in WAYS:
             fail(f"--way {each}: expected one of {', '.join(map(str, WAYS))}", status=2)
-    rows = unite_all(model, ways, Recipe())
+    rows = unite_all(model, ways, DistillRecipe())
     print_table(
         "united experts, and what they miss of the answers of those they stand in for (share of the energy)",
         ("way", "of a layer", "MB", "distilled", "averaged"),
@@ -46,16 +46,16 @@ def unite(
     )
 
 
-def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: "Recipe") -> list[tuple[str, ...]]:
+def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: "DistillRecipe") -> list[tuple[str, ...]]:
     """Make what is missing; a row of the report for each way."""
-    from experts.moe.modes.brownout.united import Unite, load_united
-    from experts.moe.weights.prepared import Prepared
+    from experts.moe.modes.brownout.united import Distillation, load_united
+    from experts.moe.weights.prepared import PreparedFiles
     from tools.moe.evaluate import open_runtime
 
-    prepared = Prepared(checkpoint)
+    prepared = PreparedFiles(checkpoint)
     runtime = open_runtime(checkpoint, "ondemand", share=0.25)
     try:
-        jobs = [Unite(prepared, runtime.store, way, recipe) for way in ways]
+        jobs = [Distillation(prepared, runtime.store, way, recipe) for way in ways]
         todo = [job for job in jobs if not job.is_done()]
         if todo:
             _make(runtime, prepared, todo, recipe)
@@ -70,7 +70,9 @@ def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: "Recipe") -> list
     return rows
 
 
-def _make(runtime: "MoeRuntime", prepared: "Prepared", jobs: "list[Unite]", recipe: "Recipe") -> None:
+def _make(
+    runtime: "MoeRuntime", prepared: "PreparedFiles", jobs: "list[Distillation]", recipe: "DistillRecipe"
+) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from experts.moe.modes.brownout.united import Activations
@@ -91,7 +93,9 @@ def _make(runtime: "MoeRuntime", prepared: "Prepared", jobs: "list[Unite]", reci
             job.finish()
 
 
-def _collect(runtime: "MoeRuntime", prepared: "Prepared", activations: "Activations", progress: "Progress") -> None:
+def _collect(
+    runtime: "MoeRuntime", prepared: "PreparedFiles", activations: "Activations", progress: "Progress"
+) -> None:
     """Run prompts of the training trace through the model, evenly chosen, as many as activations are kept of."""
     import torch
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 
-class Link:
+class SlowLink:
     """One serial channel: transfers follow each other, and none ends earlier than it may.
 
     All threads share it. A transfer begins where the last one ended, or now if that is later; a disk slower than the

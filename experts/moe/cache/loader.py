@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 
-class Loader:
+class PrefetchThread:
     """Carries out one load after the other, as long as there is one. Its thread starts with the first `wake`.
 
     `next_load` is called with `work` held and gives a load to carry out without it, or None; then the thread sleeps

@@ -11,11 +11,11 @@ from typing import Literal, Self
 
 import torch
 
-from experts.moe.gating import Routing, Step
+from experts.moe.gating import ForwardStep, Routing
 
 
 @dataclass(slots=True)
-class Counts:
+class FetchCounts:
     """Everything since the start, or a difference of two such accounts."""
 
     #: Experts that ran, once for each layer and step; of these, what the gate found when it had spoken: ready in a
@@ -52,14 +52,14 @@ class Counts:
         """Of the experts that ran, those ready when the gate had spoken; 0 where none ran."""
         return self.hits / self.served if self.served else 0.0
 
-    def copy(self) -> "Counts":
-        return Counts(*_values(self))
+    def copy(self) -> "FetchCounts":
+        return FetchCounts(*_values(self))
 
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(*map(add, _values(self), _values(other)))
+    def __add__(self, other: "FetchCounts") -> "FetchCounts":
+        return FetchCounts(*map(add, _values(self), _values(other)))
 
-    def __sub__(self, other: "Counts") -> "Counts":
-        return Counts(*map(sub, _values(self), _values(other)))
+    def __sub__(self, other: "FetchCounts") -> "FetchCounts":
+        return FetchCounts(*map(sub, _values(self), _values(other)))
 
     def as_dict(self) -> dict[str, float]:
         """For a report: every count by its name."""
@@ -67,7 +67,7 @@ class Counts:
 
 
 #: Why an expert is loaded.
-Origin = Literal["startup", "demand", "prefetch"]
+FetchReason = Literal["startup", "demand", "prefetch"]
 
 #: Layers whose predictions wait to be counted.
 _MANY = 512
@@ -75,7 +75,7 @@ _MANY = 512
 #: Two events of a GPU's stream with nothing between them are some microseconds apart.
 _NO_WAIT_S = 20e-6
 
-_COUNTS = tuple(field.name for field in fields(Counts))
+_COUNTS = tuple(field.name for field in fields(FetchCounts))
 _values = attrgetter(*_COUNTS)
 
 
@@ -94,7 +94,7 @@ class _Checked:
 
 
 @dataclass(slots=True)
-class Hits:
+class PredictionCounts:
     """How often experts were predicted, over tokens and layers where there was a prediction."""
 
     tokens: int = 0
@@ -145,12 +145,12 @@ class Predictions:
     """
 
     def __init__(self, layers: int) -> None:
-        self._of_layer = [Hits() for _ in range(layers)]
+        self._of_layer = [PredictionCounts() for _ in range(layers)]
         self._open: dict[int, torch.Tensor] = {}
         self._checked: list[_Checked] = []
 
     @property
-    def of_layer(self) -> list[Hits]:
+    def of_layer(self) -> list[PredictionCounts]:
         self._count()
         return self._of_layer
 
@@ -173,9 +173,9 @@ class Predictions:
         """A step has ended: what was predicted for it and not checked does not count."""
         self._open.clear()
 
-    def total(self) -> Hits:
+    def total(self) -> PredictionCounts:
         """Over all layers."""
-        sums = Hits()
+        sums = PredictionCounts()
         for one in self.of_layer:
             sums.tokens += one.tokens
             sums.all_hit += one.all_hit
@@ -193,20 +193,20 @@ class Predictions:
             self._of_layer[layer].add(predicted, chosen, same[0].sentinel)
 
 
-class Metrics:
+class CacheMetrics:
     """The account of one cache: in all, by phase, and by request.
 
     A step's counts belong to each of its requests in full: what is fetched for a batch is fetched once for all.
     """
 
     def __init__(self, layers: int) -> None:
-        self.counts = Counts()
-        self.of_phase = {"prefill": Counts(), "decode": Counts()}
+        self.counts = FetchCounts()
+        self.of_phase = {"prefill": FetchCounts(), "decode": FetchCounts()}
         self.predictions = Predictions(layers)
-        self._of_request: dict[str, Counts] = {}
-        self._at_begin = Counts()
+        self._of_request: dict[str, FetchCounts] = {}
+        self._at_begin = FetchCounts()
 
-    def began(self, origin: Origin) -> None:
+    def began(self, origin: FetchReason) -> None:
         """A load begins."""
         if origin == "demand":
             self.counts.fetches_demand += 1
@@ -229,17 +229,17 @@ class Metrics:
             self.counts.overlapped -= 1
             self.counts.blocking += 1
 
-    def begin(self, _step: Step) -> None:
+    def begin(self, _step: ForwardStep) -> None:
         self._at_begin = self.counts.copy()
 
-    def end(self, step: Step) -> None:
+    def end(self, step: ForwardStep) -> None:
         spent = self.counts - self._at_begin
         self.of_phase[step.phase] = self.of_phase[step.phase] + spent
         for row in step.rows:
             if row.request:
-                self._of_request[row.request] = self._of_request.get(row.request, Counts()) + spent
+                self._of_request[row.request] = self._of_request.get(row.request, FetchCounts()) + spent
         self.predictions.forget()
 
-    def take(self, request: str) -> Counts:
+    def take(self, request: str) -> FetchCounts:
         """The counts of a request that has ended; they are kept no longer."""
-        return self._of_request.pop(request, Counts())
+        return self._of_request.pop(request, FetchCounts())

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from experts.moe.cache.carrier import Carrier
-from experts.moe.cache.link import Link
-from experts.moe.cache.loader import Loader
-from experts.moe.cache.metrics import Metrics, Origin
-from experts.moe.cache.occupancy import Entry, Occupancy, Slot
-from experts.moe.gating import ExpertKey, ExpertWeights, Step
-from experts.moe.policy.residency import Residency
+from experts.moe.cache.link import SlowLink
+from experts.moe.cache.loader import PrefetchThread
+from experts.moe.cache.metrics import CacheMetrics, FetchReason
+from experts.moe.cache.slot_ledger import CachedExpert, ExpertSlot, SlotLedger
+from experts.moe.cache.weight_transfer import WeightTransfer
+from experts.moe.gating import ExpertKey, ExpertWeights, ForwardStep
+from experts.moe.policy.eviction import EvictionPolicy
 from experts.moe.weights.expert_store import ExpertStore
 
 
@@ -31,24 +31,24 @@ class SlotCache:
         self,
         store: ExpertStore,
         budget_bytes: int,
-        residency: Residency,
-        carrier: Carrier,
+        residency: EvictionPolicy,
+        carrier: WeightTransfer,
         *,
-        link: Link | None = None,
+        link: SlowLink | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         layers, experts = range(store.arch.layers), range(store.arch.experts)
         self.store = store
-        self.metrics = Metrics(len(layers))
+        self.metrics = CacheMetrics(len(layers))
         self._carrier = carrier
         self._link = link
         self._clock = clock
         self._keys = [[ExpertKey(layer, expert) for expert in experts] for layer in layers]
-        self._books = Occupancy(store, budget_bytes, residency, carrier, self.metrics)
+        self._books = SlotLedger(store, budget_bytes, residency, carrier, self.metrics)
         # Two conditions of one lock: waking the loader where it has nothing to do costs a switch between threads.
         lock = threading.Lock()
         self._changed = threading.Condition(lock)
-        self._loader = Loader(threading.Condition(lock), self._next_load)
+        self._loader = PrefetchThread(threading.Condition(lock), self._next_load)
         # Who fills a slot has the channel. Threads that computing depends on are counted, and go first.
         self._channel_busy = False
         self._hurried = 0
@@ -83,13 +83,13 @@ class SlotCache:
                 self._books.guarded[layer] = None
             return tuple(sorted(self._books.ready[layer]))
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: ForwardStep) -> None:
         """A step begins; what one that failed had left behind is forgotten."""
         with self._changed:
             self._forget()
         self.metrics.begin(step)
 
-    def end(self, step: Step) -> None:
+    def end(self, step: ForwardStep) -> None:
         """The step has ended, well or not."""
         with self._changed:
             self._forget()
@@ -226,7 +226,7 @@ class SlotCache:
 
     # Computing. Methods from here on are called with the lock held, but for those that say otherwise.
 
-    def _use_all(self, layer: int, keys: list[ExpertKey], turn: object) -> list[Entry] | None:
+    def _use_all(self, layer: int, keys: list[ExpertKey], turn: object) -> list[CachedExpert] | None:
         """All experts at once where all are ready, else None; takes the lock. What the gate found is counted here."""
         books, counts = self._books, self.metrics.counts
         with self._changed:
@@ -265,7 +265,7 @@ class SlotCache:
                         self._books.release()
                         self._released()
 
-    def _yield(self, entry: Entry, *, late: bool) -> Iterator[tuple[int, ExpertWeights]]:
+    def _yield(self, entry: CachedExpert, *, late: bool) -> Iterator[tuple[int, ExpertWeights]]:
         """Without the lock: the expert, between what its device needs to know."""
         self._carrier.arrive(entry.slot.place, late=late)
         try:
@@ -273,7 +273,7 @@ class SlotCache:
         finally:
             self._carrier.leave(entry.slot.place)
 
-    def _obtain(self, key: ExpertKey) -> tuple[Entry, bool]:
+    def _obtain(self, key: ExpertKey) -> tuple[CachedExpert, bool]:
         """An expert for computing, and whether computing had to wait; takes the lock. Raises ModelError."""
         began_s = None
         load = None
@@ -294,7 +294,7 @@ class SlotCache:
             del self._books.awaited[key]
             return entry, began_s is not None
 
-    def _join_or_begin(self, key: ExpertKey) -> Entry | None:
+    def _join_or_begin(self, key: ExpertKey) -> CachedExpert | None:
         """Wait for a load in flight (None), or the load that the caller must now carry out. Raises ModelError."""
         self._ahead.pop(key, None)
         self._hurried += 1
@@ -375,13 +375,13 @@ class SlotCache:
         del self._prefetches[key]
         self._changed.notify_all()
 
-    def _begin(self, key: ExpertKey, slot: Slot, origin: Origin) -> Entry:
+    def _begin(self, key: ExpertKey, slot: ExpertSlot, origin: FetchReason) -> CachedExpert:
         """The slot is the expert's and the channel the caller's, who must `_carry` the load out."""
         self._prefetches.pop(key, None)
         self._channel_busy = True
         return self._books.begin(key, slot, origin)
 
-    def _carry(self, entry: Entry) -> None:
+    def _carry(self, entry: CachedExpert) -> None:
         """Fill the slot, without the lock. An error is left in the entry, whose slot is then empty again."""
         began_s = self._clock()
         try:

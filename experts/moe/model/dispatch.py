@@ -14,13 +14,13 @@ from torch import nn
 from torch.nn import functional
 
 from experts.moe.arch import MoeArch
-from experts.moe.gating import ExpertWeights, Routing, Served
+from experts.moe.gating import ExpertIterator, ExpertWeights, Routing
 
 
 class Router(Protocol):
     """Whom a layer asks: the runtime, on behalf of the mode."""
 
-    def carry_out(self, routing: Routing) -> tuple[Routing, Served]:
+    def carry_out(self, routing: Routing) -> tuple[Routing, ExpertIterator]:
         """The routing to compute, and the weights for it in ascending order of experts."""
         ...
 
@@ -60,7 +60,7 @@ class OffloadedExperts(nn.Module):
 Compute = Callable[[torch.Tensor, ExpertWeights], torch.Tensor]
 
 
-def add_by_index(routing: Routing, served: Served, sentinel: int, compute: Compute) -> torch.Tensor:
+def add_by_index(routing: Routing, served: ExpertIterator, sentinel: int, compute: Compute) -> torch.Tensor:
     """As `eager` does: rows of one expert by rank and then by token, added into the sum at once."""
     total = torch.zeros_like(routing.hidden)
     ranked = routing.index.t()
@@ -74,7 +74,7 @@ def add_by_index(routing: Routing, served: Served, sentinel: int, compute: Compu
     return total
 
 
-def add_by_rank(routing: Routing, served: Served, sentinel: int, compute: Compute) -> torch.Tensor:
+def add_by_rank(routing: Routing, served: ExpertIterator, sentinel: int, compute: Compute) -> torch.Tensor:
     """As `grouped_mm` does: rows of one expert in the order of a sort, summed over ranks when all are there."""
     tokens, ranks = routing.index.shape
     ordered, places = torch.sort(routing.index.reshape(-1))

@@ -15,11 +15,11 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from experts.moe.errors import AnswerError
-from experts.moe.gating import Row
+from experts.moe.errors import InvalidLogitsError
+from experts.moe.gating import StepRow
 from experts.moe.model.keys_values import KeyValues, TextMemory
 from experts.moe.model.text import TextCodec, TextStream
-from experts.moe.policy.schedule import Generation, Profiles, Scheduler
+from experts.moe.policy.schedule import Generation, GenerationScheduler, TaskProfiles
 
 
 class StepContext(Protocol):
@@ -27,11 +27,11 @@ class StepContext(Protocol):
 
     model: Any
 
-    def step(self, rows: Sequence[Row]) -> Any: ...
+    def step(self, rows: Sequence[StepRow]) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EngineRequest:
     """A request for text. `tokens` is the prompt (`TextCodec.encode`); seconds are on the engine's clock.
 
     `slo_s` from arrival orders the queue; after `deadline_s` nobody waits for the text any more.
@@ -47,7 +47,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TokenEvent:
     """One token of a request: its place in the text, and what it adds (empty while a character is not whole)."""
 
     request: str
@@ -56,7 +56,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class Completion:
     """The end of a request. `text` is what was said; None where it could not be done, and `reason` says why.
 
     `ttft_s` and `total_s` are from arrival, `tpot_s` is the mean of the tokens after the first; None where there are
@@ -75,10 +75,10 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
+class StepTiming:
     """What a step cost: a prefill of so many tokens, or one token for each of so many rows.
 
-    Of its seconds `loading_s` are told to `Profiles.loaded`.
+    Of its seconds `loading_s` are told to `TaskProfiles.loaded`.
     """
 
     phase: Literal["prefill", "decode"]
@@ -89,7 +89,7 @@ class Took:
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    asked: Asked
+    asked: EngineRequest
     stream: TextStream
     new: list[int] = field(default_factory=list)
     first_s: float = 0.0
@@ -100,22 +100,22 @@ class _Running:
         return self.new[-1]
 
     @property
-    def row(self) -> Row:
-        return Row(self.asked.request, self.asked.task, 1)
+    def row(self) -> StepRow:
+        return StepRow(self.asked.request, self.asked.task, 1)
 
 
 class Engine:
-    """`submit` requests and call `step` while there are any. One thread."""
+    """`enqueue` requests and call `step` while there are any. One thread."""
 
     def __init__(
         self,
         runtime: StepContext,
         codec: TextCodec,
-        scheduler: Scheduler,
+        scheduler: GenerationScheduler,
         memory: TextMemory,
         *,
-        profiles: Profiles | None = None,
-        on_token: Callable[[Said], None] = lambda _: None,
+        profiles: TaskProfiles | None = None,
+        on_token: Callable[[TokenEvent], None] = lambda _: None,
         waited_s: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -133,12 +133,12 @@ class Engine:
         self._waited_s = waited_s
         self._clock = clock
         self._device = next(runtime.model.parameters()).device
-        self._waiting: dict[str, Asked] = {}
+        self._waiting: dict[str, EngineRequest] = {}
         self._running: list[_Running] = []
         self._cache = KeyValues(runtime.model.config)
         self._owes_tokens = False
         #: What the last step computed; None where it computed nothing, or failed.
-        self.took: Took | None = None
+        self.last_step: StepTiming | None = None
 
     @property
     def waiting(self) -> int:
@@ -152,16 +152,16 @@ class Engine:
     def is_idle(self) -> bool:
         return not (self._waiting or self._running)
 
-    def submit(self, asked: Asked) -> None:
+    def enqueue(self, asked: EngineRequest) -> None:
         """Queue a request; one that asks for more than the context holds gets what fits."""
         if asked.request in self._waiting or any(one.asked.request == asked.request for one in self._running):
             raise ValueError(f"request {asked.request} is here already")
-        most = self._codec.most_tokens(len(asked.tokens), asked.max_new_tokens)
+        most = self._codec.max_total_tokens(len(asked.tokens), asked.max_new_tokens)
         self._waiting[asked.request] = replace(asked, max_new_tokens=most - len(asked.tokens))
 
-    def step(self) -> list[Ended]:
+    def step(self) -> list[Completion]:
         """One prefill or one token for all that run; what ended by it, or before it by its deadline."""
-        self.took = None
+        self.last_step = None
         now = self._clock()
         ended = self._expire(now)
         joining = None if self._owes_tokens else self._next(now)
@@ -179,7 +179,7 @@ class Engine:
 
     # Deciding
 
-    def _next(self, now: float) -> Asked | None:
+    def _next(self, now: float) -> EngineRequest | None:
         if not self._waiting:
             return None
         waiting = [_as_generation(asked) for asked in self._waiting.values()]
@@ -187,8 +187,8 @@ class Engine:
         admitted = self.scheduler.admit(waiting, running, now)
         return self._waiting[admitted[0].request] if admitted else None
 
-    def _expire(self, now: float) -> list[Ended]:
-        ended: list[Ended] = []
+    def _expire(self, now: float) -> list[Completion]:
+        ended: list[Completion] = []
         for asked in list(self._waiting.values()):
             if _is_late(asked, now):
                 del self._waiting[asked.request]
@@ -200,11 +200,11 @@ class Engine:
 
     # Computing
 
-    def _prefill(self, asked: Asked) -> list[Ended]:
+    def _prefill(self, asked: EngineRequest) -> list[Completion]:
         began_s, waited_s = self._clock(), self._waited_s()
         try:
             tokens = torch.tensor([asked.tokens], device=self._device)
-            with self._runtime.step((Row(asked.request, asked.task, len(asked.tokens)),)), torch.inference_mode():
+            with self._runtime.step((StepRow(asked.request, asked.task, len(asked.tokens)),)), torch.inference_mode():
                 past = self._cache.fresh()
                 out = self._runtime.model(input_ids=tokens, past_key_values=past, use_cache=True, logits_to_keep=1)
                 (token,) = self._choose(out.logits)
@@ -215,16 +215,16 @@ class Engine:
         one = _Running(asked, self._codec.stream())
         enters = all(other.asked.task != asked.task for other in self._running)
         loading_s = self._waited_s() - waited_s if enters else 0.0
-        self.took = Took("prefill", len(asked.tokens), self._clock() - began_s, loading_s)
+        self.last_step = StepTiming("prefill", len(asked.tokens), self._clock() - began_s, loading_s)
         if self._profiles is not None and enters:
             self._profiles.loaded(asked.task, loading_s)
         return self._join(one, token, past)
 
-    def _not_begun(self, asked: Asked, error: Exception) -> list[Ended]:
+    def _not_begun(self, asked: EngineRequest, error: Exception) -> list[Completion]:
         self._memory.release(asked.request)
         return [_never_began(asked, self._clock(), "model_failed", error)]
 
-    def _join(self, one: _Running, token: int, past: Any) -> list[Ended]:
+    def _join(self, one: _Running, token: int, past: Any) -> list[Completion]:
         """A request with its first token is one of those that run, or has ended with it."""
         if self._take(one, token):
             ended = self._done(one)
@@ -239,7 +239,7 @@ class Engine:
         self._memory.release(one.asked.request)
         return [ended]
 
-    def _decode(self) -> list[Ended]:
+    def _decode(self) -> list[Completion]:
         began_s = self._clock()
         try:
             with self._runtime.step(tuple(one.row for one in self._running)), torch.inference_mode():
@@ -253,8 +253,8 @@ class Engine:
             return ended
         self._cache.grew()
         if any(token is not None for token in tokens):
-            self.took = Took("decode", len(self._running), self._clock() - began_s)
-        going, ended = list[int](), list[Ended]()
+            self.last_step = StepTiming("decode", len(self._running), self._clock() - began_s)
+        going, ended = list[int](), list[Completion]()
         for place, (one, token) in enumerate(zip(self._running, tokens, strict=True)):
             if token is None:
                 ended.append(self._undone(one, self._clock(), "model_failed", self._no_number()))
@@ -271,10 +271,10 @@ class Engine:
         tokens = zip(best.indices.tolist(), best.values.isfinite().tolist(), strict=True)
         return [token if is_number else None for token, is_number in tokens]
 
-    def _no_number(self) -> AnswerError:
+    def _no_number(self) -> InvalidLogitsError:
         folder = Path(getattr(self._runtime.model.config, "name_or_path", "") or ".")
         message = "the model's answer is not a number: if other texts have none either, its weights are damaged,"
-        return AnswerError(folder, f"{message} import them again")
+        return InvalidLogitsError(folder, f"{message} import them again")
 
     # Books
 
@@ -290,7 +290,7 @@ class Engine:
         text = one.stream.add(token)
         if is_last:
             text += one.stream.end()
-        self._on_token(Said(one.asked.request, len(one.new) - 1, text))
+        self._on_token(TokenEvent(one.asked.request, len(one.new) - 1, text))
         return is_last
 
     def _keep(self, places: list[int]) -> None:
@@ -303,17 +303,19 @@ class Engine:
             self._running = going
             self._cache.keep(places)
 
-    def _done(self, one: _Running) -> Ended:
+    def _done(self, one: _Running) -> Completion:
         if self._profiles is not None:
             self._profiles.ended(_as_generation(one.asked, len(one.new)))
         return self._end(one, self._clock(), one.stream.text, None, None)
 
-    def _undone(self, one: _Running, now: float, reason: str, error: Exception | None = None) -> Ended:
+    def _undone(self, one: _Running, now: float, reason: str, error: Exception | None = None) -> Completion:
         return self._end(one, now, None, reason, error)
 
-    def _end(self, one: _Running, now: float, text: str | None, reason: str | None, error: Exception | None) -> Ended:
+    def _end(
+        self, one: _Running, now: float, text: str | None, reason: str | None, error: Exception | None
+    ) -> Completion:
         asked, count = one.asked, len(one.new)
-        return Ended(
+        return Completion(
             request=asked.request,
             text=text,
             reason=reason,
@@ -326,15 +328,15 @@ class Engine:
         )
 
 
-def _never_began(asked: Asked, now: float, reason: str, error: Exception | None = None) -> Ended:
-    return Ended(asked.request, None, reason, len(asked.tokens), 0, None, None, now - asked.arrived_s, error)
+def _never_began(asked: EngineRequest, now: float, reason: str, error: Exception | None = None) -> Completion:
+    return Completion(asked.request, None, reason, len(asked.tokens), 0, None, None, now - asked.arrived_s, error)
 
 
-def _is_late(asked: Asked, now: float) -> bool:
+def _is_late(asked: EngineRequest, now: float) -> bool:
     return asked.deadline_s is not None and now > asked.deadline_s
 
 
-def _as_generation(asked: Asked, generated: int = 0, began_s: float | None = None) -> Generation:
+def _as_generation(asked: EngineRequest, generated: int = 0, began_s: float | None = None) -> Generation:
     return Generation(
         request=asked.request,
         task=asked.task,

@@ -8,8 +8,8 @@ import torch
 
 from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
-from experts.moe.gating import Routing, Served, Step
-from experts.moe.policy.residency import LeastRecentlyUsed, Residency
+from experts.moe.gating import ExpertIterator, ForwardStep, Routing
+from experts.moe.policy.eviction import EvictionPolicy, LayeredLru
 
 #: One layer's gate without its choice: (T, H) to logits (T, E).
 Gate = Callable[[torch.Tensor], torch.Tensor]
@@ -38,7 +38,7 @@ class Mode(Protocol):
         """Raise ModelError where the mode needs more than every mode does (`runtime.require_budget`)."""
         ...
 
-    def residency(self, arch: MoeArch) -> Residency:
+    def residency(self, arch: MoeArch) -> EvictionPolicy:
         """The policy of the cache that is made for this mode."""
         ...
 
@@ -46,17 +46,17 @@ class Mode(Protocol):
         """The cache is there; what is to be in memory from the start is loaded now. Raises ModelError."""
         ...
 
-    def begin(self, step: Step) -> None: ...
+    def begin(self, step: ForwardStep) -> None: ...
 
     def route(self, routing: Routing) -> Routing:
         """What is to be carried out; a lossless mode returns the routing as it is."""
         ...
 
-    def experts(self, routing: Routing) -> Served:
+    def experts(self, routing: Routing) -> ExpertIterator:
         """The weights for a routing that `route` returned. Raises ModelError."""
         ...
 
-    def end(self, step: Step) -> None: ...
+    def end(self, step: ForwardStep) -> None: ...
 
     def resize(self, budget_bytes: int) -> None:
         """Another budget while serving. Raises ModelError where the mode cannot work with so little."""
@@ -83,23 +83,23 @@ class BaseMode:
     def require(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
         """What every mode needs is enough."""
 
-    def residency(self, arch: MoeArch) -> Residency:
-        return LeastRecentlyUsed(arch.layers)
+    def residency(self, arch: MoeArch) -> EvictionPolicy:
+        return LayeredLru(arch.layers)
 
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
         self.cache = cache
         self.arch = arch
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: ForwardStep) -> None:
         self.step = step
 
     def route(self, routing: Routing) -> Routing:
         return routing
 
-    def experts(self, routing: Routing) -> Served:
+    def experts(self, routing: Routing) -> ExpertIterator:
         return self.cache.serve(routing.layer, routing.wanted(), ahead=self.ahead)
 
-    def end(self, step: Step) -> None:
+    def end(self, step: ForwardStep) -> None:
         pass
 
     def resize(self, budget_bytes: int) -> None:

@@ -16,11 +16,11 @@ from torch import nn
 from torch.nn import functional
 
 from experts.moe.arch import MoeArch, load_config, read_arch
-from experts.moe.cache.carrier import carrier_for
-from experts.moe.cache.link import Link
+from experts.moe.cache.link import SlowLink
 from experts.moe.cache.slots import SlotCache
+from experts.moe.cache.weight_transfer import weight_transfer_for
 from experts.moe.errors import ModelError
-from experts.moe.gating import Routing, Row, Served, Step
+from experts.moe.gating import ExpertIterator, ForwardStep, Routing, StepRow
 from experts.moe.library import transformers
 from experts.moe.model import switch
 from experts.moe.model.dispatch import OffloadedExperts
@@ -32,7 +32,7 @@ from experts.moe.weights.tensors import load_tensors
 if TYPE_CHECKING:  # modes import this module
     from experts.moe.model.mode import Gate, Mode
 
-Observer = Callable[[Step, Routing, Routing], None]
+Observer = Callable[[ForwardStep, Routing, Routing], None]
 
 #: Whose shape says how many rows and tokens a forward has, the first that is there.
 _INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
@@ -52,8 +52,8 @@ class MoeRuntime:
         self.mode = mode
         self.observers: list[Observer] = []
         self._number = 0
-        self._step: Step | None = None
-        self._named: tuple[Row, ...] | None = None
+        self._step: ForwardStep | None = None
+        self._named: tuple[StepRow, ...] | None = None
         self._lock = threading.RLock()
         self.cache: SlotCache
 
@@ -65,7 +65,7 @@ class MoeRuntime:
         budget_bytes: int,
         *,
         device: str = "cpu",
-        link: Link | None = None,
+        link: SlowLink | None = None,
         storage: str = "auto",
     ) -> "MoeRuntime":
         """Check a checkpoint and put it in service, its experts within `budget_bytes`. Raises ModelError.
@@ -84,7 +84,7 @@ class MoeRuntime:
             runtime._replace_experts()
             load_tensors(model, checkpoint, device)
             runtime._watch()
-            carrier = carrier_for(store, device)
+            carrier = weight_transfer_for(store, device)
             slots_bytes = budget_bytes - mode.reserved_bytes
             runtime.cache = SlotCache(store, slots_bytes, mode.residency(arch), carrier, link=link)
             undo.callback(runtime.cache.close)
@@ -94,7 +94,7 @@ class MoeRuntime:
         return runtime
 
     @contextmanager
-    def step(self, rows: Sequence[Row]) -> Iterator[None]:
+    def step(self, rows: Sequence[StepRow]) -> Iterator[None]:
         """Name the rows of the forward that follows; forwards outside have anonymous rows."""
         self._named = tuple(rows)
         try:
@@ -126,7 +126,7 @@ class MoeRuntime:
         self.cache.close()
         self.store.close()
 
-    def carry_out(self, routing: Routing) -> tuple[Routing, Served]:
+    def carry_out(self, routing: Routing) -> tuple[Routing, ExpertIterator]:
         """For a layer: what the mode makes of its routing, and the weights for that."""
         done = self.mode.route(routing)
         if self.observers:
@@ -185,7 +185,7 @@ class MoeRuntime:
                 finally:
                     self.cache.end(step)
 
-    def _next_step(self, args: tuple[Any, ...], given: Mapping[str, Any]) -> Step:
+    def _next_step(self, args: tuple[Any, ...], given: Mapping[str, Any]) -> ForwardStep:
         named = [given[name] for name in _INPUTS if given.get(name) is not None]
         batch, tokens = (named or list(args))[0].shape[:2]
         past = given.get("past_key_values")
@@ -193,8 +193,8 @@ class MoeRuntime:
         if prefill:
             self.check_prompt(tokens)
         self._number += 1
-        rows = self._named or (Row("", None, tokens),) * batch
-        return Step(self._number, "prefill" if prefill else "decode", rows)
+        rows = self._named or (StepRow("", None, tokens),) * batch
+        return ForwardStep(self._number, "prefill" if prefill else "decode", rows)
 
 
 def read_model(folder: Path) -> tuple[Any, MoeArch, Checkpoint]:

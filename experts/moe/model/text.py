@@ -65,7 +65,7 @@ class TextCodec:
             raise PromptError(f"the prompt has {len(tokens)} tokens, at most {self.context - 1} fit its context")
         return tokens
 
-    def most_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
+    def max_total_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
         """Tokens that a text may come to, prompt and answer: what its context holds, at most."""
         wanted = prompt_tokens + new_tokens
         return wanted if self.context is None else min(wanted, self.context)

@@ -11,9 +11,9 @@ from experts.moe.cache.slots import SlotCache
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, Routing
 from experts.moe.model.mode import BaseMode
-from experts.moe.policy.residency import MostPopular
+from experts.moe.policy.eviction import MostPopular
 from experts.moe.trace import load_popularity
-from experts.moe.weights.prepared import Prepared
+from experts.moe.weights.prepared import PreparedFiles
 
 
 class Popularity(BaseMode):
@@ -33,7 +33,7 @@ class Popularity(BaseMode):
     @classmethod
     def open(cls, checkpoint: Path, _options: Mapping[str, Any]) -> "Popularity":
         """From what `coserve moe trace` counted. Raises ModelError where that is missing."""
-        return cls(load_popularity(Prepared(checkpoint))[0])
+        return cls(load_popularity(PreparedFiles(checkpoint))[0])
 
     def residency(self, arch: MoeArch) -> MostPopular:
         if self._ranking.shape != (arch.layers, arch.experts):

@@ -12,7 +12,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class ExpertSplit:
     """What becomes of the experts of one layer in one step. Experts without tokens appear nowhere."""
 
     #: Run themselves, ascending.
@@ -44,7 +44,7 @@ def busiest(tokens: Sequence[int], threshold: float) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def split(tokens: Sequence[int], threshold: float, groups: Sequence[int] | None) -> Split:
+def split(tokens: Sequence[int], threshold: float, groups: Sequence[int] | None) -> ExpertSplit:
     """Divide the experts of a layer.
 
     `tokens[i]` are the tokens that chose expert i, `groups[i]` the group that expert i is united in. Without groups
@@ -54,14 +54,14 @@ def split(tokens: Sequence[int], threshold: float, groups: Sequence[int] | None)
     taken = frozenset(chosen)
     rest = [expert for expert, count in enumerate(tokens) if count and expert not in taken]
     if groups is None:
-        return Split(tuple(sorted(chosen)), dropped=tuple(rest))
+        return ExpertSplit(tuple(sorted(chosen)), dropped=tuple(rest))
     members: dict[int, list[int]] = {}
     for expert in rest:
         members.setdefault(groups[expert], []).append(expert)
     # Alone in its group an expert would be replaced by a united one without an access less: it runs itself.
     alone = [experts[0] for experts in members.values() if len(experts) == 1]
     united = [(group, tuple(experts)) for group, experts in sorted(members.items()) if len(experts) > 1]
-    return Split(tuple(sorted([*chosen, *alone])), tuple(united))
+    return ExpertSplit(tuple(sorted([*chosen, *alone])), tuple(united))
 
 
 def in_order(experts: int, way: int) -> tuple[int, ...]:

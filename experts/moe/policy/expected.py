@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from experts.moe.policy.residency import Key
-from experts.moe.policy.schedule import Generation, Profiles
+from experts.moe.policy.eviction import Key
+from experts.moe.policy.schedule import Generation, TaskProfiles
 
 #: f: (L, E), how a task's tokens are expected to spread over the experts of each layer.
 Frequencies = Sequence[Sequence[float]]
@@ -13,7 +13,7 @@ def expected_tokens(
     generations: Sequence[tuple[Generation, float]],
     frequencies: Mapping[str | None, Frequencies],
     weights: Mapping[str | None, Sequence[float]],
-    profiles: Profiles,
+    profiles: TaskProfiles,
 ) -> list[list[float]]:
     """(L, E) tokens: Σ of (prompt + expected output) · s · f over generations, each with how many of it are expected.
 

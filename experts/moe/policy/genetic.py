@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-Numbers = tuple[int, ...]
+Configuration = tuple[int, ...]
 #: Scores of configurations, higher is better, in their order.
-Fitness = Callable[[Sequence[Numbers]], Sequence[float]]
+Fitness = Callable[[Sequence[Configuration]], Sequence[float]]
 
 
 class Rng(Protocol):
@@ -23,7 +23,7 @@ class Rng(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SearchSettings:
     """The paper's: §4, genetic algorithm configurations."""
 
     population: int = 50
@@ -33,22 +33,22 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class SearchSpace:
     """What may be chosen: each number within its bounds, the sum at most `total`, and `allowed` of the whole."""
 
-    lower: Numbers
-    upper: Numbers
+    lower: Configuration
+    upper: Configuration
     total: int
-    allowed: Callable[[Numbers], bool] = lambda _: True
+    allowed: Callable[[Configuration], bool] = lambda _: True
 
     def __post_init__(self) -> None:
         if sum(self.lower) > self.total:
             raise ValueError(f"{self.lower} is the least that may be chosen and adds up to more than {self.total}")
 
-    def holds(self, numbers: Numbers) -> bool:
+    def holds(self, numbers: Configuration) -> bool:
         return sum(numbers) <= self.total and self.allowed(numbers)
 
-    def draw(self, total: int, rng: Rng) -> Numbers:
+    def draw(self, total: int, rng: Rng) -> Configuration:
         """Random numbers that add up to `total`, or to what the bounds allow of it; `allowed` is not asked."""
         numbers = list(self.lower)
         # Random weights, so that lopsided configurations are as likely as even ones.
@@ -68,18 +68,18 @@ class Space:
 
 def search(
     fitness: Fitness,
-    space: Space,
+    space: SearchSpace,
     rng: Rng,
     *,
-    start: Sequence[Numbers] = (),
-    settings: Settings | None = None,
+    start: Sequence[Configuration] = (),
+    settings: SearchSettings | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Numbers:
+) -> Configuration:
     """The best configuration found. `start` is tried beside random ones; `progress` is told each generation.
 
     Raises ValueError where not even one of the first configurations is allowed.
     """
-    settings = settings or Settings()
+    settings = settings or SearchSettings()
     drawn = [space.draw(space.total, rng) for _ in range(settings.population)]
     first = [one for one in dict.fromkeys([*start, space.lower, *drawn]) if space.holds(one)]
     if not first:
@@ -97,12 +97,16 @@ def search(
     return alive[0]
 
 
-def _best(scores: dict[Numbers, float], configurations: Sequence[Numbers], count: int) -> list[Numbers]:
+def _best(
+    scores: dict[Configuration, float], configurations: Sequence[Configuration], count: int
+) -> list[Configuration]:
     return sorted(configurations, key=lambda one: (-scores[one], one))[:count]
 
 
-def _children(alive: Sequence[Numbers], space: Space, rng: Rng, settings: Settings) -> list[Numbers]:
-    children: list[Numbers] = []
+def _children(
+    alive: Sequence[Configuration], space: SearchSpace, rng: Rng, settings: SearchSettings
+) -> list[Configuration]:
+    children: list[Configuration] = []
     for one in alive:
         child = one
         if rng.random() < settings.crossover:
@@ -114,14 +118,14 @@ def _children(alive: Sequence[Numbers], space: Space, rng: Rng, settings: Settin
     return children
 
 
-def _mutated(numbers: Numbers, space: Space, rng: Rng) -> Numbers:
+def _mutated(numbers: Configuration, space: SearchSpace, rng: Rng) -> Configuration:
     """One number changed to any other that its bounds allow."""
     place = rng.randrange(len(numbers))
     value = space.lower[place] + rng.randrange(space.upper[place] - space.lower[place] + 1)
     return (*numbers[:place], value, *numbers[place + 1 :])
 
 
-def _crossed(one: Numbers, other: Numbers, rng: Rng) -> Numbers:
+def _crossed(one: Configuration, other: Configuration, rng: Rng) -> Configuration:
     """Numbers exchanged at random, or averaged."""
     if rng.random() < 0.5:
         return tuple(a if rng.random() < 0.5 else b for a, b in zip(one, other, strict=True))

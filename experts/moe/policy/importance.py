@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from experts.moe.policy.residency import divide
+from experts.moe.policy.eviction import divide
 
 Key = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Swap:
+class ExpertSwap:
     """Load an expert; `evict` makes room for it, or an empty slot is there."""
 
     load: Key
@@ -128,7 +128,7 @@ class VirtualExperts:
             if turn < self._counts[layer]
         )
 
-    def plan(self, layer: int, slots: int, coming: Iterable[Key] = ()) -> tuple[Swap, ...]:
+    def plan(self, layer: int, slots: int, coming: Iterable[Key] = ()) -> tuple[ExpertSwap, ...]:
         """The swaps that bring a layer's most important experts in, the most important first; changes nothing.
 
         `slots` are there in all. `coming`: experts that are to be loaded already.
@@ -141,7 +141,7 @@ class VirtualExperts:
         loads = [expert for expert in target if expert not in present and (layer, expert) not in awaited]
         going = (expert for expert in reversed(ranked) if expert in present and expert not in target)
         lent = self._lent(layer)
-        size, swaps = len(present), list[Swap]()
+        size, swaps = len(present), list[ExpertSwap]()
         for expert in loads:
             victim: Key | None = None
             if size < self._counts[layer] and (free > 0 or (victim := next(lent, None)) is not None):
@@ -153,7 +153,7 @@ class VirtualExperts:
                 size += 1
             else:
                 break
-            swaps.append(Swap((layer, expert), victim))
+            swaps.append(ExpertSwap((layer, expert), victim))
         return tuple(swaps)
 
     def _lent(self, layer: int) -> Iterator[Key]:
@@ -218,7 +218,7 @@ def _apportion(slots: int, weights: Sequence[float]) -> list[int]:
 
 
 @dataclass(slots=True)
-class Turns:
+class UpdateTurns:
     """Amortised updates: within a cycle of `period` steps each layer has its turn once (SwapMoE §3.3).
 
     With fewer layers than steps, a turn spreads over several steps, in which `due` names the layer again and again.

@@ -1,7 +1,8 @@
 """Which waiting generations begin: by SLO slack (eMoE §3.5, Algorithm 1), or first come, first served.
 
 The engine asks `admit(waiting, running, now)` before each decode step and prefills those that it names, in their order.
-What ends is told to `Profiles.ended`, what an admission loaded to `Profiles.loaded`. Times in seconds on one clock.
+What ends is told to `TaskProfiles.ended`, what an admission loaded to `TaskProfiles.loaded`. Times are seconds on one
+clock.
 
 How the paper's listing is read (docs/decisions.md): T is the tokens that scheduled requests may come to hold, padding
 included, not the length of a queue; line 6 adds R, not S; waiting counts towards a latency; an SLO that is lost holds
@@ -48,7 +49,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """What one batch may hold: rows, and tokens in them (T_max), each row as long as the longest may become.
 
     What alone is beyond `tokens` is never admitted: intake refuses it.
@@ -64,7 +65,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class StepCosts:
     """A step with a past takes `step_s + row_s × rows`; a prefill `step_s + prefill_token_s × tokens`."""
 
     prefill_token_s: float
@@ -78,7 +79,7 @@ class Costs:
         return self.step_s + self.prefill_token_s * tokens
 
 
-class Profiles:
+class TaskProfiles:
     """Output length and loading latency of each task: given at first, then the average of the last requests."""
 
     def __init__(
@@ -112,7 +113,7 @@ class Profiles:
         return self._loading.get(task, (0.0, 0))[0]
 
 
-class Scheduler(Protocol):
+class GenerationScheduler(Protocol):
     def admit(self, waiting: Sequence[Generation], running: Sequence[Generation], now: float) -> tuple[Generation, ...]:
         """Those of `waiting` that begin with the next step. `waiting` is in the order of arrival. Changes nothing."""
         ...
@@ -121,7 +122,7 @@ class Scheduler(Protocol):
 class FirstCome:
     """First come, first served: the peer. The first that has no room holds up those behind it."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
 
     def admit(
@@ -148,7 +149,9 @@ class SloSlack:
     behind it: a long text would wait for ever while short ones come and go.
     """
 
-    def __init__(self, limits: Limits, costs: Costs, profiles: Profiles, *, patience_s: float = 60.0) -> None:
+    def __init__(
+        self, limits: BatchLimits, costs: StepCosts, profiles: TaskProfiles, *, patience_s: float = 60.0
+    ) -> None:
         self._profiles = profiles
         self._limits = limits
         self._costs = costs

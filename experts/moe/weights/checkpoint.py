@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from experts.moe.arch import FAMILIES, Family, MoeArch
+from experts.moe.arch import FAMILIES, ModelFamily, MoeArch
 from experts.moe.errors import ModelError
 
 INDEX = "model.safetensors.index.json"
@@ -30,7 +30,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorLocation:
     """One tensor of a file: `offset` and `size_bytes` count from the start of the file, `stored` is its name there."""
 
     stored: str
@@ -46,7 +46,7 @@ class Checkpoint:
     """All tensors of a folder, by the names of the model."""
 
     folder: Path
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, TensorLocation]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -56,7 +56,7 @@ class Checkpoint:
 
 def read_checkpoint(folder: Path, family: str) -> Checkpoint:
     """The headers of all files of a checkpoint. Raises ModelError."""
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, TensorLocation] = {}
     for file, expected in weight_files(folder).items():
         found = read_tensors(file)
         if expected is not None:
@@ -104,13 +104,13 @@ def _indexed(index: Path) -> dict[Path, set[str] | None]:
     return files
 
 
-def _check_index(index: Path, file: Path, expected: set[str], found: Mapping[str, Tensor]) -> None:
+def _check_index(index: Path, file: Path, expected: set[str], found: Mapping[str, TensorLocation]) -> None:
     if missing := sorted(expected - found.keys()):
         message = f"lacks tensor {missing[0]}{_more(missing)}, which {index.name} says is in it; fetch the file again"
         raise ModelError(file, message)
 
 
-def read_tensors(file: Path) -> dict[str, Tensor]:
+def read_tensors(file: Path) -> dict[str, TensorLocation]:
     """The header of one safetensors file, checked against the file's size. Raises ModelError."""
     try:
         with file.open("rb") as opened:
@@ -136,7 +136,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _tensor(name: str, item: Any, file: Path, data_start: int) -> Tensor:
+def _tensor(name: str, item: Any, file: Path, data_start: int) -> TensorLocation:
     shape = tuple(int(length) for length in item["shape"])
     begin, end = (int(offset) for offset in item["data_offsets"])
     dtype = _DTYPES.get(item["dtype"])
@@ -146,10 +146,10 @@ def _tensor(name: str, item: Any, file: Path, data_start: int) -> Tensor:
     if end - begin != math.prod(shape) * dtype.itemsize or begin < 0:
         message = f"tensor {name} has {end - begin} bytes where its shape {list(shape)} takes"
         raise ModelError(file, f"{message} {math.prod(shape) * dtype.itemsize}; fetch the file again")
-    return Tensor(name, file, dtype, shape, data_start + begin, end - begin)
+    return TensorLocation(name, file, dtype, shape, data_start + begin, end - begin)
 
 
-def _rename(name: str, family: Family) -> str:
+def _rename(name: str, family: ModelFamily) -> str:
     for old, new in (family.renamed or {}).items():
         name = name.replace(old, new)
     return name
@@ -193,7 +193,7 @@ def check_tensors(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]
             raise ModelError(tensor.file, f"{message}: correct config.json, or fetch the file again")
 
 
-def _nearby(name: str, tensors: Mapping[str, Tensor]) -> str:
+def _nearby(name: str, tensors: Mapping[str, TensorLocation]) -> str:
     """What is there in place of a missing tensor: others of the same module, or how many at all."""
     module = name.rsplit(".", 2)[0]
     beside = sorted(tensor.stored for other, tensor in tensors.items() if other.startswith(module + "."))

@@ -15,7 +15,7 @@ import torch
 
 from experts.moe.arch import ExpertKey, ExpertWeights, MoeArch
 from experts.moe.errors import ModelError
-from experts.moe.weights.checkpoint import Checkpoint, Tensor
+from experts.moe.weights.checkpoint import Checkpoint, TensorLocation
 from experts.reading import CachedReader, Reader
 from experts.weights import describe_os_error
 
@@ -53,7 +53,7 @@ class ExpertStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ReadPiece:
     """Contiguous bytes of one expert: in `file` at `offset`, in the slot at `place`; `dtype` as stored."""
 
     file: Path
@@ -63,7 +63,7 @@ class Piece:
     dtype: torch.dtype
 
 
-class Files:
+class WeightFiles:
     """Descriptors of the files that weights are read from, opened once each. Thread-safe."""
 
     def __init__(self, reader: Reader | None = None) -> None:
@@ -104,7 +104,7 @@ class CheckpointStore:
         self.stored_bytes = max(sum(piece.size_bytes for piece in pieces) for pieces in self._pieces.values())
         #: Reads that a fill takes, of the expert that takes most.
         self.reads = max(map(len, self._pieces.values()))
-        self._files = Files(reader)
+        self._files = WeightFiles(reader)
 
     def read(self, key: ExpertKey, view: memoryview) -> None:
         for piece in self._pieces[key]:
@@ -125,7 +125,7 @@ class CheckpointStore:
         self._files.close()
 
 
-def _pieces(arch: MoeArch, checkpoint: Checkpoint, key: ExpertKey) -> list[Piece]:
+def _pieces(arch: MoeArch, checkpoint: Checkpoint, key: ExpertKey) -> list[ReadPiece]:
     """Where the matrices of one expert lie, in the order of a slot."""
     block = arch.blocks[key.layer]
     half = arch.gate_up_bytes // (2 if arch.names.gated else 1)
@@ -139,14 +139,14 @@ def _pieces(arch: MoeArch, checkpoint: Checkpoint, key: ExpertKey) -> list[Piece
     return [_part(checkpoint.tensors[name], 0, 1, place) for name, place in zip(names, places, strict=True)]
 
 
-def _part(tensor: Tensor, number: int, parts: int, place: int) -> Piece:
+def _part(tensor: TensorLocation, number: int, parts: int, place: int) -> ReadPiece:
     size = tensor.size_bytes // parts
-    return Piece(tensor.file, tensor.offset + number * size, size, place, tensor.dtype)
+    return ReadPiece(tensor.file, tensor.offset + number * size, size, place, tensor.dtype)
 
 
-def _merge(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+def _merge(pieces: Sequence[ReadPiece]) -> tuple[ReadPiece, ...]:
     """Neighbours in the file that are neighbours in the slot are one read."""
-    merged: list[Piece] = []
+    merged: list[ReadPiece] = []
     for piece in pieces:
         last = merged[-1] if merged else None
         if (
@@ -155,7 +155,7 @@ def _merge(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
             and last.offset + last.size_bytes == piece.offset
             and last.place + last.size_bytes == piece.place
         ):
-            merged[-1] = Piece(last.file, last.offset, last.size_bytes + piece.size_bytes, last.place, last.dtype)
+            merged[-1] = ReadPiece(last.file, last.offset, last.size_bytes + piece.size_bytes, last.place, last.dtype)
         else:
             merged.append(piece)
     return tuple(merged)

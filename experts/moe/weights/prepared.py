@@ -54,7 +54,7 @@ def stamp_of(checkpoint: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-class Prepared:
+class PreparedFiles:
     """The prepared files of one checkpoint; names are paths below its folder without suffix: `traces/train`."""
 
     def __init__(self, checkpoint: Path) -> None:

@@ -20,7 +20,7 @@ from experts.moe.arch import MoeArch
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, ExpertWeights
 from experts.moe.weights.checkpoint import Checkpoint, dtype_name
-from experts.moe.weights.expert_store import CheckpointStore, Files
+from experts.moe.weights.expert_store import CheckpointStore, WeightFiles
 from experts.moe.weights.prepared import FOLDER, stamp_of
 from experts.moe.weights.quantise import Packing
 from experts.reading import Reader
@@ -205,7 +205,7 @@ class SlotFileStore:
         self._packing = packing_of(arch, storage)
         self._data_start, self._digests = _read_header(self._plan, self.file)
         self._unchecked = set(range(len(self._digests)))
-        self._files = Files(reader)
+        self._files = WeightFiles(reader)
         self._own = threading.local()
 
     def read(self, key: ExpertKey, view: memoryview) -> None:

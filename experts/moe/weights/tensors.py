@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from experts.moe.errors import ModelError
-from experts.moe.weights.checkpoint import Checkpoint, Tensor
-from experts.moe.weights.expert_store import Files
+from experts.moe.weights.checkpoint import Checkpoint, TensorLocation
+from experts.moe.weights.expert_store import WeightFiles
 
 
 def load_tensors(model: Any, checkpoint: Checkpoint, device: str) -> None:
@@ -15,7 +15,7 @@ def load_tensors(model: Any, checkpoint: Checkpoint, device: str) -> None:
 
     Afterwards nothing of the model is on `meta`. Raises ModelError.
     """
-    files = Files()
+    files = WeightFiles()
     state: dict[str, torch.Tensor] = {}
     try:
         for name, there in model.state_dict().items():
@@ -33,7 +33,7 @@ def load_tensors(model: Any, checkpoint: Checkpoint, device: str) -> None:
         raise ModelError(checkpoint.folder, f"nothing gives {left[0]} its value; this version cannot run the model")
 
 
-def read_tensor(files: Files, tensor: Tensor) -> torch.Tensor:
+def read_tensor(files: WeightFiles, tensor: TensorLocation) -> torch.Tensor:
     """One tensor of a checkpoint as stored. Raises ModelError."""
     raw = torch.empty(tensor.size_bytes, dtype=torch.uint8)
     if tensor.size_bytes:

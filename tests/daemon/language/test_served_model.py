@@ -18,9 +18,9 @@ pytest.importorskip("transformers", reason="language models need the extra `moe`
 from daemon.language.model_thread import ModelThread
 from daemon.language.served_model import ServedModel, learned
 from experts.moe.errors import ModelError
-from experts.moe.gating import Step
-from experts.moe.model.engine import Took
-from experts.moe.policy.schedule import Costs
+from experts.moe.gating import ForwardStep
+from experts.moe.model.engine import StepTiming
+from experts.moe.policy.schedule import StepCosts
 from experts.transfer import Place
 from tests.experts.moe.tiny import write_tiny
 from tests.tiny_text import EXPERT_BYTES, EXPERTS, a_text_model
@@ -110,10 +110,10 @@ def test_a_task_that_enters_is_profiled_with_its_waiting_and_the_prompts_costs_a
 
 
 def test_a_step_teaches_what_computing_costs() -> None:
-    before = Costs(prefill_token_s=0.0, step_s=0.0, row_s=0.0)
-    assert learned(before, Took("prefill", 10, 1.0, loading_s=0.5)).prefill_token_s == 0.05 / 32
-    assert learned(before, Took("prefill", 10, 1.0)).prefill_token_s == 0.1 / 32
-    assert learned(before, Took("decode", 2, 1.0)).step_s == 1.0 / 32
+    before = StepCosts(prefill_token_s=0.0, step_s=0.0, row_s=0.0)
+    assert learned(before, StepTiming("prefill", 10, 1.0, loading_s=0.5)).prefill_token_s == 0.05 / 32
+    assert learned(before, StepTiming("prefill", 10, 1.0)).prefill_token_s == 0.1 / 32
+    assert learned(before, StepTiming("decode", 2, 1.0)).step_s == 1.0 / 32
 
 
 def test_a_token_that_the_model_does_not_have_costs_its_own_request_only(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ class Line:
         self.opened: list[ServedModel] = []
         self.outcomes: dict[int, TextOutcome] = {}
         #: Called with the rows of each layer of each step.
-        self.breaks: Callable[[Step], None] = lambda _step: None
+        self.breaks: Callable[[ForwardStep], None] = lambda _step: None
         self.thread = ModelThread("m", self.open, memory, on_outcome=self.ended)
         self.thread.start()
 
@@ -194,7 +194,7 @@ class Line:
 PROMPTS = {1: "hello", 2: "of the board", 4: "x"}
 
 
-def no_memory(step: Step) -> None:
+def no_memory(step: ForwardStep) -> None:
     """Really no memory, amid the prefill of the third request."""
     if step.rows[0].request == "3" and step.phase == "prefill":
         torch.empty(1 << 60)
@@ -223,9 +223,9 @@ def test_a_decoding_step_that_fails_costs_the_texts_that_run_and_none_that_wait(
     line = Line(tmp_path, rows=2)
     line.ask(PROMPTS)
     expected = line.texts(1, 2, 4)
-    failed: list[Step] = []
+    failed: list[ForwardStep] = []
 
-    def once(step: Step) -> None:
+    def once(step: ForwardStep) -> None:
         if len(step.rows) == 2 and not failed:
             failed.append(step)
             raise MemoryError("no memory for this step")
@@ -245,7 +245,7 @@ def test_a_model_whose_state_is_lost_is_closed_and_the_next_text_opens_it(tmp_pa
     line.ask(PROMPTS)
     expected = line.texts(1, 2, 4)
 
-    def fail(_step: Step) -> None:
+    def fail(_step: ForwardStep) -> None:
         if what == "wrong books":
             line.opened[-1]._runtime.cache._books.count += 1
         if what == "a damaged file":

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from experts.moe.policy.schedule import Costs, FirstCome, Limits, Profiles, SloSlack
+from experts.moe.policy.schedule import BatchLimits, FirstCome, SloSlack, StepCosts, TaskProfiles
 from tools.moe.load import Effort, Machine, Outcome, Step, Task, capacity_per_s, poisson, replay, slos, unloaded_s
 from tools.moe.serving_costs import TaskLoading
 
@@ -17,8 +17,8 @@ TASKS = (
     Task("config", prompt_tokens=48, output_tokens=8),
     Task("docstring", prompt_tokens=64, output_tokens=32),
 )
-COMPUTE = Costs(prefill_token_s=2e-4, step_s=8e-3, row_s=5e-4)
-LIMITS = Limits(rows=8, tokens=8192)
+COMPUTE = StepCosts(prefill_token_s=2e-4, step_s=8e-3, row_s=5e-4)
+LIMITS = BatchLimits(rows=8, tokens=8192)
 
 
 class Free:
@@ -66,7 +66,7 @@ def test_a_request_alone_takes_its_unloaded_latency():
 @pytest.mark.parametrize("kind", ["first", "slack"])
 def test_every_request_is_served_once_and_gets_all_its_tokens(kind):
     trace = poisson(TASKS, 40.0, 300, seed=3, slo_s=slos(TASKS, Machine(COMPUTE)))
-    scheduler = FirstCome(LIMITS) if kind == "first" else SloSlack(LIMITS, COMPUTE, Profiles())
+    scheduler = FirstCome(LIMITS) if kind == "first" else SloSlack(LIMITS, COMPUTE, TaskProfiles())
     outcome = replay(trace, scheduler, Machine(COMPUTE), Free())
     assert sorted(one.arrival.generation.request for one in outcome.done) == sorted(
         f"r{number}" for number in range(300)
@@ -112,7 +112,7 @@ def test_by_slack_fewer_are_late_near_capacity(seed):
     machine = Machine(COMPUTE)
     capacity = capacity_per_s(TASKS, FirstCome(LIMITS), machine, Free())
     trace = poisson(TASKS, 0.9 * capacity, 400, seed, slo_s=slos(TASKS, machine))
-    profiles = Profiles({task.name: task.output_tokens for task in TASKS})
+    profiles = TaskProfiles({task.name: task.output_tokens for task in TASKS})
     first = replay(trace, FirstCome(LIMITS), machine, Free())
     slack = replay(trace, SloSlack(LIMITS, COMPUTE, profiles), machine, Free(), profiles)
     assert slack.violations <= 0.7 * first.violations

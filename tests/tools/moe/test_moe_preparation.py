@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from experts.moe.errors import ModelError
 from experts.moe.trace import load_popularity, load_trace
-from experts.moe.weights.prepared import HELD_OUT, TRAIN, Prepared
+from experts.moe.weights.prepared import HELD_OUT, TRAIN, PreparedFiles
 
 pytest.importorskip("transformers", reason="needs the extra `moe`")
 
@@ -19,26 +19,34 @@ from experts.moe.library import transformers
 from tools.cli.main import app
 from tools.moe import fixture
 from tools.moe.charts import draw
-from tools.moe.corpus import DOMAINS, Document, collect
+from tools.moe.corpus import DOMAINS, CorpusDocument, collect
 from tools.moe.evaluate import decode_timing, held_out_prompts, open_runtime, perplexity
-from tools.moe.fixture import Recipe, make_fixture
+from tools.moe.fixture import FixtureRecipe, make_fixture
 from tools.moe.job import Job
 from tools.moe.side import measure
 from tools.moe.text import encode, load_text
 from tools.moe.trace import take_traces
 
 SMALL = replace(
-    Recipe(), layers=2, width=32, experts=4, vocabulary=320, characters=40_000, window=32, windows_of_domain=1, steps=4
+    FixtureRecipe(),
+    layers=2,
+    width=32,
+    experts=4,
+    vocabulary=320,
+    characters=40_000,
+    window=32,
+    windows_of_domain=1,
+    steps=4,
 )
 
 
 @pytest.fixture(scope="module")
-def documents() -> list[Document]:
+def documents() -> list[CorpusDocument]:
     return collect(SMALL.characters)
 
 
 @pytest.fixture(scope="module")
-def small(documents: list[Document], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small(documents: list[CorpusDocument], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("moe") / "fixture"
     assert make_fixture(out, SMALL, documents)
     return out
@@ -60,7 +68,7 @@ def test_no_file_is_on_both_sides(small: Path):
 
 
 def test_a_stopped_training_goes_on_and_ends_at_the_same_weights(
-    small: Path, documents: list[Document], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Path, documents: list[CorpusDocument], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     taken = 0
     step = fixture._step
@@ -83,7 +91,9 @@ def test_a_stopped_training_goes_on_and_ends_at_the_same_weights(
 
 def test_text_ends_each_file_and_pieces_do_not_overlap(small: Path):
     tokenizer = transformers().AutoTokenizer.from_pretrained(small)
-    documents = [Document("licence", f"{name}.txt", f"free as in {name} " * 40) for name in ("air", "beer", "speech")]
+    documents = [
+        CorpusDocument("licence", f"{name}.txt", f"free as in {name} " * 40) for name in ("air", "beer", "speech")
+    ]
     text = encode([each for each in documents if not each.held_out], tokenizer, held_out=False)
     ends = (text.start["licence"][1:] - 1).tolist()
     assert ends
@@ -95,7 +105,7 @@ def test_text_ends_each_file_and_pieces_do_not_overlap(small: Path):
 
 def test_traces_hold_what_the_gates_of_the_unmodified_model_chose(small: Path):
     take_traces(small, prompts=2, length=16)
-    prepared = Prepared(small)
+    prepared = PreparedFiles(small)
     trace = load_trace(prepared, TRAIN)
     assert trace.tasks == DOMAINS
     assert (trace.prompts, len(trace.token)) == (10, 160)
@@ -143,7 +153,7 @@ def test_timing_counts_a_first_token_for_each_prompt_and_the_others_between(smal
         runtime.close()
     assert (len(timing.first_s), len(timing.between_s)) == (len(prompts), 2 * len(prompts))
     assert timing.decode.served < timing.counts.served
-    assert load_text(Prepared(small), "text/heldout").ids["python"].numel() > 0
+    assert load_text(PreparedFiles(small), "text/heldout").ids["python"].numel() > 0
 
 
 def a_job(checkpoint: Path, side: str, links_ms: tuple[float, ...] = (0.0,), **given: object) -> Job:

@@ -15,18 +15,18 @@ import torch
 from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
 from experts.moe.errors import ModelError
-from experts.moe.gating import Routing, Served, Step
+from experts.moe.gating import ExpertIterator, ForwardStep, Routing
 from experts.moe.model.mode import BaseMode
-from experts.moe.modes.brownout.united import WAYS, United, load_united
-from experts.moe.policy.brownout import Split, split
+from experts.moe.modes.brownout.united import WAYS, UnitedExperts, load_united
+from experts.moe.policy.brownout import ExpertSplit, split
 from experts.moe.policy.salc import Phase, Salc, SalcRule
-from experts.moe.weights.prepared import Prepared
+from experts.moe.weights.prepared import PreparedFiles
 
 _OPTIONS: dict[str, Any] = {"way": 4, "threshold": 1.0, "ttft_slo_ms": None, "tpot_slo_ms": None}
 
 
 @dataclass(slots=True)
-class Accesses:
+class ExpertAccesses:
     """Experts run over all layers and steps of a phase, and what became of the tokens that chose them."""
 
     #: Experts that the gates asked for: what would have run at threshold 1.
@@ -43,7 +43,7 @@ class Accesses:
         """Experts run, of those asked for."""
         return (self.originals + self.united) / self.asked if self.asked else 1.0
 
-    def add(self, tokens: list[int], done: Split) -> None:
+    def add(self, tokens: list[int], done: ExpertSplit) -> None:
         self.asked += sum(count > 0 for count in tokens)
         self.originals += len(done.originals)
         self.united += len(done.united)
@@ -60,7 +60,7 @@ class Brownout(BaseMode):
 
     def __init__(
         self,
-        united: United | None,
+        united: UnitedExperts | None,
         *,
         threshold: float = 1.0,
         salc: Salc | None = None,
@@ -69,7 +69,7 @@ class Brownout(BaseMode):
         """Without united experts this is full brownout. `salc` sets both thresholds anew before each step."""
         super().__init__()
         self.thresholds: dict[Phase, float] = {"prefill": threshold, "decode": threshold}
-        self.accesses: dict[Phase, Accesses] = {}
+        self.accesses: dict[Phase, ExpertAccesses] = {}
         self.salc = salc
         self._united = united
         self._clock = clock
@@ -99,7 +99,7 @@ class Brownout(BaseMode):
             if not all(isinstance(each, int | float) and each > 0 for each in slos_ms):
                 raise ModelError(checkpoint, "brownout: give ttft_slo_ms and tpot_slo_ms, both in milliseconds")
             salc = Salc(*(SalcRule(slo_s=each / 1000) for each in slos_ms))
-        return cls(load_united(Prepared(checkpoint), way) if way else None, threshold=float(threshold), salc=salc)
+        return cls(load_united(PreparedFiles(checkpoint), way) if way else None, threshold=float(threshold), salc=salc)
 
     @property
     def reserved_bytes(self) -> int:
@@ -122,14 +122,14 @@ class Brownout(BaseMode):
 
     def forget(self) -> None:
         """Count accesses from 0."""
-        self.accesses = {"prefill": Accesses(), "decode": Accesses()}
+        self.accesses = {"prefill": ExpertAccesses(), "decode": ExpertAccesses()}
 
     def observe(self, phase: Phase, latency_s: float) -> None:
         """A request's first token (since its arrival), or a further one (since the one before), took so long."""
         if self.salc is not None:
             self.salc.observe(phase, latency_s, self._clock())
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: ForwardStep) -> None:
         super().begin(step)
         if self.salc is not None:
             self.thresholds = self.salc.check(self._clock())
@@ -145,7 +145,7 @@ class Brownout(BaseMode):
             return routing
         return self._redirect(routing, done)
 
-    def experts(self, routing: Routing) -> Served:
+    def experts(self, routing: Routing) -> ExpertIterator:
         sentinel, united = self.arch.experts, self._united
         wanted = routing.wanted()
         yield from self.cache.serve(routing.layer, [each for each in wanted if each < sentinel], ahead=self.ahead)
@@ -157,7 +157,7 @@ class Brownout(BaseMode):
         for each in stand_ins:
             yield each, united.weights(routing.layer, each - sentinel - 1)
 
-    def _redirect(self, routing: Routing, done: Split) -> Routing:
+    def _redirect(self, routing: Routing, done: ExpertSplit) -> Routing:
         """Each choice by its expert's new number: E, the sentinel, where it is ignored, E + 1 + g for group g."""
         sentinel = self.arch.experts
         numbers = list(range(sentinel + 1))
@@ -170,7 +170,7 @@ class Brownout(BaseMode):
         return replace(routing, index=index)
 
 
-def _require_fit(united: United, arch: MoeArch, folder: Path) -> None:
+def _require_fit(united: UnitedExperts, arch: MoeArch, folder: Path) -> None:
     rows, hidden = arch.gate_up_shape
     fits = len(united.groups) == arch.layers and all(
         each.shape[1:] == (rows, hidden) and len(groups) == arch.experts

@@ -10,20 +10,20 @@ from typing import Any
 
 import torch
 
-from experts.moe.gating import ExpertKey, ExpertWeights, Routing, Step
+from experts.moe.gating import ExpertKey, ExpertWeights, ForwardStep, Routing
 from experts.moe.policy.brownout import in_order
 from experts.moe.weights.expert_store import ExpertStore
-from experts.moe.weights.prepared import Prepared
+from experts.moe.weights.prepared import PreparedFiles
 
 WAYS = (2, 4, 8)
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 #: (N, H) float32, (N, k) int64 and (N, k) float32: hidden states, experts, weights of a layer's tokens.
-Asked = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+LayerActivations = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class United:
+class UnitedExperts:
     """The united experts of a model, one for each group of each layer; on the device that computes."""
 
     way: int
@@ -44,17 +44,17 @@ class United:
     def weights(self, layer: int, group: int) -> ExpertWeights:
         return ExpertWeights(self.gate_up[layer][group], self.down[layer][group])
 
-    def to(self, device: torch.device | str) -> "United":
+    def to(self, device: torch.device | str) -> "UnitedExperts":
         """The same where the experts are computed."""
         gate_up = tuple(each.to(device) for each in self.gate_up)
-        return United(self.way, gate_up, tuple(each.to(device) for each in self.down), self.groups)
+        return UnitedExperts(self.way, gate_up, tuple(each.to(device) for each in self.down), self.groups)
 
 
-def load_united(prepared: Prepared, way: int) -> United:
+def load_united(prepared: PreparedFiles, way: int) -> UnitedExperts:
     """What `coserve moe unite` made. Raises ModelError where it is missing, broken or of other weights."""
     tensors, _ = prepared.load(_part(way))
     layers = range(len(tensors["groups"]))
-    return United(
+    return UnitedExperts(
         way,
         tuple(tensors[f"{layer}.gate_up"] for layer in layers),
         tuple(tensors[f"{layer}.down"] for layer in layers),
@@ -63,7 +63,7 @@ def load_united(prepared: Prepared, way: int) -> United:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class DistillRecipe:
     """How united experts are fitted; kept beside them, and compared."""
 
     #: Tokens of the training files whose activations are learned from.
@@ -74,10 +74,10 @@ class Recipe:
     seed: int = 7
 
 
-class Unite:
+class Distillation:
     """Distils the united experts of one way, a layer at a time; each is kept as soon as it is done."""
 
-    def __init__(self, prepared: Prepared, store: ExpertStore, way: int, recipe: Recipe) -> None:
+    def __init__(self, prepared: PreparedFiles, store: ExpertStore, way: int, recipe: DistillRecipe) -> None:
         self.way = way
         self.groups = in_order(store.arch.experts, way)
         self._prepared = prepared
@@ -92,13 +92,13 @@ class Unite:
         """Layers that are still to be made."""
         return tuple(each for each in range(self._store.arch.layers) if not self._is_made(_part(self.way, each)))
 
-    def make(self, layer: int, asked: Asked, activation: Activation) -> None:
+    def make(self, layer: int, asked: LayerActivations, activation: Activation) -> None:
         """Distil the united experts of a layer and keep them, with what they miss and what averaged ones miss."""
         made: list[ExpertWeights] = []
         missed: list[tuple[float, float]] = []
         for group in range(self.groups[-1] + 1):
             members = [(each, read_expert(self._store, layer, each)) for each in self._members(group)]
-            taught = lesson(members, asked, activation)
+            taught = distill_targets(members, asked, activation)
             mean = averaged(weights for _, weights in members)
             fitted = mean
             if len(taught.hidden):
@@ -159,7 +159,7 @@ class Activations:
         self._index: list[list[torch.Tensor]] = [[] for _ in range(layers)]
         self._weight: list[list[torch.Tensor]] = [[] for _ in range(layers)]
 
-    def observe(self, _step: Step, gate: Routing, _carried: Routing) -> None:
+    def observe(self, _step: ForwardStep, gate: Routing, _carried: Routing) -> None:
         """An observer of `MoeRuntime`."""
         layer = gate.layer
         room = self.tokens - self._held[layer]
@@ -171,12 +171,12 @@ class Activations:
         self._index[layer].append(gate.index[:room].cpu())
         self._weight[layer].append(gate.weight[:room].float().cpu())
 
-    def of(self, layer: int) -> Asked:
+    def of(self, layer: int) -> LayerActivations:
         return torch.cat(self._hidden[layer]), torch.cat(self._index[layer]), torch.cat(self._weight[layer])
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class DistillTargets:
     """What one united expert is to learn: N answers of its group's experts."""
 
     hidden: torch.Tensor  # (N, H) float32
@@ -189,11 +189,11 @@ def answer(weights: ExpertWeights, hidden: torch.Tensor, activation: Activation)
     return torch.nn.functional.linear(_inner(weights, hidden, activation), weights.down)
 
 
-def lesson(
+def distill_targets(
     members: Sequence[tuple[int, ExpertWeights]],
-    asked: Asked,
+    asked: LayerActivations,
     activation: Activation,
-) -> Lesson:
+) -> DistillTargets:
     """What the experts of a group answered to the tokens that chose them."""
     hidden, index, weight = asked
     parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
@@ -201,7 +201,7 @@ def lesson(
         token, place = torch.where(index == expert)
         seen = hidden[token]
         parts.append((seen, answer(weights, seen, activation), weight[token, place]))
-    return Lesson(*(torch.cat(each) for each in zip(*parts, strict=True)))
+    return DistillTargets(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 def averaged(members: Iterable[ExpertWeights]) -> ExpertWeights:
@@ -211,7 +211,9 @@ def averaged(members: Iterable[ExpertWeights]) -> ExpertWeights:
     return ExpertWeights(gate_up, torch.stack([each.down for each in listed]).mean(0))
 
 
-def chosen_units(members: Sequence[tuple[int, ExpertWeights]], asked: Asked, activation: Activation) -> ExpertWeights:
+def chosen_units(
+    members: Sequence[tuple[int, ExpertWeights]], asked: LayerActivations, activation: Activation
+) -> ExpertWeights:
     """Where a fit begins: of all inner units of a group, those that answer most, as many as one expert has.
 
     A unit's part is the energy of what it adds to the outputs, over the tokens that chose its expert.
@@ -230,7 +232,9 @@ def chosen_units(members: Sequence[tuple[int, ExpertWeights]], asked: Asked, act
     return ExpertWeights(gate_up, torch.cat(outgoing, dim=1)[:, best].contiguous())
 
 
-def fit_down(start: ExpertWeights, taught: Lesson, activation: Activation, ridge: float = 1e-3) -> ExpertWeights:
+def fit_down(
+    start: ExpertWeights, taught: DistillTargets, activation: Activation, ridge: float = 1e-3
+) -> ExpertWeights:
     """The best `down` for a given gate_up: weighted least squares, in closed form."""
     inner = _inner(start, taught.hidden, activation) * taught.weight[:, None]
     target = taught.answer * taught.weight[:, None]
@@ -239,7 +243,7 @@ def fit_down(start: ExpertWeights, taught: Lesson, activation: Activation, ridge
     return ExpertWeights(start.gate_up, torch.linalg.solve(gram, inner.T @ target).T.contiguous())
 
 
-def fit(start: ExpertWeights, taught: Lesson, activation: Activation, recipe: Recipe) -> ExpertWeights:
+def fit(start: ExpertWeights, taught: DistillTargets, activation: Activation, recipe: DistillRecipe) -> ExpertWeights:
     """Gradient descent on the squared error of the answers, each weighted by the square of its gate's weight."""
     generator = torch.Generator().manual_seed(recipe.seed)
     student = ExpertWeights(*(each.clone().requires_grad_() for each in start))
@@ -258,12 +262,12 @@ def fit(start: ExpertWeights, taught: Lesson, activation: Activation, recipe: Re
     return ExpertWeights(*(each.detach() for each in student))
 
 
-def energy(taught: Lesson) -> torch.Tensor:
+def energy(taught: DistillTargets) -> torch.Tensor:
     """Of the weighted answers, summed over tokens."""
     return (taught.answer * taught.weight[:, None]).square().sum()
 
 
-def missed_share(weights: ExpertWeights, taught: Lesson, activation: Activation) -> float:
+def missed_share(weights: ExpertWeights, taught: DistillTargets, activation: Activation) -> float:
     """What a united expert misses of its group's answers, as a share of their energy: 0 exact, 1 as if dropped."""
     missed = (answer(weights, taught.hidden, activation) - taught.answer) * taught.weight[:, None]
     return float(missed.square().sum() / energy(taught))

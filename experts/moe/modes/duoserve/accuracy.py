@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from experts.moe.cache.metrics import Hits
+from experts.moe.cache.metrics import PredictionCounts
 from experts.moe.modes.duoserve.fitting import paths_of
 from experts.moe.modes.duoserve.predictor import Predictor
 from experts.moe.modes.duoserve.state import known
@@ -12,9 +12,9 @@ from experts.moe.trace import Trace
 _TOKENS = 4096  # in one go
 
 
-def accuracies(trace: Trace, train: Trace, predictors: Mapping[int, Predictor]) -> dict[str, Hits]:
+def accuracies(trace: Trace, train: Trace, predictors: Mapping[int, Predictor]) -> dict[str, PredictionCounts]:
     """Hits of k predicted experts over all predicted layers of `trace`; counts are those of `train`."""
-    found = {"duoserve": Hits(), "affinity": Hits(), "popularity": Hits()}
+    found = {"duoserve": PredictionCounts(), "affinity": PredictionCounts(), "popularity": PredictionCounts()}
     own, before = paths_of(trace)
     top_k = trace.index.shape[2]
     for layer, predictor in predictors.items():

@@ -12,11 +12,11 @@ from experts.moe.modes.duoserve.predictor import KEPT, WIDTHS, ExpertMLP, Predic
 from experts.moe.modes.duoserve.state import LEAD, Paths, StateConstructor, StateShape, known
 from experts.moe.statistics import affinity, popularity
 from experts.moe.trace import Trace
-from experts.moe.weights.prepared import Prepared
+from experts.moe.weights.prepared import PreparedFiles
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class DuoServeRecipe:
     """How each layer's predictor is trained; kept beside it, and compared."""
 
     widths: tuple[int, ...] = WIDTHS
@@ -52,12 +52,12 @@ def paths_of(trace: Trace) -> tuple[Paths, Paths]:
     return own, before
 
 
-def is_fitted(prepared: Prepared, layer: int, trace: Trace, recipe: Recipe) -> bool:
+def is_fitted(prepared: PreparedFiles, layer: int, trace: Trace, recipe: DuoServeRecipe) -> bool:
     """Whether this layer's predictor is there and was trained on as much in the same way."""
     return prepared.has(part_name(layer)) and prepared.load(part_name(layer))[1]["made"] == _made(trace, recipe)
 
 
-def fit_layer(trace: Trace, layer: int, recipe: Recipe, progress: Progress) -> ExpertMLP:
+def fit_layer(trace: Trace, layer: int, recipe: DuoServeRecipe, progress: Progress) -> ExpertMLP:
     """A predictor of `layer`, 1 or above, from the layers before it. The same trace and seed make the same network."""
     states = states_of(trace, layer)
     sofar, before = paths_of(trace)
@@ -86,7 +86,7 @@ def fit_layer(trace: Trace, layer: int, recipe: Recipe, progress: Progress) -> E
     return network.eval()
 
 
-def save_layer(prepared: Prepared, layer: int, network: ExpertMLP, trace: Trace, recipe: Recipe) -> None:
+def save_layer(prepared: PreparedFiles, layer: int, network: ExpertMLP, trace: Trace, recipe: DuoServeRecipe) -> None:
     """Keep what `load_predictors` needs: the folded network in the precision in which it is asked."""
     states = states_of(trace, layer)
     tensors = {"popularity": states.popularity, "affinity": states.affinity}
@@ -95,13 +95,13 @@ def save_layer(prepared: Prepared, layer: int, network: ExpertMLP, trace: Trace,
     prepared.save(part_name(layer), tensors, {"made": _made(trace, recipe), "shape": asdict(states.shape)})
 
 
-def load_predictors(prepared: Prepared) -> dict[int, Predictor]:
+def load_predictors(prepared: PreparedFiles) -> dict[int, Predictor]:
     """All predictors by the layer that they predict. Raises ModelError where one is missing, broken or not of this."""
     first = _load(prepared, 1)
     return {1: first} | {layer: _load(prepared, layer) for layer in range(2, first.shape.layers)}
 
 
-def _load(prepared: Prepared, layer: int) -> Predictor:
+def _load(prepared: PreparedFiles, layer: int) -> Predictor:
     tensors, notes = prepared.load(part_name(layer))
     try:
         states = StateConstructor(StateShape(**notes["shape"]), layer, tensors["popularity"], tensors["affinity"])
@@ -125,7 +125,7 @@ def _bfloat16_is_fast() -> bool:
     return bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
-def _made(trace: Trace, recipe: Recipe) -> dict[str, Any]:
+def _made(trace: Trace, recipe: DuoServeRecipe) -> dict[str, Any]:
     """From what and how: what is there is trained again when any of it differs."""
     made = {"trace": [len(trace.index), trace.prompts], "lead": LEAD}
     return made | asdict(recipe) | {"widths": list(recipe.widths)}

@@ -20,7 +20,7 @@ import torch
 
 from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
-from experts.moe.gating import ExpertKey, Routing, Served, Step
+from experts.moe.gating import ExpertIterator, ExpertKey, ForwardStep, Routing
 from experts.moe.model.mode import BaseMode
 from experts.moe.modes.duoserve.fitting import load_predictors
 from experts.moe.modes.duoserve.predictor import Predictor
@@ -29,7 +29,7 @@ from experts.moe.modes.duoserve.stream import PredictionStream, prediction_strea
 from experts.moe.modes.options import Options, read_options
 from experts.moe.policy.duoserve import first_of_prefill, plan_prefetch
 from experts.moe.trace import load_popularity
-from experts.moe.weights.prepared import Prepared
+from experts.moe.weights.prepared import PreparedFiles
 
 #: (rows, E): for each row's token how likely it chooses each expert of the layer.
 _Prediction = Future[list[list[float]]]
@@ -70,7 +70,7 @@ class DuoServe(BaseMode):
     def open(cls, checkpoint: Path, options: Mapping[str, Any]) -> "DuoServe":
         """With what `coserve moe fit` made. Options: `overlap`. Raises ModelError."""
         chosen = read_options(_Options, "duoserve", checkpoint, options)
-        prepared = Prepared(checkpoint)
+        prepared = PreparedFiles(checkpoint)
         popular, _ = load_popularity(prepared)
         return cls(load_predictors(prepared), popular.tolist(), overlap=chosen.overlap)
 
@@ -79,7 +79,7 @@ class DuoServe(BaseMode):
         if arch.encoder_layers:
             self._predictors = {}  # a decoder's tokens have no path through the encoder's layers
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: ForwardStep) -> None:
         super().begin(step)
         self._layer = -1
         self._index.clear()
@@ -99,12 +99,12 @@ class DuoServe(BaseMode):
                 self._predict(layer)
         return routing
 
-    def experts(self, routing: Routing) -> Served:
+    def experts(self, routing: Routing) -> ExpertIterator:
         if self.step.phase == "prefill":
             return self._prefill(routing)
         return self._decode(routing)
 
-    def end(self, step: Step) -> None:
+    def end(self, step: ForwardStep) -> None:
         if len(self._index) != self.arch.layers:
             return  # it failed half way
         index, weight = torch.stack(self._index, dim=1), torch.stack(self._weight, dim=1)
@@ -118,7 +118,7 @@ class DuoServe(BaseMode):
         if self._stream is not None:
             self._stream.close()
 
-    def _prefill(self, routing: Routing) -> Served:
+    def _prefill(self, routing: Routing) -> ExpertIterator:
         yield from self.cache.serve(routing.layer, routing.wanted(), ahead=True)
         layer = routing.layer + 1
         if layer < self.arch.layers:
@@ -127,7 +127,7 @@ class DuoServe(BaseMode):
             if first is not None:
                 self.cache.prefetch([ExpertKey(layer, first)])
 
-    def _decode(self, routing: Routing) -> Served:
+    def _decode(self, routing: Routing) -> ExpertIterator:
         for turn, served in enumerate(self.cache.serve(routing.layer, routing.wanted(), ahead=self._overlap)):
             yield served
             if turn == 0 and self._overlap:
@@ -202,6 +202,6 @@ class DuoServe(BaseMode):
         return Paths(torch.stack([index for index, _ in paths]), torch.stack([weight for _, weight in paths]))
 
 
-def _names(step: Step) -> list[str]:
+def _names(step: ForwardStep) -> list[str]:
     """What the rows are remembered by: anonymous ones by their place."""
     return [row.request or f"#{number}" for number, row in enumerate(step.rows)]

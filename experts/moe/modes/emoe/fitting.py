@@ -8,13 +8,13 @@ from torch import nn
 
 from experts.moe.modes.emoe.predictor import ExpertPredictor, spreads
 from experts.moe.trace import Trace, popularity, popularity_by_task
-from experts.moe.weights.prepared import Prepared
+from experts.moe.weights.prepared import PreparedFiles
 
 PART = "emoe/predictor"
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class EmoeRecipe:
     """How the predictor is made and trained; kept beside it, and compared."""
 
     #: Past prompts that it sees; how many prompts later the predicted one may come at most.
@@ -40,7 +40,7 @@ def prompt_spreads(trace: Trace) -> torch.Tensor:
     )
 
 
-class Stream:
+class PromptStream:
     """Prompts of several tasks as they might arrive: tasks drawn alike (§2.1), each task's texts in their order.
 
     `prompts_of[t]`: numbers of the prompts of task t. Endless; each task begins at a drawn place and goes round.
@@ -64,7 +64,7 @@ class Stream:
 
 
 def fit_predictor(
-    trace: Trace, recipe: Recipe, say: Callable[[int, float], None] = lambda _, __: None
+    trace: Trace, recipe: EmoeRecipe, say: Callable[[int, float], None] = lambda _, __: None
 ) -> ExpertPredictor:
     """A predictor of the trace's tasks; the same trace and seed make the same. `say(step, loss)` hears of progress."""
     spread, prompts = prompt_spreads(trace), prompts_of(trace)
@@ -93,14 +93,14 @@ def _example(
     predictor: ExpertPredictor,
     spread: torch.Tensor,
     prompts: Sequence[Sequence[int]],
-    recipe: Recipe,
+    recipe: EmoeRecipe,
     generator: torch.Generator,
 ) -> tuple[torch.Tensor, ...]:
     """A stretch of a stream: its past, and a prompt behind it, its layers seen in a random order or not at all.
 
     The prompt comes up to `ahead` prompts after the past, as it does when the predictor is asked every few prompts.
     """
-    stream = Stream(prompts, generator)
+    stream = PromptStream(prompts, generator)
     past = [stream.take() for _ in range(recipe.history)]
     for _ in range(int(torch.randint(recipe.ahead, (1,), generator=generator))):
         stream.take()
@@ -118,25 +118,25 @@ def _example(
     )
 
 
-def is_fitted(prepared: Prepared, trace: Trace, recipe: Recipe) -> bool:
+def is_fitted(prepared: PreparedFiles, trace: Trace, recipe: EmoeRecipe) -> bool:
     """Whether a predictor is there that was made from as much in the same way."""
     return prepared.has(PART) and prepared.load(PART)[1]["made"] == _made(trace, recipe)
 
 
-def save_predictor(prepared: Prepared, predictor: ExpertPredictor, trace: Trace, recipe: Recipe) -> None:
+def save_predictor(prepared: PreparedFiles, predictor: ExpertPredictor, trace: Trace, recipe: EmoeRecipe) -> None:
     notes = {"made": _made(trace, recipe), "tasks": list(trace.tasks)}
     prepared.save(PART, predictor.state_dict(), notes)
 
 
-def load_predictor(prepared: Prepared) -> tuple[ExpertPredictor, tuple[str, ...]]:
+def load_predictor(prepared: PreparedFiles) -> tuple[ExpertPredictor, tuple[str, ...]]:
     """The predictor and the tasks that it knows, by number; one number more is for all others. Raises ModelError."""
     tensors, notes = prepared.load(PART)
-    predictor = _new(tensors["prior"], Recipe(**notes["made"]["recipe"]))
+    predictor = _new(tensors["prior"], EmoeRecipe(**notes["made"]["recipe"]))
     predictor.load_state_dict(tensors)
     return predictor.eval(), tuple(notes["tasks"])
 
 
-def _new(prior: torch.Tensor, recipe: Recipe) -> ExpertPredictor:
+def _new(prior: torch.Tensor, recipe: EmoeRecipe) -> ExpertPredictor:
     return ExpertPredictor(prior, history=recipe.history, width=recipe.width, blocks=recipe.blocks)
 
 
@@ -145,5 +145,5 @@ def _prior(trace: Trace) -> torch.Tensor:
     return torch.cat([popularity_by_task(trace), popularity(trace)[None]])
 
 
-def _made(trace: Trace, recipe: Recipe) -> dict[str, object]:
+def _made(trace: Trace, recipe: EmoeRecipe) -> dict[str, object]:
     return {"recipe": asdict(recipe), "prompts": trace.prompts, "tokens": len(trace.token)}

@@ -6,11 +6,11 @@ from dataclasses import replace
 import torch
 
 from experts.moe.errors import ModelError
-from experts.moe.gating import Routing, Row
+from experts.moe.gating import Routing, StepRow
 from experts.moe.model.mode import BaseMode
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.emoe.sensitivity import PART, Shares, name_of, shares_of, tolerant_first
-from experts.moe.weights.prepared import Prepared
+from experts.moe.weights.prepared import PreparedFiles
 
 
 class WrongRouting(BaseMode):
@@ -42,7 +42,7 @@ def measure(
     runtime: MoeRuntime,
     mode: WrongRouting,
     windows: Mapping[str, torch.Tensor],
-    prepared: Prepared,
+    prepared: PreparedFiles,
     say: Callable[[int, int], None] = lambda _, __: None,
 ) -> Shares:
     """What share of its accuracy each task keeps.
@@ -77,7 +77,7 @@ def _next_wrong(accuracy: Mapping[str, float], layers: int, number: int) -> list
     return tolerant_first(accuracy, layers)[: number - layers + 1]
 
 
-def _kept(prepared: Prepared, what: dict[str, list[int]]) -> dict[str, dict[str, float]]:
+def _kept(prepared: PreparedFiles, what: dict[str, list[int]]) -> dict[str, dict[str, float]]:
     """Passes of an earlier run over as much text."""
     try:
         found = prepared.load_json(PART)
@@ -90,7 +90,7 @@ def _kept(prepared: Prepared, what: dict[str, list[int]]) -> dict[str, dict[str,
 def _accuracy(runtime: MoeRuntime, task: str, windows: torch.Tensor) -> float:
     right = 0
     for batch in windows.split(8):
-        rows = [Row(f"sensitivity-{row}", task, batch.shape[1]) for row in range(len(batch))]
+        rows = [StepRow(f"sensitivity-{row}", task, batch.shape[1]) for row in range(len(batch))]
         ids = batch.to(runtime.model.device)
         with runtime.step(rows):
             found = runtime.model(ids, use_cache=False).logits[:, :-1].argmax(-1)

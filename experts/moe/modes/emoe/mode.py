@@ -18,7 +18,7 @@ from pydantic import PositiveInt
 from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
 from experts.moe.errors import ModelError
-from experts.moe.gating import ExpertKey, Routing, Row, Step
+from experts.moe.gating import ExpertKey, ForwardStep, Routing, StepRow
 from experts.moe.model.masking import mask_gate, present
 from experts.moe.model.mode import BaseMode
 from experts.moe.modes.emoe.fitting import load_predictor
@@ -26,8 +26,8 @@ from experts.moe.modes.emoe.predictor import ExpertPredictor, Variant, spreads
 from experts.moe.modes.emoe.sensitivity import load_shares, weights
 from experts.moe.modes.options import Options, read_options
 from experts.moe.policy.expected import ChosenExperts, Frequencies, choose, expected_tokens, to_load
-from experts.moe.policy.schedule import Generation, Profiles
-from experts.moe.weights.prepared import Prepared
+from experts.moe.policy.schedule import Generation, TaskProfiles
+from experts.moe.weights.prepared import PreparedFiles
 
 #: Prompts between two calls of the predictor in the paper (§5.7).
 PERIOD = 40
@@ -36,7 +36,7 @@ _RECENT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Knowledge:
+class EmoeKnowledge:
     """What `coserve moe fit` made: the predictor, the tasks it knows by number, how sensitive each is in each layer."""
 
     predictor: ExpertPredictor
@@ -44,10 +44,10 @@ class Knowledge:
     weights: Mapping[str | None, tuple[float, ...]]
 
 
-def load_knowledge(prepared: Prepared) -> Knowledge:
+def load_knowledge(prepared: PreparedFiles) -> EmoeKnowledge:
     """Raises ModelError where a part is missing or of other weights."""
     predictor, tasks = load_predictor(prepared)
-    return Knowledge(predictor, tasks, weights(load_shares(prepared)))
+    return EmoeKnowledge(predictor, tasks, weights(load_shares(prepared)))
 
 
 class _Options(Options, frozen=True):
@@ -65,7 +65,7 @@ class Emoe(BaseMode):
     lossless = False
 
     def __init__(
-        self, knowledge: Knowledge, *, period: int = PERIOD, variant: Variant = "all", task_aware: bool = True
+        self, knowledge: EmoeKnowledge, *, period: int = PERIOD, variant: Variant = "all", task_aware: bool = True
     ) -> None:
         super().__init__()
         self._known = knowledge
@@ -76,7 +76,7 @@ class Emoe(BaseMode):
         self._average = tuple(sum(row) / len(row) for row in zip(*knowledge.weights.values(), strict=True))
         self._residency = ChosenExperts()
         #: Lengths of answers, by task.
-        self.profiles = Profiles()
+        self.profiles = TaskProfiles()
         self._prompts = 0
         #: The last prompts, those that decode, and what the predictor sees.
         self._recent: deque[Generation] = deque(maxlen=max(_RECENT, period))
@@ -92,7 +92,7 @@ class Emoe(BaseMode):
     def open(cls, checkpoint: Path, options: Mapping[str, Any]) -> "Emoe":
         """With what `coserve moe fit` made. Options: `period`, `variant`, `task_aware`. Raises ModelError."""
         chosen = read_options(_Options, "emoe", checkpoint, options)
-        knowledge = load_knowledge(Prepared(checkpoint))
+        knowledge = load_knowledge(PreparedFiles(checkpoint))
         return cls(knowledge, period=chosen.period, variant=chosen.variant, task_aware=chosen.task_aware)
 
     def residency(self, arch: MoeArch) -> ChosenExperts:  # noqa: ARG002
@@ -113,7 +113,7 @@ class Emoe(BaseMode):
         self._choose(self._slots(cache.budget_bytes))
         cache.fill(ExpertKey(layer, expert) for layer, experts in enumerate(self._chosen) for expert in experts)
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: ForwardStep) -> None:
         super().begin(step)
         self._settle()
         if step.phase == "decode":
@@ -135,7 +135,7 @@ class Emoe(BaseMode):
         allowed = self._allowed[routing.layer].to(routing.logits.device)
         return mask_gate(routing, allowed, renormalise=self.arch.renormalise)
 
-    def end(self, step: Step) -> None:
+    def end(self, step: ForwardStep) -> None:
         if step.phase == "decode" or len(self._routed) < self.arch.layers:
             return
         layers = [self._routed[layer].cpu() for layer in range(self.arch.layers)]
@@ -207,7 +207,7 @@ class Emoe(BaseMode):
         tasks = self._known.tasks
         return tasks.index(task) if task in tasks else len(tasks)
 
-    def _note_lengths(self, step: Step) -> None:
+    def _note_lengths(self, step: ForwardStep) -> None:
         """Who decodes, and how long those were that no longer do: W_o of Eq. 2 is the average of each task."""
         running = {row.request: row for row in step.rows if row.request}
         for request, generation in self._decoding.items():
@@ -220,7 +220,7 @@ class Emoe(BaseMode):
         }
 
 
-def _generation(row: Row) -> Generation:
+def _generation(row: StepRow) -> Generation:
     return Generation(row.request, row.task, row.tokens, row.tokens, 0.0)
 
 
@@ -228,7 +228,7 @@ def _one_more(generation: Generation) -> Generation:
     return replace(generation, generated=generation.generated + 1, max_new_tokens=generation.max_new_tokens + 1)
 
 
-def _of_row(index: torch.Tensor, step: Step, number: int) -> torch.Tensor:
+def _of_row(index: torch.Tensor, step: ForwardStep, number: int) -> torch.Tensor:
     """(t, k): the part of a layer's (T, k) that is one row's. An encoder has other lengths than the step says."""
     if len(index) != step.tokens:
         return index.chunk(len(step.rows))[number]

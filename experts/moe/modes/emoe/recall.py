@@ -2,7 +2,7 @@
 
 import torch
 
-from experts.moe.modes.emoe.fitting import Stream, prompt_spreads, prompts_of
+from experts.moe.modes.emoe.fitting import PromptStream, prompt_spreads, prompts_of
 from experts.moe.modes.emoe.predictor import ExpertPredictor
 from experts.moe.trace import Trace
 
@@ -18,7 +18,7 @@ def recalls(
     `emoe-L`: the predictor, all layers at once or one after the other.
     """
     spread = prompt_spreads(trace)
-    stream = Stream(prompts_of(trace), torch.Generator().manual_seed(seed))
+    stream = PromptStream(prompts_of(trace), torch.Generator().manual_seed(seed))
     past = [stream.take() for _ in range(predictor.history)]
     tasks = list(range(len(trace.tasks)))
     got: dict[str, float] = {}

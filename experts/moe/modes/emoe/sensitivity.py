@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from experts.moe.errors import ModelError
-from experts.moe.weights.prepared import Prepared
+from experts.moe.weights.prepared import PreparedFiles
 
 PART = "emoe/sensitivity"
 #: A layer whose wrong routing leaves a task at least so much of its accuracy is insensitive for it (§3.4).
@@ -15,7 +15,7 @@ _LEAST = 0.01
 Shares = Mapping[str, tuple[float, ...]]
 
 
-def load_shares(prepared: Prepared) -> Shares:
+def load_shares(prepared: PreparedFiles) -> Shares:
     """What `measure` found. Raises ModelError where it did not come to its end."""
     found = prepared.load_json(PART)
     layers = found["layers"]

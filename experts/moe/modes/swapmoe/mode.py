@@ -15,12 +15,12 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
 from experts.moe.errors import ModelError
-from experts.moe.gating import ExpertKey, Routing, Step
+from experts.moe.gating import ExpertKey, ForwardStep, Routing
 from experts.moe.model.masking import mask_gate, present
 from experts.moe.model.mode import BaseMode
 from experts.moe.modes.options import Options, read_options
-from experts.moe.modes.swapmoe.plan import Plan, Preparation, load_preparation, plan_for
-from experts.moe.policy.importance import Importance, Turns, VirtualExperts
+from experts.moe.modes.swapmoe.plan import MemoryPlan, Preparation, load_preparation, plan_for
+from experts.moe.policy.importance import Importance, UpdateTurns, VirtualExperts
 from experts.moe.weights.expert_store import ExpertStore
 
 #: A routing before masking and the layer's expert norms, (E,), to the importance of its experts, (E,) float.
@@ -137,7 +137,7 @@ class SwapMoe(BaseMode):
         ready = self.cache.resident(routing.layer, guard=True)
         return mask_gate(routing, present(ready, self.arch.experts), renormalise=self.arch.renormalise)
 
-    def end(self, step: Step) -> None:  # noqa: ARG002
+    def end(self, step: ForwardStep) -> None:  # noqa: ARG002
         said, self._said = self._said, {}
         if said:
             # One copy from the device for all layers, after the last of them.
@@ -158,7 +158,7 @@ class SwapMoe(BaseMode):
             )
         plan = self._plan(budget_bytes)
         self._virtual.share([count - arch.top_k for count in plan.counts])
-        self._turns = Turns(arch.layers, self._period or plan.period)
+        self._turns = UpdateTurns(arch.layers, self._period or plan.period)
         cache.resize(budget_bytes)
 
     def _require_fit(self) -> None:
@@ -173,13 +173,13 @@ class SwapMoe(BaseMode):
             message = f"the plan is not of {arch.layers} layers of {arch.experts} experts"
             raise ModelError(self.cache.store.folder, f"{message}; make it again with `coserve moe plan`")
 
-    def _plan(self, budget_bytes: int) -> Plan:
+    def _plan(self, budget_bytes: int) -> MemoryPlan:
         arch = self.arch
         assert self._preparation is not None
         if self._counts is not None:
-            return Plan(budget_bytes, self._counts, self._period or arch.layers)
+            return MemoryPlan(budget_bytes, self._counts, self._period or arch.layers)
         made = plan_for(self._preparation.plans, budget_bytes)
-        return made or Plan(budget_bytes, (arch.experts,) * arch.layers, arch.layers)
+        return made or MemoryPlan(budget_bytes, (arch.experts,) * arch.layers, arch.layers)
 
     def _update(self, layer: int, steps: int) -> None:
         """Begin one step's part of a layer's pending swaps; what of the last ones has not begun is planned anew."""

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from experts.moe.policy.genetic import Numbers, Settings, Space, search
+from experts.moe.policy.genetic import Configuration, SearchSettings, SearchSpace, search
 
 #: Holds the loss model's weights down: it has more of them than there are measurements.
 _DECAY = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredPlan:
     """One configuration as it served the profiling text."""
 
-    counts: Numbers
+    counts: Configuration
     period: int
     #: Nats per token: the logarithm of perplexity.
     loss: float
@@ -30,7 +30,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PlanLimits:
     """What a configuration may take: slots in all, and milliseconds of transfers in each step's milliseconds."""
 
     slots: int
@@ -50,7 +50,7 @@ class LossModel:
     worth most, and in logarithms the error on configurations left out was a third lower.
     """
 
-    def __init__(self, measured: Sequence[Measured], experts: int, *, width: int = 8, steps: int = 100) -> None:
+    def __init__(self, measured: Sequence[MeasuredPlan], experts: int, *, width: int = 8, steps: int = 100) -> None:
         """Raises ValueError with fewer than two measurements."""
         if len(measured) < 2:
             raise ValueError("a loss model needs two measured configurations at least")
@@ -77,23 +77,25 @@ class LossModel:
         optimiser.step(residual)
         self._network.requires_grad_(requires_grad=False)
 
-    def predict(self, counts: Sequence[Numbers]) -> list[float]:
+    def predict(self, counts: Sequence[Configuration]) -> list[float]:
         """Nats per token of each configuration."""
         predicted = self._network(self._inputs(counts)).squeeze(-1)
         return (predicted * self._scale + self._mean).tolist()
 
-    def _inputs(self, counts: Sequence[Numbers]) -> torch.Tensor:
+    def _inputs(self, counts: Sequence[Configuration]) -> torch.Tensor:
         return (torch.tensor(counts, dtype=torch.float32) / self._experts).log()
 
 
-def random_counts(layers: int, experts: int, floor: int, slots: int, number: int, seed: int = 0) -> tuple[Numbers, ...]:
+def random_counts(
+    layers: int, experts: int, floor: int, slots: int, number: int, seed: int = 0
+) -> tuple[Configuration, ...]:
     """Configurations to measure for a budget of `slots`: an even one first, then random ones around it.
 
     Every other one uses the whole budget, as plans do; the others from seven tenths of it, for a model fitted to one
     sum alone could not say what one more expert is worth. None takes more memory than the budget.
     """
     rng = random.Random(seed)
-    space = Space((floor,) * layers, (experts,) * layers, max(slots, layers * floor))
+    space = SearchSpace((floor,) * layers, (experts,) * layers, max(slots, layers * floor))
     drawn = [even_counts(layers, experts, slots)]
     for turn in range(50 * number):
         total = slots if turn % 2 else round(slots * (0.7 + 0.3 * rng.random()))
@@ -105,13 +107,13 @@ def random_counts(layers: int, experts: int, floor: int, slots: int, number: int
     return tuple(drawn[:number])
 
 
-def even_counts(layers: int, experts: int, slots: int) -> Numbers:
+def even_counts(layers: int, experts: int, slots: int) -> Configuration:
     """The simple planning that the paper compares with (§5.5): the same for each layer, what is left to the first."""
     each, left = divmod(min(slots, layers * experts), layers)
     return tuple(each + (layer < left) for layer in range(layers))
 
 
-def fastest_period(measured: Sequence[Measured], limits: Limits) -> int:
+def fastest_period(measured: Sequence[MeasuredPlan], limits: PlanLimits) -> int:
     """The highest update frequency whose loads fit into the steps (§3.5.1), the lowest measured where none does.
 
     `measured` is one configuration at several periods.
@@ -122,14 +124,14 @@ def fastest_period(measured: Sequence[Measured], limits: Limits) -> int:
 
 def plan_counts(
     model: LossModel,
-    measured: Sequence[Measured],
-    limits: Limits,
+    measured: Sequence[MeasuredPlan],
+    limits: PlanLimits,
     *,
     experts: int,
     floor: int,
-    settings: Settings | None = None,
+    settings: SearchSettings | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Numbers:
+) -> Configuration:
     """The configuration, not measured yet, that should lose least within memory and bandwidth.
 
     Raises ValueError where there is none.
@@ -138,23 +140,23 @@ def plan_counts(
     turnover = _turnover(measured, experts)
     known = dict.fromkeys(one.counts for one in measured)
 
-    def allowed(counts: Numbers) -> bool:
+    def allowed(counts: Configuration) -> bool:
         return counts not in known and turnover * _exchangeable(counts, experts) <= limits.loads
 
-    space = Space((floor,) * layers, (experts,) * layers, limits.slots, allowed)
+    space = SearchSpace((floor,) * layers, (experts,) * layers, limits.slots, allowed)
 
-    def fitness(configurations: Sequence[Numbers]) -> list[float]:
+    def fitness(configurations: Sequence[Configuration]) -> list[float]:
         return [-loss for loss in model.predict(configurations)]
 
     return search(fitness, space, random.Random(0), settings=settings, progress=progress)
 
 
-def _turnover(measured: Sequence[Measured], experts: int) -> float:
+def _turnover(measured: Sequence[MeasuredPlan], experts: int) -> float:
     """Experts loaded per step for each that could be exchanged, on average."""
     could = sum(_exchangeable(one.counts, experts) for one in measured)
     return sum(one.loads for one in measured) / could if could else 0.0
 
 
-def _exchangeable(counts: Numbers, experts: int) -> int:
+def _exchangeable(counts: Configuration, experts: int) -> int:
     """At most so many experts change when each layer has its turn."""
     return sum(min(count, experts - count) for count in counts)

@@ -13,20 +13,20 @@ import pytest
 import torch
 
 from experts.ledger import LedgerError
-from experts.moe.cache.carrier import HostCarrier
-from experts.moe.cache.link import Link
-from experts.moe.cache.metrics import Hits, Predictions
+from experts.moe.cache.link import SlowLink
+from experts.moe.cache.metrics import PredictionCounts, Predictions
 from experts.moe.cache.slots import SlotCache
+from experts.moe.cache.weight_transfer import HostWeightTransfer
 from experts.moe.errors import ModelError
-from experts.moe.gating import ExpertKey, Routing, Row, Step
-from experts.moe.policy.residency import LeastRecentlyUsed, MostPopular, Residency
+from experts.moe.gating import ExpertKey, ForwardStep, Routing, StepRow
+from experts.moe.policy.eviction import EvictionPolicy, LayeredLru, MostPopular
 from experts.transfer import transfer_for
 from tests.experts.moe.cache.shelf import EXPERT_BYTES, Shelf, ShelfArch, number
 
-A_STEP = Step(0, "decode", ())
+A_STEP = ForwardStep(0, "decode", ())
 
 
-class GatedCarrier(HostCarrier):
+class GatedCarrier(HostWeightTransfer):
     """Loads begin when the test says so: `allow(n)` lets n of them through."""
 
     def __init__(self, store: Shelf) -> None:
@@ -49,13 +49,13 @@ def a_cache(
     slots: int,
     *,
     arch: ShelfArch = ShelfArch(),  # noqa: B008
-    residency: Residency | None = None,
+    residency: EvictionPolicy | None = None,
     gated: bool = False,
-    link: Link | None = None,
+    link: SlowLink | None = None,
 ) -> Iterator[tuple[SlotCache, Shelf, GatedCarrier]]:
     shelf = Shelf(folder, arch)
-    carrier = GatedCarrier(shelf) if gated else HostCarrier(shelf, transfer_for("cpu"))
-    policy = residency or LeastRecentlyUsed(arch.layers)
+    carrier = GatedCarrier(shelf) if gated else HostWeightTransfer(shelf, transfer_for("cpu"))
+    policy = residency or LayeredLru(arch.layers)
     cache = SlotCache(shelf, slots * EXPERT_BYTES, policy, carrier, link=link)
     try:
         yield cache, shelf, carrier
@@ -241,7 +241,7 @@ def test_a_withdrawn_prefetch_is_not_loaded(tmp_path: Path):
 def test_a_budget_without_room_for_one_expert_is_refused(tmp_path: Path):
     shelf = Shelf(tmp_path, ShelfArch())
     with pytest.raises(ModelError, match="holds no expert of 1536"):
-        SlotCache(shelf, EXPERT_BYTES - 1, LeastRecentlyUsed(3), HostCarrier(shelf, transfer_for("cpu")))
+        SlotCache(shelf, EXPERT_BYTES - 1, LayeredLru(3), HostWeightTransfer(shelf, transfer_for("cpu")))
 
 
 def test_a_smaller_budget_holds_at_once_and_a_larger_one_gives_room(tmp_path: Path):
@@ -408,7 +408,7 @@ def test_a_link_is_one_serial_channel_that_no_transfer_leaves_early():
         slept.append(seconds)
         now[0] += seconds
 
-    link = Link(2.0, clock=lambda: now[0], sleep=sleep)
+    link = SlowLink(2.0, clock=lambda: now[0], sleep=sleep)
     link.carry(lambda: None)
     assert now[0] == pytest.approx(0.002)
     link.carry(lambda: now.__setitem__(0, now[0] + 0.0015))  # part of the way is the disk's
@@ -417,12 +417,12 @@ def test_a_link_is_one_serial_channel_that_no_transfer_leaves_early():
     assert now[0] == pytest.approx(0.009)
     assert slept == pytest.approx([0.002, 0.0005])
     with pytest.raises(ValueError, match="more than 0"):
-        Link(0)
+        SlowLink(0)
 
 
 def test_counts_belong_to_the_phase_and_to_each_request_of_a_step(tmp_path: Path):
-    def a_step(number: int, phase: str, *requests: str) -> Step:
-        return Step(number, phase, tuple(Row(request, None, 1) for request in requests))
+    def a_step(number: int, phase: str, *requests: str) -> ForwardStep:
+        return ForwardStep(number, phase, tuple(StepRow(request, None, 1) for request in requests))
 
     with a_cache(tmp_path, 8) as (cache, _, _):
         first, second = a_step(0, "prefill", "a"), a_step(1, "decode", "a", "b")
@@ -457,5 +457,5 @@ def test_predictions_count_both_hit_and_at_least_one():
 
 
 def test_one_prediction_may_stand_for_all_tokens():
-    hits = Hits().add(torch.tensor([1, 2, 2]), torch.tensor([[1, 2], [2, 5], [6, 7]]), 8)
+    hits = PredictionCounts().add(torch.tensor([1, 2, 2]), torch.tensor([[1, 2], [2, 5], [6, 7]]), 8)
     assert (hits.tokens, hits.all_hit, hits.any_hit, hits.found) == (3, 1, 2, 3)

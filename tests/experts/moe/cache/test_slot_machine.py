@@ -7,18 +7,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from experts.moe.cache.carrier import HostCarrier
 from experts.moe.cache.slots import SlotCache
+from experts.moe.cache.weight_transfer import HostWeightTransfer
 from experts.moe.errors import ModelError
-from experts.moe.gating import ExpertKey, Step
-from experts.moe.policy.residency import LeastRecentlyUsed, MostPopular
+from experts.moe.gating import ExpertKey, ForwardStep
+from experts.moe.policy.eviction import LayeredLru, MostPopular
 from experts.transfer import transfer_for
 from tests.experts.moe.cache.shelf import EXPERT_BYTES, Shelf, ShelfArch, number
 
 ARCH = ShelfArch(layers=2, experts=6)
 LAYERS = st.integers(0, ARCH.layers - 1)
 EXPERTS = st.lists(st.integers(0, ARCH.experts - 1), min_size=1, unique=True)
-A_STEP = Step(0, "decode", ())
+A_STEP = ForwardStep(0, "decode", ())
 BUDGETS = st.integers(EXPERT_BYTES, 14 * EXPERT_BYTES)
 
 
@@ -41,8 +41,8 @@ class SlotMachine(RuleBasedStateMachine):
     @initialize(budget=BUDGETS, popular=st.booleans())
     def open(self, budget: int, popular: bool) -> None:
         ranking = [list(range(ARCH.experts))] * ARCH.layers
-        policy = MostPopular(ranking, transit=1) if popular else LeastRecentlyUsed(ARCH.layers)
-        self.cache = SlotCache(self.shelf, budget, policy, HostCarrier(self.shelf, transfer_for("cpu")))
+        policy = MostPopular(ranking, transit=1) if popular else LayeredLru(ARCH.layers)
+        self.cache = SlotCache(self.shelf, budget, policy, HostWeightTransfer(self.shelf, transfer_for("cpu")))
 
     @rule(layer=LAYERS, experts=EXPERTS, ahead=st.booleans())
     def begin_layer(self, layer: int, experts: list[int], ahead: bool) -> None:

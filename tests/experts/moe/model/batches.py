@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from experts.moe.gating import Row
+from experts.moe.gating import StepRow
 from experts.moe.library import transformers as import_transformers
-from experts.moe.model.engine import Asked, Ended, Engine, Said
+from experts.moe.model.engine import Completion, Engine, EngineRequest, TokenEvent
 from experts.moe.model.keys_values import TextMemory, bytes_per_token
 from experts.moe.model.text import TextCodec
-from experts.moe.policy.schedule import FirstCome, Limits
+from experts.moe.policy.schedule import BatchLimits, FirstCome
 
 tokenizers = pytest.importorskip("tokenizers", reason="the extra `moe` is not installed")
 pytest.importorskip("transformers", reason="the extra `moe` is not installed")
@@ -26,9 +26,9 @@ class Plain:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.steps: list[tuple[Row, ...]] = []
+        self.steps: list[tuple[StepRow, ...]] = []
 
-    def step(self, rows: Sequence[Row]) -> AbstractContextManager[None]:
+    def step(self, rows: Sequence[StepRow]) -> AbstractContextManager[None]:
         self.steps.append(tuple(rows))
         return nullcontext()
 
@@ -59,7 +59,7 @@ def a_codec(ends: frozenset[int] = frozenset()) -> TextCodec:
 
 
 MODEL = a_model()
-ROOM = Limits(4, 4 * CONTEXT)
+ROOM = BatchLimits(4, 4 * CONTEXT)
 
 
 def a_memory(tokens: int = ROOM.tokens) -> TextMemory:
@@ -72,19 +72,19 @@ class Bench:
 
     def __init__(self, *, rows: int = 4, tokens: int = 0, ends: frozenset[int] = frozenset()) -> None:
         self.now = 0.0
-        self.said: list[Said] = []
-        self.ended: dict[str, Ended] = {}
+        self.said: list[TokenEvent] = []
+        self.ended: dict[str, Completion] = {}
         self.runtime = Plain(MODEL)
         self.codec = a_codec(ends)
         self.memory = a_memory(tokens or rows * CONTEXT)
-        scheduler = FirstCome(Limits(rows, self.memory.tokens))
+        scheduler = FirstCome(BatchLimits(rows, self.memory.tokens))
         self.engine = Engine(
             self.runtime, self.codec, scheduler, self.memory, on_token=self.said.append, clock=lambda: self.now
         )
 
     def ask(self, name: str, prompt: str, new: int = 8, **more: Any) -> None:
         tokens = tuple(self.codec.encode(prompt))
-        self.engine.submit(Asked(name, tokens, new, None, self.now, **more))
+        self.engine.enqueue(EngineRequest(name, tokens, new, None, self.now, **more))
 
     def step(self) -> None:
         self.now += 1.0

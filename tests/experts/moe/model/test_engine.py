@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from experts.moe.gating import Row
-from experts.moe.model.engine import Asked, Engine, Took
+from experts.moe.gating import StepRow
+from experts.moe.model.engine import Engine, EngineRequest, StepTiming
 from experts.moe.model.text import PromptError, TextCodec
-from experts.moe.policy.schedule import FirstCome, Profiles
+from experts.moe.policy.schedule import FirstCome, TaskProfiles
 
 pytest.importorskip("transformers", reason="the extra `moe` is not installed")
 from tests.experts.moe.model.batches import (
@@ -181,7 +181,7 @@ class Broken(Plain):
 
     fails = ""
 
-    def step(self, rows: Sequence[Row]) -> AbstractContextManager[None]:
+    def step(self, rows: Sequence[StepRow]) -> AbstractContextManager[None]:
         if any(row.request in self.fails and row.tokens > 1 for row in rows):
             raise OSError("the file is gone")
         return super().step(rows)
@@ -206,12 +206,12 @@ def test_a_step_that_computes_nothing_has_no_costs() -> None:
     bench.runtime.fails = "b"
     bench.ask("a", "hello", 2)
     bench.step()
-    assert bench.engine.took is not None
+    assert bench.engine.last_step is not None
     bench.step()
     bench.ask("b", "hello")
     bench.step()
     assert bench.ended["b"].reason == "model_failed"
-    assert bench.engine.took is None
+    assert bench.engine.last_step is None
 
 
 def test_weights_that_give_no_numbers_are_named() -> None:
@@ -234,12 +234,12 @@ def test_an_encoder_decoder_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_task_that_enters_is_profiled_with_what_it_waited_for_and_not_with_its_computing() -> None:
-    bench, profiles, waited_s = Bench(), Profiles(), [0.0]
+    bench, profiles, waited_s = Bench(), TaskProfiles(), [0.0]
 
     class Slow(Plain):
         """Every step takes 2 s, 0.5 s of them until its experts are there."""
 
-        def step(self, rows: Sequence[Row]) -> AbstractContextManager[None]:
+        def step(self, rows: Sequence[StepRow]) -> AbstractContextManager[None]:
             bench.now += 2.0
             waited_s[0] += 0.5
             return super().step(rows)
@@ -254,10 +254,10 @@ def test_a_task_that_enters_is_profiled_with_what_it_waited_for_and_not_with_its
         clock=lambda: bench.now,
     )
     for name in ("first", "second"):
-        bench.engine.submit(Asked(name, (1, 2, 3), 8, "task", 0.0))
+        bench.engine.enqueue(EngineRequest(name, (1, 2, 3), 8, "task", 0.0))
     bench.engine.step()
-    assert bench.engine.took == Took("prefill", 3, 2.0, 0.5)
+    assert bench.engine.last_step == StepTiming("prefill", 3, 2.0, 0.5)
     assert profiles.loading_s("task") == 0.5
     bench.engine.step()
-    assert bench.engine.took == Took("prefill", 3, 2.0)
+    assert bench.engine.last_step == StepTiming("prefill", 3, 2.0)
     assert profiles.loading_s("task") == 0.5

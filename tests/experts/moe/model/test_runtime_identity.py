@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from experts.moe.gating import Row
+from experts.moe.gating import StepRow
 from experts.moe.model.runtime import MoeRuntime, read_model
 from experts.moe.modes import open_mode
 from experts.moe.modes.ondemand import OnDemand
@@ -171,12 +171,12 @@ def test_the_routing_is_the_gates_own(folders):
 
 def test_a_named_step_carries_its_rows(folders):
     runtime = open_runtime(folders["mixtral"], mode=Watching())
-    rows = (Row("r-1", "python", 9), Row("r-2", None, 9))
+    rows = (StepRow("r-1", "python", 9), StepRow("r-2", None, 9))
     with runtime.step(rows):
         runtime.model(**prompts(2))
     runtime.model(**prompts(2))
     assert runtime.mode.steps[0].rows == rows
-    assert runtime.mode.steps[1].rows == (Row("", None, 9),) * 2
+    assert runtime.mode.steps[1].rows == (StepRow("", None, 9),) * 2
     runtime.close()
 
 

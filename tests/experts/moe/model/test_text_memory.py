@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experts.ledger import LedgerError
-from experts.moe.gating import Row
-from experts.moe.model.engine import Asked, Ended, Engine
+from experts.moe.gating import StepRow
+from experts.moe.model.engine import Completion, Engine, EngineRequest
 from experts.moe.model.keys_values import KeyValues, TextMemory, bytes_per_token
-from experts.moe.policy.schedule import FirstCome, Limits
+from experts.moe.policy.schedule import BatchLimits, FirstCome
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")
 from tests.experts.moe.model.batches import CONTEXT, MODEL, Bench, Plain, a_codec, a_memory, alone
@@ -111,7 +111,7 @@ class Fails(Plain):
         self.count: dict[str, int] = {}
         self.armed: list[tuple[int, str]] = []
 
-    def step(self, rows: Sequence[Row]) -> AbstractContextManager[None]:
+    def step(self, rows: Sequence[StepRow]) -> AbstractContextManager[None]:
         self.armed = []
         for place, row in enumerate(rows):
             at = self.count[row.request] = self.count.get(row.request, -1) + 1
@@ -158,15 +158,15 @@ class Checked:
 
     def __init__(self, runtime: Fails, room: int) -> None:
         self.now = 0.0
-        self.ended: dict[str, Ended] = {}
+        self.ended: dict[str, Completion] = {}
         self.memory = a_memory(room)
-        limits = Limits(3, self.memory.tokens)
+        limits = BatchLimits(3, self.memory.tokens)
         self.engine = Engine(runtime, a_codec(), FirstCome(limits), self.memory, clock=lambda: self.now)
 
     def ask(self, name: str, prompt_tokens: int, new_tokens: int, deadline: int | None) -> None:
         deadline_s = None if deadline is None else self.now + deadline
         prompt = tuple(range(1, prompt_tokens + 1))
-        self.engine.submit(Asked(name, prompt, new_tokens, None, self.now, deadline_s=deadline_s))
+        self.engine.enqueue(EngineRequest(name, prompt, new_tokens, None, self.now, deadline_s=deadline_s))
 
     def step(self) -> None:
         self.now += 1.0
@@ -205,17 +205,17 @@ def test_the_books_are_right_after_any_sequence_of_beginnings_steps_ends_and_fai
         assert one.reason is not None or kind != "no number" or at >= new
 
 
-def logits_of(engine: Engine, later: str | None) -> tuple[list[torch.Tensor], dict[str, Ended]]:
+def logits_of(engine: Engine, later: str | None) -> tuple[list[torch.Tensor], dict[str, Completion]]:
     """Everything that the model says of two texts, and of one that comes when they run."""
     said: list[torch.Tensor] = []
     watch = MODEL.lm_head.register_forward_hook(lambda _module, _inputs, logits: said.append(logits.clone()))
-    ended: dict[str, Ended] = {}
+    ended: dict[str, Completion] = {}
     for name, tokens in (("a", 9), ("b", 30)):
-        engine.submit(Asked(name, tuple(range(1, tokens)), 20, None, 0.0))
+        engine.enqueue(EngineRequest(name, tuple(range(1, tokens)), 20, None, 0.0))
     while not (engine.is_idle and later is None):
         ended |= {one.request: one for one in engine.step()}
         if later is not None and len(said) == 5:
-            engine.submit(Asked(later, tuple(range(1, 40)), 20, None, 0.0))
+            engine.enqueue(EngineRequest(later, tuple(range(1, 40)), 20, None, 0.0))
             later = None
     watch.remove()
     return said, ended
@@ -223,9 +223,9 @@ def logits_of(engine: Engine, later: str | None) -> tuple[list[torch.Tensor], di
 
 @pytest.mark.parametrize("kind", ["breaks", "no number"])
 def test_a_prefill_that_fails_leaves_the_texts_beside_it_bit_identical(kind: str) -> None:
-    without, _ = logits_of(Engine(Plain(MODEL), a_codec(), FirstCome(Limits(3, 192)), a_memory(192)), None)
+    without, _ = logits_of(Engine(Plain(MODEL), a_codec(), FirstCome(BatchLimits(3, 192)), a_memory(192)), None)
     with failing({"bad": (kind, 0)}) as runtime:
-        beside, ended = logits_of(Engine(runtime, a_codec(), FirstCome(Limits(3, 192)), a_memory(192)), "bad")
+        beside, ended = logits_of(Engine(runtime, a_codec(), FirstCome(BatchLimits(3, 192)), a_memory(192)), "bad")
     assert {name: one.reason for name, one in ended.items()} == {"bad": "model_failed", "a": None, "b": None}
     numbers = [one for one in beside if bool(one.isfinite().all())]
     assert len(beside) - len(numbers) == (kind == "no number")
@@ -237,7 +237,7 @@ def test_a_row_that_is_no_number_ends_and_the_others_of_its_step_go_on() -> None
     prompts = {"a": "hello", "bad": "other", "c": "x"}
     with failing({"bad": ("no number", 4)}) as runtime:
         bench = Bench()
-        bench.engine = Engine(runtime, bench.codec, FirstCome(Limits(3, 192)), bench.memory)
+        bench.engine = Engine(runtime, bench.codec, FirstCome(BatchLimits(3, 192)), bench.memory)
         for name, prompt in prompts.items():
             bench.ask(name, prompt, 12)
         bench.run()

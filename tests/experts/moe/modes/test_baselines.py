@@ -13,7 +13,7 @@ from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes import open_mode
 from experts.moe.modes.lookahead import Lookahead
 from experts.moe.trace import Trace, save_popularity
-from experts.moe.weights.prepared import Prepared
+from experts.moe.weights.prepared import PreparedFiles
 from tests.experts.moe.tiny import load_unmodified, prompts, write_tiny
 
 needs_gpu = [
@@ -39,7 +39,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory):
         tasks=("text",),
         experts=EXPERTS,
     )
-    save_popularity(Prepared(folder), trace)
+    save_popularity(PreparedFiles(folder), trace)
     return folder
 
 

@@ -12,24 +12,24 @@ pytest.importorskip("transformers", reason="language models need the extra `moe`
 from typer.testing import CliRunner
 
 from experts.moe.arch import MoeArch
-from experts.moe.cache.carrier import HostCarrier
+from experts.moe.cache.weight_transfer import HostWeightTransfer
 from experts.moe.errors import ModelError
-from experts.moe.gating import Routing, Step
+from experts.moe.gating import ForwardStep, Routing
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes import open_mode
 from experts.moe.modes.brownout.mode import Brownout
-from experts.moe.modes.brownout.united import Recipe, Unite, United, load_united
+from experts.moe.modes.brownout.united import Distillation, DistillRecipe, UnitedExperts, load_united
 from experts.moe.modes.ondemand import OnDemand
 from experts.moe.policy.brownout import in_order
 from experts.moe.policy.salc import Salc, SalcRule
 from experts.moe.trace import Trace, save_trace
-from experts.moe.weights.prepared import TRAIN, Prepared
+from experts.moe.weights.prepared import TRAIN, PreparedFiles
 from tests.experts.moe.tiny import VOCABULARY, fail_amid_each_layer, load_unmodified, prompts, write_tiny
 from tests.moe.averaged import averaged_united
 from tools.cli.main import app
 from tools.moe.unite import unite_all
 
-RECIPE = Recipe(tokens=512, steps=60, batch=64)
+RECIPE = DistillRecipe(tokens=512, steps=60, batch=64)
 PLENTY = 1 << 22
 
 
@@ -48,7 +48,7 @@ def a_trace(folder: Path, layers: int = 3) -> None:
     nowhere = torch.zeros(512, layers, 2)
     start = torch.arange(17) * 32
     task = torch.zeros(16)
-    save_trace(Prepared(folder), TRAIN, Trace(nowhere, nowhere, text, nowhere[:, 0, 0], start, task, ("text",), 8))
+    save_trace(PreparedFiles(folder), TRAIN, Trace(nowhere, nowhere, text, nowhere[:, 0, 0], start, task, ("text",), 8))
 
 
 def a_runtime(folder: Path, mode: Brownout | OnDemand, budget_bytes: int = PLENTY) -> MoeRuntime:
@@ -56,7 +56,7 @@ def a_runtime(folder: Path, mode: Brownout | OnDemand, budget_bytes: int = PLENT
 
 
 def a_mode(folder: Path, way: int = 4, **options: Any) -> Brownout:
-    return Brownout(load_united(Prepared(folder), way) if way else None, **options)
+    return Brownout(load_united(PreparedFiles(folder), way) if way else None, **options)
 
 
 @torch.no_grad()
@@ -119,7 +119,7 @@ def test_a_united_expert_gets_the_gates_weight_of_each_expert_it_stands_in_for()
     folder_arch, routing = an_arch(), a_routing()
     mode = Brownout(some_united(), threshold=0.0)
     mode.arch = folder_arch
-    mode.begin(Step(1, "prefill", ()))
+    mode.begin(ForwardStep(1, "prefill", ()))
     done = mode.route(routing)
     assert torch.equal(done.weight, routing.weight)
     assert torch.equal(done.index, routing.index // 4 + 9)
@@ -129,8 +129,8 @@ def an_arch() -> MoeArch:
     return MoeArch("mixtral", 1, 8, 2, 4, 3, torch.float32, ("model.layers.0.mlp",), 64)
 
 
-def some_united() -> United:
-    return United(4, (torch.zeros(2, 6, 4),), (torch.zeros(2, 4, 3),), (in_order(8, 4),))
+def some_united() -> UnitedExperts:
+    return UnitedExperts(4, (torch.zeros(2, 6, 4),), (torch.zeros(2, 4, 3),), (in_order(8, 4),))
 
 
 def a_routing() -> Routing:
@@ -142,7 +142,7 @@ def a_routing() -> Routing:
 def test_masked_tokens_count_for_nobody_and_stay_masked():
     mode = Brownout(some_united(), threshold=0.0)
     mode.arch = an_arch()
-    mode.begin(Step(1, "prefill", ()))
+    mode.begin(ForwardStep(1, "prefill", ()))
     routing = a_routing()
     masked = replace(routing, index=torch.tensor([[8, 8], [1, 6], [3, 0]]))
     done = mode.route(masked)
@@ -179,8 +179,8 @@ def test_united_experts_count_in_the_budget(tiny: Path, monkeypatch: pytest.Monk
     expert_bytes = 3 * 32 * 24 * 4
     assert mode.reserved_bytes == 3 * 2 * expert_bytes
     allocated: list[int] = []
-    allocate = HostCarrier.allocate
-    monkeypatch.setattr(HostCarrier, "allocate", lambda carrier: allocated.append(1) or allocate(carrier))
+    allocate = HostWeightTransfer.allocate
+    monkeypatch.setattr(HostWeightTransfer, "allocate", lambda carrier: allocated.append(1) or allocate(carrier))
     runtime = a_runtime(tiny, mode, 12 * expert_bytes)
     assert runtime.cache.allocated_bytes == len(allocated) * expert_bytes == 6 * expert_bytes
     runtime.model(**prompts(3, 24))
@@ -209,7 +209,7 @@ def test_other_families_are_united_too(tmp_path: Path, family: str):
 
 def test_distilled_experts_answer_more_like_their_group_than_averaged_ones(tiny: Path):
     for way in (2, 4):
-        distilled, averaged = Prepared(tiny).load(f"united-{way}")[1]["missed"]
+        distilled, averaged = PreparedFiles(tiny).load(f"united-{way}")[1]["missed"]
         assert distilled < 0.9 * averaged
 
 
@@ -226,7 +226,7 @@ def test_averaged_experts_are_the_means_of_their_groups(tiny: Path):
 def test_an_interrupted_distilling_goes_on_with_the_layer_that_is_missing(tmp_path: Path):
     folder = write_tiny(tmp_path / "again")
     a_trace(folder)
-    prepared = Prepared(folder)
+    prepared = PreparedFiles(folder)
     unite_all(folder, (4,), RECIPE)
     whole, notes = prepared.load("united-4")
     for layer in (0, 2):
@@ -234,8 +234,8 @@ def test_an_interrupted_distilling_goes_on_with_the_layer_that_is_missing(tmp_pa
         prepared.save(f"united-4/layer-{layer}", parts, notes)
     prepared.path("united-4").unlink()
     runtime = a_runtime(folder, OnDemand())
-    assert Unite(prepared, runtime.store, 4, RECIPE).missing() == (1,)
-    assert Unite(prepared, runtime.store, 4, replace(RECIPE, steps=61)).missing() == (0, 1, 2)
+    assert Distillation(prepared, runtime.store, 4, RECIPE).missing() == (1,)
+    assert Distillation(prepared, runtime.store, 4, replace(RECIPE, steps=61)).missing() == (0, 1, 2)
     runtime.close()
     unite_all(folder, (4,), RECIPE)
     again, _ = prepared.load("united-4")

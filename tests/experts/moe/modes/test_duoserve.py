@@ -5,14 +5,14 @@ from dataclasses import replace
 import torch
 
 from experts.moe.modes.duoserve.accuracy import accuracies
-from experts.moe.modes.duoserve.fitting import Recipe, fit_layer, paths_of, states_of
+from experts.moe.modes.duoserve.fitting import DuoServeRecipe, fit_layer, paths_of, states_of
 from experts.moe.modes.duoserve.predictor import Predictor
 from experts.moe.modes.duoserve.state import Paths, StateConstructor, StateShape, known
 from experts.moe.policy.duoserve import first_of_prefill, likeliest, plan_prefetch
 from experts.moe.statistics import affinity
 from experts.moe.trace import Trace
 
-SMALL = Recipe(widths=(64, 32), tokens=12_000, batch=128)
+SMALL = DuoServeRecipe(widths=(64, 32), tokens=12_000, batch=128)
 
 
 def a_trace(tokens=2000, layers=4, experts=8, seed=0):

@@ -6,21 +6,28 @@ import pytest
 import torch
 
 from experts.moe.errors import ModelError
-from experts.moe.gating import Row
+from experts.moe.gating import StepRow
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes import open_mode
-from experts.moe.modes.duoserve.fitting import Recipe, fit_layer, load_predictors, paths_of, save_layer, states_of
+from experts.moe.modes.duoserve.fitting import (
+    DuoServeRecipe,
+    fit_layer,
+    load_predictors,
+    paths_of,
+    save_layer,
+    states_of,
+)
 from experts.moe.modes.duoserve.mode import DuoServe
 from experts.moe.modes.duoserve.predictor import Predictor
 from experts.moe.modes.duoserve.state import known
 from experts.moe.modes.resident import Resident
 from experts.moe.statistics import popularity
 from experts.moe.trace import Trace, load_trace, save_popularity, save_trace
-from experts.moe.weights.prepared import TRAIN, Prepared
+from experts.moe.weights.prepared import TRAIN, PreparedFiles
 from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
 
 FAMILIES = ("mixtral", "qwen2_moe", "olmoe")
-SMALL = Recipe(widths=(32, 16), tokens=800, batch=64)
+SMALL = DuoServeRecipe(widths=(32, 16), tokens=800, batch=64)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +38,7 @@ def folders(tmp_path_factory):
 
 def prepare(folder):
     """Trace a random model on random text and fit on it."""
-    prepared = Prepared(folder)
+    prepared = PreparedFiles(folder)
     trace = take_trace(folder)
     save_trace(prepared, TRAIN, trace)
     save_popularity(prepared, trace)
@@ -78,7 +85,7 @@ def decode(runtime, given, steps=6):
     """Prefill and greedy steps; the logits of each step."""
     ids, mask, past, logits = given["input_ids"], given["attention_mask"], None, []
     for _ in range(steps):
-        rows = [Row(f"r{row}", None, ids.shape[1]) for row in range(len(ids))]
+        rows = [StepRow(f"r{row}", None, ids.shape[1]) for row in range(len(ids))]
         with runtime.step(rows):
             output = runtime.model(ids, attention_mask=mask, past_key_values=past, use_cache=True)
         logits.append(output.logits)
@@ -154,7 +161,7 @@ def test_the_budget_changes_between_steps(folders):
 
 
 def test_kept_predictors_are_those_that_were_trained(folders):
-    prepared = Prepared(folders["mixtral"])
+    prepared = PreparedFiles(folders["mixtral"])
     trace = load_trace(prepared, TRAIN)
     own, before = paths_of(trace)
     fresh = Predictor.of(states_of(trace, 2), fit_layer(trace, 2, SMALL, lambda *_: None).folded())
@@ -171,14 +178,14 @@ def test_a_model_without_predictors_says_which_command_makes_them(tmp_path):
 
 def test_predictors_that_were_cut_short_are_refused(folders, tmp_path):
     folder = prepare(write_tiny(tmp_path))
-    file = Prepared(folder).path("duoserve/layer-2")
+    file = PreparedFiles(folder).path("duoserve/layer-2")
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ModelError, match="layer-2"):
         a_mode(folder)
 
 
 def test_without_a_predictor_it_is_loading_on_demand_with_a_streamed_prefill(folders):
-    popular = popularity(load_trace(Prepared(folders["mixtral"]), TRAIN)).tolist()
+    popular = popularity(load_trace(PreparedFiles(folders["mixtral"]), TRAIN)).tolist()
     runtime = open_runtime(folders["mixtral"], DuoServe({}, popular), slots=2)
     decode(runtime, prompts(1))
     assert runtime.cache.metrics.of_phase["decode"].fetches_prefetch == 0

@@ -6,10 +6,17 @@ import pytest
 import torch
 
 from experts.moe.errors import ModelError
-from experts.moe.gating import Row
+from experts.moe.gating import StepRow
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes import open_mode
-from experts.moe.modes.emoe.fitting import Recipe, Stream, fit_predictor, is_fitted, load_predictor, save_predictor
+from experts.moe.modes.emoe.fitting import (
+    EmoeRecipe,
+    PromptStream,
+    fit_predictor,
+    is_fitted,
+    load_predictor,
+    save_predictor,
+)
 from experts.moe.modes.emoe.measuring import WrongRouting, measure
 from experts.moe.modes.emoe.mode import Emoe, load_knowledge
 from experts.moe.modes.emoe.predictor import ExpertPredictor, spreads
@@ -18,10 +25,10 @@ from experts.moe.modes.emoe.sensitivity import PART, load_shares, sensitive, sha
 from experts.moe.modes.resident import Resident
 from experts.moe.policy.schedule import Generation
 from experts.moe.trace import Trace, popularity_by_task
-from experts.moe.weights.prepared import Prepared
+from experts.moe.weights.prepared import PreparedFiles
 from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
 
-SMALL = Recipe(history=3, ahead=2, width=16, blocks=1, steps=12, batch=8)
+SMALL = EmoeRecipe(history=3, ahead=2, width=16, blocks=1, steps=12, batch=8)
 TASKS = ("even", "odd")
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
 EXPERT_BYTES = 3 * 24 * 32 * 4
@@ -64,7 +71,7 @@ def open_runtime(folder, mode, slots=LAYERS * EXPERTS):
 def fitted(tmp_path_factory):
     """A checkpoint with a trace's predictor and with sensitivity, and the trace."""
     folder = write_tiny(tmp_path_factory.mktemp("emoe") / "tiny")
-    prepared, trace = Prepared(folder), a_trace(folder)
+    prepared, trace = PreparedFiles(folder), a_trace(folder)
     save_predictor(prepared, fit_predictor(trace, SMALL), trace, SMALL)
     mode = WrongRouting()
     runtime = open_runtime(folder, mode)
@@ -74,12 +81,12 @@ def fitted(tmp_path_factory):
 
 
 def say(runtime, task, number, tokens=12):
-    with torch.no_grad(), runtime.step([Row(f"{task}-{number}", task, tokens)]):
+    with torch.no_grad(), runtime.step([StepRow(f"{task}-{number}", task, tokens)]):
         return runtime.model(a_text(task, number, tokens)).logits
 
 
 def emoe(folder, **options):
-    return Emoe(load_knowledge(Prepared(folder)), **options)
+    return Emoe(load_knowledge(PreparedFiles(folder)), **options)
 
 
 def resident(runtime):
@@ -141,12 +148,12 @@ def test_decoding_loads_nothing_and_waits_for_nothing(fitted):
     folder, _ = fitted
     runtime = open_runtime(folder, emoe(folder, period=1), slots=9)
     say(runtime, "even", 1)
-    with torch.inference_mode(), runtime.step([Row("odd-2", "odd", 12)]):
+    with torch.inference_mode(), runtime.step([StepRow("odd-2", "odd", 12)]):
         past = runtime.model(a_text("odd", 2), use_cache=True).past_key_values
     runtime.cache.quiesce()
     before = runtime.cache.metrics.counts.copy()
     for _ in range(4):
-        with torch.inference_mode(), runtime.step([Row("odd-2", "odd", 1)]):
+        with torch.inference_mode(), runtime.step([StepRow("odd-2", "odd", 1)]):
             runtime.model(torch.tensor([[5]]), past_key_values=past, use_cache=True)
     spent = runtime.cache.metrics.counts - before
     assert (spent.fetches, spent.misses, spent.joined) == (0, 0, 0)
@@ -159,12 +166,12 @@ def test_lengths_of_answers_are_learned_from_who_decodes(fitted):
     mode = emoe(folder, period=1)
     runtime = open_runtime(folder, mode, slots=9)
     with torch.inference_mode():
-        with runtime.step([Row("a", "even", 12)]):
+        with runtime.step([StepRow("a", "even", 12)]):
             past = runtime.model(a_text("even", 1), use_cache=True).past_key_values
         for _ in range(5):
-            with runtime.step([Row("a", "even", 1)]):
+            with runtime.step([StepRow("a", "even", 1)]):
                 runtime.model(torch.tensor([[4]]), past_key_values=past, use_cache=True)
-        with runtime.step([Row("b", "odd", 1)]):
+        with runtime.step([StepRow("b", "odd", 1)]):
             runtime.model(torch.tensor([[4]]), past_key_values=past, use_cache=True)
     assert mode.profiles.remaining(Generation("c", "even", 12, 100, 0.0)) == 5
     runtime.close()
@@ -206,7 +213,7 @@ def test_a_predictor_that_has_learned_nothing_says_the_popularity_of_each_task(f
 
 
 def test_a_layer_sees_of_its_prompt_only_what_stands_before_it_in_the_order(fitted):
-    predictor, _ = load_predictor(Prepared(fitted[0]))
+    predictor, _ = load_predictor(PreparedFiles(fitted[0]))
     past = torch.rand(1, 3, LAYERS, EXPERTS)
     tasks, task = torch.tensor([[0, 1, -1]]), torch.tensor([1])
     target = torch.softmax(torch.randn(1, LAYERS, EXPERTS), -1)
@@ -226,9 +233,9 @@ def test_a_layer_sees_of_its_prompt_only_what_stands_before_it_in_the_order(fitt
 
 def test_what_was_fitted_is_there_again_and_is_made_once(fitted):
     folder, trace = fitted
-    prepared = Prepared(folder)
+    prepared = PreparedFiles(folder)
     assert is_fitted(prepared, trace, SMALL)
-    assert not is_fitted(prepared, trace, Recipe())
+    assert not is_fitted(prepared, trace, EmoeRecipe())
     predictor, tasks = load_predictor(prepared)
     assert tasks == TASKS
     again = fit_predictor(trace, SMALL)
@@ -237,14 +244,14 @@ def test_what_was_fitted_is_there_again_and_is_made_once(fitted):
 
 def test_recall_is_told_for_every_way_to_name_experts(fitted):
     folder, trace = fitted
-    found = recalls(load_predictor(Prepared(folder))[0], trace, 2, 4, prompts=20)
+    found = recalls(load_predictor(PreparedFiles(folder))[0], trace, 2, 4, prompts=20)
     assert list(found) == ["popularity", "popularity of the task", "last prompt", "emoe-A", "emoe-L"]
     assert all(0 < value <= 1 for value in found.values())
     assert found["popularity of the task"] > found["popularity"]
 
 
 def test_a_stream_keeps_each_tasks_prompts_in_their_order():
-    stream = Stream([[0, 1, 2], [], [7, 8]], torch.Generator().manual_seed(1))
+    stream = PromptStream([[0, 1, 2], [], [7, 8]], torch.Generator().manual_seed(1))
     taken = [stream.take() for _ in range(40)]
     assert {task for task, _ in taken} == {0, 2}
     first = [number for task, number in taken if task == 0]
@@ -265,7 +272,7 @@ def test_sensitivity_goes_from_the_most_tolerant_layer_to_the_least():
 
 def test_measuring_goes_on_where_it_stopped(fitted):
     folder, _ = fitted
-    prepared = Prepared(folder)
+    prepared = PreparedFiles(folder)
     whole = prepared.load_json(PART)
     cut = {"even": whole["accuracy"]["even"], "odd": {"": whole["accuracy"]["odd"][""]}}
     prepared.save_json(PART, {**whole, "accuracy": cut})

@@ -10,36 +10,36 @@ import torch
 from experts.moe.errors import ModelError
 from experts.moe.modes.swapmoe.plan import load_preparation
 from experts.moe.modes.swapmoe.planner import (
-    Limits,
     LossModel,
-    Measured,
+    MeasuredPlan,
+    PlanLimits,
     even_counts,
     fastest_period,
     plan_counts,
     random_counts,
 )
-from experts.moe.policy.genetic import Numbers, Settings
+from experts.moe.policy.genetic import Configuration, SearchSettings
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`: pip install 'coserve[moe]'")
 
-from experts.moe.weights.prepared import Prepared
+from experts.moe.weights.prepared import PreparedFiles
 from tests.experts.moe.tiny import VOCABULARY, write_tiny
-from tools.moe.plan import Planner, Profile
-from tools.moe.text import TRAIN, Text, save_text
+from tools.moe.plan import Planner, PlanProfile
+from tools.moe.text import TRAIN, CorpusText, save_text
 
 LAYERS, EXPERTS, FLOOR, SLOTS = 4, 16, 2, 32
 NEED = (6.0, 1.0, 0.5, 2.0)
-SETTINGS = Settings(generations=300)
+SETTINGS = SearchSettings(generations=300)
 
 
-def loss_of(counts: Numbers) -> float:
+def loss_of(counts: Configuration) -> float:
     """What absent experts cost, most in the first layer."""
     return 3 + sum(need * 0.8**count for need, count in zip(NEED, counts, strict=True))
 
 
-def measured(number: int = 40, *, loads: float = 1.0, period: int = 1) -> list[Measured]:
+def measured(number: int = 40, *, loads: float = 1.0, period: int = 1) -> list[MeasuredPlan]:
     drawn = random_counts(LAYERS, EXPERTS, FLOOR, SLOTS, number)
-    return [Measured(counts, period, loss_of(counts), loads) for counts in drawn]
+    return [MeasuredPlan(counts, period, loss_of(counts), loads) for counts in drawn]
 
 
 def test_configurations_to_measure_take_no_more_than_the_budget_and_begin_with_the_even_one():
@@ -74,7 +74,7 @@ def test_fitting_a_model_leaves_the_callers_random_numbers_alone():
 def test_the_plan_loses_less_than_an_even_split_and_keeps_to_the_memory():
     rows = measured()
     found = plan_counts(
-        LossModel(rows, EXPERTS), rows, Limits(SLOTS, 1.0, 100.0), experts=EXPERTS, floor=FLOOR, settings=SETTINGS
+        LossModel(rows, EXPERTS), rows, PlanLimits(SLOTS, 1.0, 100.0), experts=EXPERTS, floor=FLOOR, settings=SETTINGS
     )
     assert sum(found) <= SLOTS
     assert loss_of(found) < loss_of(even_counts(LAYERS, EXPERTS, SLOTS))
@@ -82,18 +82,18 @@ def test_the_plan_loses_less_than_an_even_split_and_keeps_to_the_memory():
 
 
 def test_what_was_measured_is_not_proposed_again():
-    rows, limits = measured(), Limits(SLOTS, 1.0, 100.0)
+    rows, limits = measured(), PlanLimits(SLOTS, 1.0, 100.0)
     model = LossModel(rows, EXPERTS)
     for _ in range(2):
         found = plan_counts(model, rows, limits, experts=EXPERTS, floor=FLOOR, settings=SETTINGS)
         assert found not in [one.counts for one in rows]
-        rows.append(Measured(found, 1, loss_of(found), 1.0))
+        rows.append(MeasuredPlan(found, 1, loss_of(found), 1.0))
 
 
 def test_a_narrow_link_leaves_only_what_needs_few_swaps():
     rows = measured(loads=4.0)
-    wide = Limits(SLOTS, load_ms=1.0, step_ms=100.0)
-    narrow = Limits(SLOTS, load_ms=1.0, step_ms=2.5)
+    wide = PlanLimits(SLOTS, load_ms=1.0, step_ms=100.0)
+    narrow = PlanLimits(SLOTS, load_ms=1.0, step_ms=2.5)
     model = LossModel(rows, EXPERTS)
     sizes = {}
     for name, limits in (("wide", wide), ("narrow", narrow)):
@@ -103,25 +103,25 @@ def test_a_narrow_link_leaves_only_what_needs_few_swaps():
 
 
 def test_the_update_frequency_is_the_highest_that_the_link_keeps_up_with():
-    tried = [Measured((8,) * LAYERS, period, 3.0, 8 / period) for period in (1, 2, 4, 8, 16)]
-    assert fastest_period(tried, Limits(SLOTS, load_ms=1.0, step_ms=8.0)) == 1
-    assert fastest_period(tried, Limits(SLOTS, load_ms=1.0, step_ms=3.0)) == 4
-    assert fastest_period(tried, Limits(SLOTS, load_ms=100.0, step_ms=1.0)) == 16
-    assert fastest_period(tried, Limits(SLOTS, load_ms=0.0, step_ms=1.0)) == 1
+    tried = [MeasuredPlan((8,) * LAYERS, period, 3.0, 8 / period) for period in (1, 2, 4, 8, 16)]
+    assert fastest_period(tried, PlanLimits(SLOTS, load_ms=1.0, step_ms=8.0)) == 1
+    assert fastest_period(tried, PlanLimits(SLOTS, load_ms=1.0, step_ms=3.0)) == 4
+    assert fastest_period(tried, PlanLimits(SLOTS, load_ms=100.0, step_ms=1.0)) == 16
+    assert fastest_period(tried, PlanLimits(SLOTS, load_ms=0.0, step_ms=1.0)) == 1
 
 
 def a_prepared_checkpoint(folder: Path) -> Path:
     checkpoint = write_tiny(folder / "mixtral")
     generator = torch.Generator().manual_seed(0)
     ids = {domain: torch.randint(2, VOCABULARY, (64,), generator=generator) for domain in ("letters", "code")}
-    save_text(Prepared(checkpoint), TRAIN, Text(ids, {domain: torch.tensor([0, 64]) for domain in ids}))
+    save_text(PreparedFiles(checkpoint), TRAIN, CorpusText(ids, {domain: torch.tensor([0, 64]) for domain in ids}))
     return checkpoint
 
 
 def test_a_plan_is_made_from_measurements_that_are_kept_and_not_taken_twice(tmp_path: Path):
     checkpoint = a_prepared_checkpoint(tmp_path)
-    profile = Profile(of_domain=1, length=8, chunk=4)
-    quick = Settings(generations=50)
+    profile = PlanProfile(of_domain=1, length=8, chunk=4)
+    quick = SearchSettings(generations=50)
     planner = Planner(checkpoint, "50%", profile, None)
     made = planner.run(4, quick)
     assert sum(made.counts) <= 12
@@ -129,7 +129,7 @@ def test_a_plan_is_made_from_measurements_that_are_kept_and_not_taken_twice(tmp_
     found = load_preparation(checkpoint)
     assert found is not None
     assert found.plans == (made,)
-    file = Prepared(checkpoint).path("plan-measured", ".json")
+    file = PreparedFiles(checkpoint).path("plan-measured", ".json")
     first = json.loads(file.read_text())
     assert len(first["measured"]) >= 9, "six frequencies and the configurations"
     stamp_ns = file.stat().st_mtime_ns
@@ -142,9 +142,9 @@ def test_a_plan_is_made_from_measurements_that_are_kept_and_not_taken_twice(tmp_
 )
 def test_a_budget_that_is_none_is_refused(tmp_path: Path, budget: str, says: str):
     with pytest.raises(ModelError, match=says):
-        Planner(write_tiny(tmp_path / "mixtral"), budget, Profile(), None)
+        Planner(write_tiny(tmp_path / "mixtral"), budget, PlanProfile(), None)
 
 
 def test_without_text_the_command_that_makes_it_is_named(tmp_path: Path):
     with pytest.raises(ModelError, match="coserve moe"):
-        Planner(write_tiny(tmp_path / "mixtral"), "50%", Profile(), None)
+        Planner(write_tiny(tmp_path / "mixtral"), "50%", PlanProfile(), None)

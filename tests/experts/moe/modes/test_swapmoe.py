@@ -7,11 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from experts.moe.cache.link import Link
+from experts.moe.cache.link import SlowLink
 from experts.moe.errors import ModelError
-from experts.moe.gating import Routing, Step
-from experts.moe.modes.swapmoe.plan import Plan, Preparation, load_preparation, plan_for, save_preparation, with_plan
-from experts.moe.weights.prepared import Prepared
+from experts.moe.gating import ForwardStep, Routing
+from experts.moe.modes.swapmoe.plan import (
+    MemoryPlan,
+    Preparation,
+    load_preparation,
+    plan_for,
+    save_preparation,
+    with_plan,
+)
+from experts.moe.weights.prepared import PreparedFiles
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`: pip install 'coserve[moe]'")
 
@@ -30,7 +37,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(checkpoint: Path, slots: int, mode: SwapMoe | None = None, link: Link | None = None):
+def serving(checkpoint: Path, slots: int, mode: SwapMoe | None = None, link: SlowLink | None = None):
     with closing(MoeRuntime.open(checkpoint, mode or SwapMoe(), slots * EXPERT_BYTES, link=link)) as runtime:
         yield runtime
 
@@ -78,10 +85,10 @@ def test_a_step_that_fails_amid_its_layers_changes_no_answer_after_it(checkpoint
 
 
 def test_only_what_is_in_memory_computes_and_nothing_is_waited_for(checkpoint: Path):
-    carried_out: list[tuple[Step, Routing]] = []
+    carried_out: list[tuple[ForwardStep, Routing]] = []
     with serving(checkpoint, LAYERS * 4, SwapMoe(period=1)) as runtime:
 
-        def watch(step: Step, _gate: Routing, done: Routing) -> None:
+        def watch(step: ForwardStep, _gate: Routing, done: Routing) -> None:
             assert set(done.wanted()) <= set(runtime.cache.resident(done.layer))
             carried_out.append((step, done))
 
@@ -133,7 +140,7 @@ def test_a_slow_link_delays_swaps_and_no_step(checkpoint: Path):
         now[0] += seconds
 
     arrives.set()
-    with serving(checkpoint, LAYERS * 4, SwapMoe(period=1), Link(30.0, lambda: now[0], sleep)) as runtime:
+    with serving(checkpoint, LAYERS * 4, SwapMoe(period=1), SlowLink(30.0, lambda: now[0], sleep)) as runtime:
         arrives.clear()
         for seed in range(4):
             with torch.no_grad():
@@ -191,7 +198,7 @@ def test_less_than_top_k_experts_in_each_layer_is_an_error_and_serving_goes_on(c
 
 
 def test_a_plan_gives_each_layer_its_experts_and_another_budget_the_same_proportions(checkpoint: Path):
-    plans = (Plan(12 * EXPERT_BYTES, (6, 2, 4), 3),)
+    plans = (MemoryPlan(12 * EXPERT_BYTES, (6, 2, 4), 3),)
     with serving(checkpoint, 6) as runtime:
         norms = expert_norms(runtime.store)
     mode = SwapMoe(Preparation(norms, norms, plans))
@@ -210,8 +217,8 @@ def test_what_was_prepared_is_found_again(tmp_path: Path):
     assert load_preparation(folder) is None
     assert open_mode("swapmoe", folder).name == "swapmoe"
     norms = torch.rand(LAYERS, EXPERTS)
-    plan = Plan(12 * EXPERT_BYTES, (6, 2, 4), 3)
-    save_preparation(Prepared(folder), Preparation(norms, norms * 2, (plan,)))
+    plan = MemoryPlan(12 * EXPERT_BYTES, (6, 2, 4), 3)
+    save_preparation(PreparedFiles(folder), Preparation(norms, norms * 2, (plan,)))
     found = load_preparation(folder)
     assert found is not None
     assert torch.equal(found.importance, norms * 2)
@@ -235,8 +242,8 @@ def test_an_option_that_cannot_be_is_named(checkpoint: Path, options: dict[str, 
 
 
 def test_the_plan_of_the_nearest_budget_is_taken_and_the_same_budget_is_planned_once():
-    small, large = Plan(100, (2, 2), 1), Plan(200, (4, 4), 2)
-    plans = with_plan(with_plan([large], small), Plan(200, (5, 3), 1))
+    small, large = MemoryPlan(100, (2, 2), 1), MemoryPlan(200, (4, 4), 2)
+    plans = with_plan(with_plan([large], small), MemoryPlan(200, (5, 3), 1))
     assert [plan.counts for plan in plans] == [(2, 2), (5, 3)]
     assert plan_for(plans, 149) == small
     assert plan_for(plans, 151) == plans[1]

@@ -3,7 +3,7 @@
 import pytest
 
 from experts.moe.policy.expected import ChosenExperts, choose, expected_tokens, to_load
-from experts.moe.policy.schedule import Generation, Profiles
+from experts.moe.policy.schedule import Generation, TaskProfiles
 
 FREQUENCIES = {"a": [[0.7, 0.2, 0.1, 0.0]] * 2, "b": [[0.0, 0.1, 0.2, 0.7]] * 2}
 
@@ -13,7 +13,7 @@ def a_request(task, tokens=10, generated=0):
 
 
 def test_expected_tokens_are_prompt_and_output_by_sensitivity_and_frequency():
-    profiles = Profiles({"a": 30.0, "b": 10.0})
+    profiles = TaskProfiles({"a": 30.0, "b": 10.0})
     weights = {"a": (1.0, 0.5)}
     got = expected_tokens([(a_request("a"), 2.0), (a_request("b", generated=4), 1.0)], FREQUENCIES, weights, profiles)
     # a: 2 × (10 + 30) tokens, half of them in layer 1; b: 10 + 4 + 6 tokens in both.

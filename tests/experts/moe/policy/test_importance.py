@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from experts.moe.policy.importance import Importance, Turns, VirtualExperts, allot
+from experts.moe.policy.importance import Importance, UpdateTurns, VirtualExperts, allot
 
 LAYERS, EXPERTS, FLOOR = 3, 8, 2
 
@@ -140,7 +140,7 @@ def test_a_plan_for_other_memory_gives_its_proportions_within_floor_and_ceiling(
 
 @pytest.mark.parametrize("period", [1, 2, 3, 4, 5, 7, 12])
 def test_each_layer_has_one_turn_in_a_cycle(period: int):
-    turns = Turns(LAYERS, period)
+    turns = UpdateTurns(LAYERS, period)
     firsts = []
     for _ in range(LAYERS):
         cycle = [turns.due() for _ in range(period)]

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experts.moe.policy.schedule import Costs, FirstCome, Generation, Limits, Profiles, SloSlack
+from experts.moe.policy.schedule import BatchLimits, FirstCome, Generation, SloSlack, StepCosts, TaskProfiles
 
 #: A prefill of n tokens takes 1 + n/100 s, a step of n rows 1 + n/10 s.
-COSTS = Costs(prefill_token_s=0.01, step_s=1.0, row_s=0.1)
+COSTS = StepCosts(prefill_token_s=0.01, step_s=1.0, row_s=0.1)
 PROFILES = {"short": 4.0, "long": 20.0}
 
 
@@ -18,7 +18,7 @@ def a_request(name="a", task="short", tokens=100, arrived_s=0.0, slo_s=None, gen
 
 
 def by_slack(rows=4, tokens=10_000, **options):
-    return SloSlack(Limits(rows, tokens), COSTS, Profiles(PROFILES), **options)
+    return SloSlack(BatchLimits(rows, tokens), COSTS, TaskProfiles(PROFILES), **options)
 
 
 def names(admitted):
@@ -27,11 +27,11 @@ def names(admitted):
 
 def test_first_come_first_served_holds_up_those_behind_the_first_without_room():
     waiting = [a_request("a", tokens=60), a_request("b", tokens=900), a_request("c", tokens=60)]
-    assert names(FirstCome(Limits(4, 200)).admit(waiting, [], 0.0)) == ["a"]
+    assert names(FirstCome(BatchLimits(4, 200)).admit(waiting, [], 0.0)) == ["a"]
 
 
 def test_room_is_what_requests_may_come_to_hold_each_row_as_long_as_the_longest():
-    limits = Limits(rows=2, tokens=200)
+    limits = BatchLimits(rows=2, tokens=200)
     assert limits.room([a_request(tokens=60)], a_request(tokens=60))
     assert not limits.room([a_request(tokens=60)], a_request(tokens=61))
     assert not limits.room([a_request(tokens=61)], a_request(tokens=1))
@@ -81,8 +81,8 @@ def test_nobody_begins_who_would_cost_a_running_request_its_slo():
 
 
 def test_loading_experts_of_a_task_that_is_not_running_counts():
-    profiles = Profiles(PROFILES, {"long": 50.0})
-    scheduler = SloSlack(Limits(4, 10_000), COSTS, profiles)
+    profiles = TaskProfiles(PROFILES, {"long": 50.0})
+    scheduler = SloSlack(BatchLimits(4, 10_000), COSTS, profiles)
     running = [a_request("running", generated=2, slo_s=30.0)]
     waiting = [a_request("other", "long", tokens=1, slo_s=500.0)]
     assert scheduler.admit(waiting, running, 0.0) == ()
@@ -116,7 +116,7 @@ def test_a_request_without_slo_has_until_patience():
 
 
 def test_a_request_that_outlives_its_profile_is_expected_to_take_a_twentieth_more():
-    profiles = Profiles(PROFILES)
+    profiles = TaskProfiles(PROFILES)
     assert profiles.remaining(a_request(task="long")) == 20
     assert profiles.remaining(a_request(task="long", generated=15)) == 5
     assert profiles.remaining(a_request(task="long", generated=20)) == 1
@@ -124,7 +124,7 @@ def test_a_request_that_outlives_its_profile_is_expected_to_take_a_twentieth_mor
 
 
 def test_profiles_follow_the_lengths_that_were_seen():
-    profiles = Profiles()
+    profiles = TaskProfiles()
     assert profiles.remaining(a_request(task="new", most=40)) == 40
     for generated in (10, 20, 30):
         profiles.ended(a_request(task="new", generated=generated))
@@ -151,8 +151,8 @@ requests = st.builds(
     kind=st.sampled_from(["slack", "first"]),
 )
 def test_limits_hold_and_an_idle_engine_always_gets_somebody(waiting, running, kind):
-    limits = Limits(rows=4, tokens=600)
-    scheduler = FirstCome(limits) if kind == "first" else SloSlack(limits, COSTS, Profiles(PROFILES))
+    limits = BatchLimits(rows=4, tokens=600)
+    scheduler = FirstCome(limits) if kind == "first" else SloSlack(limits, COSTS, TaskProfiles(PROFILES))
     admitted = scheduler.admit(waiting, running, 100.0)
     assert len(set(names(admitted))) == len(admitted)
     assert all(one in waiting for one in admitted)
@@ -165,7 +165,7 @@ def test_limits_hold_and_an_idle_engine_always_gets_somebody(waiting, running, k
 
 
 def test_tasks_that_a_client_invents_push_out_only_what_nobody_asks_for():
-    profiles = Profiles()
+    profiles = TaskProfiles()
     for number in range(5000):
         profiles.loaded("used", 2.0)
         profiles.loaded(f"invented-{number}", 1.0)

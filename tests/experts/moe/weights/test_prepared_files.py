@@ -17,7 +17,7 @@ from experts.moe.trace import (
     save_popularity,
     save_trace,
 )
-from experts.moe.weights.prepared import POPULARITY, TRAIN, Prepared, stamp_of
+from experts.moe.weights.prepared import POPULARITY, TRAIN, PreparedFiles, stamp_of
 
 
 def a_checkpoint(folder: Path, fill: float = 0.0) -> Path:
@@ -44,18 +44,18 @@ def a_trace(experts: tuple[int, ...], task: str = "licence", prompts: int = 2) -
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path):
-    prepared = Prepared(a_checkpoint(tmp_path))
+    prepared = PreparedFiles(a_checkpoint(tmp_path))
     prepared.save("united-4", {"up": torch.arange(6.0).view(2, 3)}, {"way": 4})
-    tensors, notes = Prepared(tmp_path).load("united-4")
+    tensors, notes = PreparedFiles(tmp_path).load("united-4")
     assert torch.equal(tensors["up"], torch.arange(6.0).view(2, 3))
     assert notes == {"way": 4}
     prepared.save_json("plan", {"layers": [1, 2]})
-    assert Prepared(tmp_path).load_json("plan") == {"layers": [1, 2]}
+    assert PreparedFiles(tmp_path).load_json("plan") == {"layers": [1, 2]}
     assert not list(prepared.folder.glob("*.part"))
 
 
 def test_a_missing_part_names_the_command_that_makes_it(tmp_path: Path):
-    prepared = Prepared(a_checkpoint(tmp_path))
+    prepared = PreparedFiles(a_checkpoint(tmp_path))
     assert not prepared.has(TRAIN)
     with pytest.raises(ModelError, match=r"traces/train\.safetensors: not made yet; make it with `coserve moe trace"):
         prepared.load(TRAIN)
@@ -64,10 +64,10 @@ def test_a_missing_part_names_the_command_that_makes_it(tmp_path: Path):
 
 
 def test_parts_of_other_weights_are_refused(tmp_path: Path):
-    first = Prepared(a_checkpoint(tmp_path))
+    first = PreparedFiles(a_checkpoint(tmp_path))
     first.save(POPULARITY, {"popularity": torch.ones(1, 4)})
     first.save_json("plan", {})
-    second = Prepared(a_checkpoint(tmp_path, fill=1.0))
+    second = PreparedFiles(a_checkpoint(tmp_path, fill=1.0))
     assert second.stamp != first.stamp
     assert not second.has(POPULARITY)
     with pytest.raises(ModelError, match="made from other weights"):
@@ -81,7 +81,7 @@ def test_a_copied_checkpoint_keeps_its_stamp(tmp_path: Path):
 
 
 def test_a_broken_part_says_what_to_do(tmp_path: Path):
-    prepared = Prepared(a_checkpoint(tmp_path))
+    prepared = PreparedFiles(a_checkpoint(tmp_path))
     prepared.folder.mkdir()
     prepared.path("duoserve").write_bytes(b"half")
     prepared.path("plan", ".json").write_text("{")
@@ -94,11 +94,11 @@ def test_a_broken_part_says_what_to_do(tmp_path: Path):
 
 def test_a_folder_without_weights_is_no_checkpoint(tmp_path: Path):
     with pytest.raises(ModelError, match="no checkpoint"):
-        Prepared(tmp_path)
+        PreparedFiles(tmp_path)
 
 
 def test_a_trace_comes_back_as_it_was(tmp_path: Path):
-    prepared = Prepared(a_checkpoint(tmp_path))
+    prepared = PreparedFiles(a_checkpoint(tmp_path))
     trace = a_trace((0, 1, 2))
     save_trace(prepared, TRAIN, trace)
     back = load_trace(prepared, TRAIN)
@@ -119,7 +119,7 @@ def test_popularity_is_the_share_of_a_layers_tokens(tmp_path: Path):
     trace = join_traces([a_trace((0, 0, 0, 1), prompts=1), a_trace((2,), task="python", prompts=1)])
     assert popularity(trace).tolist() == [pytest.approx([0.6, 0.2, 0.2, 0.0])]
     assert popularity_by_task(trace)[:, 0].tolist() == [pytest.approx([0.75, 0.25, 0, 0]), pytest.approx([0, 0, 1, 0])]
-    prepared = Prepared(a_checkpoint(tmp_path))
+    prepared = PreparedFiles(a_checkpoint(tmp_path))
     save_popularity(prepared, trace)
     overall, of_task = load_popularity(prepared)
     assert torch.equal(overall, popularity(trace))

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from experts.ledger import Ledger
-from experts.moe.cache.carrier import Carrier
-from experts.moe.cache.metrics import Metrics, Origin
+from experts.moe.cache.metrics import CacheMetrics, FetchReason
+from experts.moe.cache.weight_transfer import WeightTransfer
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, ExpertWeights
-from experts.moe.policy.residency import Key, Residency
+from experts.moe.policy.eviction import EvictionPolicy, Key
 from experts.moe.weights.expert_store import ExpertStore
 from experts.spec import ExpertId
 from experts.transfer import Place
 
 
 @dataclass(eq=False, slots=True)
-class Slot:
+class ExpertSlot:
     """A place, and its views as weights: made once, whatever passes through."""
 
     place: Place
@@ -26,19 +26,19 @@ class Slot:
 
 
 @dataclass(eq=False, slots=True)
-class Entry:
+class CachedExpert:
     """An expert that owns a slot. `used` is false until it has run for the first time."""
 
     key: ExpertKey
     name: ExpertId
-    slot: Slot
-    origin: Origin
+    slot: ExpertSlot
+    origin: FetchReason
     in_use: bool = False
     used: bool = False
     error: BaseException | None = None
 
 
-class Occupancy:
+class SlotLedger:
     """Slots, empty ones and those being filled included, and the experts in them.
 
     `residency` says whom to evict; never one that is in use, nor, but for a wave's own sake, one that is `awaited`, nor
@@ -46,7 +46,12 @@ class Occupancy:
     """
 
     def __init__(
-        self, store: ExpertStore, budget_bytes: int, residency: Residency, carrier: Carrier, metrics: Metrics
+        self,
+        store: ExpertStore,
+        budget_bytes: int,
+        residency: EvictionPolicy,
+        carrier: WeightTransfer,
+        metrics: CacheMetrics,
     ) -> None:
         self._store = store
         self._bytes = store.expert_bytes
@@ -58,12 +63,12 @@ class Occupancy:
         self.count = 0
         self.budget_bytes = budget_bytes
         self._ledger = Ledger("moe", budget_bytes)
-        self._free: list[Slot] = []
-        self._retired: list[Slot] = []
+        self._free: list[ExpertSlot] = []
+        self._retired: list[ExpertSlot] = []
         #: By layer, then by expert.
-        self.ready: list[dict[int, Entry]] = [{} for _ in range(store.arch.layers)]
-        self.loading: dict[ExpertKey, Entry] = {}
-        self.in_use: list[Entry] = []
+        self.ready: list[dict[int, CachedExpert]] = [{} for _ in range(store.arch.layers)]
+        self.loading: dict[ExpertKey, CachedExpert] = {}
+        self.in_use: list[CachedExpert] = []
         #: Experts of the layer that runs, still to be served; layers that keep what they have until they ran.
         self.awaited: dict[ExpertKey, None] = {}
         self.guarded: dict[int, None] = {}
@@ -73,7 +78,7 @@ class Occupancy:
 
     # Experts
 
-    def get(self, key: ExpertKey) -> Entry | None:
+    def get(self, key: ExpertKey) -> CachedExpert | None:
         """The expert, if it is ready."""
         return self.ready[key.layer].get(key.expert)
 
@@ -81,9 +86,9 @@ class Occupancy:
         """A resident expert will soon be wanted."""
         self._residency.predicted(key)
 
-    def begin(self, key: ExpertKey, slot: Slot, origin: Origin) -> Entry:
+    def begin(self, key: ExpertKey, slot: ExpertSlot, origin: FetchReason) -> CachedExpert:
         """The slot is the expert's, who is loading from now on."""
-        entry = Entry(key, ExpertId(f"{key.layer}.{key.expert}"), slot, origin)
+        entry = CachedExpert(key, ExpertId(f"{key.layer}.{key.expert}"), slot, origin)
         self._ledger.begin_load(entry.name, self._bytes)
         self._residency.loaded(key)
         self.loading[key] = entry
@@ -91,7 +96,7 @@ class Occupancy:
         self._require_budget()
         return entry
 
-    def end(self, entry: Entry) -> None:
+    def end(self, entry: CachedExpert) -> None:
         """The load has ended: the expert is ready, or, where it has an error, its slot is empty again."""
         del self.loading[entry.key]
         if entry.error is None:
@@ -104,7 +109,7 @@ class Occupancy:
             self._free.append(entry.slot)
             self._metrics.counts.failed += 1
 
-    def use(self, entry: Entry, *, late: bool) -> None:
+    def use(self, entry: CachedExpert, *, late: bool) -> None:
         """It runs from now on; `late` where computing had to wait for it."""
         entry.in_use = True
         self.in_use.append(entry)
@@ -124,11 +129,11 @@ class Occupancy:
 
     # Room
 
-    def empty(self) -> Slot | None:
+    def empty(self) -> ExpertSlot | None:
         """An empty slot; nobody is evicted."""
         return self._free.pop() if self._free else None
 
-    def room_for(self, key: ExpertKey, *, urgent: bool) -> Slot | None:
+    def room_for(self, key: ExpertKey, *, urgent: bool) -> ExpertSlot | None:
         """An empty slot, or one made empty. `urgent`: computing stands still until there is one."""
         for victim in self._residency.victims(key, len(self._free), urgent=urgent):
             if self._may_go(victim):
@@ -141,7 +146,7 @@ class Occupancy:
                     return self._evict(victim)
         return None
 
-    def room_by(self, victim: ExpertKey | None, key: ExpertKey) -> Slot | None:
+    def room_by(self, victim: ExpertKey | None, key: ExpertKey) -> ExpertSlot | None:
         """The slot of the expert that is to make room for a prefetch; any where there is none such any more."""
         if victim is not None and self.get(victim) is not None:
             return self._evict(victim) if self._may_go(victim) else None
@@ -164,7 +169,7 @@ class Occupancy:
         entry = self.ready[key[0]].get(key[1])
         return entry is not None and not entry.in_use
 
-    def _evict(self, key: Key) -> Slot:
+    def _evict(self, key: Key) -> ExpertSlot:
         entry = self.ready[key[0]].pop(key[1])
         self._ledger.evict(entry.name)
         self._residency.dropped(key)
@@ -224,7 +229,7 @@ class Occupancy:
                 self._free.append(self._retired.pop())
             else:
                 place = self._carrier.allocate()
-                self._free.append(Slot(place, self._store.weights(place.buffer)))
+                self._free.append(ExpertSlot(place, self._store.weights(place.buffer)))
         except (MemoryError, OSError, RuntimeError) as error:
             message = f"there is no memory for {self.limit} experts of {self._bytes} bytes, only for {self.count}"
             self.limit = self.count

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from experts.moe.cache.carrier import DeviceCarrier, RamTier, carrier_for
 from experts.moe.cache.slots import SlotCache
+from experts.moe.cache.weight_transfer import DeviceWeightTransfer, PinnedTier, weight_transfer_for
 from experts.moe.errors import ModelError
-from experts.moe.gating import ExpertKey, Row, Step
-from experts.moe.policy.residency import LeastRecentlyUsed
+from experts.moe.gating import ExpertKey, ForwardStep, StepRow
+from experts.moe.policy.eviction import LayeredLru
 from experts.transfer import HostTransfer, StagedTransfer
 from tests.experts.lanes import LateLane
 from tests.experts.moe.cache.shelf import EXPERT_BYTES, Shelf, ShelfArch, number
@@ -26,9 +26,9 @@ ARCH = ShelfArch(layers=2, experts=8)
 def a_device(folder: Path, seed: int, *, slots: int = 5, ram_experts: int = 3):
     shelf = Shelf(folder, ARCH)
     streams = RandomStreams(seed)
-    tier = RamTier(shelf, ram_experts * EXPERT_BYTES, HostTransfer())
-    carrier = DeviceCarrier(EXPERT_BYTES, StagedTransfer("cpu", LateLane, pin=False), tier, streams)
-    return SlotCache(shelf, slots * EXPERT_BYTES, LeastRecentlyUsed(ARCH.layers), carrier), shelf, streams, tier
+    tier = PinnedTier(shelf, ram_experts * EXPERT_BYTES, HostTransfer())
+    carrier = DeviceWeightTransfer(EXPERT_BYTES, StagedTransfer("cpu", LateLane, pin=False), tier, streams)
+    return SlotCache(shelf, slots * EXPERT_BYTES, LayeredLru(ARCH.layers), carrier), shelf, streams, tier
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -92,13 +92,13 @@ def test_a_read_that_fails_leaves_no_page_that_counts_as_read(tmp_path: Path):
 @pytest.mark.parametrize("ahead", [False, True])
 def test_on_a_gpu_every_kernel_reads_its_own_expert(tmp_path: Path, device: str, ahead: bool):
     shelf = Shelf(tmp_path, ARCH)
-    carrier = carrier_for(shelf, device, ram_bytes=4 * EXPERT_BYTES)
-    cache = SlotCache(shelf, 5 * EXPERT_BYTES, LeastRecentlyUsed(ARCH.layers), carrier)
+    carrier = weight_transfer_for(shelf, device, ram_bytes=4 * EXPERT_BYTES)
+    cache = SlotCache(shelf, 5 * EXPERT_BYTES, LayeredLru(ARCH.layers), carrier)
     draw = random.Random(0)
     sums: list[tuple[int, torch.Tensor]] = []
     with torch.cuda.stream(torch.cuda.Stream(device)):
         for number_of_step in range(200):
-            step = Step(number_of_step, "decode", (Row("a", None, 1),))
+            step = ForwardStep(number_of_step, "decode", (StepRow("a", None, 1),))
             cache.begin(step)
             layer = draw.randrange(ARCH.layers)
             for expert, weights in cache.serve(layer, draw.sample(range(ARCH.experts), 4), ahead=ahead):

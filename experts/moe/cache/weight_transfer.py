@@ -21,7 +21,7 @@ from experts.spec import ExpertId
 from experts.transfer import HostTransfer, Place, Transfer, transfer_for
 
 
-class Carrier(Protocol):
+class WeightTransfer(Protocol):
     """One device's way from the file into slots."""
 
     def allocate(self) -> Place:
@@ -53,18 +53,18 @@ class Carrier(Protocol):
         ...
 
 
-def carrier_for(store: ExpertStore, device: str, ram_bytes: int | None = None) -> Carrier:
+def weight_transfer_for(store: ExpertStore, device: str, ram_bytes: int | None = None) -> WeightTransfer:
     """For "cpu" or "cuda:N"; `ram_bytes` of pinned memory keep experts between file and GPU."""
     transfer = transfer_for(device)
     if transfer.device.type == "cpu":
-        return HostCarrier(store, transfer)
+        return HostWeightTransfer(store, transfer)
     if ram_bytes is None:
         ram_bytes = min(len(store.arch.keys()) * store.expert_bytes, psutil.virtual_memory().available // 2)
-    tier = RamTier(store, ram_bytes, HostTransfer(pin=True))
-    return DeviceCarrier(store.expert_bytes, transfer, tier, CudaStreams(transfer.device))
+    tier = PinnedTier(store, ram_bytes, HostTransfer(pin=True))
+    return DeviceWeightTransfer(store.expert_bytes, transfer, tier, CudaCopyStreams(transfer.device))
 
 
-class HostCarrier:
+class HostWeightTransfer:
     """Slots in host memory, each filled straight from the file."""
 
     def __init__(self, store: ExpertStore, transfer: Transfer) -> None:
@@ -94,25 +94,25 @@ class HostCarrier:
 
 
 #: A point in a stream's work; on CUDA a torch.cuda.Event.
-Mark = Any
+StreamEvent = Any
 
 
-class Streams(Protocol):
+class CopyStreams(Protocol):
     """A communication stream beside the stream that a thread computes on."""
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Mark | None) -> Mark:
+    def copy(self, target: torch.Tensor, source: torch.Tensor, after: StreamEvent | None) -> StreamEvent:
         """Start a copy that begins once `after` has come to pass; the mark of its end."""
         ...
 
-    def mark(self) -> Mark:
+    def mark(self) -> StreamEvent:
         """Everything that this thread has given its computing stream so far."""
         ...
 
-    def join(self, mark: Mark, *, late: bool) -> None:
+    def join(self, mark: StreamEvent, *, late: bool) -> None:
         """What this thread computes from now on begins once the mark has come to pass. The thread goes on."""
         ...
 
-    def settle(self, mark: Mark) -> None:
+    def settle(self, mark: StreamEvent) -> None:
         """Block this thread until the mark has come to pass."""
         ...
 
@@ -121,7 +121,7 @@ class Streams(Protocol):
         ...
 
 
-class CudaStreams:
+class CudaCopyStreams:
     """One communication stream of a GPU; threads compute on whatever stream is current for them."""
 
     def __init__(self, device: torch.device) -> None:
@@ -129,7 +129,7 @@ class CudaStreams:
         self._stream = torch.cuda.Stream(device)
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event, bool]] = []
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Mark | None) -> Mark:
+    def copy(self, target: torch.Tensor, source: torch.Tensor, after: StreamEvent | None) -> StreamEvent:
         done = torch.cuda.Event()
         with torch.cuda.stream(self._stream):
             if after is not None:
@@ -138,12 +138,12 @@ class CudaStreams:
             done.record(self._stream)
         return done
 
-    def mark(self) -> Mark:
+    def mark(self) -> StreamEvent:
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def join(self, mark: Mark, *, late: bool) -> None:
+    def join(self, mark: StreamEvent, *, late: bool) -> None:
         if mark.query():
             return
         stream = torch.cuda.current_stream(self._device)
@@ -153,7 +153,7 @@ class CudaStreams:
         behind.record(stream)
         self._waits.append((before, behind, late))
 
-    def settle(self, mark: Mark) -> None:
+    def settle(self, mark: StreamEvent) -> None:
         mark.synchronize()
 
     def waits(self) -> list[tuple[float, bool]]:
@@ -169,10 +169,10 @@ class _Page:
     """One expert's host memory, and the copy out of it that was started last."""
 
     place: Place
-    copied: Mark | None = None
+    copied: StreamEvent | None = None
 
 
-class RamTier:
+class PinnedTier:
     """Experts in host memory between the file and a GPU, the one used longest ago replaced first.
 
     Two are the least: one is copied on while the next one is read.
@@ -185,7 +185,7 @@ class RamTier:
         self._pages: dict[ExpertKey, _Page] = {}
         self._spare: list[_Page] = []
 
-    def page(self, key: ExpertKey, settle: Callable[[Mark], None]) -> _Page:
+    def page(self, key: ExpertKey, settle: Callable[[StreamEvent], None]) -> _Page:
         """The page that holds an expert, read from the file if need be. Raises ModelError, MemoryError."""
         page = self._pages.pop(key, None)
         if page is None:
@@ -217,14 +217,14 @@ class RamTier:
 class _Turns:
     """The last copy into a slot, and the last computing out of it."""
 
-    copied: Mark | None = None
-    computed: Mark | None = None
+    copied: StreamEvent | None = None
+    computed: StreamEvent | None = None
 
 
-class DeviceCarrier:
+class DeviceWeightTransfer:
     """Slots that the host cannot write itself, filled from pinned memory on a communication stream."""
 
-    def __init__(self, expert_bytes: int, transfer: Transfer, tier: RamTier, streams: Streams) -> None:
+    def __init__(self, expert_bytes: int, transfer: Transfer, tier: PinnedTier, streams: CopyStreams) -> None:
         self._expert_bytes = expert_bytes
         self._transfer = transfer
         self._tier = tier

@@ -10,7 +10,7 @@ from typing import Protocol
 Key = tuple[int, int]
 
 
-class Residency(Protocol):
+class EvictionPolicy(Protocol):
     """Whom to evict. Called under the cache's lock, so no method may wait or call back."""
 
     def resize(self, slots: int) -> None:
@@ -60,7 +60,7 @@ def divide(slots: int, shares: Sequence[float]) -> tuple[int, ...]:
     return tuple(count + least for count in counts)
 
 
-class LeastRecentlyUsed:
+class LayeredLru:
     """Each layer has its share of the slots, and evicts of its own what was used longest ago.
 
     One order over all layers would be worthless: layers run in turn, so the expert that ran longest ago is the one

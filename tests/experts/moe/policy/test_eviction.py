@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experts.moe.policy.residency import LeastRecentlyUsed, MostPopular, divide
+from experts.moe.policy.eviction import LayeredLru, MostPopular, divide
 
 
 @given(slots=st.integers(0, 60), shares=st.lists(st.floats(0, 10), min_size=1, max_size=8))
@@ -23,8 +23,8 @@ def test_shares_are_kept_where_they_are_whole(slots: int, shares: list[float], p
     assert divide(slots, shares) == parts
 
 
-def a_full_policy(layers: int = 2, slots: int = 4) -> LeastRecentlyUsed:
-    policy = LeastRecentlyUsed(layers)
+def a_full_policy(layers: int = 2, slots: int = 4) -> LayeredLru:
+    policy = LayeredLru(layers)
     policy.resize(slots)
     for layer in range(layers):
         for expert in range(slots // layers):
