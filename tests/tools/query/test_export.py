@@ -301,7 +301,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(judged: Line, tmp_path: Path) -
 #: The command, waiting before its checksums until it is killed.
 STOPPED = """
 import sys
-from tools.asking.package import write
+from tools.query.package import write
 def stop(package):
     print("here", flush=True)
     sys.stdin.read()

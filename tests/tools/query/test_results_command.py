@@ -252,7 +252,7 @@ def test_sigterm_ends_it_and_leaves_nothing(line: Path, tmp_path: Path) -> None:
 #: The command, waiting behind its first rows until it is ended.
 HALF_WAY = """
 import sys
-from tools.asking import batches
+from tools.query import batches
 answer = batches.answer
 def stop(*arguments):
     yield next(answer(*arguments))
@@ -359,7 +359,7 @@ def test_memory_does_not_grow_with_the_rows(line: Path, tmp_path: Path) -> None:
 PEAK = """\
 import re, sys
 from pathlib import Path
-from tools.asking import batches
+from tools.query import batches
 from tools.cli.main import app
 batches.BATCH_ROWS = 200
 try: app()
