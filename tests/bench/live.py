@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from tools.cli.console import fail
-from tools.cli.wrong_use import must_be_architecture
+from tools.cli.option_values import must_be_architecture
 
 _DEFAULT_SIDES = "all eight policies, samba-ordinary, naive and ray-serve"
 Name = TypeVar("Name", bound=str)

@@ -10,7 +10,7 @@ import typer
 
 from tests import ROOT
 from tools.cli.console import console, fail
-from tools.cli.wrong_use import must_be_architecture
+from tools.cli.option_values import must_be_architecture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
-from tools.cli.wrong_use import must_be_policies
+from tools.cli.option_values import must_be_policies
 
 if TYPE_CHECKING:
     from tools.camera.publisher import Image

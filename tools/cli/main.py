@@ -30,7 +30,7 @@ from tools.cli import (
     train,
 )
 from tools.cli.console import fail
-from tools.cli.wrong_use import Commands
+from tools.cli.option_values import Commands
 from tools.setup.service import ServiceError
 
 app = typer.Typer(

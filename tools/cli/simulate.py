@@ -10,7 +10,7 @@ import typer
 
 from daemon.policy.presets import PRESETS
 from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
-from tools.cli.wrong_use import must_be_policies
+from tools.cli.option_values import must_be_policies
 
 if TYPE_CHECKING:
     from tools.simulate.engine import Outcome

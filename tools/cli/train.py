@@ -11,7 +11,7 @@ import typer
 
 from daemon.units import size_text
 from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
-from tools.cli.wrong_use import must_be_architecture
+from tools.cli.option_values import must_be_architecture
 from tools.deeppcb.command import register as register_deeppcb
 
 if TYPE_CHECKING:

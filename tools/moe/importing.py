@@ -10,8 +10,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from tools.cli.console import AsJson, errors, print_json, print_table
+from tools.cli.option_values import must_be_one_of
 from tools.cli.progress import Bars
-from tools.cli.wrong_use import must_be_one_of
 
 if TYPE_CHECKING:
     import torch
