@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from experts.drift import BINS
+from experts.durable import replace_durably
 from experts.errors import WeightsError
 from experts.spec import ExpertId, ExpertSpec, LayoutId
 from experts.vision.architectures import ARCHITECTURES, NORMALISATIONS, YOLO_STRIDE_PIXELS, Architecture, layout_id
@@ -201,32 +201,9 @@ def dump(document: Any) -> str:
 
 
 def replace_text(path: Path, text: str, like: Path | None = None) -> None:
-    """Put `text` in the place of a file, durably: whoever reads it finds the old one or the new one, whole.
-
-    Whoever may read the old one (or `like`, where there is none) may read the new one, whatever the umask here.
-    """
+    """Replace a file durably; the new one has the mode of the old one, or of `like`, whatever the umask here."""
     model = path if path.exists() else like
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            if model is not None and model.exists():
-                os.fchmod(file.fileno(), model.stat().st_mode & 0o777)
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """What was renamed in `folder` stays so after a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    replace_durably(path, text, model.stat().st_mode & 0o777 if model is not None and model.exists() else None)
 
 
 def add_to_catalog(path: Path, expert: str, entry: Mapping[str, Any]) -> None:

@@ -24,8 +24,9 @@ from urllib.parse import quote
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from experts.catalog import CatalogEntry, CatalogFile, dump, rendered, replace_text, sync_folder, write_catalog
+from experts.catalog import CatalogEntry, CatalogFile, dump, rendered, replace_text, write_catalog
 from experts.catalog_edit import read, with_entry
+from experts.durable import replacing, sync
 from experts.weights import file_sha256
 
 VERSIONS_FILE = "versions.yaml"
@@ -259,31 +260,24 @@ class Change:
             place.hardlink_to(source)
         except OSError:  # another disk, or somebody else's file
             self._copy(source, place, entry.sha256)
-        sync_folder(place.parent)
+        sync(place.parent)
         here = entry.model_copy(update={"file": str(place.relative_to(self._versions.folder))})
         expert.kept[version] = Kept(entry=here, put_at=now(), put_by=somebody(), source="in force when first kept")
 
     def _copy(self, source: Path, place: Path, sha256: str) -> None:
         """Complete and durable under its name, or not at all; VersionsError where other bytes arrived."""
         _make_folders(place.parent, self._versions.folder)
-        temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
         digest = hashlib.sha256()
-        try:
-            with source.open("rb") as reader, temporary.open("wb") as writer:
+        catalog = self._versions.catalog
+        mode = catalog.stat().st_mode & 0o777 if catalog.exists() else None  # the catalog's readers read the weights
+        with source.open("rb") as reader, replacing(place, mode) as part:
+            with part.open("wb") as writer:
                 while piece := reader.read(_CHUNK_BYTES):
                     digest.update(piece)
                     writer.write(piece)
-                writer.flush()
-                if self._versions.catalog.exists():  # whoever may read the catalog may read the weights
-                    os.fchmod(writer.fileno(), self._versions.catalog.stat().st_mode & 0o777)
-                os.fsync(writer.fileno())
             if digest.hexdigest() != sha256:
                 found = digest.hexdigest()[:12]
                 raise VersionsError(f"{source} is damaged: its sha256 is {found}…, its entry says {sha256[:12]}…")
-            temporary.replace(place)
-            sync_folder(place.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _replace_entry(self, name: str, entry: CatalogEntry) -> None:
         path = self._versions.catalog

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experts.durable import replacing
 from experts.errors import WeightsError
 from experts.spec import ExpertSpec
 
@@ -74,25 +75,18 @@ def write_weights(path: Path, blocks: Sequence[Block], metadata: Mapping[str, st
     entries, region_bytes = plan_entries([(block.name, block.dtype, block.shape) for block in blocks])
     head = _render_header(entries, region_bytes, metadata)
     digest = hashlib.sha256(head)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with temporary.open("wb") as file:
-            file.write(head)
-            position = 0
-            for block, entry in zip(blocks, entries, strict=True):
-                data = bytes(entry.begin - position) + bytes(block.data)
-                position = entry.end
-                digest.update(data)
-                file.write(data)
-            tail = bytes(region_bytes - position)
-            digest.update(tail)
-            file.write(tail)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as part, part.open("wb") as file:
+        file.write(head)
+        position = 0
+        for block, entry in zip(blocks, entries, strict=True):
+            data = bytes(entry.begin - position) + bytes(block.data)
+            position = entry.end
+            digest.update(data)
+            file.write(data)
+        tail = bytes(region_bytes - position)
+        digest.update(tail)
+        file.write(tail)
     return digest.hexdigest()
 
 

@@ -7,13 +7,13 @@ last message is found that both know.
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from daemon.host.folders import make_folder, sync
+from daemon.host.folders import make_folder
+from experts.durable import replace_durably
 
 _MODE = 0o640
 
@@ -92,20 +92,12 @@ class PositionFile:
             raise PositionError(f"{self.path} is damaged: its first line is no position") from None
 
     def save(self, position: Position) -> None:
-        """Write it so that a power cut leaves the old one or the new one. OSError where the disk refuses."""
+        """Replace the file, durably. OSError where the disk refuses."""
         make_folder(self.path.parent)
         marks = [[mark.seq, mark.at] for mark in position.marks]
         counts = {"position": position.seq, "missed": position.missed, "counted_to": position.counted_to}
         said = json.dumps(counts | {"marks": marks}).encode()
-        part = self.path.with_name(f"{self.path.name}.part")
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _MODE)
-        try:
-            _write_all(fd, said + b"\n" + _checksum(said).encode() + b"\n")
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        part.replace(self.path)
-        sync(self.path.parent)
+        replace_durably(self.path, said + b"\n" + _checksum(said).encode() + b"\n", _MODE)
 
 
 def _understood(said: Any) -> Position:
@@ -118,8 +110,3 @@ def _understood(said: Any) -> Position:
 
 def _checksum(said: bytes) -> str:
     return hashlib.sha256(said).hexdigest()
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]

@@ -1,30 +1,24 @@
-"""Folders that the daemon makes: mode 0750, so that others read through the group (RESULTS.md); what is durable."""
+"""Folders that the daemon makes: durable, with mode 0750, so that others read through the group (RESULTS.md)."""
 
 import os
 from pathlib import Path
+
+from experts.durable import sync
 
 FOLDER_MODE = 0o750
 
 
 def make_folder(folder: Path) -> None:
-    """Make `folder` and what is missing above it, each with its mode whatever the umask is."""
+    """Make `folder` and every missing folder above it: durable, each with its mode whatever the umask is."""
     missing = [path for path in (folder, *folder.parents) if not path.is_dir()]
     for path in reversed(missing):
         path.mkdir(mode=FOLDER_MODE, exist_ok=True)
         path.chmod(FOLDER_MODE)
-
-
-def sync(path: Path) -> None:
-    """After a power cut a file holds what was written to it, a folder the names that were made, changed or removed."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        sync(path.parent)
 
 
 def folder_problem(folder: Path) -> str | None:
-    """Why files cannot be written below `folder`, which may be still to be made."""
+    """Return why files cannot be written below `folder`, which may be missing still."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir():
         return f"{there} is a file, where a folder is needed: move it, or name another folder"

@@ -16,8 +16,9 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from daemon.host.folders import make_folder, sync
+from daemon.host.folders import make_folder
 from daemon.records import JournalKey
+from experts.durable import sync
 
 FILE_MODE = 0o640
 
@@ -71,9 +72,7 @@ class Journal:
         self._lock = threading.Lock()
         self._writing: int | None = None
         self._end = 0
-        if not folder.is_dir():
-            make_folder(folder)
-            sync(folder.parent)
+        make_folder(folder)
         self._sizes = {number: self._path(number).stat().st_size for number in self._numbers()}
         self._active = max(self._sizes, default=0)
 

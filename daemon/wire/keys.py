@@ -16,6 +16,7 @@ import zmq.auth
 from zmq.utils import z85
 
 from daemon.wire.sockets import ServerKeys
+from experts.durable import replace_durably, sync
 
 _KEY_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -129,16 +130,8 @@ def allow(folder: Path, name: str, public: str) -> Path:
         raise KeyFileError(f"this key is allowed already, as {known}: a client has one name")
     if place.exists():
         raise KeyFileError(f"{place} exists already with another key: coserve keys revoke {name} first")
-    part = folder / f".{name}.{os.getpid()}.part"
-    try:
-        with part.open("w", encoding="ascii") as file:
-            file.write(f'# CoServe: {name} may come in\nmetadata\ncurve\n    public-key = "{public}"\n')
-            file.flush()
-            os.fsync(file.fileno())
-        part.chmod(0o644)
-        part.replace(place)
-    finally:
-        part.unlink(missing_ok=True)
+    text = f'# CoServe: {name} may come in\nmetadata\ncurve\n    public-key = "{public}"\n'
+    replace_durably(place, text, mode=0o644)
     return place
 
 
@@ -156,6 +149,7 @@ def revoke(folder: Path, name: str) -> list[str]:
     same = [file for file in folder.glob("*.key") if file == place or (key is not None and _key_in(file) == key)]
     for file in same:
         file.unlink(missing_ok=True)
+    sync(folder)  # a power cut must not let a revoked client in again
     return sorted(file.stem for file in same)
 
 

@@ -6,10 +6,12 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
+from daemon.delivery.position import Position, PositionFile
 from daemon.records import JournalKey
 from daemon.storage.journal import Journal, JournalError
 from tests.faults.powercut import Disk, Unsynced
@@ -154,6 +156,64 @@ Path('../key').write_text(f'{{key.segment}} {{key.offset}} {{key.length}}')
         else:
             assert journal.read(key) == b"an image"
         journal.close()
+
+
+@pytest.mark.parametrize(
+    ("kill", "content"),
+    [
+        ("write@.a.part:kill-before", b"old"),
+        ("sync@.a.part:kill-before", b"old"),
+        ("rename:kill-before", b"old"),
+        ("rename:kill-after", b"old"),
+        ("sync@disk$:kill-after", b"new content"),
+    ],
+)
+@pytest.mark.parametrize("unsynced", ["nothing", "some", "garbage"])
+def test_a_file_that_was_replaced_durably_is_the_old_one_or_the_whole_new_one(
+    tmp_path: Path, kill: str, content: bytes, unsynced: Unsynced
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "a").write_bytes(b"old")
+    code = """
+from pathlib import Path
+from experts.durable import replace_durably
+replace_durably(Path('a'), 'new content')
+"""
+    folder = after_a_power_cut(tmp_path, code, unsynced, plan=(kill,))
+    found = (folder / "a").read_bytes()
+    assert found == content or (unsynced != "nothing" and kill == "rename:kill-after" and found == b"new content")
+
+
+def test_a_consumer_s_position_outlives_a_power_cut(tmp_path: Path) -> None:
+    code = """
+from pathlib import Path
+from daemon.delivery.position import Position, PositionFile
+file = PositionFile(Path('consumers'), 'plant')
+file.save(Position(8)); file.save(Position(9))
+"""
+    folder = after_a_power_cut(tmp_path, code)
+    assert PositionFile(folder / "consumers", "plant").load() == Position(9)
+    assert "disk" in synced_folders(tmp_path)
+
+
+def test_the_folders_that_a_first_start_makes_are_durable_before_its_first_image_is(tmp_path: Path) -> None:
+    code = """
+from pathlib import Path
+from daemon.host.lock import claim
+from daemon.storage.journal import Journal
+folder = Path('data/line/journal')
+locks = claim(None, folder)
+Journal(folder).append([b'an image'])
+"""
+    after_a_power_cut(tmp_path, code)
+    assert synced_folders(tmp_path) >= {"disk", "disk/data", "disk/data/line", "disk/data/line/journal"}
+
+
+def synced_folders(tmp_path: Path) -> set[str]:
+    """The folders that were synced before the first file with bytes to keep was."""
+    syncs = (call for call in read_log(tmp_path / "calls") if call.call == "sync" and call.result == 0)
+    before = takewhile(lambda call: call.function != "fdatasync", syncs)
+    return {str(Path(call.path).relative_to(tmp_path)) for call in before}
 
 
 def test_a_database_is_what_its_last_commit_left(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-from daemon.host.folders import sync
 from daemon.storage.database.connections import sqlite_path
 from daemon.storage.database.copies import (
     State,
@@ -31,6 +30,7 @@ from daemon.storage.database.copies import (
     state_of,
 )
 from daemon.storage.journal import segment_file
+from experts.durable import sync
 from tools.backup.contents import BackupError, Contents, Part, contents_of
 from tools.backup.gentle import PIECE_BYTES, GentleReader, GentleWriter
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from alembic.script import ScriptDirectory
 
-from daemon.host.folders import make_folder, sync
+from daemon.host.folders import make_folder
 from daemon.storage.database.copies import room_problem
 from daemon.storage.database.migrate import alembic_config
+from experts.durable import sync
 from tools.backup.archive import FORMAT, HEAD, SUMS, forget_members
 from tools.backup.contents import CONFIG, BackupError
 from tools.backup.gentle import PIECE_BYTES

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from experts.durable import replace_durably
 from tools.cli.console import console, fail
 
 if TYPE_CHECKING:
@@ -153,10 +154,7 @@ class _Work:
             self.say("kept", path)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f".{path.name}.new")
-        new.write_text(text, encoding="utf-8")
-        new.chmod(0o644)
-        new.replace(path)
+        replace_durably(path, text, mode=0o644)
         self.say("wrote", path)
 
     def remove(self, path: Path, *, only: str | None = None) -> None:

@@ -16,6 +16,7 @@ from daemon.policy.matrix import Performance
 from daemon.policy.predict import expert_facts
 from daemon.units import size_text
 from experts.catalog import UNREADABLE
+from experts.durable import replace_durably
 from experts.slot import LayoutShelf
 from experts.spec import ArchitectureId, ExpertId, ExpertSpec, LayoutId
 from tools.profile.executors import Pair, best, steps, try_pairs
@@ -199,9 +200,7 @@ def write_profile(path: Path, measured: Measured) -> list[Path]:
     )
     text = yaml.safe_dump(as_document(measured), sort_keys=False, allow_unicode=True, width=120)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(head + text, encoding="utf-8")
-    temporary.replace(path)
+    replace_durably(path, head + text)
     written = [path]
     for found in measured.devices:
         name = f"{path.stem}-{found.device.replace(':', '')}"

@@ -1,33 +1,13 @@
-"""Files that appear under their name when they are complete, or not at all."""
+"""Files that a query writes: their mode, and what to say where one cannot be written."""
 
 import errno
-import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from daemon.host.folders import sync
 from tools.cli.console import fail
 
 #: As the database: others read through the group.
 MODE = 0o640
-
-
-@contextmanager
-def complete_or_not(path: Path) -> Iterator[Path]:
-    """A `.part` beside `path`, new and empty; it becomes `path` at the end, and goes where that fails."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.unlink(missing_ok=True)
-        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE))
-        yield part
-        sync(part)
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
 
 
 def why(error: OSError, path: Path) -> str:

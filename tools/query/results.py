@@ -12,11 +12,12 @@ from typing import TextIO
 from sqlalchemy import Engine
 
 from daemon.errors import MissingExtraError
+from experts.durable import replacing
 from tools.cli.console import console, fail, print_json
 from tools.cli.open_line import opened
 from tools.query import batches
 from tools.query.batches import Question
-from tools.query.files import complete_or_not, leave_cleanly, why
+from tools.query.files import MODE, leave_cleanly, why
 from tools.query.formats import Csv, Json, JsonLines, Parquet, Writer
 from tools.query.rows import NotAskedOfError
 from tools.query.table import print_rows
@@ -114,7 +115,7 @@ def _written(engine: Engine, question: Question, way: Way) -> int:
             writer = _text_writer(way.format, sys.stdout, question.columns)
         else:
             leave_cleanly()
-            part = stack.enter_context(complete_or_not(way.out))
+            part = stack.enter_context(replacing(way.out, MODE))
             if way.format is Format.PARQUET:
                 writer = Parquet(part, question.columns, [question.rows.kind(name) for name in question.columns])
             else:

@@ -7,7 +7,6 @@ budget in minutes more steps fit into a plain loop. Model and loss are theirs, u
 
 import copy
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from experts.durable import replacing
 from experts.vision.architectures import ARCHITECTURES, YOLO_STRIDE_PIXELS
 from experts.vision.networks import build_original
 
@@ -187,13 +187,9 @@ class _Run:
             "loss": self._loss,
             "spent_s": self.spent_s,
         }
-        temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
         file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            torch.save(state, temporary)
-            temporary.replace(file)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(file) as part:
+            torch.save(state, part)
 
     def restore(self, file: Path, identity: str) -> None:
         try:

@@ -1,6 +1,5 @@
 """Copies of the results database while it is in use: one state of it, whatever is written meanwhile."""
 
-import os
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -9,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from daemon.host.folders import sync
 from daemon.storage.database.connections import FILE_MODE, StoreError
 from daemon.units import size_text
+from experts.durable import replacing
 
 #: Pages of one step: 1 MiB at SQLite's usual 4 KiB, so that progress is told often.
 _STEP_PAGES = 256
@@ -30,20 +29,14 @@ def copy_database(
     A read transaction stays open for as long as it lasts: other writes neither wait for it nor make it begin anew.
     `at_snapshot` gets the connection that sees the state, before anything is copied; `on_progress` bytes done and all.
     """
-    part = target.with_name(f".{target.name}.part")
-    part.unlink(missing_ok=True)
     try:
-        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
-        part.chmod(FILE_MODE)
-        _copy(path, part, at_snapshot, on_progress)
-        sync(part)
-        part.replace(target)
-        sync(target.parent)
+        with replacing(target, FILE_MODE) as part:
+            try:
+                _copy(path, part, at_snapshot, on_progress)
+            finally:
+                part.with_name(part.name + "-journal").unlink(missing_ok=True)
     except (sqlite3.Error, OSError) as error:
         raise StoreError(f"cannot copy {path} to {target}: {error}; see to its disk and try again") from error
-    finally:
-        for left in (part, part.with_name(part.name + "-journal")):
-            left.unlink(missing_ok=True)
 
 
 def database_bytes(path: Path) -> int:

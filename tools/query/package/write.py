@@ -21,9 +21,9 @@ from typing import Any
 from sqlalchemy import Engine
 
 from daemon.config.settings import Config
-from daemon.host.folders import sync
 from daemon.storage.database.connections import shown
 from daemon.storage.database.copies import room_problem
+from experts.durable import sync
 from tools.query.package.chosen import Selection, Taken, take_rows
 from tools.query.package.experts import Experts, take_experts
 from tools.query.package.pictures import Pictures, copy_pictures
