@@ -10,13 +10,14 @@ import structlog
 import zmq
 
 from daemon.config.changed_settings import StartSettings
-from daemon.config.settings import Config
+from daemon.config.settings import Config, Model
 from daemon.delivery.deliveries import Deliveries
+from daemon.dispatch.chains import Chains
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
-from daemon.dispatch.executors import ExecutorThread
 from daemon.dispatch.loader import PoolLoader
-from daemon.dispatch.orders import device_of
+from daemon.dispatch.orders import Devices, device_of
+from daemon.dispatch.trace import Makeup
 from daemon.errors import ConfigError, StartError, install_with
 from daemon.host.children import Children, ChildSpec
 from daemon.host.lock import claim
@@ -26,8 +27,8 @@ from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog
 from daemon.intake.intake import Intake
 from daemon.intake.text_requests import TextAdmission
-from daemon.language.models import LanguageModels
-from daemon.language.served_model import opener
+from daemon.language.model_thread import OpenModel
+from daemon.language.models import LanguageModels, OpenModelWith
 from daemon.language.text_rows import TextRows
 from daemon.line.catalogs import Catalogs
 from daemon.line.devices import Measurements, pools_and_executors
@@ -42,8 +43,9 @@ from daemon.monitor.timeline import WorkTimeline
 from daemon.monitor.web_pages import WebPages, missing_packages
 from daemon.operations import Operations
 from daemon.policy.paper.assign import partition
+from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
-from daemon.records import Outcome
+from daemon.records import AcceptedText, Outcome
 from daemon.reports import Reports
 from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.storage.database.reader import Reader
@@ -58,11 +60,10 @@ from daemon.storage.results_stream import ResultsStream
 from daemon.storage.retention import RetentionThread
 from daemon.storage.suspect_images import examine
 from daemon.storage.writer import Writer
-from daemon.wire.access import Access, Http
+from daemon.wire.access import Access
 from daemon.wire.control import ControlServer
 from daemon.wire.endpoints import Gate
 from daemon.wire.sockets import end_context
-from experts.slot import LayoutShelf, SlotPool
 
 _BAD_IMAGES_S = 1.0
 #: How often a stop that finishes the backlog looks whether it is done, and what the last batches get at the least.
@@ -85,10 +86,25 @@ def as_start_error(make: Callable[P, T], *arguments: P.args, **named: P.kwargs) 
 
 
 class App:
-    """One line, running. The constructor claims locks and opens files, `start` binds sockets; `stop` undoes both."""
+    """One line, running. The constructor claims locks and opens files, `start` binds sockets; `stop` undoes both.
 
-    def __init__(self, line: Line, path: Path, tell: Callable[[str], None] = lambda _: None) -> None:
-        """`tell` hears what a start that takes long is busy with: a database that is brought to this version."""
+    Drivers are made from the bottom up, so that each is given what it uses. Reports go one way: `start` gives each
+    driver the one `Reports`, which knows them all.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        path: Path,
+        tell: Callable[[str], None] = lambda _: None,
+        *,
+        devices: Devices | None = None,
+        open_model: OpenModelWith | None = None,
+    ) -> None:
+        """`tell` hears what a start that takes long is busy with: a database that is brought to this version.
+
+        `devices` are this PC's, and `open_model` opens language models on them, unless others are given.
+        """
         self._path = path
         self._config = config = line.config
         self._log: Any = structlog.get_logger("app")
@@ -101,19 +117,18 @@ class App:
             self._log.warning("setting_renamed", problem=warning)
         self._locks = as_start_error(claim, sqlite_path(config.database), config.journal)
         self._catalogs = Catalogs(line.catalog)
+        self._rulebook = Rulebook(line.routes)
         self._metrics = Metrics(self._catalogs.architecture_of)
         self._timeline = WorkTimeline(time.time)
         self._context: zmq.Context[Any] = zmq.Context()
         keys = curve_keys(config.security)
         self._gate = Gate(self._context, keys) if keys else None
-        self._access = Access(self._gate)
-        self._rulebook = Rulebook(line.routes)
         self._backlog = Backlog(backlog_limits(config.limits))
-        self._reports = Reports(self._metrics, self._timeline, self._backlog)
         self._open_storage(config, tell)
         self._recover()
-        self._drive = self._make_drive(images_config(config), line.measured)
-        self._language = LanguageModels(config, opener(self._reports.said), self._reports.text_finished)
+        devices = devices or _torch_devices()
+        self._drive = self._make_drive(images_config(config), line.measured, devices)
+        self._language = LanguageModels(config, self._drive, list(self._pools.values()), open_model or _served_model)
         self._admission = Admission(
             intake_limits(config.limits),
             self._rulebook,
@@ -127,20 +142,29 @@ class App:
             took=self._metrics.took,
         )
         self._database_watch = DatabaseWatch(self._home, self._admission.hold, self._admission.resume)
-        self._retention = self._make_retention(config)
-        self._children = Children([])
+        self._retention = as_start_error(
+            RetentionThread,
+            *(config.database, config.images, config.retention, self._disk_space),
+            writer=self._writer,
+            hold=self._admission.hold,
+            resume=self._admission.resume,
+            on_pruned=self._metrics.pruned,
+        )
+        self._children = Children()
         self._deliveries = Deliveries(config, self._path)
-        self.operations = self._make_operations(config)
         self._make_sockets(config)
-        self._reports.connect(
+        self._make_operations(config)
+        self._reports = Reports(
+            metrics=self._metrics,
+            timeline=self._timeline,
+            backlog=self._backlog,
             drive=self._drive,
             writer=self._writer,
+            bad_images=self._bad_images,
             texts=self._texts,
             language=self._language,
             results=self._results,
         )
-        #: For whoever watches over this line (serve.py).
-        self.pulse = PipelineProbe(self._stations())
         register_gauges(self._metrics.registry, self.operations.facts)
 
     def _open_storage(self, config: Config, tell: Callable[[str], None]) -> None:
@@ -158,41 +182,17 @@ class App:
         self._reader = Reader(config.database)
         self._quarantine = Quarantine(config.quarantine, config.retention.quarantine)
         self._bad_images = BadImages(self._quarantine, self._journal.read)
-        self._writer = Writer(
-            self._store,
-            self._journal,
-            self._rulebook,
-            config.images,
-            on_accepted=self._reports.accepted,
-            on_published=self._reports.published,
-            on_done=self._reports.done,
-            room=self._disk_space,
-        )
-        self._texts = TextRows(
-            self._writer,
-            on_accepted=self._reports.texts_accepted,
-            on_published=self._reports.published,
-            on_done=self._reports.texts_done,
-        )
+        self._writer = Writer(self._store, self._journal, self._rulebook, config.images, room=self._disk_space)
+        self._texts = TextRows(self._writer)
 
     def _claims(self) -> Claims:
-        """What is accepted and still to be written."""
+        """Return what is accepted and still to be written."""
         may_stay_bytes = self._backlog.bytes if self._config.retention.keep else 0
         arriving_bytes = self._admission.bytes_in_memory
         return Claims(self._backlog.images, may_stay_bytes, self._writer.to_copy_bytes, arriving_bytes)
 
-    def _make_retention(self, config: Config) -> RetentionThread:
-        return as_start_error(
-            RetentionThread,
-            *(config.database, config.images, config.retention, self._disk_space),
-            writer=self._writer,
-            hold=self._admission.hold,
-            resume=self._admission.resume,
-            on_pruned=self._metrics.pruned,
-        )
-
     def _recover(self) -> None:
-        """What the last run left undone, and the rules that its open board attempts began with."""
+        """Read what the last run left undone, and the rules that its open board attempts began with."""
         self._recovery = self._writer.recover()
         self._texts_to_make = self._store.texts_to_make()
         for text in self._recovery.rules_texts.values():
@@ -204,8 +204,73 @@ class App:
         suspects = self._decode_marks.keep({image.key for image in pending})
         self._poison = examine(suspects, pending, self._journal.read, self._config.limits.hang_after)
 
-    def _make_operations(self, config: Config) -> Operations:
-        return Operations(
+    def _make_drive(self, config: Config, measured: Measurements, devices: Devices) -> Drive:
+        """Divide the devices as the policy has it: one pool per device, or one per executor."""
+        facts, executors = partition(*pools_and_executors(config), preset(config.policy))
+        self._pools = pools = {each.pool: as_start_error(devices.pool, each) for each in facts}
+        channels = Channels()
+        makeup = Makeup(
+            experts=expert_facts(self._catalogs.current.values(), self._rulebook.current, measured.usage),
+            pools=facts,
+            executors=executors,
+            policy=config.policy,
+            tuning=Tuning(max_wait_s=config.limits.max_wait),
+            matrix=measured.matrix,
+        )
+        return as_start_error(
+            Drive,
+            makeup,
+            Chains(self._rulebook.get, time.monotonic, time.time),
+            self._catalogs.current,
+            [
+                devices.executor(
+                    each,
+                    pools[each.pool],
+                    self._journal.read,
+                    config.devices[device_of(each.pool)].threads,
+                    self._decode_marks.place(),
+                )
+                for each in executors
+            ],
+            [PoolLoader(name, pool, channels, pools) for name, pool in pools.items()],
+            usage=measured.usage,
+            record=config.record,
+            last_batch_id=self._recovery.last_batch_id,
+            hang_after_s=config.limits.hang_after,
+        )
+
+    def _make_sockets(self, config: Config) -> None:
+        keys = self._gate.keys if self._gate else None
+        self._results = ResultsStream(self._context, config.endpoints.results, self._recovery.last_seq, keys)
+        self._intake = Intake(
+            self._context,
+            config.endpoints.intake,
+            self._admission,
+            self._reader.results_since,
+            keys,
+            self._metrics.answered,
+            self._gate.may_in if self._gate else None,
+        )
+        self._http = self._make_http(config)
+        self._http_url = ""
+        self._access = Access(self._gate, (self._intake, self._results), self._http)
+
+    def _make_http(self, config: Config) -> HttpServer | WebPages | None:
+        """Return the web pages; without their extra, metrics and health alone."""
+        endpoint, token = config.endpoints.http, config.security.http_token
+        if endpoint is None:
+            return None
+        missing = missing_packages()
+        if missing:
+            self._log.warning("no_web_pages", missing=", ".join(missing), install=install_with("dashboard"))
+            return HttpServer(endpoint, self._metrics.registry, token)
+        stand_in = HttpServer(endpoint, self._metrics.registry, token, stands_in=True)
+        return WebPages(self._path, endpoint, token, self._children.hang_up, stand_in)
+
+    def _make_operations(self, config: Config) -> None:
+        #: For the one who watches over this line (serve.py).
+        self.probe = PipelineProbe(self._stations())
+        self.operations = Operations(
             config,
             drive=self._drive,
             language=self._language,
@@ -218,95 +283,28 @@ class App:
             metrics=self._metrics,
             access=self._access,
             timeline=self._timeline,
-            held_by=lambda: self.pulse.held_by(),  # noqa: PLW0108 - of the pulse that is made below
-            children=lambda: self._children.status(),  # noqa: PLW0108 - of those that the start makes
+            probe=self.probe,
+            children=self._children,
             deliveries=self._deliveries,
             settings=StartSettings(self._path),
             on_catalog=self._catalogs.replace,
         )
-
-    def _make_sockets(self, config: Config) -> None:
-        keys = self._gate.keys if self._gate else None
-        self._results = ResultsStream(
-            self._context,
-            config.endpoints.results,
-            self._recovery.last_seq,
-            lambda: (self.operations.state, self._backlog.images),
-            keys,
-        )
-        self._intake = Intake(
-            self._context,
-            config.endpoints.intake,
-            self._admission,
-            self._reader.results_since,
-            keys,
-            self._metrics.answered,
-            self._gate.may_in if self._gate else None,
-        )
-        self._http = self._make_http(config)
-        self._http_url = ""
-        self._access.guard((self._intake, self._results), self._http)
         self._control = ControlServer(self._context, config.endpoints.control, self.operations.handlers())
 
-    def _make_http(self, config: Config) -> Http | None:
-        """The web pages; without their extra, metrics and health alone."""
-        endpoint, token = config.endpoints.http, config.security.http_token
-        if endpoint is None:
-            return None
-        missing = missing_packages()
-        if missing:
-            self._log.warning("no_web_pages", missing=", ".join(missing), install=install_with("dashboard"))
-            return HttpServer(endpoint, self._metrics.registry, self.operations.health, token)
-        stand_in = HttpServer(endpoint, self._metrics.registry, self.operations.health, token, stands_in=True)
-        return WebPages(self._path, endpoint, token, lambda name: self._children.hang_up(name), stand_in)  # noqa: PLW0108
-
-    def _make_drive(self, config: Config, measured: Measurements) -> Drive:
-        """Pools and executors as the policy divides the devices: one pool per device, or one per executor."""
-        facts, executors = partition(*pools_and_executors(config), preset(config.policy))
-        shelf = LayoutShelf()
-        self._pools = pools = {one.pool: as_start_error(SlotPool, one.device, one.budget_bytes, shelf) for one in facts}
-        channels = Channels()
-        return as_start_error(
-            Drive,
-            rulebook=self._rulebook,
-            catalog=self._catalogs.current,
-            pools=facts,
-            executors=[
-                ExecutorThread(
-                    one,
-                    pools[one.pool].slot,
-                    self._journal.read,
-                    config.devices[device_of(one.pool)].threads,
-                    mark=self._decode_marks.place(),
-                )
-                for one in executors
-            ],
-            loaders=[PoolLoader(name, pool, channels, pools) for name, pool in pools.items()],
-            policy=config.policy,
-            matrix=measured.matrix,
-            usage=measured.usage,
-            on_outcome=self._reports.finished,
-            on_switch=self._reports.switched,
-            on_bad_image=self._bad_images.keep,
-            on_batch=self._reports.batch_done,
-            on_sample=self._timeline.sample,
-            tuning=Tuning(max_wait_s=config.limits.max_wait),
-            record=config.record,
-            last_batch_id=self._recovery.last_batch_id,
-            hang_after_s=config.limits.hang_after,
-        )
-
     def _stations(self) -> list[tuple[str, Station]]:
-        """The threads on the way of an image, for a probe to go through (pipeline_probe.py)."""
+        """Return the threads on the way of an image, for a probe to go through (pipeline_probe.py)."""
 
         def writer_turn(then: Callable[[], None]) -> None:
             self._writer.run(lambda _store: then())
+
+        def drive_turn(then: Callable[[], None]) -> None:
+            self._drive.ask_later("status", {}).add_done_callback(lambda _answer: then())
 
         return [
             ("intake", self._intake.call),
             ("journal", self._writer.call_journal),
             ("writer", writer_turn),
-            ("drive", self.operations.ask_drive),
+            ("drive", drive_turn),
             ("publish", self._results.call),
         ]
 
@@ -324,23 +322,23 @@ class App:
         try:
             if self._gate:
                 self._gate.start()
-            self._results.start()
+            self._results.start(self.operations.heartbeat)
             self._control.start()
-            self._writer.start()
+            self._writer.start(self._reports)
+            self._texts.start(self._reports)
             self._writer.rules_in_force(self._rulebook.current)
             self._bad_images.start()
             self._retention.start()
             self._database_watch.start()
             self._accept_again()
             if self._http:
-                self._http_url = self._http.start()
+                self._http_url = self._http.start(self.operations.health)
                 self._log.info("http_bound", url=self._http_url)
             self._intake.start()
-            self._children = Children(self._child_specs())  # after intake: nothing of theirs holds images up
-            self._children.start()
-            self._drive.start()
-            self._language.start(self._drive, list(self._pools.values()))
-            self._language.submit(self._texts_to_make)
+            self._children.start(self._child_specs())  # after intake: nothing of theirs holds images up
+            self._drive.start(self._reports)
+            self._language.start(self._reports)
+            self._language.generate(self._texts_to_make)
         except BaseException as error:
             self._close()
             if isinstance(error, StartError):
@@ -428,3 +426,20 @@ class App:
             f" results {config.endpoints.results},{pages} {len(self._recovery.pending)} images recovered"
             f"{''.join(f'; {said}' for said in self._language.unopened())}"
         )
+
+
+def _torch_devices() -> Devices:
+    from daemon.dispatch.torch_devices import TorchDevices  # noqa: PLC0415  torch, where nobody brings other devices
+
+    return TorchDevices()
+
+
+def _served_model(
+    model: Model,
+    budget_bytes: int,
+    gets_on: Callable[[], None],
+    on_token: Callable[[AcceptedText, int, str], None],
+) -> OpenModel:
+    from daemon.language.served_model import ServedModel  # noqa: PLC0415  torch, where there is a model
+
+    return ServedModel(model, budget_bytes, gets_on, on_token)

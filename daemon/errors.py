@@ -25,13 +25,19 @@ class StartError(ConfigError):
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Whether `error` says that a device has failed, not the work on it: a smaller batch would fail as well.
+    """Return True if a device has failed, and not the work on it: a smaller batch would fail as well.
 
-    By name, since whoever asks must not need torch: torch raises AcceleratorError for what CUDA reports.
+    By name, so that this needs no torch, which raises AcceleratorError for what CUDA reports.
     """
     if type(error).__name__ == "OutOfMemoryError":
         return False
     return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error) or "CUDA driver error" in str(error)
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Return True if a smaller batch may succeed; torch has one error for GPUs and only a text for the CPU."""
+    is_torch_error = type(error).__name__ == "OutOfMemoryError"
+    return isinstance(error, MemoryError) or is_torch_error or "can't allocate memory" in str(error)
 
 
 def install_with(extra: str) -> str:

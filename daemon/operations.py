@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
@@ -21,6 +21,7 @@ from daemon.config.settings import Config
 from daemon.delivery.deliveries import Deliveries
 from daemon.dispatch.drive import Drive
 from daemon.errors import ConfigError
+from daemon.host.children import Children
 from daemon.host.temperature import Thermometer
 from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog
@@ -30,6 +31,7 @@ from daemon.line.rulebook import Rulebook
 from daemon.monitor.gauges import Facts
 from daemon.monitor.health_answer import Vitals, health
 from daemon.monitor.metrics import Metrics
+from daemon.monitor.pipeline_probe import PipelineProbe
 from daemon.monitor.timeline import LONGEST_S, WorkTimeline
 from daemon.policy.quota import Quotas
 from daemon.storage.database.reader import Reader
@@ -73,16 +75,13 @@ class Operations:
         metrics: Metrics,
         access: Access,
         timeline: WorkTimeline,
-        held_by: Callable[[], tuple[str, float] | None],
-        children: Callable[[], list[dict[str, Any]]],
+        probe: PipelineProbe,
+        children: Children,
         deliveries: Deliveries,
         settings: StartSettings,
         on_catalog: Callable[[Catalog], None],
     ) -> None:
-        """`children` answers `Children.status`, `held_by` which thread keeps the probe (pipeline_probe.py).
-
-        `on_catalog` gets the catalog of a reload when the drive has it, before rules that need it are in force.
-        """
+        """`on_catalog` gets the catalog of a reload when the drive has it, before rules that need it are in force."""
         self._config = config
         self._drive = drive
         self._language = language
@@ -95,7 +94,7 @@ class Operations:
         self._metrics = metrics
         self._access = access
         self._timeline = timeline
-        self._held_by = held_by
+        self._probe = probe
         self._thermometer = Thermometer()
         self._children = children
         self._deliveries = deliveries
@@ -103,7 +102,6 @@ class Operations:
         self._on_catalog = on_catalog
         self._reloading = threading.Lock()
         self._draining = False
-        self._known: dict[str, Any] = {}
         self._started_s = time.monotonic()
         self._completions: deque[tuple[float, int]] = deque([(self._started_s, 0)])
         self._log: Any = structlog.get_logger("operations")
@@ -124,15 +122,9 @@ class Operations:
         """Whether the pools are filled and the models open, or known not to be: what a start has to say is known."""
         return self.state != "starting" and not self._language.is_opening
 
-    def ask_drive(self, then: Callable[[], None]) -> None:
-        """Have the drive answer, for `sentence` to tell what it said, and call `then` in its thread."""
-
-        def answered(answer: Future[dict[str, Any]]) -> None:
-            if answer.exception() is None:
-                self._known = answer.result()
-            then()
-
-        self._drive.ask_later("status", {}).add_done_callback(answered)
+    def heartbeat(self) -> tuple[str, int]:
+        """Return the line's state and its backlog of images."""
+        return self.state, self._backlog.images
 
     def sentence(self) -> str:
         """The line's state, what troubles it and what waits, for a person."""
@@ -145,7 +137,7 @@ class Operations:
 
     def vitals(self) -> Vitals:
         """What `/healthz` and `/readyz` go by. Asks no thread: it is answered while one hangs."""
-        executors = self._known.get("executors", ())
+        executors = self._drive.last_status.get("executors", ())
         out = [
             f"executor {row['name']} is out of service: {row['out_of_service']}"
             for row in executors
@@ -153,12 +145,15 @@ class Operations:
         ]
         unjudged = [f"results cannot be written: {self._writer.last_error}"] if self._writer.is_failing else []
         unjudged += out if out and len(out) == len(executors) else []
-        troubles = [f"expert {expert} cannot be loaded: {why}" for expert, why in self._known.get("failed", {}).items()]
+        troubles = [
+            f"expert {expert} cannot be loaded: {why}"
+            for expert, why in self._drive.last_status.get("failed", {}).items()
+        ]
         troubles += [*out, *(why for why in (self._access.problem, self._language.trouble()) if why)]
         state = self.state
         if state == "degraded" and not (troubles or unjudged or self._admission.held):
-            troubles.append(str(self._known.get("last_error") or "the log says why"))
-        return Vitals(state, self._held_by(), self._admission.held, unjudged, troubles)
+            troubles.append(str(self._drive.last_status.get("last_error") or "the log says why"))
+        return Vitals(state, self._probe.held_by(), self._admission.held, unjudged, troubles)
 
     def health(self) -> dict[str, Any]:
         """Whether the line is alive, and whether it is ready, in words (health_answer.py)."""
@@ -167,9 +162,8 @@ class Operations:
     def facts(self) -> Facts:
         """What a scrape tells of this moment. What the scheduler says may be seconds old where it is busy or hangs."""
         fresh = self._drive.ask_later("status", {})
-        if wait([fresh], _FRESH_WITHIN_S).done and fresh.exception() is None:
-            self._known = fresh.result()
-        vitals, children, last_seq = self.vitals(), self._children(), self._last_seq_or_none()
+        wait([fresh], _FRESH_WITHIN_S)
+        vitals, children, last_seq = self.vitals(), self._children.status(), self._last_seq_or_none()
         return Facts(
             version=version("coserve"),
             policy=self._config.policy,
@@ -182,7 +176,7 @@ class Operations:
             last_seq=last_seq,
             wal_bytes=self._retention.wal_bytes,
             disks=self._retention.disks,
-            scheduler=self._known,
+            scheduler=self._drive.last_status,
             children=children,
             consumers=() if last_seq is None else self._deliveries.status(last_seq, children),
             models=self._language.status(),
@@ -219,7 +213,7 @@ class Operations:
         known = self._drive.ask("status", {})
         for inner in ("failed", "under_way", "queued", "retries"):
             del known[inner]
-        children, last_seq = self._children(), self._last_seq_or_none()
+        children, last_seq = self._children.status(), self._last_seq_or_none()
         completed = self._metrics.completed_count  # durable verdicts; the drive's count runs ahead of the disk
         where_there_are_some = {
             "children": children,

@@ -1,4 +1,4 @@
-"""What drivers report, and who hears of it: the counters first, then the driver whose turn it is."""
+"""Reports of the drivers, one way: the counters hear them first, then the driver whose turn it is."""
 
 from daemon.dispatch.drive import Drive
 from daemon.intake.backlog import Backlog
@@ -6,54 +6,72 @@ from daemon.language.models import LanguageModels
 from daemon.language.text_rows import TextRows
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.timeline import WorkTimeline
-from daemon.records import Accepted, AcceptedText, BatchDone, ExpertSwitch, Outcome, Published, TextOutcome
+from daemon.records import (
+    Accepted,
+    AcceptedText,
+    BatchDone,
+    ExpertSwitch,
+    Outcome,
+    Published,
+    QueueSample,
+    TextOutcome,
+)
+from daemon.storage.quarantine import BadImages
 from daemon.storage.results_stream import ResultsStream, Token
 from daemon.storage.writer import Writer
 
 
 class Reports:
-    """Each method is called by the driver to which it happened, in that one's thread."""
+    """Made last, of all the drivers, and given to each when it starts: no driver knows another.
 
-    _drive: Drive
-    _writer: Writer
-    _texts: TextRows
-    _language: LanguageModels
-    _results: ResultsStream
+    Each method is called in the thread of the driver that reports.
+    """
 
-    def __init__(self, metrics: Metrics, timeline: WorkTimeline, backlog: Backlog) -> None:
+    def __init__(  # noqa: PLR0913  it knows every driver
+        self,
+        *,
+        metrics: Metrics,
+        timeline: WorkTimeline,
+        backlog: Backlog,
+        drive: Drive,
+        writer: Writer,
+        bad_images: BadImages,
+        texts: TextRows,
+        language: LanguageModels,
+        results: ResultsStream,
+    ) -> None:
         self._metrics = metrics
         self._timeline = timeline
         self._backlog = backlog
-
-    def connect(
-        self, *, drive: Drive, writer: Writer, texts: TextRows, language: LanguageModels, results: ResultsStream
-    ) -> None:
-        """Before any of them starts. They are made with these methods, so that nobody else can know them all."""
         self._drive = drive
         self._writer = writer
+        self._bad_images = bad_images
         self._texts = texts
         self._language = language
         self._results = results
 
-    # Images
+    # From the writer
 
     def accepted(self, images: list[Accepted]) -> None:
         self._metrics.accepted(images)
         self._drive.accept(images)
-
-    def finished(self, outcome: Outcome) -> None:
-        self._metrics.finished(outcome)
-        self._writer.finish(outcome)
 
     def published(self, messages: list[Published]) -> None:
         self._metrics.published(messages)
         self._results.publish(messages)
 
     def done(self, images: list[tuple[str, int]]) -> None:
-        self._leave(images)
+        self._leave_backlog(images)
         self._metrics.completed(len(images))
 
-    # Batches and loads
+    # From the drive
+
+    def finished(self, outcome: Outcome) -> None:
+        self._metrics.finished(outcome)
+        self._writer.finish(outcome)
+
+    def bad_image(self, image: Accepted, reason: str) -> None:
+        self._bad_images.keep(image, reason)
 
     def batch_done(self, batch: BatchDone) -> None:
         self._metrics.batch_done(batch)
@@ -64,13 +82,16 @@ class Reports:
         self._timeline.load(switch)
         self._writer.switch(switch)
 
-    # Texts
+    def sampled(self, sample: QueueSample) -> None:
+        self._timeline.sample(sample)
+
+    # From language models and the rows of their texts
 
     def texts_accepted(self, texts: list[AcceptedText]) -> None:
         self._metrics.texts_accepted(len(texts))
-        self._language.submit(texts)
+        self._language.generate(texts)
 
-    def said(self, text: AcceptedText, index: int, piece: str) -> None:
+    def token(self, text: AcceptedText, index: int, piece: str) -> None:
         self._results.tell(Token(text.request.source, text.request.request_id, index, piece))
 
     def text_finished(self, outcome: TextOutcome) -> None:
@@ -78,8 +99,8 @@ class Reports:
         self._texts.finish(outcome)
 
     def texts_done(self, texts: list[tuple[str, int]]) -> None:
-        self._leave(texts)
+        self._leave_backlog(texts)
 
-    def _leave(self, finished: list[tuple[str, int]]) -> None:
+    def _leave_backlog(self, finished: list[tuple[str, int]]) -> None:
         for source, size_bytes in finished:
             self._backlog.leave(source, size_bytes)

@@ -86,9 +86,9 @@ def _run(app: App, notifier: Notifier, signals: _Signals) -> int:
     log: Any = structlog.get_logger("serve")
     status = 0
     try:
-        _Vigil(app, notifier, signals).keep()
+        _Watch(app, notifier, signals).keep()
     except Exception:
-        log.exception("vigil_defect")
+        log.exception("watchdog_failed")
         status = 1
     notifier.stopping("stopping: running batches finish, what waits stays in the journal")
 
@@ -119,14 +119,14 @@ def _leave_threads_behind(status: int) -> None:
         os._exit(status)
 
 
-class _Vigil:
+class _Watch:
     """The main thread while the line runs: signals, probes, and what the service manager hears of both."""
 
     def __init__(self, app: App, notifier: Notifier, signals: _Signals) -> None:
         self._app = app
         self._notifier = notifier
         self._signals = signals
-        self._pulse = app.pulse
+        self._probe = app.probe
         self._probe_every_s = min(_PROBE_S, (notifier.watchdog_s or _PROBE_S * 4) / 4)
         self._probe_at_s = 0.0
         self._status_at_s = 0.0
@@ -141,25 +141,25 @@ class _Vigil:
         ready_by_s = time.monotonic() + _READY_WITHIN_S
         said = False
         while not self._signals.stop.wait(_POLL_S if said else _STARTING_POLL_S):
-            self._feel_pulse()
+            self._probe_line()
             self._look_after_reload()
             if not said and self._heard and (self._app.operations.is_begun or time.monotonic() > ready_by_s):
                 print(f"coserve ready: {self._app.describe()}", flush=True)
                 said = True
 
-    def _feel_pulse(self) -> None:
+    def _probe_line(self) -> None:
         now_s = time.monotonic()
         if now_s >= self._probe_at_s:
-            self._pulse.send()
+            self._probe.send()
             self._probe_at_s = now_s + self._probe_every_s
-        came_through = self._pulse.came_through
+        came_through = self._probe.came_through
         if came_through > self._heard:
             if not self._heard:
                 self._notifier.ready(self._app.operations.sentence())
             self._notifier.alive()
             self._heard = came_through
             self._complain_after_s = _SLOW_S
-        held = self._pulse.held_by()
+        held = self._probe.held_by()
         if held is not None and held[1] > self._complain_after_s:
             self._log.error("line_stuck", thread=held[0], for_s=round(held[1], 1))
             self._complain_after_s *= 2

@@ -26,7 +26,7 @@ class Deliveries:
                 _child(name),
                 (
                     *(sys.executable, "-m", "daemon.delivery", str(self._path), name),
-                    *("--status_page", str(status_page.fd), "--newest", str(last_seq)),
+                    *("--status-page", str(status_page.fd), "--newest", str(last_seq)),
                 ),
                 pass_fds=(status_page.fd,),
                 beats=True,

@@ -82,7 +82,7 @@ class Channel:
             if self._users == 1 and not self._closed:
                 self._thread.start()
 
-    def submit(self, load: Load, carry_out: Callable[[], T], report: Callable[[T], None]) -> None:
+    def transfer(self, load: Load, carry_out: Callable[[], T], report: Callable[[T], None]) -> None:
         """Call `carry_out` on the channel's thread when its turn comes, then `report` with its answer.
 
         Whoever hears of the end does not find the load `under_way` any more.

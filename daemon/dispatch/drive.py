@@ -6,10 +6,10 @@ After each the scheduler is asked what to do next, its loads go to the loaders a
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
@@ -22,12 +22,9 @@ from daemon.dispatch.running_work import HungBatch, HungLoad, Running, RunningWo
 from daemon.dispatch.scheduler_control import SchedulerControl, executor_rows, memory_rows, pool_rows, queue_lengths
 from daemon.dispatch.stages import FreshLoad, batch_of, stage_of, switch_of
 from daemon.dispatch.trace import Makeup, RecordingScheduler
-from daemon.line.rulebook import Rulebook
 from daemon.policy.actions import Load, Resize, Run, Unload, Wait
-from daemon.policy.matrix import Performance
 from daemon.policy.predict import expert_facts
-from daemon.policy.presets import Tuning
-from daemon.policy.request import PoolFacts, PoolId
+from daemon.policy.request import PoolId
 from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.routes import Routes
@@ -40,67 +37,64 @@ _SAMPLE_EVERY_S = 1.0
 R = TypeVar("R")
 
 
-class Drive:
-    """Wired from plain values and callables.
+class DriveReports(Protocol):
+    """What the drive reports, on its thread; none of it may block."""
 
-    `rulebook.get(version)` gives the routes of an image's board attempt; `catalog` is read whole at each reload.
-    `pools` and each executor's and loader's own facts are as `assign.partition` made them for `policy`; `matrix` and
-    `usage` are what a profile has measured and counted. `on_outcome`, `on_switch`, `on_batch`, `on_sample` and
-    `on_bad_image` (an image that decoding found bad, and why) are called on the drive thread and must not block.
-    `record` is a file for a trace (trace.py). A batch or a load that takes longer than `hang_after_s`, and far longer
-    than was predicted, hangs: others do not wait for it. Batches are numbered above `last_batch_id`, for the results'
-    views tell them apart by number. `clock` is monotonic seconds, `wall` seconds since the epoch.
+    def finished(self, outcome: Outcome) -> None: ...
+    def bad_image(self, image: Accepted, reason: str) -> None:
+        """Decoding found `image` bad."""
+        ...
+
+    def batch_done(self, batch: BatchDone) -> None: ...
+    def switched(self, switch: ExpertSwitch) -> None: ...
+    def sampled(self, sample: QueueSample) -> None: ...
+
+
+class Drive:
+    """Wired from plain values; `start` says who hears its reports.
+
+    `chains` knows each image's next expert; `catalog` is read whole at each reload, and `usage` is what a profile has
+    counted of it. `makeup`, and each executor's and loader's own facts, are as `assign.partition` made them for the
+    policy. `record` is a file for a trace (trace.py). A batch or a load that takes longer than `hang_after_s`, and far
+    longer than was predicted, hangs: others do not wait for it. Batches are numbered above `last_batch_id`, for the
+    results' views tell them apart by number. `clock` is monotonic seconds, `wall` seconds since the epoch.
     """
+
+    _reports: DriveReports
 
     def __init__(  # noqa: PLR0913  app.py names each part it wires
         self,
-        *,
-        rulebook: Rulebook,
+        makeup: Makeup,
+        chains: Chains,
         catalog: Mapping[ExpertId, ExpertSpec],
-        pools: Sequence[PoolFacts],
         executors: Sequence[Executor],
         loaders: Sequence[Loader],
-        policy: str,
-        matrix: Iterable[Performance] = (),
+        *,
         usage: Mapping[ExpertId, float] | None = None,
-        on_outcome: Callable[[Outcome], None],
-        on_switch: Callable[[ExpertSwitch], None],
-        on_bad_image: Callable[[Accepted, str], None] = lambda _image, _reason: None,
-        on_batch: Callable[[BatchDone], None] = lambda _batch: None,
-        on_sample: Callable[[QueueSample], None] = lambda _sample: None,
-        tuning: Tuning | None = None,
         record: Path | None = None,
         last_batch_id: int = 0,
         hang_after_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._on_switch, self._on_batch, self._on_sample = on_switch, on_batch, on_sample
         self._sample_at_s = 0.0
         self._clock, self._wall = clock, wall
         self._log: Any = structlog.get_logger("drive")
         self._usage = dict(usage or {})
-        self._makeup = Makeup(
-            experts=expert_facts(catalog.values(), rulebook.current, self._usage),
-            pools=tuple(pools),
-            executors=tuple(executor.facts for executor in executors),
-            policy=policy,
-            tuning=tuning or Tuning(),
-            matrix=tuple(matrix),
-        )
-        self._scheduler = RecordingScheduler(self._makeup, record) if record else self._makeup.scheduler()
+        self._makeup = makeup
+        self._scheduler = RecordingScheduler(makeup, record) if record else makeup.scheduler()
         self._work = RunningWork(executors, loaders, hang_after_s, clock)
         self._flow = ImageFlow(
             self._scheduler,
-            Chains(rulebook.get, clock, wall),
+            chains,
             catalog,
-            on_outcome=on_outcome,
-            on_bad_image=on_bad_image,
+            on_outcome=self._finish,
+            on_bad_image=self._refuse,
             hang_after_s=hang_after_s,
             clock=clock,
         )
-        self._health = ExecutorHealth(self._makeup.executors, self._scheduler)
-        self._control = SchedulerControl(self._scheduler, lambda: self._flow.catalog, self._health.is_lost)
+        self._health = ExecutorHealth(makeup.executors, self._scheduler)
+        self._control = SchedulerControl(self._scheduler, self._flow, self._health)
         self._events = Events()
         self._thread = threading.Thread(target=self._loop, name="drive", daemon=True)
         self._fresh_loads: dict[tuple[PoolId, ExpertId], FreshLoad] = {}
@@ -109,16 +103,18 @@ class Drive:
         self._stopping = False
         self._filling = set(self._work.loaders)
         self._failing = False
+        self._last_status: dict[str, Any] = {}
 
     # From any thread
 
-    def start(self) -> None:
+    def start(self, reports: DriveReports) -> None:
         """Start loaders, executors and the drive. Images are served at once; the pools fill meanwhile."""
-        self.start_devices()
+        self.start_devices(reports)
         self._thread.start()
 
-    def start_devices(self) -> None:
-        """Start loaders and executors only: for whoever calls `turn` instead of having a drive thread."""
+    def start_devices(self, reports: DriveReports) -> None:
+        """Start loaders and executors only, for a caller that turns the drive itself (`turn`)."""
+        self._reports = reports
         self._work.start(self._events.put)
 
     def accept(self, images: Sequence[Accepted]) -> None:
@@ -159,6 +155,11 @@ class Drive:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def last_status(self) -> Mapping[str, Any]:
+        """The newest answer to `ask("status")`, without waiting for the drive; empty before the first."""
+        return self._last_status
 
     @property
     def is_filling(self) -> bool:
@@ -246,7 +247,7 @@ class Drive:
         queued, unloaded = queue_lengths(seen)
         waiting = sum(seen.queued.values())
         busy = {str(name): round(share, 4) for name, share in self._work.busy_shares().items()}
-        self._on_sample(QueueSample(self._wall(), self._flow.under_way, waiting, unloaded, queued, busy))
+        self._reports.sampled(QueueSample(self._wall(), self._flow.under_way, waiting, unloaded, queued, busy))
 
     def _change(self, pool: PoolId, change: Load | Unload | Resize) -> None:
         if isinstance(change, Load):
@@ -285,7 +286,7 @@ class Drive:
             self._flow.release(load.expert)  # it may have come into another pool than the one whose load hangs
         self._fresh_loads[load.pool, load.expert] = FreshLoad(end.load_ms, now)
         self._switches += load.cause != "startup"
-        self._on_switch(switch_of(end, self._wall()))
+        self._reports.switched(switch_of(end, self._wall()))
 
     def _batch_ended(self, report: BatchReport) -> None:
         running, is_late = self._work.ended(report)
@@ -304,7 +305,7 @@ class Drive:
             self._scheduler.batch_failed(report.executor)
         self._note_health(report)
         ago_s = self._wall() - self._clock()
-        self._on_batch(batch_of(running.run, running.order, report, pool, running.load_ms, ago_s))
+        self._reports.batch_done(batch_of(running.run, running.order, report, pool, running.load_ms, ago_s))
         for request, result in zip(running.run.batch, report.results, strict=True):
             if isinstance(result, Answered):
                 stage = stage_of(request, result, running.order, report, pool, running.load_ms)
@@ -370,6 +371,12 @@ class Drive:
         self._note_failures()
         reload.answer.set_result(None)
 
+    def _finish(self, outcome: Outcome) -> None:
+        self._reports.finished(outcome)
+
+    def _refuse(self, image: Accepted, reason: str) -> None:
+        self._reports.bad_image(image, reason)
+
     def _note_failures(self) -> None:
         failed = self._scheduler.snapshot().failed or self._health.out_of_service() or self._work.hanging()
         self._failing = bool(failed)
@@ -388,7 +395,7 @@ class Drive:
         now = self._scheduler.snapshot()
         self._note_failures()
         facts = [executor.facts for executor in self._work.executors.values()]
-        return {
+        self._last_status = {
             "policy": self._makeup.policy,
             "executors": executor_rows(facts, now, self._work.busy_shares(), self._health.out_of_service()),
             "expert_switches": self._switches,
@@ -400,6 +407,7 @@ class Drive:
             "queued": dict(zip(("by_device", "unloaded"), queue_lengths(now), strict=True)),
             "retries": self._flow.retries,
         }
+        return dict(self._last_status)
 
     def _memory(self) -> dict[str, Any]:
         facts = (executor.facts for executor in self._work.executors.values())

@@ -6,25 +6,24 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import structlog
-import torch
 
-from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Fault, ImageOrder, Unanswered
-from daemon.errors import is_device_error
+from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Fault, ImageOrder, Slot, Unanswered
+from daemon.errors import is_device_error, ran_out_of_memory
 from daemon.host.worker import Worker
 from daemon.policy.request import ExecutorFacts, RequestId
 from daemon.records import JournalKey
 from daemon.storage.journal import JournalError
 from experts.errors import ExpertError, ImageError
-from experts.slot import Slot
 from experts.spec import Answer, ExpertId
-from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared, prepare
 
 #: An image is accepted before a batch goes on: publishers wait, verdicts have a queue (docs/decisions.md, measured).
 _NICENESS = 5
+S = TypeVar("S", bound=Slot)
+
 _NOT_NUMBERS = "the network's outputs are not finite numbers: import the expert again"
 
 
@@ -54,30 +53,31 @@ class _Inference:
     device_error: str | None = None
 
 
-class ExecutorThread:
+class ExecutorThread(Generic[S]):
     """One executor of one device's pool.
 
-    `slot(expert)` gives the resident expert's slot (SlotPool.slot), `read(key)` an image's bytes (Journal.read).
-    `threads` is the number of intra-op threads of this executor. `run` is the forward pass, `infer` but for tests.
-    `mark(key)` notes the image that is being decoded, None when none is: for the start after a crash (decode_marks.py).
+    `slot(expert)` gives the resident expert's slot, `read(key)` an image's bytes (Journal.read). `infer(slot, images)`
+    is the forward pass: an answer for each image, in order. `enter` prepares the thread. `mark(key)` notes the image
+    that is being decoded, None when none is: for the start after a crash (decode_marks.py).
     """
 
     def __init__(
         self,
         facts: ExecutorFacts,
-        slot: Callable[[ExpertId], Slot],
+        slot: Callable[[ExpertId], S],
         read: Callable[[JournalKey], bytes],
-        threads: int = 1,
+        infer: Callable[[S, Sequence[Prepared]], Sequence[Answer]],
+        *,
+        enter: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
-        run: Callable[[Slot, Sequence[Prepared]], Sequence[Answer]] = infer,
         mark: Callable[[JournalKey | None], None] = lambda _key: None,
     ) -> None:
         self.facts = facts
         self._slot = slot
         self._read = read
-        self._threads = threads
+        self._run = infer
+        self._prepare_thread = enter
         self._clock = clock
-        self._run = run
         self._mark = mark
         self._work: _Work | None = None
         self._report: Callable[[BatchReport], None] = _unheard
@@ -89,7 +89,7 @@ class ExecutorThread:
         self._worker.start()
 
     def submit(self, order: BatchOrder) -> None:
-        self._worker.submit(order)
+        self._worker.put(order)
 
     def give_up(self) -> RequestId | None:
         """A new thread, and with it a new stream, takes the next batches."""
@@ -105,9 +105,7 @@ class ExecutorThread:
     def _enter(self) -> None:
         with suppress(OSError):  # a sandbox may forbid it
             os.nice(_NICENESS)  # on Linux a thread's own, and that of threads it starts
-        torch.set_num_threads(self._threads)
-        # Asking makes it this thread's own: until then the next thread's setting would overwrite it (measured).
-        torch.get_num_threads()
+        self._prepare_thread()
 
     def _carry_out(self, order: BatchOrder) -> None:
         started_s = self._clock()
@@ -191,7 +189,7 @@ class ExecutorThread:
             if not work.is_given_up:  # else the mark is that of the thread which took its place
                 self._mark(None)
 
-    def _infer(self, slot: Slot, prepared: dict[int, Prepared], chosen: tuple[int, ...], into: _Inference) -> None:
+    def _infer(self, slot: S, prepared: dict[int, Prepared], chosen: tuple[int, ...], into: _Inference) -> None:
         """Answer the images `chosen`. Out of memory: in halves. Another error: one by one, so that one is to blame.
 
         An error of the device is no image's fault and would meet each of them: it ends the batch.
@@ -224,11 +222,6 @@ class ExecutorThread:
 
 def _unheard(_report: BatchReport) -> None:
     """Nothing runs before `start`, which brings the one who listens."""
-
-
-def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether a smaller batch may succeed; torch has one error for GPUs and only a text for the CPU."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def _is_sound(answer: Answer) -> bool:

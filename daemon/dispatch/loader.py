@@ -47,17 +47,17 @@ class PoolLoader:
         self._from_disk.open()
         self._from_memory.open()
 
-    def submit(self, order: LoadOrder | Unload | Resize) -> None:
-        match order:
+    def apply(self, change: LoadOrder | Unload | Resize) -> None:
+        match change:
             case LoadOrder():
-                self._unload(order.load.evict)
-                channel = self._from_disk if order.load.source is None else self._from_memory
-                channel.submit(order.load, lambda: self._load(order), self._report)
+                self._unload(change.load.evict)
+                channel = self._from_disk if change.load.source is None else self._from_memory
+                channel.transfer(change.load, lambda: self._load(change), self._report)
             case Unload():
-                self._unload(order.experts)
-                self._log.info("experts_unloaded", experts=list(order.experts))
+                self._unload(change.experts)
+                self._log.info("experts_unloaded", experts=list(change.experts))
             case Resize():
-                self._resize(order.budget_bytes)
+                self._resize(change.budget_bytes)
 
     def under_way(self) -> list[tuple[Load, float]]:
         begun = (self._from_disk.under_way, self._from_memory.under_way)

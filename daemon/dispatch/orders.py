@@ -1,6 +1,7 @@
 """What the drive hands to executors and loaders, what they report, and what the drive asks of either.
 
-The real ones are threads (executors.py, loader.py); the simulated ones (simulated.py) keep the same contract.
+The real ones are threads (executors.py, loader.py); the simulated ones (simulated.py) keep the same contract. `Devices`
+makes either: torch is imported behind it alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from daemon.policy.actions import Load, Resize, Unload
-from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, RequestId
 from daemon.records import JournalKey, Pixels
 from experts.spec import Answer, ExpertId, ExpertSpec
 
@@ -120,8 +121,8 @@ class Loader(Protocol):
 
     def start(self, report: Callable[[LoadEnd], None]) -> None: ...
 
-    def submit(self, order: LoadOrder | Unload | Resize) -> None:
-        """A `LoadOrder` is reported, whatever happens; the others are not."""
+    def apply(self, change: LoadOrder | Unload | Resize) -> None:
+        """Carry out a change of the residents. A `LoadOrder` is reported, whatever happens; the others are not."""
         ...
 
     def under_way(self) -> Sequence[tuple[Load, float]]:
@@ -148,16 +149,54 @@ class LoadedBytes(Protocol):
     def tier(self) -> Literal["ram", "disk"]: ...
 
 
+class Slot(Protocol):
+    """A place in a pool, with one expert's weights in it (experts.slot.Slot)."""
+
+    @property
+    def spec(self) -> ExpertSpec: ...
+
+
 class Pool(Protocol):
-    """What a loader needs of a device's memory (experts.slot.SlotPool).
+    """One device's memory for experts (experts.slot.SlotPool).
 
     `source` is a pool of the same kind (real or simulated), which holds the expert; without one it is read from disk.
     """
 
+    @property
+    def device(self) -> str: ...
+    @property
+    def budget_bytes(self) -> int: ...
     def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: Any = None) -> LoadedBytes: ...
+    def slot(self, expert: ExpertId) -> Any:
+        """Return the `Slot` of a resident expert; ExpertError where it is not resident."""
+        ...
+
     def unload(self, expert: ExpertId) -> None: ...
     def resize(self, budget_bytes: int) -> None: ...
     def resident(self) -> Sequence[ExpertId]: ...
+
+
+class Devices(Protocol):
+    """The processors that a line runs on: real ones (torch_devices.py) or simulated ones (simulated.py)."""
+
+    def pool(self, facts: PoolFacts) -> Pool:
+        """Return memory for experts, empty."""
+        ...
+
+    def executor(
+        self,
+        facts: ExecutorFacts,
+        pool: Any,
+        read: Callable[[JournalKey], bytes],
+        threads: int,
+        mark: Callable[[JournalKey | None], None],
+    ) -> Executor:
+        """Return an executor over `pool`, one of this object's.
+
+        `read(key)` gives an image's bytes; `threads` are its intra-op threads; `mark(key)` notes the image that is
+        being decoded, None when none is: for the start after a crash (storage/decode_marks.py).
+        """
+        ...
 
 
 def device_of(pool: PoolId) -> str:

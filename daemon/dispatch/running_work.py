@@ -132,7 +132,7 @@ class RunningWork:
 
     def change(self, pool: PoolId, change: LoadOrder | Unload | Resize) -> None:
         self._loading[pool] += isinstance(change, LoadOrder)
-        self.loaders[pool].submit(change)
+        self.loaders[pool].apply(change)
 
     def is_loading(self, pool: PoolId) -> bool:
         return self._loading[pool] > 0
@@ -142,7 +142,7 @@ class RunningWork:
         load = end.load
         if self._hung_loads.pop((load.pool, load.expert), None) is not None:
             if end.error is None:
-                self.loaders[load.pool].submit(Unload(load.pool, (load.expert,)))
+                self.loaders[load.pool].apply(Unload(load.pool, (load.expert,)))
             return True
         self._loading[load.pool] -= 1
         self._loads.end(load)

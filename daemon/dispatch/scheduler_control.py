@@ -7,6 +7,8 @@ pools; either may be named, and what is asked of a device is done in all of its 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from daemon.dispatch.executor_health import ExecutorHealth
+from daemon.dispatch.flow import ImageFlow
 from daemon.dispatch.orders import device_of
 from daemon.policy.operate import RefusedError
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId
@@ -17,20 +19,12 @@ from experts.spec import ExpertId, ExpertSpec
 
 
 class SchedulerControl:
-    """`handlers` by kind of request: fields in, the answer's fields out. ControlError where it cannot be done.
+    """`handlers` by kind of request: fields in, the answer's fields out. ControlError where it cannot be done."""
 
-    `is_lost` says whether a pool's executors are all out of service.
-    """
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        catalog: Callable[[], Mapping[ExpertId, ExpertSpec]],
-        is_lost: Callable[[PoolId], bool],
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, flow: ImageFlow, health: ExecutorHealth) -> None:
         self._scheduler = scheduler
-        self._catalog = catalog
-        self._is_lost = is_lost
+        self._flow = flow
+        self._health = health
         self.handlers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "experts": self._experts,
             "queues": self._queues,
@@ -65,7 +59,7 @@ class SchedulerControl:
                 "queued": now.queued.get(expert, 0),
                 "failed": now.failed.get(expert),
             }
-            for expert, spec in self._catalog().items()
+            for expert, spec in self._flow.catalog.items()
         ]
         return {"experts": listed}
 
@@ -136,7 +130,7 @@ class SchedulerControl:
         budgets: dict[PoolId, int] = {}
         for device, size_bytes in wanted.items():
             pools = self._pools(device)
-            lost = [pool for pool in pools if self._is_lost(pool)]
+            lost = [pool for pool in pools if self._health.is_lost(pool)]
             if lost:
                 raise ControlError("out_of_service", _out_of_service(lost[0], is_empty=before[lost[0]] == 0))
             budgets.update((pool, size_bytes // len(pools)) for pool in pools)
@@ -155,7 +149,7 @@ class SchedulerControl:
         return {"expert_memory": now}
 
     def _known(self, expert: ExpertId) -> None:
-        if expert not in self._catalog():
+        if expert not in self._flow.catalog:
             raise ControlError("unknown_expert", f"{expert} is not in the catalog")
 
     def _pools(self, device: str) -> tuple[PoolId, ...]:

@@ -1,23 +1,37 @@
-"""A simulated device: the executor and the loader contract without threads, weights or waiting.
+"""Simulated devices: what executors and loaders promise (orders.py), without torch, weights or waiting.
 
-Everything happens on a `SimulatedClock`, whose clock jumps from event to event, so that a run is exact and repeatable.
-The pool keeps the real one's promises (never above its budget), so that a policy that would overbook is caught.
+Everything happens on a `SimulatedClock`, which jumps from event to event, so that a run is exact and repeatable: tests
+of the drive, `coserve simulate`, load tests of language models. The pool keeps the real one's promises (never above its
+budget), so that a policy that would overbook is caught. `SimulatedDevices` put such pools, and a function in place of
+the networks, under a whole line, whose threads, sockets and database are real.
 """
 
 import heapq
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from daemon.dispatch.channels import WaitingLine, copy_channel
-from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, ImageOrder, LoadEnd, LoadOrder, Unanswered
+from daemon.dispatch.executors import ExecutorThread
+from daemon.dispatch.orders import (
+    Answered,
+    BatchOrder,
+    BatchReport,
+    ImageOrder,
+    LoadEnd,
+    LoadOrder,
+    Unanswered,
+)
 from daemon.errors import is_device_error
 from daemon.policy.actions import Load, Resize, Unload
-from daemon.policy.request import ExecutorFacts, PoolId, RequestId
+from daemon.policy.request import ExecutorFacts, PoolFacts, PoolId, RequestId
+from daemon.records import JournalKey
 from experts.errors import ExpertError
 from experts.spec import Answer, ExpertId, ExpertSpec
+from experts.vision.preprocess import Prepared
 
-#: What an expert says of an image.
+#: An expert's answer about an image.
 AnswerOf = Callable[[ExpertSpec, ImageOrder], Answer | Unanswered]
 
 
@@ -32,20 +46,142 @@ class SimulatedClock:
     def now(self) -> float:
         return self._now_s
 
+    @property
+    def next_s(self) -> float | None:
+        """The time of the next event; None where there is none."""
+        return self._events[0][0] if self._events else None
+
     def after(self, seconds: float, do: Callable[[], None]) -> None:
         self._serial += 1
-        heapq.heappush(self._events, (self._now_s + seconds, self._serial, do))
+        heapq.heappush(self._events, (self.now() + seconds, self._serial, do))
 
     def step(self, until_s: float | None = None) -> bool:
-        """Jump to the next event, or to `until_s` where that is earlier, and do it. False: nothing will ever happen."""
-        if not self._events or (until_s is not None and until_s < self._events[0][0]):
+        """Jump to the next event, or to `until_s` where that is earlier, and do all that is due then.
+
+        Returns False where nothing will ever happen.
+        """
+        next_s = self.next_s
+        if next_s is None or (until_s is not None and until_s < next_s):
             if until_s is None:
                 return False
             self._now_s = max(self._now_s, until_s)
             return True
-        self._now_s, _, do = heapq.heappop(self._events)
-        do()
+        self._now_s = next_s
+        while self._events and self._events[0][0] <= next_s:
+            heapq.heappop(self._events)[2]()
         return True
+
+
+class SimulatedChannel:
+    """One transfer at a time, in the order of daemon.dispatch.channels; `fixed_s` passes beside it for each load."""
+
+    def __init__(
+        self,
+        clock: SimulatedClock,
+        name: str = "",
+        fixed_s: float = 0.0,
+        on_transfer: Callable[[str, Load, float], None] = lambda _name, _load, _begun_s: None,
+    ) -> None:
+        """`on_transfer(name, load, begun_s)` is called at the end of each transfer."""
+        self._clock = clock
+        self._name = name
+        self._fixed_s = fixed_s
+        self._on_transfer = on_transfer
+        self._waiting: WaitingLine[tuple[Load, float, Callable[[], None]]] = WaitingLine()
+        self.under_way: tuple[Load, float] | None = None
+
+    def transfer(self, load: Load, seconds: float, done: Callable[[], None]) -> None:
+        """Call `done` at the end of a transfer of `seconds`, which begins when its turn comes."""
+        self._waiting.put(load.cause, (load, seconds, done))
+        if self.under_way is None:
+            self._begin()
+
+    def give_up(self, load: Load) -> None:
+        if self.under_way is not None and self.under_way[0] == load:
+            self._begin()
+
+    def _begin(self) -> None:
+        turn = self._waiting.take()
+        self.under_way = None
+        if turn is not None:
+            load, seconds, done = turn
+            begun = self.under_way = (load, self._clock.now())
+            self._clock.after(seconds, lambda: self._end(begun, done))
+
+    def _end(self, begun: tuple[Load, float], done: Callable[[], None]) -> None:
+        load, begun_s = begun
+        self._on_transfer(self._name, load, begun_s)
+        if self.under_way is begun:  # else it was given up, and others have gone on
+            self._begin()
+        if self._fixed_s:
+            self._clock.after(self._fixed_s, done)
+        else:
+            done()
+
+
+class SimulatedChannels:
+    """Channels as daemon.dispatch.channels.Channels has them: one for the disk, others for copies within memory.
+
+    A load takes `load_s` seconds from the disk, `copy_s` from another pool.
+    """
+
+    def __init__(self, clock: SimulatedClock, load_s: float = 0.0, copy_s: float = 0.0) -> None:
+        self._clock = clock
+        self._load_s, self._copy_s = load_s, copy_s
+        self._disk = SimulatedChannel(clock)
+        self._copying: dict[str, SimulatedChannel] = {}
+
+    def route(self, order: LoadOrder) -> "Route":
+        """Return the way of a load, for `SimulatedLoader`."""
+        if order.load.source is None:
+            return [(self._disk, self._load_s)]
+        name = copy_channel(order.load.pool)
+        if name not in self._copying:
+            self._copying[name] = SimulatedChannel(self._clock)
+        return [(self._copying[name], self._copy_s)]
+
+
+class SimulatedProcessor:
+    """m batches at once each run at min(1, concurrency / m): processor sharing, in the batches' own seconds."""
+
+    def __init__(self, clock: SimulatedClock, concurrency: float) -> None:
+        self._clock = clock
+        self._concurrency = concurrency
+        self._served_s = 0.0
+        self._since_s = clock.now()
+        self._active: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = 0
+        self._version = 0
+
+    def run(self, work_s: float, done: Callable[[], None]) -> None:
+        """Call `done` when `work_s` seconds of a processor to itself have been given to this batch."""
+        self._advance()
+        self._serial += 1
+        heapq.heappush(self._active, (self._served_s + work_s, self._serial, done))
+        self._plan()
+
+    def _rate(self) -> float:
+        return min(1.0, self._concurrency / len(self._active)) if self._active else 1.0
+
+    def _advance(self) -> None:
+        now = self._clock.now()
+        self._served_s += (now - self._since_s) * self._rate()
+        self._since_s = now
+
+    def _plan(self) -> None:
+        self._version += 1
+        if self._active:
+            version = self._version
+            left_s = max(0.0, self._active[0][0] - self._served_s) / self._rate()
+            self._clock.after(left_s, lambda: self._ended(version))
+
+    def _ended(self, version: int) -> None:
+        if version != self._version:
+            return
+        self._advance()
+        _, _, done = heapq.heappop(self._active)
+        self._plan()
+        done()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +191,22 @@ class SimulatedLoad:
     tier: Literal["ram", "disk"] = "disk"
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedSlot:
+    spec: ExpertSpec
+
+
 class SimulatedPool:
     """Residents by name only. `broken` experts fail to load, as a damaged file does, or a lost device ("CUDA error").
 
-    `load_s` is the time of a load from disk, `copy_s` that of one from another pool.
+    A load takes `load_s` real seconds: 0 where a `SimulatedLoader` counts simulated ones.
     """
 
-    def __init__(
-        self,
-        budget_bytes: int,
-        load_s: Callable[[ExpertSpec], float] = lambda _spec: 0.0,
-        copy_s: Callable[[ExpertSpec], float] = lambda _spec: 0.0,
-    ) -> None:
+    def __init__(self, budget_bytes: int, device: str = "cpu", load_s: float = 0.0) -> None:
         self.budget_bytes = budget_bytes
+        self.device = device
         self.broken: dict[ExpertId, str] = {}
         self._load_s = load_s
-        self._copy_s = copy_s
         self._resident: dict[ExpertId, ExpertSpec] = {}
 
     @property
@@ -80,19 +216,17 @@ class SimulatedPool:
     def resident(self) -> tuple[ExpertId, ...]:
         return tuple(self._resident)
 
-    def slot(self, expert: ExpertId) -> ExpertSpec:
-        """The resident expert; ExpertError where it is not."""
+    def slot(self, expert: ExpertId) -> SimulatedSlot:
+        """Return the resident expert's slot; ExpertError where it is not resident."""
         if expert not in self._resident:
             raise ExpertError(expert, "is not resident")
-        return self._resident[expert]
-
-    def seconds(self, spec: ExpertSpec, source: "SimulatedPool | None" = None) -> float:
-        """How long a load of `spec` takes."""
-        return self._load_s(spec) if source is None else self._copy_s(spec)
+        return SimulatedSlot(self._resident[expert])
 
     def load(
         self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: "SimulatedPool | None" = None
     ) -> SimulatedLoad:
+        if self._load_s:
+            time.sleep(self._load_s)
         for expert in evict:
             self._resident.pop(expert, None)
         if source is not None and spec.expert not in source.resident():
@@ -105,8 +239,7 @@ class SimulatedPool:
         if spec.weights_bytes > free_bytes:
             raise ExpertError(spec.expert, f"needs {spec.weights_bytes} bytes, {free_bytes} are free")
         self._resident[spec.expert] = spec
-        tier = "disk" if source is None else "ram"
-        return SimulatedLoad(spec.weights_bytes, self.seconds(spec, source) * 1000.0, tier)
+        return SimulatedLoad(spec.weights_bytes, self._load_s * 1000.0, "disk" if source is None else "ram")
 
     def unload(self, expert: ExpertId) -> None:
         if self._resident.pop(expert, None) is None:
@@ -122,60 +255,12 @@ class SimulatedPool:
             raise AssertionError(f"{self.used_bytes} bytes are resident, the budget is {self.budget_bytes}")
 
 
-class SimulatedChannel:
-    """One simulated transfer at a time, as daemon.dispatch.channels.Channel orders them."""
-
-    def __init__(self, timeline: SimulatedClock) -> None:
-        self._timeline = timeline
-        self._waiting: WaitingLine[tuple[Load, float, Callable[[], None]]] = WaitingLine()
-        self.under_way: tuple[Load, float] | None = None
-
-    def submit(self, load: Load, seconds: float, done: Callable[[], None]) -> None:
-        """Call `done` at the end of a transfer of `seconds`, which begins when its turn comes."""
-        self._waiting.put(load.cause, (load, seconds, done))
-        if self.under_way is None:
-            self._begin()
-
-    def give_up(self, load: Load) -> None:
-        if self.under_way is not None and self.under_way[0] == load:
-            self._begin()
-
-    def _begin(self) -> None:
-        transfer = self._waiting.take()
-        self.under_way = None
-        if transfer is not None:
-            load, seconds, done = transfer
-            begun = self.under_way = (load, self._timeline.now())
-            self._timeline.after(seconds, lambda: self._end(begun, done))
-
-    def _end(self, begun: tuple[Load, float], done: Callable[[], None]) -> None:
-        if self.under_way is not begun:
-            done()  # it was given up
-            return
-        self.under_way = None
-        done()
-        if self.under_way is None:
-            self._begin()
-
-
-class SimulatedChannels:
-    """The channels of a simulated machine, as daemon.dispatch.channels.Channels names them."""
-
-    def __init__(self, timeline: SimulatedClock) -> None:
-        self._timeline = timeline
-        self.disk = SimulatedChannel(timeline)
-        self._copying: dict[str, SimulatedChannel] = {}
-
-    def copying_to(self, pool: PoolId) -> SimulatedChannel:
-        name = copy_channel(pool)
-        channel = self._copying.get(name)
-        if channel is None:
-            channel = self._copying[name] = SimulatedChannel(self._timeline)
-        return channel
+#: Where a load passes: channels one after the other, each with its seconds.
+Route = Sequence[tuple[SimulatedChannel, float]]
 
 
 class SimulatedLoader:
-    """Loads take their pool's simulated time on the channels; evictions and budgets are carried out at once.
+    """Loads pass the channels of their route; evictions and budgets are carried out at once.
 
     A load of an expert of `hangs_s` takes so many seconds more, as one from a disk that does not answer.
     """
@@ -184,55 +269,74 @@ class SimulatedLoader:
         self,
         pool_id: PoolId,
         pool: SimulatedPool,
-        timeline: SimulatedClock,
-        channels: SimulatedChannels | None = None,
+        route: Callable[[LoadOrder], Route],
         pools: Mapping[PoolId, SimulatedPool] | None = None,
+        on_load: Callable[[Load], None] = lambda _load: None,
     ) -> None:
+        """`pools` are those that bytes can be copied from; `on_load` is called when a load comes in."""
         self.pool = pool_id
         self._pool = pool
+        self._route = route
         self._pools = pools or {}
-        channels = channels or SimulatedChannels(timeline)
-        self._from_disk, self._from_memory = channels.disk, channels.copying_to(pool_id)
+        self._on_load = on_load
+        self._routes: dict[Load, Route] = {}
         self.hangs_s: dict[ExpertId, float] = {}
         self._report: Callable[[LoadEnd], None] = lambda _end: None
 
     def start(self, report: Callable[[LoadEnd], None]) -> None:
         self._report = report
 
-    def submit(self, order: LoadOrder | Unload | Resize) -> None:
-        if isinstance(order, Resize):
-            self._pool.resize(order.budget_bytes)
+    def apply(self, change: LoadOrder | Unload | Resize) -> None:
+        if isinstance(change, Resize):
+            self._pool.resize(change.budget_bytes)
             return
-        for expert in order.load.evict if isinstance(order, LoadOrder) else order.experts:
-            self._pool.unload(expert)
-        if isinstance(order, LoadOrder):
-            source = None if order.load.source is None else self._pools[order.load.source]
-            channel = self._from_disk if source is None else self._from_memory
-            seconds = self._pool.seconds(order.spec, source)
-            seconds += self.hangs_s.get(order.spec.expert, 0.0)
-            channel.submit(order.load, seconds, lambda: self._loaded(order, source, seconds))
+        if isinstance(change, Unload):
+            self._unload(change.experts)
+            return
+        load = change.load
+        self._on_load(load)
+        self._unload(load.evict)
+        (first, seconds), *rest = self._route(change)
+        self._routes[load] = route = ((first, seconds + self.hangs_s.get(load.expert, 0.0)), *rest)
+        self._pass(change, list(route))
 
     def under_way(self) -> list[tuple[Load, float]]:
-        begun = (self._from_disk.under_way, self._from_memory.under_way)
-        return [one for one in begun if one is not None and one[0].pool == self.pool]
+        channels = dict.fromkeys(channel for route in self._routes.values() for channel, _ in route)
+        begun = [channel.under_way for channel in channels]
+        return [each for each in begun if each is not None and each[0].pool == self.pool]
 
     def give_up(self, load: Load) -> None:
-        (self._from_disk if load.source is None else self._from_memory).give_up(load)
+        for channel, _ in self._routes.get(load, ()):
+            channel.give_up(load)
 
     def stop(self, timeout_s: float) -> bool:  # noqa: ARG002  simulated time does not pass here
         return True
 
-    def _loaded(self, order: LoadOrder, source: SimulatedPool | None, seconds: float) -> None:
+    def _unload(self, experts: Iterable[ExpertId]) -> None:
+        for expert in experts:
+            self._pool.unload(expert)
+
+    def _pass(self, order: LoadOrder, route: list[tuple[SimulatedChannel, float]]) -> None:
+        if route:
+            channel, seconds = route.pop(0)
+            channel.transfer(order.load, seconds, lambda: self._pass(order, route))
+        else:
+            self._loaded(order)
+
+    def _loaded(self, order: LoadOrder) -> None:
+        load = order.load
+        load_ms = sum(seconds for _, seconds in self._routes.pop(load)) * 1000.0
         try:
-            done = self._pool.load(order.spec, source=source)
-            end = LoadEnd(order.load, order.spec, done.bytes, done.load_ms, done.tier)
+            source = None if load.source is None else self._pools[load.source]
+            loaded = self._pool.load(order.spec, source=source)
+            end = LoadEnd(load, order.spec, loaded.bytes, load_ms, loaded.tier)
         except ExpertError as error:
-            end = LoadEnd(order.load, order.spec, 0, seconds * 1000.0, "disk", str(error), is_device_error(error))
+            end = LoadEnd(load, order.spec, 0, load_ms, "disk", str(error), is_device_error(error))
         self._report(end)
 
 
 class SimulatedExecutor:
-    """A batch of n images takes `k_s` · n + `b_s` simulated seconds; what it answers is a function's business.
+    """A batch of n images takes `k_s` · n + `b_s` simulated seconds of its processor; `answer` gives the answers.
 
     `hangs(order)` says how many seconds more a batch takes, and the image whose decoding does not end, if it is that.
     """
@@ -241,16 +345,20 @@ class SimulatedExecutor:
         self,
         facts: ExecutorFacts,
         pool: SimulatedPool,
-        timeline: SimulatedClock,
+        clock: SimulatedClock,
         answer: AnswerOf,
-        k_s: float = 0.01,
-        b_s: float = 0.01,
+        costs: Callable[[ExpertSpec], tuple[float, float]] = lambda _spec: (0.01, 0.01),
+        processor: SimulatedProcessor | None = None,
+        on_batch: Callable[[BatchOrder, float], None] = lambda _order, _work_s: None,
     ) -> None:
+        """`costs(spec)` are k_s and b_s; without a `processor` it has one to itself; `on_batch` hears of each begin."""
         self.facts = facts
         self._pool = pool
-        self._timeline = timeline
+        self._clock = clock
         self._answer = answer
-        self._k_s, self._b_s = k_s, b_s
+        self._costs = costs
+        self._run = processor.run if processor else clock.after
+        self._on_batch = on_batch
         self.hangs: Callable[[BatchOrder], tuple[float, RequestId | None]] = lambda _order: (0.0, None)
         self._preparing: RequestId | None = None
         self._report: Callable[[BatchReport], None] = lambda _report: None
@@ -259,9 +367,12 @@ class SimulatedExecutor:
         self._report = report
 
     def submit(self, order: BatchOrder) -> None:
-        started_s = self._timeline.now()
+        started_s = self._clock.now()
         hangs_s, self._preparing = self.hangs(order)
-        self._timeline.after(self._k_s * len(order.images) + self._b_s + hangs_s, lambda: self._ran(order, started_s))
+        k_s, b_s = self._costs(order.spec)
+        work_s = k_s * len(order.images) + b_s + hangs_s
+        self._on_batch(order, work_s)
+        self._run(work_s, lambda: self._ran(order, started_s))
 
     def give_up(self) -> RequestId | None:
         return self._preparing
@@ -270,14 +381,47 @@ class SimulatedExecutor:
         return True
 
     def _ran(self, order: BatchOrder, started_s: float) -> None:
-        results: list[Answered | Unanswered] = []
-        for image in order.images:
-            try:
-                is_current = self._pool.slot(order.spec.expert) == order.spec
-                answer = self._answer(order.spec, image) if is_current else Unanswered("expert_failed", "old weights")
-            except ExpertError as error:
-                answer = Unanswered("expert_failed", str(error))
-            results.append(answer if isinstance(answer, Unanswered) else Answered(answer, (100, 100)))
-        ended_s = self._timeline.now()
+        results = tuple(self._result(order.spec, image) for image in order.images)
+        ended_s = self._clock.now()
         infer_ms = (ended_s - started_s) * 1000.0
-        self._report(BatchReport(self.facts.executor, order.batch_id, tuple(results), started_s, ended_s, infer_ms))
+        self._report(BatchReport(self.facts.executor, order.batch_id, results, started_s, ended_s, infer_ms))
+
+    def _result(self, spec: ExpertSpec, image: ImageOrder) -> Answered | Unanswered:
+        try:
+            if self._pool.slot(spec.expert).spec != spec:
+                return Unanswered("expert_failed", "old weights")
+        except ExpertError as error:
+            return Unanswered("expert_failed", str(error))
+        answer = self._answer(spec, image)
+        return answer if isinstance(answer, Unanswered) else Answered(answer, (100, 100))
+
+
+class SimulatedDevices:
+    """Devices for a whole line: real executor and loader threads over pools and networks that are simulated.
+
+    `answer(spec, image)` stands in for a network; a batch takes `batch_s` seconds, a load `load_s`.
+    """
+
+    def __init__(
+        self, answer: Callable[[ExpertSpec, Prepared], Answer], *, batch_s: float = 0.0, load_s: float = 0.0
+    ) -> None:
+        self._answer = answer
+        self._batch_s, self._load_s = batch_s, load_s
+
+    def pool(self, facts: PoolFacts) -> SimulatedPool:
+        return SimulatedPool(facts.budget_bytes, facts.device, self._load_s)
+
+    def executor(
+        self,
+        facts: ExecutorFacts,
+        pool: SimulatedPool,
+        read: Callable[[JournalKey], bytes],
+        threads: int,  # noqa: ARG002  the function that answers takes one
+        mark: Callable[[JournalKey | None], None],
+    ) -> ExecutorThread:
+        return ExecutorThread(facts, pool.slot, read, self._infer, mark=mark)
+
+    def _infer(self, slot: SimulatedSlot, images: Sequence[Prepared]) -> list[Answer]:
+        if self._batch_s:
+            time.sleep(self._batch_s)
+        return [self._answer(slot.spec, image) for image in images]

@@ -60,12 +60,13 @@ class ChildSpec:
 class Children:
     """A thread that starts the children, starts those again that end, and stops them all."""
 
-    def __init__(self, specs: Sequence[ChildSpec]) -> None:
-        self._children = [_Child(spec) for spec in specs]
+    def __init__(self) -> None:
+        self._children: Sequence[_Child] = ()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="children", daemon=True)
 
-    def start(self) -> None:
+    def start(self, specs: Sequence[ChildSpec]) -> None:
+        self._children = [_Child(spec) for spec in specs]
         if self._children:
             self._thread.start()
 

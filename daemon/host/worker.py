@@ -28,7 +28,7 @@ class Worker(Generic[T]):
         self._thread.start()
         self._entered.wait()
 
-    def submit(self, order: T) -> None:
+    def put(self, order: T) -> None:
         self._orders.put(order)
 
     def successor(self) -> "Worker[T]":

@@ -46,7 +46,7 @@ TextStored = AcceptedText | TextRequest | TextNotStored
 class TextWriter(Protocol):
     """Makes requests durable; `reply` is called once, from another thread."""
 
-    def submit(self, request: TextRequest, reply: Callable[[TextStored], None]) -> None: ...
+    def write(self, request: TextRequest, reply: Callable[[TextStored], None]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class TextAdmission:
             return busy
         self._in_flight[key] = _InFlight(peer, request)
         accounts.owe(peer)
-        self._writer.submit(request, lambda result: post(TextSettled(key, result)))
+        self._writer.write(request, lambda result: post(TextSettled(key, result)))
         return None
 
     def settle(self, accounts: Accounts, settled: TextSettled) -> list[tuple[Peer, Answer]]:

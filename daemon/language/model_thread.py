@@ -82,7 +82,7 @@ Opener = Callable[[int, Callable[[], None]], OpenModel]
 
 
 class ModelThread:
-    """`submit`, `resize`, `give_up` and `status` from any thread."""
+    """`generate`, `resize`, `give_up` and `status` from any thread."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class ModelThread:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def submit(self, text: AcceptedText) -> None:
+    def generate(self, text: AcceptedText) -> None:
         with self._lock:
             self._texts[text.generation_id] = text
         if self._given_up:

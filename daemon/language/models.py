@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import structlog
 
 from daemon.config.settings import Config, Model
-from daemon.language.model_thread import Finished, ModelThread, outcome_of
+from daemon.language.model_thread import Finished, ModelThread, Opener, OpenModel, outcome_of
 from daemon.line.shared_devices import SharedDevice, shared_devices
 from daemon.policy.lease import Grant, Held, ToImages, ToModel
 from daemon.records import AcceptedText, TextOutcome, TextRequest
@@ -35,7 +35,7 @@ class Scheduling(Protocol):
     def ask_later(self, kind: str, fields: Mapping[str, Any]) -> "Future[dict[str, Any]]": ...
 
 
-class Pool(Protocol):
+class DevicePool(Protocol):
     """One pool of experts for images, as it is."""
 
     @property
@@ -88,31 +88,47 @@ class Prompts:
         )
 
 
+class LanguageReports(Protocol):
+    """What models report, each from its own thread."""
+
+    def token(self, text: AcceptedText, index: int, piece: str) -> None:
+        """A streamed request has got its next token."""
+        ...
+
+    def text_finished(self, outcome: TextOutcome) -> None: ...
+
+
+#: Opens a model within so many bytes for its experts; told when it gets on, and each token of a streamed request.
+OpenModelWith = Callable[[Model, int, Callable[[], None], Callable[[AcceptedText, int, str], None]], OpenModel]
+
+
 class LanguageModels:
-    """All models of a configuration. `submit` from any thread; the rest from whoever starts and asks."""
+    """All models of a configuration. `generate` from any thread; `start` says who hears their reports."""
+
+    _reports: LanguageReports
 
     def __init__(
         self,
         config: Config,
-        opener: Callable[[str, Model], Any],
-        on_outcome: Callable[[TextOutcome], None],
+        drive: Scheduling,
+        pools: Sequence[DevicePool],
+        open_model: OpenModelWith,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`opener(name, model)` gives what `ModelThread` opens it with."""
+        """`pools` are those of the images."""
         self._config = config
         self._clock = clock
-        self._on_outcome = on_outcome
-        self._drive: Scheduling | None = None
-        self._pools: Sequence[Pool] = ()
+        self._drive = drive
+        self._pools = pools
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._log: Any = structlog.get_logger("language")
         self.threads = {
             name: ModelThread(
                 name,
-                opener(name, model),
+                self._opener(model, open_model),
                 model.memory,
-                on_outcome=on_outcome,
+                on_outcome=self._finish,
                 images_under_way=self._images_under_way,
                 hang_after_s=config.limits.hang_after,
                 clock=clock,
@@ -123,8 +139,11 @@ class LanguageModels:
         self._devices = shared_devices(config)
         self._thread = threading.Thread(target=self._run, name="language", daemon=True)
 
-    def start(self, drive: Scheduling, pools: Sequence[Pool]) -> None:
-        self._drive, self._pools = drive, pools
+    def _opener(self, model: Model, open_model: OpenModelWith) -> Opener:
+        return lambda budget_bytes, gets_on: open_model(model, budget_bytes, gets_on, self._token)
+
+    def start(self, reports: LanguageReports) -> None:
+        self._reports = reports
         for thread in self.threads.values():
             thread.start()
         if self.threads:
@@ -139,15 +158,21 @@ class LanguageModels:
         for thread in self.threads.values():
             thread.stop(max(0.0, until_s - self._clock()))
 
-    def submit(self, texts: Sequence[AcceptedText]) -> None:
-        """Durable requests to their models; one whose model a restart took away ends here."""
+    def generate(self, texts: Sequence[AcceptedText]) -> None:
+        """Hand durable requests to their models; one whose model a restart took away ends here."""
         for text in texts:
             thread = self.threads.get(text.request.model)
             if thread is None:
                 waited_s = max(0.0, time.time() - text.accepted_wall_s)
-                self._on_outcome(outcome_of(text, Finished(None, "unknown_model"), waited_s))
+                self._finish(outcome_of(text, Finished(None, "unknown_model"), waited_s))
             else:
-                thread.submit(text)
+                thread.generate(text)
+
+    def _finish(self, outcome: TextOutcome) -> None:
+        self._reports.text_finished(outcome)
+
+    def _token(self, text: AcceptedText, index: int, piece: str) -> None:
+        self._reports.token(text, index, piece)
 
     @property
     def is_failing(self) -> bool:
@@ -205,7 +230,7 @@ class LanguageModels:
         return total_bytes - held_bytes
 
     def _images_under_way(self) -> bool:
-        return self._drive is not None and self._drive.images_under_way > 0
+        return self._drive.images_under_way > 0
 
     def _run(self) -> None:
         while not self._stopping.wait(_LOOK_S):
@@ -299,5 +324,4 @@ class LanguageModels:
 
     def _asked(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The drive's answer. Raises ControlError where it refuses, TimeoutError where it is busy."""
-        assert self._drive is not None, "started with a drive"
         return self._drive.ask_later(kind, fields).result(_ANSWER_S)

@@ -227,10 +227,3 @@ def learned(costs: StepCosts, took: StepTiming) -> StepCosts:
         token_s = (took.seconds - took.loading_s) / took.count
         return replace(costs, prefill_token_s=costs.prefill_token_s + (token_s - costs.prefill_token_s) / _STEPS)
     return replace(costs, step_s=costs.step_s + (took.seconds - costs.step_s) / _STEPS)
-
-
-def opener(
-    on_token: Callable[[AcceptedText, int, str], None],
-) -> Callable[[str, Model], Callable[[int, Callable[[], None]], ServedModel]]:
-    """How each model of a configuration is opened; `on_token` as ServedModel's."""
-    return lambda _name, model: lambda budget_bytes, gets_on: ServedModel(model, budget_bytes, gets_on, on_token)

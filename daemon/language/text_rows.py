@@ -38,28 +38,35 @@ class TextWriteFailed:
 Reply = Callable[[TextStored], None]
 
 
+class TextReports(Protocol):
+    """What is reported of requests for text from the writer thread, after the commit."""
+
+    def texts_accepted(self, texts: list[AcceptedText]) -> None: ...
+    def published(self, messages: list[Published]) -> None: ...
+    def texts_done(self, texts: list[tuple[str, int]]) -> None:
+        """Requests whose text is durable: source and bytes in the backlog of each."""
+        ...
+
+
 class TextRows:
-    """`submit` and `finish` from any thread; callbacks come from the writer thread, after the commit."""
+    """`write` and `finish` from any thread; `start` says who hears its reports."""
+
+    _reports: TextReports
 
     def __init__(
         self,
         writer: TaskRunner,
-        *,
-        on_accepted: Callable[[list[AcceptedText]], None],
-        on_published: Callable[[list[Published]], None],
-        on_done: Callable[[list[tuple[str, int]]], None],
     ) -> None:
-        """`on_done` gets (source, bytes in the backlog) of finished requests."""
         self._writer = writer
-        self._on_accepted = on_accepted
-        self._on_published = on_published
-        self._on_done = on_done
         self._requests: deque[tuple[TextRequest, Reply]] = deque()
         self._outcomes: deque[TextOutcome] = deque()
         self._is_in_doubt = False
         self._log = structlog.get_logger("writer")
 
-    def submit(self, request: TextRequest, reply: Reply) -> None:
+    def start(self, reports: TextReports) -> None:
+        self._reports = reports
+
+    def write(self, request: TextRequest, reply: Reply) -> None:
         """Make `request` durable; `reply` is called once."""
         self._requests.append((request, reply))
         task = self._writer.run(self._accept)
@@ -83,7 +90,7 @@ class TextRows:
             for _, reply in some:
                 reply(TextWriteFailed(str(error)))
             return
-        self._on_accepted([one for one in stored if isinstance(one, AcceptedText)])
+        self._reports.texts_accepted([one for one in stored if isinstance(one, AcceptedText)])
         for (_, reply), one in zip(some, stored, strict=True):
             reply(one)
 
@@ -100,15 +107,15 @@ class TextRows:
             written = store.finish_texts(some)
         except Exception as error:  # noqa: BLE001  kept and tried again, whatever it is
             self._is_in_doubt = True
-            self._log.warning("texts_wait", outcomes=len(self._outcomes), error=str(error))
+            self._log.warning("texts_not_written", outcomes=len(self._outcomes), error=str(error))
             retry = threading.Timer(_RETRY_S, lambda: self._writer.run(self._finish))
             retry.daemon = True
             retry.start()
             return
         for _ in some:
             self._outcomes.popleft()
-        self._on_published(written.published)
-        self._on_done(written.done)
+        self._reports.published(written.published)
+        self._reports.texts_done(written.done)
 
     def _end_doubt(self, store: Store) -> None:
         """What a commit that failed has left behind can no longer come true once another one stands."""

@@ -56,38 +56,45 @@ def bind_http(endpoint: str, *, has_token: bool) -> socket.socket:
     return listener
 
 
+Health = Callable[[], Mapping[str, Any]]
+
+
 class HttpServer:
     """One line's HTTP endpoint. With a token file every path needs `Authorization: Bearer TOKEN`."""
+
+    _health: Health
 
     def __init__(
         self,
         endpoint: str,
         registry: CollectorRegistry,
-        health: Callable[[], Mapping[str, Any]],
         token_file: Path | None = None,
         *,
         stands_in: bool = False,
     ) -> None:
-        """`health` is control's answer of that name (health_answer.py). TokenError where the token cannot be used.
+        """Serve nothing yet. TokenError where the token cannot be used.
 
-        One that `stands_in` says of every other path that the web pages are away.
+        A server that `stands_in` says of every other path that the web pages are away.
         """
         self._stands_in = stands_in
         self._endpoint = endpoint
-        self._health = health
         self._token_file = token_file
         self._token = read_token(token_file) if token_file else None
         self._registry = registry
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self) -> str:
-        """Bind and begin to answer. The endpoint as bound; StartError where that fails, or where it would be open."""
-        bound, port = self.serve(bind_http(self._endpoint, has_token=self._token is not None))
+    def start(self, health: Health) -> str:
+        """Bind and begin to answer. `health` gives control's answer of that name (health_answer.py).
+
+        Returns the endpoint as bound; StartError where that fails, or where it would be open.
+        """
+        bound, port = self.serve(bind_http(self._endpoint, has_token=self._token is not None), health)
         return f"http://[{bound}]:{port}" if ":" in bound else f"http://{bound}:{port}"
 
-    def serve(self, listener: socket.socket) -> tuple[str, int]:
-        """Begin to answer at a socket that listens, and that `stop` closes. Its address."""
+    def serve(self, listener: socket.socket, health: Health) -> tuple[str, int]:
+        """Begin to answer at a socket that listens, and that `stop` closes. Returns its address."""
+        self._health = health
         server = _Server(listener)
         server.set_app(self._answer)
         thread = threading.Thread(target=server.serve_forever, args=(_LOOK_UP_S,), name="http", daemon=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from daemon.host.children import ChildSpec
-from daemon.monitor.http_server import HttpServer, bind_http
+from daemon.monitor.http_server import Health, HttpServer, bind_http
 from daemon.wire.http_token import TokenError, read_token
 
 NAME = "dashboard"
@@ -44,6 +44,8 @@ def _is_there(module: str) -> bool:
 class WebPages:
     """The socket of the web process, and what is told to it; started and stopped as `HttpServer` is."""
 
+    _health: Health
+
     def __init__(
         self,
         config: Path,
@@ -62,8 +64,9 @@ class WebPages:
         if token_file is not None:
             read_token(token_file)
 
-    def start(self) -> str:
+    def start(self, health: Health) -> str:
         """Bind. The address as bound; StartError where that fails, or where it would be open without a token."""
+        self._health = health
         self._listener = bind_http(self._endpoint, has_token=self._token_file is not None)
         host, port = self._listener.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -87,7 +90,7 @@ class WebPages:
         if wait_s > _STAND_IN_S:
             # A machine at its limits has no descriptor or no thread left: then whoever asks waits.
             with contextlib.suppress(OSError, RuntimeError):
-                self._stand_in.serve(self._listener.dup())
+                self._stand_in.serve(self._listener.dup(), self._health)
 
     def reload(self) -> list[str]:
         """Have the token read again; what is wrong with it, and then the old one stays."""

@@ -37,7 +37,7 @@ class DatabaseWatch:
             try:
                 self._look()
             except Exception:  # noqa: BLE001 - the next look may fare better
-                self._log.exception("ground_defect")
+                self._log.exception("file_watch_failed")
 
     def _look(self) -> None:
         problem = self._home.look()

@@ -112,7 +112,7 @@ class BadImages:
 
     def keep(self, image: Accepted, reason: str) -> None:
         """Any thread."""
-        self._worker.submit((image, reason))
+        self._worker.put((image, reason))
 
     def _carry_out(self, asked: tuple[Accepted, str]) -> None:
         image, reason = asked

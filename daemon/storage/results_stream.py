@@ -41,18 +41,18 @@ class Token:
 
 
 class ResultsStream:
-    """Publishes what is durable. `pulse` answers the line's `state` and `backlog` for the heartbeat."""
+    """Publishes what is durable, and a heartbeat with the line's state and backlog."""
+
+    _heartbeat: Callable[[], tuple[str, int]]
 
     def __init__(
         self,
         context: "zmq.Context[Any]",
         endpoint: str,
         last_seq: int,
-        pulse: Callable[[], tuple[str, int]],
         keys: ServerKeys | None = None,
     ) -> None:
         self._last_seq = last_seq
-        self._pulse = pulse
         self._mailbox: Mailbox[Published | Token | Callable[[], None]] = Mailbox()
         self._stopping = False
         self._started_at_s = time.monotonic()
@@ -60,8 +60,12 @@ class ResultsStream:
         binding = Binding(context, zmq.PUB, [endpoint], keys)
         self._thread = SocketThread("publish", binding, self._mailbox, _configure, self._serve)
 
-    def start(self) -> str:
-        """Bind and begin to send. The endpoint as bound, port filled in; StartError where that fails."""
+    def start(self, heartbeat: Callable[[], tuple[str, int]]) -> str:
+        """Bind and begin to send. `heartbeat` gives the line's state and its backlog of images.
+
+        Returns the endpoint as bound, port filled in; StartError where that fails.
+        """
+        self._heartbeat = heartbeat
         return self._thread.start()[0]
 
     def publish(self, messages: Sequence[Published]) -> None:
@@ -135,7 +139,7 @@ class ResultsStream:
 
     def _beat(self, pub: Socket, now_s: float) -> None:
         try:
-            state, backlog = self._pulse()
+            state, backlog = self._heartbeat()
         except Exception:  # noqa: BLE001 - results go on without a heartbeat
             self._log.exception("heartbeat_failed")
             return

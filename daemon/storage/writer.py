@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
@@ -56,8 +56,19 @@ class _Task:
 _Item = Group | Outcome | ExpertSwitch | Routes | list[Kept] | _Task | _Stop
 
 
+class WriterReports(Protocol):
+    """What the writer reports from its thread, after the commit."""
+
+    def accepted(self, images: list[Accepted]) -> None: ...
+    def published(self, messages: list[Published]) -> None: ...
+    def done(self, images: list[tuple[str, int]]) -> None:
+        """Images whose verdict is durable: source and payload bytes of each."""
+
+
 class Writer:
-    """`submit`, `finish` and `switch` from any thread; callbacks come from the writer thread, after the commit."""
+    """`submit`, `finish` and `switch` from any thread; `start` says who hears its reports."""
+
+    _reports: WriterReports
 
     def __init__(
         self,
@@ -66,17 +77,11 @@ class Writer:
         rulebook: Rulebook,
         images: Path,
         *,
-        on_accepted: Callable[[list[Accepted]], None],
-        on_published: Callable[[list[Published]], None],
-        on_done: Callable[[list[tuple[str, int]]], None],
         room: DiskSpace | None = None,
     ) -> None:
-        """`on_done` gets (source, payload bytes) of finished images; no image is taken for which there is no `room`."""
+        """Take no image for which there is no `room`."""
         self._store = store
         self._rulebook = rulebook
-        self._on_accepted = on_accepted
-        self._on_published = on_published
-        self._on_done = on_done
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._groups: deque[Group] = deque()
         self._outcomes: deque[Outcome] = deque()
@@ -132,7 +137,8 @@ class Writer:
         except Exception as error:  # noqa: BLE001 - a disk that takes nothing: the line starts and says `busy`
             self._log.warning("log_not_written_again", error=_reason(error))
 
-    def start(self) -> None:
+    def start(self, reports: WriterReports) -> None:
+        self._reports = reports
         self._thread.start()
         self._journal_thread.start()
         self._archiver.start()
@@ -292,9 +298,9 @@ class Writer:
             for _ in taken:
                 pile.popleft()
         if written.published:
-            self._call(self._on_published, written.published)
+            self._call(self._reports.published, written.published)
         if written.done:
-            self._call(self._on_done, written.done)
+            self._call(self._reports.done, written.done)
         for image in written.keep:
             self._archiver.keep(image)
         if written.freed_journal:
@@ -397,7 +403,7 @@ class Writer:
         accepted = self._store.accept(pairs, self._rulebook.current)
         self._segments.committed()
         self._failing = False
-        self._call(self._on_accepted, accepted)
+        self._call(self._reports.accepted, accepted)
         for (submitted, _), image in zip(new.values(), accepted, strict=True):
             self._call(submitted.reply, image)
 

@@ -17,28 +17,23 @@ class Guarded(Protocol):
     def rebind(self, keys: ServerKeys) -> None: ...
 
 
-class Http(Protocol):
-    """Whoever serves HTTP: the daemon itself, or its web pages."""
+class HttpToken(Protocol):
+    """A server of HTTP: the daemon's own, or its web pages."""
 
-    def start(self) -> str: ...
-    def reload(self) -> list[str]: ...
-    def stop(self) -> None: ...
+    def reload(self) -> list[str]:
+        """Read the token again; what is wrong with it, and then the old one stays."""
+        ...
 
 
 class Access:
     """The gate of the sockets and the token of HTTP; either may be absent. `reload` may be called from any thread."""
 
-    def __init__(self, gate: Gate | None) -> None:
+    def __init__(self, gate: Gate | None, sockets: Sequence[Guarded], http: HttpToken | None) -> None:
         self._gate = gate
-        self._sockets: Sequence[Guarded] = ()
-        self._http: Http | None = None
+        self._sockets, self._http = sockets, http
         self._reloading = threading.Lock()
         self._lost: str | None = None
         self._log: Any = structlog.get_logger("access")
-
-    def guard(self, sockets: Sequence[Guarded], http: Http | None) -> None:
-        """What a reload is carried out at. Once, before the first."""
-        self._sockets, self._http = sockets, http
 
     @property
     def problem(self) -> str | None:

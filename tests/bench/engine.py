@@ -6,14 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import torch
+
+from daemon.dispatch.chains import Chains
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.executors import ExecutorThread
 from daemon.dispatch.loader import PoolLoader
-from daemon.dispatch.orders import Pool
+from daemon.dispatch.trace import Makeup
 from daemon.line.rulebook import Rulebook
 from daemon.policy.paper.assign import partition
-from daemon.policy.presets import preset
+from daemon.policy.predict import expert_facts
+from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels
 from daemon.storage.journal import Journal
@@ -60,33 +64,39 @@ class Engine:
             preset(policy),
         )
         journal, reader, channels = Journal(job.journal), reader_of(job.disk), Channels()
-        made = _module_pools(pools, reader) if job.side == ORDINARY else _slot_pools(pools, reader, specs)
+        made: dict[PoolId, Any] = (
+            _module_pools(pools, reader) if job.side == ORDINARY else _slot_pools(pools, reader, specs)
+        )
         forward = _with_the_traces_verdict(_ordinary if job.side == ORDINARY else infer)
+        threads = max(1, job.threads // len(executors))
+        facts = expert_facts(specs.values(), self.routes, {})
         self.drive = Drive(
-            rulebook=Rulebook(self.routes),
-            catalog=specs,
-            pools=pools,
-            executors=[
+            Makeup(facts, pools, executors, policy, Tuning(), tuple(job.matrix)),
+            Chains(Rulebook(self.routes).get, time.monotonic, time.time),
+            specs,
+            [
                 ExecutorThread(
-                    facts,
-                    cast("Any", made[facts.pool]).slot,
-                    journal.read,
-                    max(1, job.threads // len(executors)),
-                    run=forward,
+                    each, made[each.pool].slot, journal.read, forward, enter=lambda: torch.set_num_threads(threads)
                 )
-                for facts in executors
+                for each in executors
             ],
-            loaders=[PoolLoader(name, pool, channels) for name, pool in made.items()],
-            policy=policy,
-            matrix=job.matrix,
-            on_outcome=lambda outcome: self.outcomes.put(_Ended(outcome, time.monotonic())),
-            on_switch=lambda switch: self.switches.append((time.monotonic(), switch)),
+            [PoolLoader(name, pool, channels) for name, pool in made.items()],
             record=job.record,
         )
 
+    def finished(self, outcome: Outcome) -> None:
+        self.outcomes.put(_Ended(outcome, time.monotonic()))
+
+    def switched(self, switch: ExpertSwitch) -> None:
+        self.switches.append((time.monotonic(), switch))
+
+    def ignore(self, *_: object) -> None: ...
+
+    bad_image = batch_done = sampled = ignore
+
     def fill(self) -> None:
         """Start, and wait for the initial fill, where the policy has one."""
-        self.drive.start()
+        self.drive.start(cast("Any", self))
         until_s = time.monotonic() + _PATIENCE_S
         while self.drive.is_filling and time.monotonic() < until_s:
             time.sleep(0.01)
@@ -182,7 +192,7 @@ def _slot_pools(
     return {facts.pool: SlotPool(facts.device, facts.budget_bytes, shelf, reader) for facts in pools}
 
 
-def _module_pools(pools: Sequence[PoolFacts], reader: Reader) -> dict[PoolId, Pool]:
+def _module_pools(pools: Sequence[PoolFacts], reader: Reader) -> dict[PoolId, Any]:
     files = OrdinaryFiles(reader)
     return {facts.pool: ModulePool(files, facts.budget_bytes) for facts in pools}
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 from daemon.config.settings import Retention
 from daemon.line.rulebook import Rulebook
@@ -110,9 +112,6 @@ class BenchLine:
         self._room = DiskSpace({"journal": folder}, 2**20)
         self._writer = Writer(
             *(self._store, self._journal, Rulebook(compile_rules(_RULES, "bench", None)), folder / "images"),
-            on_accepted=self._judge,
-            on_published=lambda _messages: None,
-            on_done=lambda _done: None,
         )
         self._waits_ms: list[float] = []
         self._stopping = threading.Event()
@@ -120,7 +119,8 @@ class BenchLine:
 
     def start(self) -> None:
         self._writer.recover()
-        self._writer.start()
+        ignore = lambda _reported: None  # noqa: E731
+        self._writer.start(cast("Any", SimpleNamespace(accepted=self._judge, published=ignore, done=ignore)))
         self._camera.start()
 
     def stop(self) -> None:

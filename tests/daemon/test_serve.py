@@ -43,11 +43,11 @@ def test_a_defect_of_the_main_thread_ends_the_process_in_order(tmp_path: Path, e
     config, log = a_line(tmp_path, experts_folder), tmp_path / "daemon.log"
     with Manager(tmp_path) as manager, a_holdable_daemon(config, manager, 0.8) as process:
         manager.until("READY", "1")
-        (tmp_path / "vigil.defect").touch()
+        (tmp_path / "watch.defect").touch()
         assert ended(process, log) == 1
     said = log.read_text()
-    assert "vigil_defect" in said
-    assert said.index("vigil_defect") < said.index("stopped")
+    assert "watchdog_failed" in said
+    assert said.index("watchdog_failed") < said.index("stopped")
 
 
 def test_a_stop_that_fails_half_way_ends_the_process_all_the_same(tmp_path: Path, experts_folder: Path) -> None:

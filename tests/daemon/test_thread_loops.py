@@ -21,8 +21,8 @@ def test_a_worker_carries_out_what_follows_an_order_that_failed() -> None:
 
     worker: Worker[int] = Worker("test", carry_out)
     worker.start()
-    worker.submit(0)
-    worker.submit(1)
+    worker.put(0)
+    worker.put(1)
     assert done.wait(60.0)
     assert worker.stop(60.0)
 

@@ -57,6 +57,7 @@ def rows_after(tmp_path: Path, fault: str, then: str, *, power_cut: bool) -> tup
     folder.mkdir()
     disk = Disk(folder)
     environ = shim_environment([], log, switch=tmp_path / "switch", keep_bytes_of=folder)
+    environ |= {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", PROCESS % fault, then]
     said = subprocess.run(command, cwd=folder, env=environ, check=True, capture_output=True, text=True).stdout
     assert any(call.action != "-" for call in read_log(log))
@@ -90,7 +91,7 @@ def test_a_commit_whose_sync_failed_may_come_true_after_a_kill_and_never_after_a
 
 
 LINE = """
-import os, sys, threading, time, structlog
+import os, sys, threading, time, types, structlog
 from pathlib import Path
 from tests.daemon.storage.database.store_parts import an_arrival, an_outcome, some_rules
 from daemon.storage.journal import Journal
@@ -104,10 +105,10 @@ journal = Journal(Path('journal'))
 accepted, published = [], threading.Event()
 writer = Writer(
     open_store('sqlite:///inspection.db', keep=()), journal, Rulebook(some_rules()), Path('images'),
-    on_accepted=accepted.extend, on_published=lambda _: published.set(), on_done=lambda _: None,
 )
 recovery = writer.recover()
-writer.start()
+reports = dict(accepted=accepted.extend, published=lambda _: published.set(), done=lambda _: None)
+writer.start(types.SimpleNamespace(**reports))
 def faults(*plan):
     switch_faults(Path('../switch'), plan)
 def send(name, then=lambda: None):

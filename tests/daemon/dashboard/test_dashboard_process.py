@@ -48,7 +48,7 @@ main()
 #: A daemon that has another idea of time for the processes beside the line.
 OTHER_TIMES = """\
 import sys
-from daemon import children, heart
+from daemon.host import child_heartbeat, children
 from tools.cli.main import main
 
 {times}
@@ -148,7 +148,7 @@ def test_processes_beside_the_line_that_hang_are_replaced_and_verdicts_go_on(
     plant = {"kind": "mqtt", "host": "127.0.0.1", "port": free_port(), "prefix": "plant"}
     line = ShownLine(tmp_path / "line", experts_folder, consumers={"plant": plant})
     log = line.folder / "daemon.log"
-    with with_other_times(line, "children._HUNG_AFTER_S, heart._TIMES_FOR_A_START = 5.0, 100"):
+    with with_other_times(line, "children._HUNG_AFTER_S, child_heartbeat._TIMES_FOR_A_START = 5.0, 100"):
         line.wait_until_it_shows()
         line.wait(lambda: "nobody listens" in (line.status()["consumers"][0]["last_error"] or ""))
         before = [child(line, name)["pid"] for name in ("dashboard", "consumer plant")]
@@ -188,10 +188,10 @@ def test_where_the_web_process_waits_for_its_next_start_the_daemon_answers_probe
 
 
 def test_only_a_longer_wait_is_answered_and_a_start_gets_the_socket_back(tmp_path: Path) -> None:
-    stand_in = HttpServer("http://127.0.0.1:0", Metrics().registry, lambda: health(Vitals("ready")), stands_in=True)
+    stand_in = HttpServer("http://127.0.0.1:0", Metrics().registry, stands_in=True)
     pages = WebPages(tmp_path / "coserve.yaml", "http://127.0.0.1:0", None, lambda _: None, stand_in)
-    url = f"{pages.start()}/healthz"
-    web = HttpServer(url, Metrics().registry, lambda: health(Vitals("draining")))
+    url = f"{pages.start(lambda: health(Vitals('ready')))}/healthz"
+    web = HttpServer(url, Metrics().registry)
     try:
         spec = pages.child()
         (fd,) = spec.pass_fds
@@ -201,7 +201,7 @@ def test_only_a_longer_wait_is_answered_and_a_start_gets_the_socket_back(tmp_pat
                 assert get(url) == (200, "alive\n")
                 assert get(url.replace("healthz", "boards"))[0] == 503, "it is the one that stands in"
             spec.on_start()
-            web.serve(socket.socket(fileno=os.dup(fd)))
+            web.serve(socket.socket(fileno=os.dup(fd)), lambda: health(Vitals("draining")))
             assert get(url.replace("healthz", "boards"))[0] == 404, "it is the one that was started"
             web.stop()
     finally:

@@ -1,9 +1,12 @@
-"""A simulated line for drive tests: rules, a catalog, fake devices, and the drive turned by hand."""
+"""A simulated line for tests of the drive: rules, a catalog, simulated devices, and the drive turned by hand."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+from daemon.dispatch.chains import Chains
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.orders import ImageOrder, Unanswered
 from daemon.dispatch.simulated import (
@@ -14,12 +17,14 @@ from daemon.dispatch.simulated import (
     SimulatedLoader,
     SimulatedPool,
 )
+from daemon.dispatch.trace import Makeup
 from daemon.line.rulebook import Rulebook
 from daemon.policy.matrix import Performance
 from daemon.policy.paper.assign import partition
+from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId, Processor
-from daemon.records import Accepted, ExpertSwitch, JournalKey, Outcome, Pixels
+from daemon.records import Accepted, BatchDone, ExpertSwitch, JournalKey, Outcome, Pixels, QueueSample
 from experts.spec import Answer, ArchitectureId, Detection, ExpertId, ExpertSpec, LayoutId, Task
 from routing_rules.compile import compile_rules
 from routing_rules.routes import Routes
@@ -102,16 +107,16 @@ def says(labels: Mapping[int, str] | None = None, otherwise: str = "ok") -> Answ
 
 @dataclass
 class Line:
-    """A drive over fake devices. `run` turns it until nothing happens any more."""
+    """A drive over simulated devices, which hears its reports. `run` turns it until nothing happens any more."""
 
     drive: Drive
-    timeline: SimulatedClock
+    clock: SimulatedClock
     pools: dict[PoolId, SimulatedPool]
     executors: dict[str, SimulatedExecutor]
     loaders: dict[PoolId, SimulatedLoader]
-    reported: list[Outcome]
-    switches: list[ExpertSwitch]
-    bad_images: list[tuple[Accepted, str]]
+    reported: list[Outcome] = field(default_factory=list)
+    switches: list[ExpertSwitch] = field(default_factory=list)
+    bad_images: list[tuple[Accepted, str]] = field(default_factory=list)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     ended_s: dict[int, float] = field(default_factory=dict)
     until_s: float | None = None
@@ -123,22 +128,35 @@ class Line:
         for outcome in self.reported:
             assert outcome.inspection_id not in self.outcomes, "an image ended twice"
             self.outcomes[outcome.inspection_id] = outcome
-            self.ended_s[outcome.inspection_id] = self.timeline.now()
+            self.ended_s[outcome.inspection_id] = self.clock.now()
         self.reported.clear()
 
     def run(self, until_s: float | None = None) -> None:
         self.turn()
         turns = 0
-        while until_s is None or self.timeline.now() < until_s:
+        while until_s is None or self.clock.now() < until_s:
             turns += 1
             assert turns < 20_000, "the line goes round in circles"
             limits = [limit for limit in (self.until_s, until_s) if limit is not None]
-            if not self.timeline.step(min(limits, default=None)):
+            if not self.clock.step(min(limits, default=None)):
                 return
             self.turn()
 
     def accept(self, *images: Accepted) -> None:
         self.drive.accept(images)
+
+    def finished(self, outcome: Outcome) -> None:
+        self.reported.append(outcome)
+
+    def bad_image(self, image: Accepted, reason: str) -> None:
+        self.bad_images.append((image, reason))
+
+    def switched(self, switch: ExpertSwitch) -> None:
+        self.switches.append(switch)
+
+    def batch_done(self, batch: BatchDone) -> None: ...
+
+    def sampled(self, sample: QueueSample) -> None: ...
 
 
 def a_line(
@@ -158,44 +176,50 @@ def a_line(
     usage: Mapping[ExpertId, float] | None = None,
     wall: Callable[[float], float] = lambda now: 1000.0 + now,
 ) -> Line:
-    timeline = SimulatedClock()
+    clock = SimulatedClock()
     budgets = budgets or {"cpu": 30}
     devices = [
         PoolFacts(PoolId(name), _processor(name), size, max_batch, activation_bytes) for name, size in budgets.items()
     ]
-    hands = [ExecutorFacts(ExecutorId(f"{pool}/{n}"), PoolId(pool)) for n, pool in enumerate(executors)]
-    facts, used = partition(devices, hands, preset(policy))
-    pools = {
-        one.pool: SimulatedPool(one.budget_bytes, lambda _spec: load_s, lambda _spec: load_s / 10.0) for one in facts
+    streams = [ExecutorFacts(ExecutorId(f"{pool}/{n}"), PoolId(pool)) for n, pool in enumerate(executors)]
+    facts, used = partition(devices, streams, preset(policy))
+    pools = {each.pool: SimulatedPool(each.budget_bytes) for each in facts}
+    channels = SimulatedChannels(clock, load_s, load_s / 10.0)
+    simulated = {
+        str(each.executor): SimulatedExecutor(each, pools[each.pool], clock, answer or says()) for each in used
     }
-    channels = SimulatedChannels(timeline)
-    workers = {str(one.executor): SimulatedExecutor(one, pools[one.pool], timeline, answer or says()) for one in used}
-    loaders = {name: SimulatedLoader(name, pool, timeline, channels, pools) for name, pool in pools.items()}
-    outcomes: list[Outcome] = []
-    switches: list[ExpertSwitch] = []
-    bad_images: list[tuple[Accepted, str]] = []
+    loaders = {name: SimulatedLoader(name, pool, channels.route, pools) for name, pool in pools.items()}
+    rulebook, catalog = rulebook or Rulebook(routes()), a_catalog() if catalog is None else catalog
     drive = Drive(
-        rulebook=rulebook or Rulebook(routes()),
-        catalog=a_catalog() if catalog is None else catalog,
-        pools=facts,
-        executors=list(workers.values()),
-        loaders=list(loaders.values()),
-        policy=policy,
-        matrix=matrix,
+        Makeup(
+            expert_facts(catalog.values(), rulebook.current, usage or {}),
+            facts,
+            used,
+            policy,
+            tuning or Tuning(),
+            tuple(matrix),
+        ),
+        Chains(rulebook.get, clock.now, lambda: wall(clock.now())),
+        catalog,
+        list(simulated.values()),
+        list(loaders.values()),
         usage=usage,
-        on_outcome=outcomes.append,
-        on_switch=switches.append,
-        on_bad_image=lambda image, reason: bad_images.append((image, reason)),
-        tuning=tuning,
         record=record,
-        clock=timeline.now,
-        wall=lambda: wall(timeline.now()),
+        clock=clock.now,
+        wall=lambda: wall(clock.now()),
     )
-    drive.start_devices()
-    return Line(drive, timeline, pools, workers, loaders, outcomes, switches, bad_images)
+    line = Line(drive, clock, pools, simulated, loaders)
+    drive.start_devices(line)
+    return line
 
 
 def _processor(device: str) -> Processor:
     if device == RAM:
         return "ram"
     return "cpu" if device == "cpu" else "gpu"
+
+
+def reports_to(**heard: Callable[[Any], None]) -> Any:
+    """One that hears some of the drive's reports."""
+    kinds = ("finished", "switched", "bad_image", "batch_done", "sampled")
+    return SimpleNamespace(**{kind: heard.get(kind, lambda *_: None) for kind in kinds})

@@ -63,7 +63,7 @@ def test_transfers_of_a_channel_never_overlap() -> None:
 
     channel.open()
     callers = [
-        threading.Thread(target=lambda: [channel.submit(A_LOAD, transfer, unheard) for _ in range(20)]) for _ in "ab"
+        threading.Thread(target=lambda: [channel.transfer(A_LOAD, transfer, unheard) for _ in range(20)]) for _ in "ab"
     ]
     for caller in callers:
         caller.start()
@@ -81,8 +81,8 @@ def test_a_transfer_that_fails_by_a_defect_leaves_the_channel_in_service() -> No
         raise ZeroDivisionError
 
     channel.open()
-    channel.submit(A_LOAD, defect, unheard)
-    channel.submit(A_LOAD, done.set, unheard)
+    channel.transfer(A_LOAD, defect, unheard)
+    channel.transfer(A_LOAD, done.set, unheard)
     assert done.wait(60.0)
     assert channel.close(60.0)
 
@@ -96,9 +96,9 @@ def test_the_last_one_who_closes_a_channel_gives_up_what_waits() -> None:
 
     channel.open()
     channel.open()
-    channel.submit(A_LOAD, transfer, unheard)
+    channel.transfer(A_LOAD, transfer, unheard)
     assert begun.wait(60.0)
-    channel.submit(A_LOAD, late.set, unheard)
+    channel.transfer(A_LOAD, late.set, unheard)
     assert channel.close(0.0)
     assert not channel.close(0.01)
     go_on.set()
@@ -152,23 +152,23 @@ def test_each_gpu_has_its_channel_and_host_memory_one() -> None:
 class Machine:
     """Pools whose loads take a second from disk and a tenth from memory, and the order in which they ended."""
 
-    timeline: SimulatedClock = field(default_factory=SimulatedClock)
+    clock: SimulatedClock = field(default_factory=SimulatedClock)
     pools: dict[PoolId, SimulatedPool] = field(default_factory=dict)
     loaders: dict[PoolId, SimulatedLoader] = field(default_factory=dict)
     ends: list[tuple[str, float, str | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        channels = SimulatedChannels(self.timeline)
+        channels = SimulatedChannels(self.clock, 1.0, 0.1)
         for pool in (CPU, OTHER, GPU, RAM):
-            self.pools[pool] = SimulatedPool(30, lambda _spec: 1.0, lambda _spec: 0.1)
-            self.loaders[pool] = SimulatedLoader(pool, self.pools[pool], self.timeline, channels, self.pools)
+            self.pools[pool] = SimulatedPool(30)
+            self.loaders[pool] = SimulatedLoader(pool, self.pools[pool], channels.route, self.pools)
             self.loaders[pool].start(self._ended)
 
     def _ended(self, end: LoadEnd) -> None:
-        self.ends.append((end.load.expert, round(self.timeline.now(), 6), end.error))
+        self.ends.append((end.load.expert, round(self.clock.now(), 6), end.error))
 
     def run(self) -> list[tuple[str, float]]:
-        while self.timeline.step():
+        while self.clock.step():
             for pool in self.pools.values():
                 pool.check()
         assert all(error is None for _, _, error in self.ends)
@@ -177,41 +177,41 @@ class Machine:
 
 def test_pools_share_the_disk_and_a_copy_goes_beside_it() -> None:
     machine = Machine()
-    machine.loaders[RAM].submit(an_order(RAM, "A", "demand"))
+    machine.loaders[RAM].apply(an_order(RAM, "A", "demand"))
     machine.run()
-    machine.loaders[CPU].submit(an_order(CPU, "B", "demand"))
-    machine.loaders[OTHER].submit(an_order(OTHER, "C", "demand"))
-    machine.loaders[GPU].submit(an_order(GPU, "A", "demand", source=RAM))
+    machine.loaders[CPU].apply(an_order(CPU, "B", "demand"))
+    machine.loaders[OTHER].apply(an_order(OTHER, "C", "demand"))
+    machine.loaders[GPU].apply(an_order(GPU, "A", "demand", source=RAM))
     assert machine.run()[1:] == [("A", 1.1), ("B", 2.0), ("C", 3.0)]
     assert "A" in machine.pools[GPU].resident()
 
 
 def test_a_demand_overtakes_what_waits_in_its_own_and_in_other_pools() -> None:
     machine = Machine()
-    machine.loaders[CPU].submit(an_order(CPU, "running", "startup"))
-    machine.loaders[OTHER].submit(an_order(OTHER, "fill", "startup"))
-    machine.loaders[CPU].submit(an_order(CPU, "early", "prefetch"))
-    machine.loaders[CPU].submit(an_order(CPU, "wanted", "demand"))
+    machine.loaders[CPU].apply(an_order(CPU, "running", "startup"))
+    machine.loaders[OTHER].apply(an_order(OTHER, "fill", "startup"))
+    machine.loaders[CPU].apply(an_order(CPU, "early", "prefetch"))
+    machine.loaders[CPU].apply(an_order(CPU, "wanted", "demand"))
     assert [expert for expert, _ in machine.run()] == ["running", "wanted", "early", "fill"]
 
 
 def fill(machine: Machine, *names: str) -> None:
     """Residents of the CPU's first pool; then the disk is busy, so that what comes next must wait."""
     for name in names:
-        machine.loaders[CPU].submit(an_order(CPU, name, "startup"))
+        machine.loaders[CPU].apply(an_order(CPU, name, "startup"))
     machine.run()
     machine.ends.clear()
-    machine.loaders[OTHER].submit(an_order(OTHER, "busy", "demand"))
+    machine.loaders[OTHER].apply(an_order(OTHER, "busy", "demand"))
 
 
 def test_loads_that_change_their_order_never_exceed_the_budget() -> None:
     machine = Machine()
     fill(machine, "A", "B", "C")
     # Decided in this order by the ledger; the demand goes first, with the room that B gave up for it.
-    machine.loaders[CPU].submit(an_order(CPU, "D", "prefetch", "A"))
-    machine.loaders[CPU].submit(an_order(CPU, "E", "demand", "B"))
-    machine.loaders[CPU].submit(Unload(CPU, (ExpertId("C"),)))
-    machine.loaders[CPU].submit(Resize(CPU, 20))
+    machine.loaders[CPU].apply(an_order(CPU, "D", "prefetch", "A"))
+    machine.loaders[CPU].apply(an_order(CPU, "E", "demand", "B"))
+    machine.loaders[CPU].apply(Unload(CPU, (ExpertId("C"),)))
+    machine.loaders[CPU].apply(Resize(CPU, 20))
     assert [expert for expert, _ in machine.run()] == ["busy", "E", "D"]
     assert machine.pools[CPU].resident() == (ExpertId("E"), ExpertId("D"))
     assert machine.pools[CPU].budget_bytes == 20
@@ -220,8 +220,8 @@ def test_loads_that_change_their_order_never_exceed_the_budget() -> None:
 def test_an_expert_may_be_evicted_and_wanted_again_while_its_successor_is_still_coming() -> None:
     machine = Machine()
     fill(machine, "A", "B", "C")
-    machine.loaders[CPU].submit(an_order(CPU, "D", "prefetch", "A"))
-    machine.loaders[CPU].submit(an_order(CPU, "A", "demand", "B"))
+    machine.loaders[CPU].apply(an_order(CPU, "D", "prefetch", "A"))
+    machine.loaders[CPU].apply(an_order(CPU, "A", "demand", "B"))
     assert [expert for expert, _ in machine.run()] == ["busy", "A", "D"]
     assert sorted(machine.pools[CPU].resident()) == ["A", "C", "D"]
 
@@ -248,18 +248,18 @@ def test_threads_and_the_simulation_make_the_same_order(cause: Cause) -> None:
     for loader in loaders.values():
         loader.start(report)
     orders = [an_order(CPU, "first", "demand"), an_order(CPU, "fill", "startup"), an_order(OTHER, "late", cause)]
-    _submit(loaders[CPU].submit, orders[0], begun)
-    loaders[CPU].submit(orders[1])
-    loaders[OTHER].submit(orders[2])
+    _apply(loaders[CPU].apply, orders[0], begun)
+    loaders[CPU].apply(orders[1])
+    loaders[OTHER].apply(orders[2])
     go_on.set()
     assert all(all_ended.acquire(timeout=60.0) for _ in orders)
     assert all(loader.stop(60.0) for loader in loaders.values())
     machine = Machine()
     for order in orders:
-        machine.loaders[order.load.pool].submit(order)
+        machine.loaders[order.load.pool].apply(order)
     assert ended == [expert for expert, _ in machine.run()] == ["first", "late", "fill"]
 
 
-def _submit(submit: Callable[[LoadOrder], None], order: LoadOrder, begun: threading.Event) -> None:
-    submit(order)
+def _apply(apply: Callable[[LoadOrder], None], order: LoadOrder, begun: threading.Event) -> None:
+    apply(order)
     assert begun.wait(60.0)

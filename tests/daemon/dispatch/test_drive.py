@@ -98,7 +98,7 @@ def test_an_image_that_certainly_cannot_make_it_is_answered_early():
     line = a_line(load_s=1.0, budgets={"cpu": 10})
     line.accept(an_image(1, "B"), an_image(2, "C"))
     line.run()
-    begin_s = line.timeline.now()
+    begin_s = line.clock.now()
     late = an_image(3, "B", deadline_ms=500, accepted_wall_s=1000.0 + begin_s)
     line.accept(late)
     line.run()
@@ -420,7 +420,7 @@ def test_an_unknown_policy_is_refused_and_the_known_ones_are_named():
 
 def test_a_real_drive_thread_serves_and_stops():
     line = a_line(budgets={"cpu": 100}, load_s=0.0)
-    line.drive.start()
+    line.drive.start(line)
     line.accept(an_image(1, "B"))
     assert line.drive.ask("status", {})["policy"] == "coserve-plus"
     assert line.drive.stop(5.0)

@@ -2,27 +2,32 @@
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from daemon.dispatch.chains import Chains
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.events import Stop
 from daemon.dispatch.executors import ExecutorThread
 from daemon.dispatch.loader import PoolLoader
-from daemon.dispatch.trace import replay
+from daemon.dispatch.trace import Makeup, replay
 from daemon.line.rulebook import Rulebook
 from daemon.policy.paper.assign import partition
-from daemon.policy.presets import preset
+from daemon.policy.predict import expert_facts
+from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.records import Accepted, ExpertSwitch, JournalKey, Outcome, Pixels
 from daemon.storage.journal import Journal
 from experts.slot import SlotPool
 from experts.spec import ExpertId, ExpertSpec
+from experts.vision.infer import infer
 from routing_rules.compile import compile_rules
+from tests.daemon.dispatch.simulated_line import reports_to
 from tests.experts.samples import a_picture, an_expert_file, encoded
 
 CPU = PoolId("cpu")
@@ -94,18 +99,15 @@ def bench(request: pytest.FixtureRequest, specs: dict[ExpertId, ExpertSpec], tmp
         return journal.read(key)
 
     drive = Drive(
-        rulebook=Rulebook(routes),
-        catalog=specs,
-        pools=facts,
-        executors=[ExecutorThread(one, pools[one.pool].slot, read) for one in executors],
-        loaders=[PoolLoader(name, pool, channels, pools) for name, pool in pools.items()],
-        policy=request.param,
-        on_outcome=outcomes.put,
-        on_switch=switches.append,
+        Makeup(expert_facts(specs.values(), routes, {}), facts, executors, request.param, Tuning()),
+        Chains(Rulebook(routes).get, time.monotonic, time.time),
+        specs,
+        [ExecutorThread(each, pools[each.pool].slot, read, infer) for each in executors],
+        [PoolLoader(name, pool, channels, pools) for name, pool in pools.items()],
         record=tmp_path / "trace.jsonl",
     )
     payloads = [encoded(a_picture(seed=seed)) for seed in range(4)]
-    drive.start()
+    drive.start(reports_to(finished=outcomes.put, switched=switches.append))
     found = tuple(pools.values())
     yield Bench(drive, found, journal, outcomes, switches, routes.version, payloads, images_left, others)
     assert drive.stop(60.0)

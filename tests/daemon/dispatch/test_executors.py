@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ import torch
 from daemon.dispatch.executors import ExecutorThread
 from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, ImageOrder, Unanswered
 from daemon.dispatch.simulated import SimulatedClock, SimulatedExecutor, SimulatedPool
+from daemon.dispatch.torch_devices import TorchDevices
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId
 from daemon.records import JournalKey, Pixels
 from daemon.storage.journal import Journal
@@ -52,11 +52,11 @@ class Payloads:
 class Bench:
     executor: Executor
     reports: "queue.SimpleQueue[BatchReport]"
-    timeline: SimulatedClock | None = None
+    clock: SimulatedClock | None = None
 
     def run(self, order: BatchOrder) -> BatchReport:
         self.executor.submit(order)
-        while self.timeline is not None and self.timeline.step():
+        while self.clock is not None and self.clock.step():
             pass
         return self.reports.get(timeout=60.0)
 
@@ -72,15 +72,15 @@ def bench(request: pytest.FixtureRequest, spec: ExpertSpec, pool: SlotPool) -> I
     reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
     if request.param == "real":
         good = encoded(a_picture())
-        bench = Bench(ExecutorThread(FACTS, pool.slot, Payloads(good, BAD, good, good).read), reports)
+        bench = Bench(ExecutorThread(FACTS, pool.slot, Payloads(good, BAD, good, good).read, infer), reports)
     else:
-        timeline, fake = SimulatedClock(), SimulatedPool(spec.weights_bytes)
+        clock, fake = SimulatedClock(), SimulatedPool(spec.weights_bytes)
         fake.load(spec)
 
         def answer(_spec: ExpertSpec, image: ImageOrder) -> Answer | Unanswered:
             return Unanswered("bad_image", "not an image") if image.request_id == 1 else Answer("label1", 0.9)
 
-        bench = Bench(SimulatedExecutor(FACTS, fake, timeline, answer), reports, timeline)
+        bench = Bench(SimulatedExecutor(FACTS, fake, clock, answer), reports, clock)
     bench.executor.start(reports.put)
     yield bench
     assert bench.executor.stop(60.0)
@@ -117,7 +117,7 @@ def a_thread(
     run: Callable[[Slot, Sequence[Prepared]], Sequence[Answer]], pool: SlotPool, payloads: Payloads | None = None
 ) -> Bench:
     reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
-    executor = ExecutorThread(FACTS, pool.slot, (payloads or Payloads()).read, run=run)
+    executor = ExecutorThread(FACTS, pool.slot, (payloads or Payloads()).read, run)
     executor.start(reports.put)
     return Bench(executor, reports)
 
@@ -218,7 +218,7 @@ def test_an_altered_journal_record_costs_its_image_only(spec: ExpertSpec, pool: 
     data[keys[0].offset + 100] ^= 1
     segment.write_bytes(data)
     reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
-    executor = ExecutorThread(FACTS, pool.slot, journal.read)
+    executor = ExecutorThread(FACTS, pool.slot, journal.read, infer)
     executor.start(reports.put)
     images = tuple(ImageOrder(RequestId(n), key, Pixels()) for n, key in enumerate(keys))
     report = Bench(executor, reports).run(BatchOrder(1, spec, images))
@@ -233,7 +233,7 @@ def test_bytes_that_the_disk_refuses_now_are_no_fault_of_the_image(spec: ExpertS
     journal.close()
     (tmp_path / "journal").rename(tmp_path / "elsewhere")
     reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
-    executor = ExecutorThread(FACTS, pool.slot, journal.read)
+    executor = ExecutorThread(FACTS, pool.slot, journal.read, infer)
     executor.start(reports.put)
     order = BatchOrder(1, spec, (ImageOrder(RequestId(1), key, Pixels()),))
     (result,) = Bench(executor, reports).run(order).results
@@ -246,19 +246,21 @@ def test_bytes_that_the_disk_refuses_now_are_no_fault_of_the_image(spec: ExpertS
     journal.close()
 
 
-def test_each_executor_keeps_its_own_number_of_threads(spec: ExpertSpec, pool: SlotPool):
+def test_each_executor_keeps_its_own_number_of_threads(
+    spec: ExpertSpec, pool: SlotPool, monkeypatch: pytest.MonkeyPatch
+):
     seen: dict[str, int] = {}
 
-    def run_as(name: str) -> Callable[[Slot, Sequence[Prepared]], list[Answer]]:
-        def run(_slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
-            seen[name] = torch.get_num_threads()
-            return [Answer("ok", 0.9) for _ in prepared]
+    def run(_slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+        seen[threading.current_thread().name] = torch.get_num_threads()
+        return [Answer("ok", 0.9) for _ in prepared]
 
-        return run
-
-    reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
-    executors: list[Any] = [
-        ExecutorThread(FACTS, pool.slot, Payloads().read, threads=threads, run=run_as(name))
+    monkeypatch.setattr("daemon.dispatch.torch_devices.infer", run)
+    devices, reports = TorchDevices(), queue.SimpleQueue[BatchReport]()
+    executors = [
+        devices.executor(
+            ExecutorFacts(ExecutorId(name), PoolId("cpu")), pool, Payloads().read, threads, lambda _key: None
+        )
         for name, threads in (("first", 1), ("second", 2))
     ]
     for executor in executors:
@@ -266,7 +268,7 @@ def test_each_executor_keeps_its_own_number_of_threads(spec: ExpertSpec, pool: S
     for executor in executors:
         executor.submit(an_order(spec, 0))
         reports.get(timeout=60.0)
-    assert seen == {"first": 1, "second": 2}
+    assert seen == {"executor first": 1, "executor second": 2}
     assert all(executor.stop(60.0) for executor in executors)
     torch.set_num_threads(1)
 

@@ -28,10 +28,10 @@ class Bench:
     loader: Loader
     pool: Any
     ends: "queue.SimpleQueue[LoadEnd]"
-    timeline: SimulatedClock | None
+    clock: SimulatedClock | None
 
     def wait(self, count: int) -> list[LoadEnd]:
-        while self.timeline is not None and self.timeline.step():
+        while self.clock is not None and self.clock.step():
             pass
         return [self.ends.get(timeout=60.0) for _ in range(count)]
 
@@ -51,10 +51,10 @@ def bench(request: pytest.FixtureRequest, specs: list[ExpertSpec]) -> Iterator[B
         loader: Loader = PoolLoader(CPU, pool)
         bench = Bench(loader, pool, ends, None)
     else:
-        timeline = SimulatedClock()
-        pool = SimulatedPool(budget_bytes, lambda _spec: 0.5)
-        loader = SimulatedLoader(CPU, pool, timeline)
-        bench = Bench(loader, pool, ends, timeline)
+        clock = SimulatedClock()
+        pool = SimulatedPool(budget_bytes)
+        loader = SimulatedLoader(CPU, pool, SimulatedChannels(clock, 0.5).route)
+        bench = Bench(loader, pool, ends, clock)
     loader.start(ends.put)
     yield bench
     assert loader.stop(60.0)
@@ -66,7 +66,7 @@ def an_order(spec: ExpertSpec, *evict: ExpertSpec) -> LoadOrder:
 
 
 def test_a_load_is_reported_with_its_bytes_and_time(bench: Bench, specs: list[ExpertSpec]):
-    bench.loader.submit(an_order(specs[0]))
+    bench.loader.apply(an_order(specs[0]))
     (end,) = bench.wait(1)
     assert (end.error, end.bytes, end.load.expert) == (None, specs[0].weights_bytes, specs[0].expert)
     assert end.load_ms > 0.0
@@ -74,14 +74,14 @@ def test_a_load_is_reported_with_its_bytes_and_time(bench: Bench, specs: list[Ex
 
 
 def test_orders_are_carried_out_in_order_within_the_budget(bench: Bench, specs: list[ExpertSpec]):
-    bench.loader.submit(an_order(specs[0]))
-    bench.loader.submit(an_order(specs[1]))
+    bench.loader.apply(an_order(specs[0]))
+    bench.loader.apply(an_order(specs[1]))
     ends = bench.wait(2)
-    bench.loader.submit(an_order(specs[2], specs[0]))
-    bench.loader.submit(Unload(CPU, (specs[1].expert,)))
-    bench.loader.submit(Resize(CPU, specs[0].weights_bytes))
+    bench.loader.apply(an_order(specs[2], specs[0]))
+    bench.loader.apply(Unload(CPU, (specs[1].expert,)))
+    bench.loader.apply(Resize(CPU, specs[0].weights_bytes))
     ends += bench.wait(1)
-    bench.loader.submit(an_order(specs[1], specs[2]))
+    bench.loader.apply(an_order(specs[1], specs[2]))
     ends += bench.wait(1)
     assert [end.error for end in ends] == [None] * 4
     assert bench.pool.resident() == (specs[1].expert,)
@@ -96,10 +96,10 @@ def test_a_failed_load_is_reported_and_what_it_evicted_stays_evicted(
     )
     if isinstance(bench.pool, SimulatedPool):
         bench.pool.broken[missing.expert] = "no such file"
-    bench.loader.submit(an_order(specs[0]))
+    bench.loader.apply(an_order(specs[0]))
     ends = bench.wait(1)
-    bench.loader.submit(an_order(missing, specs[0]))
-    bench.loader.submit(an_order(specs[1]))
+    bench.loader.apply(an_order(missing, specs[0]))
+    bench.loader.apply(an_order(specs[1]))
     ends += bench.wait(2)
     assert ends[1].error is not None
     assert missing.expert in ends[1].error
@@ -108,21 +108,21 @@ def test_a_failed_load_is_reported_and_what_it_evicted_stays_evicted(
 
 
 def test_a_loader_survives_orders_that_make_no_sense(bench: Bench, specs: list[ExpertSpec]):
-    if bench.timeline is not None:
+    if bench.clock is not None:
         pytest.skip("a simulated device raises at once, so that a wrong policy is caught")
-    bench.loader.submit(Unload(CPU, (ExpertId("nobody"),)))
-    bench.loader.submit(an_order(specs[0]))
+    bench.loader.apply(Unload(CPU, (ExpertId("nobody"),)))
+    bench.loader.apply(an_order(specs[0]))
     ends = bench.wait(1)
-    bench.loader.submit(Resize(CPU, 1))
-    bench.loader.submit(an_order(specs[0]))
-    bench.loader.submit(an_order(specs[1]))
+    bench.loader.apply(Resize(CPU, 1))
+    bench.loader.apply(an_order(specs[0]))
+    bench.loader.apply(an_order(specs[1]))
     ends += bench.wait(2)
     assert [end.error is None for end in ends] == [True, False, True]
 
 
 @pytest.mark.parametrize("kind", ["real", "fake"])
 def test_an_expert_in_host_memory_is_copied_from_there(kind: str, specs: list[ExpertSpec]):
-    budget_bytes, timeline = specs[0].weights_bytes, SimulatedClock()
+    budget_bytes, clock = specs[0].weights_bytes, SimulatedClock()
     ends: queue.SimpleQueue[LoadEnd] = queue.SimpleQueue()
     pools: dict[PoolId, Any]
     if kind == "real":
@@ -130,16 +130,16 @@ def test_an_expert_in_host_memory_is_copied_from_there(kind: str, specs: list[Ex
         channels = Channels()
         loaders: list[Loader] = [PoolLoader(name, pool, channels, pools) for name, pool in pools.items()]
     else:
-        pools = {name: SimulatedPool(budget_bytes, lambda _spec: 0.5, lambda _spec: 0.1) for name in (RAM, CPU)}
-        simulated = SimulatedChannels(timeline)
-        loaders = [SimulatedLoader(name, pool, timeline, simulated, pools) for name, pool in pools.items()]
+        pools = {name: SimulatedPool(budget_bytes) for name in (RAM, CPU)}
+        simulated = SimulatedChannels(clock, 0.5, 0.1)
+        loaders = [SimulatedLoader(name, pool, simulated.route, pools) for name, pool in pools.items()]
     for loader in loaders:
         loader.start(ends.put)
     spec, found = specs[0], []
     copy = LoadOrder(Load(CPU, spec.expert, (), "demand", source=RAM), spec)
     for loader, order in zip(loaders, (LoadOrder(Load(RAM, spec.expert, (), "demand"), spec), copy), strict=True):
-        loader.submit(order)
-        while timeline.step():
+        loader.apply(order)
+        while clock.step():
             pass
         found.append(ends.get(timeout=60.0))
     assert [(end.error, end.tier, end.bytes) for end in found] == [
@@ -154,7 +154,7 @@ def test_a_copy_from_a_pool_that_is_not_there_fails_alone(specs: list[ExpertSpec
     ends: queue.SimpleQueue[LoadEnd] = queue.SimpleQueue()
     loader = PoolLoader(CPU, SlotPool("cpu", specs[0].weights_bytes))
     loader.start(ends.put)
-    loader.submit(LoadOrder(Load(CPU, specs[0].expert, (), "demand", source=RAM), specs[0]))
+    loader.apply(LoadOrder(Load(CPU, specs[0].expert, (), "demand", source=RAM), specs[0]))
     assert "cannot be copied from ram" in str(ends.get(timeout=60).error)
     assert loader.stop(60.0)
 
@@ -169,9 +169,9 @@ def test_a_defect_of_the_pool_is_reported_and_evicts_what_the_ledger_gave_up(spe
     pool, ends = Defect(1 << 40), queue.SimpleQueue[LoadEnd]()
     loader = PoolLoader(CPU, pool)
     loader.start(ends.put)
-    loader.submit(an_order(specs[0]))
+    loader.apply(an_order(specs[0]))
     assert ends.get(timeout=60).error is None
-    loader.submit(an_order(specs[1], specs[0]))
+    loader.apply(an_order(specs[1], specs[0]))
     assert ends.get(timeout=60).error == "ZeroDivisionError: a defect"
     assert pool.resident() == ()
     assert loader.stop(60.0)

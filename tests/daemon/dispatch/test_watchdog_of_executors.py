@@ -12,15 +12,17 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from daemon.dispatch.chains import Chains
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.executors import ExecutorThread
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import BatchOrder, ImageOrder, Unanswered
-from daemon.dispatch.trace import replay
+from daemon.dispatch.trace import Makeup, replay
 from daemon.line.rulebook import Rulebook
 from daemon.policy.parked import Parked
-from daemon.policy.presets import PRESETS
+from daemon.policy.predict import expert_facts
+from daemon.policy.presets import PRESETS, Tuning
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, Request, RequestId
 from daemon.policy.watch import Watch
 from daemon.records import JournalKey, Outcome
@@ -28,7 +30,7 @@ from daemon.wire.control import ControlError
 from experts.slot import Slot, SlotPool
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.preprocess import Prepared
-from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_spec, an_image, routes
+from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_spec, an_image, reports_to, routes
 from tests.experts.samples import a_picture, an_expert_file, encoded
 
 FOREVER_S = 1e6
@@ -224,7 +226,7 @@ def test_images_whose_bytes_cannot_be_read_just_now_are_tried_again_and_nobody_w
     line = a_line(policy=policy, budgets={"cpu": 60})
 
     def answer(_spec: ExpertSpec, image: ImageOrder) -> Answer | Unanswered:
-        is_back = line.timeline.now() > 100.0 and image.key.offset == 1
+        is_back = line.clock.now() > 100.0 and image.key.offset == 1
         if image.key.offset < 3 and not is_back:
             return Unanswered("unreadable", "journal segment 1, offset 0: cannot read: Permission denied")
         return Answer("ok", 0.9)
@@ -352,22 +354,21 @@ classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_bel
         self.marks: list[JournalKey | None] = []
         self.outcomes: list[Outcome] = []
         self.drive = Drive(
-            rulebook=Rulebook(routes(rules)),
-            catalog={spec.expert: spec},
-            pools=[PoolFacts(name, "cpu", spec.weights_bytes, 4)],
-            executors=[
-                ExecutorThread(
-                    facts, pool.slot, lambda _key: payload, clock=self.now_s, run=run, mark=self.marks.append
-                ),
-            ],
-            loaders=[PoolLoader(name, pool, Channels())],
-            policy="coserve-plus",
-            on_outcome=self.outcomes.append,
-            on_switch=lambda _switch: None,
+            Makeup(
+                expert_facts([spec], routes(rules), {}),
+                (PoolFacts(name, "cpu", spec.weights_bytes, 4),),
+                (facts,),
+                "coserve-plus",
+                Tuning(),
+            ),
+            Chains(Rulebook(routes(rules)).get, self.now_s, time.time),
+            {spec.expert: spec},
+            [ExecutorThread(facts, pool.slot, lambda _key: payload, run, clock=self.now_s, mark=self.marks.append)],
+            [PoolLoader(name, pool, Channels())],
             hang_after_s=HANG_AFTER_S,
             clock=self.now_s,
         )
-        self.drive.start()
+        self.drive.start(reports_to(finished=self.outcomes.append))
 
     def now_s(self) -> float:
         """The drive's time stands still until `hang`, then it goes on."""

@@ -27,9 +27,9 @@ from daemon.intake.intake import Intake
 from daemon.dispatch.loader import PoolLoader
 from daemon.operations import Operations
 from daemon.storage.results_stream import ResultsStream
-from daemon.monitor.pipeline_probe import Pulse
+from daemon.monitor.pipeline_probe import PipelineProbe
 from daemon.storage.retention import RetentionThread
-from daemon.storage.disk_space import Room
+from daemon.storage.disk_space import DiskSpace
 from daemon.serve import serve
 from daemon.storage.kept_images import ImageFolder
 from daemon.storage.writer import Writer
@@ -54,10 +54,10 @@ holdable(ResultsStream, "_send_all", "publish")
 holdable(ExecutorThread, "_carry_out", "executor")
 holdable(Operations, "reload", "reload")
 holdable(PoolLoader, "_load", "load")
-holdable(Pulse, "send", "vigil")
+holdable(PipelineProbe, "send", "watch")
 holdable(Intake, "start", "start")
 holdable(RetentionThread, "stop", "stop")
-holdable(Room, "look", "room")
+holdable(DiskSpace, "look", "room")
 holdable(ImageFolder, "copy", "keeper")
 sys.exit(serve(Path(sys.argv[1])))
 """

@@ -53,8 +53,8 @@ asyncio.run(run())
 PARENT = """
 import sys, time
 from daemon.host.children import Children, ChildSpec
-children = Children([ChildSpec("witness", (sys.executable, "-c", sys.argv[1], sys.argv[2]))])
-children.start()
+children = Children()
+children.start([ChildSpec("witness", (sys.executable, "-c", sys.argv[1], sys.argv[2]))])
 while True: time.sleep(0.1)  # a signal that another thread got is noticed by this one when it wakes
 """
 
@@ -77,8 +77,8 @@ def stepped_back(pid: int) -> tuple[int, int]:
 
 @contextmanager
 def kept(code: str, *arguments: str, **fields: Any) -> Iterator[Children]:
-    children = Children([ChildSpec("child", (sys.executable, "-c", code, *arguments), **fields)])
-    children.start()
+    children = Children()
+    children.start([ChildSpec("child", (sys.executable, "-c", code, *arguments), **fields)])
     try:
         yield children
     finally:
@@ -126,8 +126,8 @@ def test_a_child_that_hangs_is_killed_and_started_again_whether_it_stands_waits_
 ) -> None:
     monkeypatch.setattr("daemon.host.children._HUNG_AFTER_S", 0.5)
     ways = ("stop", "lock", "spin")
-    children = Children([ChildSpec(way, (sys.executable, "-c", HANGS, way), beats=True) for way in ways])
-    children.start()
+    children = Children()
+    children.start([ChildSpec(way, (sys.executable, "-c", HANGS, way), beats=True) for way in ways])
     try:
         until(lambda: all(one["restarts"] for one in children.status()))
         assert {one["last_end"] for one in children.status()} == {
@@ -146,8 +146,8 @@ signal.signal(signal.SIGHUP, lambda *_: open(sys.argv[2], "w").close())
 asyncio.run(beat(int(sys.argv[4])))
 """
     listens, heard = tmp_path / "listens", tmp_path / "heard"
-    children = Children([ChildSpec("late", (sys.executable, "-c", code, str(listens), str(heard)), beats=True)])
-    children.start()
+    children = Children()
+    children.start([ChildSpec("late", (sys.executable, "-c", code, str(listens), str(heard)), beats=True)])
     try:
         until(lambda: children.status()[0]["state"] == "running")
         children.hang_up("late")
@@ -175,8 +175,8 @@ def test_a_child_that_cannot_be_executed_says_so_and_the_others_run(tmp_path: Pa
         ChildSpec("broken", (str(broken),)),
         ChildSpec("well", (sys.executable, "-c", SLEEPER)),
     ]
-    children = Children(specs)
-    children.start()
+    children = Children()
+    children.start(specs)
     try:
         until(lambda: children.status()[2]["state"] == "running" and children.status()[0]["restarts"])
         missing, other, _ = children.status()
@@ -285,11 +285,8 @@ def test_a_child_steps_back_and_gets_the_daemons_environment_but_not_its_notify_
 
 
 def test_without_children_there_is_no_thread_and_a_stop_before_the_start_is_none() -> None:
-    Children([]).stop()
-    empty = Children([])
-    empty.start()
+    Children().stop()
+    empty = Children()
+    empty.start([])
     assert empty.status() == []
     empty.stop()
-    never = Children([ChildSpec("child", (sys.executable, "-c", SLEEPER))])
-    never.stop()
-    assert never.status()[0]["pid"] is None

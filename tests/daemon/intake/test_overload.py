@@ -298,8 +298,8 @@ def test_twenty_thousand_fuzzed_frames_get_one_answer_each_and_break_nothing(tmp
 
 def test_subscribers_that_never_read_cost_the_others_nothing(tmp_path: Path) -> None:
     context: zmq.Context[Any] = zmq.Context()
-    stream = ResultsStream(context, f"ipc://{tmp_path}/results.sock", 0, lambda: ("ready", 0))
-    endpoint = stream.start()
+    stream = ResultsStream(context, f"ipc://{tmp_path}/results.sock", 0)
+    endpoint = stream.start(lambda: ("ready", 0))
     deaf = [context.socket(zmq.SUB) for _ in range(20)]
     reader = context.socket(zmq.SUB)
     reader.rcvhwm = 0

@@ -1,7 +1,5 @@
 """Quotas of one source: what it may bring in each second, said before it waits, and changed while the line runs."""
 
-import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,28 +19,6 @@ def test_without_limits_nothing_waits_and_nothing_is_remembered() -> None:
         assert quotas.wait_s("a", 10**9, 0.0) == 0
         quotas.spend(f"a{number}", 10**9, 0.0)
     assert len(quotas) == 0
-
-
-def test_limits_that_change_while_images_come_in_break_nothing() -> None:
-    quotas = Quotas(QuotaLimits(images_per_s=10))
-    done = threading.Event()
-
-    def change() -> None:
-        while not done.is_set():
-            quotas.change_limits(QuotaLimits(images_per_s=10))
-
-    operator = threading.Thread(target=change)
-    usual_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    operator.start()
-    try:
-        for number in range(20_000):
-            quotas.wait_s("a", 1, float(number))
-            quotas.spend("a", 1, float(number))
-    finally:
-        done.set()
-        operator.join()
-        sys.setswitchinterval(usual_s)
 
 
 def test_a_second_s_worth_may_come_at_once_and_then_each_waits_for_its_own_moment() -> None:

@@ -85,7 +85,7 @@ class Bench:
     def submit(self, *numbers: int, prompt: str = "p") -> None:
         for number in numbers:
             request = TextRequest("s", str(number), "m", prompt)
-            self.thread.submit(AcceptedText(number, request, time.time(), time.monotonic()))
+            self.thread.generate(AcceptedText(number, request, time.time(), time.monotonic()))
 
     def until(self, happened: Callable[[], Any]) -> None:
         until_s = time.monotonic() + 60

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,15 +100,16 @@ class Line:
         budgets = {device: Device(expert_memory=DEVICE + TEXTS) for device in devices}
         config = Config(rules=folder / "rules", catalog=folder, devices=budgets, models=models)
         self.opened: list[Memory] = []
-        self.language = LanguageModels(config, lambda _name, _model: self.open, lambda _outcome: None)
         self.drive = Drive(devices)
+        pools = list(self.drive.pools.values())
+        self.language = LanguageModels(config, self.drive, pools, self.open)
         for shared in self.language._devices:
             shared.lease._give_back_s = 0.0
             shared.lease._again_s = 600.0
-        self.language.start(self.drive, list(self.drive.pools.values()))
+        self.language.start(SimpleNamespace(text_finished=lambda _outcome: None))
         self.until(lambda: len(self.opened) == len(models))
 
-    def open(self, budget_bytes: int, _gets_on: Callable[[], None]) -> Any:
+    def open(self, _model: Model, budget_bytes: int, *_reports: object) -> Any:
         self.opened.append(Memory(budget_bytes))
         return self.opened[-1]
 

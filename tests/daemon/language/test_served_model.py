@@ -90,7 +90,7 @@ def test_a_model_whose_memory_cannot_grow_holds_what_it_held(tmp_path: Path) -> 
     with pytest.raises(ModelError, match="there is no memory for 24 experts"):
         thread.resize(EXPERTS * EXPERT_BYTES).result(60)
     assert thread.held_bytes == thread.status()["used_bytes"] == little
-    thread.submit(a_text("hello"))
+    thread.generate(a_text("hello"))
     until_s = time.monotonic() + 60
     while not outcomes and time.monotonic() < until_s:
         time.sleep(0.005)
@@ -176,7 +176,7 @@ class Line:
     def ask(self, prompts: dict[int, str]) -> None:
         for number, prompt in prompts.items():
             request = TextRequest("s", str(number), "m", prompt, max_new_tokens=20)
-            self.thread.submit(AcceptedText(number, request, time.time(), time.monotonic()))
+            self.thread.generate(AcceptedText(number, request, time.time(), time.monotonic()))
 
     def until(self, happened: Callable[[], bool]) -> None:
         until_s = time.monotonic() + 60

@@ -192,7 +192,7 @@ def test_rules_and_catalogs_with_a_key_of_a_newer_release_are_refused_with_its_n
 
 
 def test_the_check_prints_what_was_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("daemon.line.line.sound_config", lambda path: sound_config(path, {}, RENAMES))
+    monkeypatch.setattr("daemon.check.sound_config", lambda path: sound_config(path, {}, RENAMES))
     path = a_file(tmp_path, "patience: 3s\n")
     (tmp_path / "experts").mkdir()
     shutil.copy(FORMATS / "catalog.yaml", tmp_path / "experts")

@@ -64,7 +64,7 @@ def test_starting_ready_draining_and_a_hung_thread_are_told_apart(
 
         release = threading.Event()
         app._writer.run(lambda _store: release.wait(60))
-        app.pulse.send()
+        app.probe.send()
         until(lambda: said(app)["/healthz"][0] == 503)
         for path in PATHS:
             assert said(app)[path][0] == 503
@@ -99,7 +99,7 @@ def test_a_scheduler_that_hangs_keeps_neither_counters_nor_health_from_being_tol
             release.wait(60)
             return {}
 
-        monkeypatch.setitem(app._drive._desk.handlers, "queues", hang)
+        monkeypatch.setitem(app._drive._control.handlers, "queues", hang)
         app._drive.ask_later("queues", {})
         assert hangs.wait(60)
         text = line.control("metrics")["text"]

@@ -35,8 +35,8 @@ def a_token(folder: Path, text: str = TOKEN + "\n", mode: int = 0o600) -> Path:
 
 @contextmanager
 def a_server(token: Path | None = None, vitals: Vitals = WELL, host: str = "127.0.0.1") -> Iterator[tuple[str, int]]:
-    server = HttpServer(f"http://{host}:0", Metrics().registry, lambda: health(vitals), token)
-    _, port = server.start().rsplit(":", 1)
+    server = HttpServer(f"http://{host}:0", Metrics().registry, token)
+    _, port = server.start(lambda: health(vitals)).rsplit(":", 1)
     try:
         yield "127.0.0.1" if host == "0.0.0.0" else host.strip("[]"), int(port)  # noqa: S104 - where it is bound
     finally:
@@ -200,21 +200,21 @@ def test_a_name_that_means_loopback_elsewhere_is_not_served_without_a_token(monk
 
 
 def test_what_is_bound_is_looked_at_again(tmp_path: Path) -> None:
-    server = HttpServer("http://0.0.0.0:0", Metrics().registry, lambda: health(WELL))
+    server = HttpServer("http://0.0.0.0:0", Metrics().registry)
     with pytest.raises(StartError, match="needs a token"):
-        server.start()
+        server.start(lambda: health(WELL))
 
 
 def test_a_port_in_use_is_said_with_the_endpoint() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(StartError, match=endpoint):
-            HttpServer(endpoint, Metrics().registry, lambda: health(WELL)).start()
+            HttpServer(endpoint, Metrics().registry).start(lambda: health(WELL))
 
 
 def test_a_new_token_is_in_force_after_a_reload_and_a_bad_one_is_not(tmp_path: Path) -> None:
-    server = HttpServer("http://127.0.0.1:0", Metrics().registry, lambda: health(WELL), a_token(tmp_path))
-    where = ("127.0.0.1", int(server.start().rsplit(":", 1)[1]))
+    server = HttpServer("http://127.0.0.1:0", Metrics().registry, a_token(tmp_path))
+    where = ("127.0.0.1", int(server.start(lambda: health(WELL)).rsplit(":", 1)[1]))
     try:
         a_token(tmp_path, TOKEN[::-1])
         assert server.reload() == []
@@ -289,8 +289,8 @@ def test_what_is_no_http_stops_nothing(tmp_path: Path) -> None:
 def test_a_stop_finishes_the_requests_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_FINISH_S", "_REQUEST_S", "_Handler.timeout"):
         monkeypatch.setattr(f"daemon.monitor.http_server.{name}", 60.0)
-    server = HttpServer("http://127.0.0.1:0", Metrics().registry, lambda: health(WELL))
-    port = int(server.start().rsplit(":", 1)[1])
+    server = HttpServer("http://127.0.0.1:0", Metrics().registry)
+    port = int(server.start(lambda: health(WELL)).rsplit(":", 1)[1])
     stopping = threading.Thread(target=server.stop)
     with socket.create_connection(("127.0.0.1", port), timeout=60) as peer:
         peer.sendall(b"GET /healthz HTTP/1.1\r\n")

@@ -99,8 +99,8 @@ def test_every_format_at_the_largest_size_is_decoded_within_the_memory_that_a_su
 def test_marks_outlive_the_process_and_a_clean_stop_clears_them(tmp_path: Path) -> None:
     path = tmp_path / "marks"
     code = (
-        "import os, signal, sys; from pathlib import Path; from daemon.storage.decode_marks import Marks;"
-        "from daemon.records import JournalKey; marks = Marks(Path(sys.argv[1]));"
+        "import os, signal, sys; from pathlib import Path; from daemon.storage.decode_marks import DecodeMarks;"
+        "from daemon.records import JournalKey; marks = DecodeMarks(Path(sys.argv[1]));"
         "first, second, third = marks.place(), marks.place(), marks.place();"
         "first(JournalKey(1, 16, 84)); second(JournalKey(7, 2**40, 9)); third(JournalKey(3, 3, 3)); third(None);"
         "os.kill(os.getpid(), signal.SIGKILL)"

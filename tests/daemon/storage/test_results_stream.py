@@ -22,9 +22,9 @@ def a_message(seq: int, serial: str = "S1", **body: Any) -> Published:
 @contextmanager
 def a_stream(last_seq: int = 0, pulse: Any = lambda: ("ready", 3)) -> Iterator[tuple[ResultsStream, str]]:
     context: zmq.Context[Any] = zmq.Context()
-    stream = ResultsStream(context, "tcp://127.0.0.1:*", last_seq, pulse)
+    stream = ResultsStream(context, "tcp://127.0.0.1:*", last_seq)
     try:
-        yield stream, stream.start()
+        yield stream, stream.start(pulse)
     finally:
         stream.stop()
         end_context(context)
@@ -136,5 +136,5 @@ def test_a_port_in_use_is_named() -> None:
     context: zmq.Context[Any] = zmq.Context()
     said = r"Address already in use; is another program using it\? coserve doctor names it"
     with a_stream() as (_, endpoint), pytest.raises(StartError, match=f"{endpoint}: {said}"):
-        ResultsStream(context, endpoint, 0, lambda: ("ready", 0)).start()
+        ResultsStream(context, endpoint, 0).start(lambda: ("ready", 0))
     context.term()

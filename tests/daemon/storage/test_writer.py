@@ -11,6 +11,7 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,13 +53,12 @@ class Running:
             self.journal,
             self.rulebook,
             self.folder / "images",
-            on_accepted=self.accepted.extend,
-            on_published=self.published.extend,
-            on_done=self.done.extend,
             **self.options,
         )
         self.recovery = self.writer.recover()
-        self.writer.start()
+        self.writer.start(
+            SimpleNamespace(accepted=self.accepted.extend, published=self.published.extend, done=self.done.extend)
+        )
 
     def send(self, *arrivals) -> list[Any]:
         """Submit all at once and wait for every answer."""
@@ -356,8 +356,7 @@ def test_a_board_that_cannot_be_closed_makes_no_verdict_unknown(start):
 
 def test_a_writer_that_was_never_started_can_be_stopped(tmp_path):
     store, journal = open_store(f"sqlite:///{tmp_path}/inspection.db"), a_journal(tmp_path)
-    callbacks: dict[str, Any] = dict.fromkeys(("on_accepted", "on_published", "on_done"), list.clear)
-    Writer(store, journal, Rulebook(some_rules()), tmp_path / "images", **callbacks).stop()
+    Writer(store, journal, Rulebook(some_rules()), tmp_path / "images").stop()
     store.close()
     journal.close()
 

@@ -92,11 +92,10 @@ def a_door(folder: Path, *clients: str) -> Iterator[Door]:
         beats.append(None)
         return "ready", len(beats)
 
-    results = ResultsStream(context, open_one, 0, pulse, gate.keys)
-    access = Access(gate)
-    access.guard((intake, results), None)
+    results = ResultsStream(context, open_one, 0, gate.keys)
+    access = Access(gate, (intake, results), None)
     try:
-        published = results.start()
+        published = results.start(pulse)
         taken, local = intake.start()
         yield Door(folder, gate, access, _from_here(taken), _from_here(published), local, writer, beats)
     finally:

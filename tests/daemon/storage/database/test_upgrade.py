@@ -110,9 +110,6 @@ def test_bytes_that_an_older_version_accepted_are_read_from_its_journal(old: Pat
         journal,
         Rulebook(some_rules()),
         tmp_path / "images",
-        on_accepted=lambda _: None,
-        on_published=lambda _: None,
-        on_done=lambda _: None,
     )
     pending = writer.recover().pending
     lengths = dict(ask(old, "SELECT inspection_id, image_bytes FROM inspections"))

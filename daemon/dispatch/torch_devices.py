@@ -1,0 +1,37 @@
+"""The real devices: experts in slots of a device's memory, networks computed by torch. Only this file imports torch."""
+
+from collections.abc import Callable
+
+import torch
+
+from daemon.dispatch.executors import ExecutorThread
+from daemon.policy.request import ExecutorFacts, PoolFacts
+from daemon.records import JournalKey
+from experts.slot import LayoutShelf, Slot, SlotPool
+from experts.vision.infer import infer
+
+
+class TorchDevices:
+    """`Devices` (orders.py) of this PC: CUDA devices by number, and the CPU."""
+
+    def __init__(self) -> None:
+        self._shelf = LayoutShelf()
+
+    def pool(self, facts: PoolFacts) -> SlotPool:
+        return SlotPool(facts.device, facts.budget_bytes, self._shelf)
+
+    def executor(
+        self,
+        facts: ExecutorFacts,
+        pool: SlotPool,
+        read: Callable[[JournalKey], bytes],
+        threads: int,
+        mark: Callable[[JournalKey | None], None],
+    ) -> ExecutorThread[Slot]:
+        return ExecutorThread(facts, pool.slot, read, infer, enter=lambda: _set_threads(threads), mark=mark)
+
+
+def _set_threads(threads: int) -> None:
+    torch.set_num_threads(threads)
+    # Asking makes it this thread's own: until then the next thread's setting would overwrite it (measured).
+    torch.get_num_threads()
