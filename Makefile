@@ -37,7 +37,7 @@ faults: $(INSTALLED)
 
 # Cameras and daemons killed while they publish; about two minutes.
 test-cameras: $(INSTALLED)
-	$(BIN)/python -m pytest -s tests/tools/camera/camera_restarts.py
+	$(BIN)/python -m pytest -s tests/tools/client/camera_restarts.py
 
 soak: $(INSTALLED)
 	$(BIN)/coserve soak --minutes 60

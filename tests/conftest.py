@@ -1,8 +1,15 @@
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if find_spec("coserve_client") is None:
+    raise pytest.UsageError(
+        "coserve_client is not installed: this environment is older than pyproject.toml. Run "
+        "`.venv/bin/python -m pip install --no-deps --no-build-isolation --editable .`"
+    )
 
 # Rich's console keeps the width that the environment names when it is made, for all tests of this process.
 os.environ.pop("COLUMNS", None)

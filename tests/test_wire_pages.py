@@ -19,7 +19,7 @@ from daemon.storage.database.views import VIEWS
 from daemon.wire import messages
 from daemon.wire.frames import Code
 from tests import ROOT
-from tests.tools.camera.scripted_daemon import a_daemon, accept
+from tests.tools.client.scripted_daemon import a_daemon, accept
 from tests.waiting import PATIENCE_S
 from tools.camera.layout import load_layout
 
@@ -135,7 +135,8 @@ def test_every_option_that_the_page_on_cameras_shows_exists_and_none_is_left_out
         env={"COLUMNS": "200", "PATH": "/usr/bin", "NO_COLOR": "1"},
     )
     there = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", done.stdout))
-    shown = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", CAMERAS)) - {"--no-deps", "--list-formats-ext"}
+    of_others = {"--no-index", "--find-links", "--list-formats-ext"}
+    shown = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", CAMERAS)) - of_others
     assert shown == there - {"--help", "--seed"}
 
 

@@ -1,24 +1,23 @@
-"""The outside of every message (PROTOCOL.md, Frames): envelope, magic, and a header that is one strict JSON object.
+"""The outside of every message (PROTOCOL.md, Frames) as the daemon reads it: envelope, magic, a strict JSON header.
 
-Intake and control read their messages through here; what the fields mean is theirs.
+Intake and control read their messages through here; the meaning of the fields is theirs. What a client and the daemon
+share, `encode` among it, is in coserve_client/frames.py and handed on from here.
 """
 
 import json
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-MAGIC = b"CS1"
-MAX_HEADER_BYTES = 64 * 1024
+from coserve_client.frames import KEY, MAGIC, MAX_HEADER_BYTES, encode
+
+__all__ = [
+    "KEY", "MAGIC", "MAX_HEADER_BYTES", "MAX_INTEGER", "Code", "Header", "MessageError", "encode", "read_header",
+    "split_envelope",
+]  # fmt: skip
+
 MAX_INTEGER = 2**63 - 1
-
-#: What `id` and `source` may be; anything else is sent back as null.
-KEY = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
-
-#: Made once: `json.dumps` makes an encoder for each call.
-_COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 #: The longest chain of routing frames that a proxy may put before a message; beyond it the frames are the message.
 _MAX_ENVELOPE_FRAMES = 8
@@ -165,8 +164,3 @@ def _parse_header(header: bytes) -> Header:
 
 def _legal_key(value: object) -> str | None:
     return value if isinstance(value, str) and KEY.fullmatch(value) else None
-
-
-def encode(body: Mapping[str, Any]) -> bytes:
-    """`body` as the compact JSON of one frame. ASCII, so that no text a publisher sent can make it invalid."""
-    return _COMPACT.encode(body).encode("ascii")

@@ -163,8 +163,8 @@ class _Load:
         self._publish("probe", _PROBE_EVERY_S)
 
     def _publish(self, source: str, every_s: float) -> None:
+        from coserve_client import Publisher
         from tests.stress.line import COMPONENT, OPEN_BOARD_TYPE
-        from tools.camera.publisher import Publisher
 
         with Publisher(f"ipc://{self._config.parent}/run/intake.sock", source) as publisher:
             number = 0

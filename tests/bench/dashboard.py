@@ -20,7 +20,7 @@ from tools.cli.console import AsJson, console, errors, fail, print_json, print_t
 from tools.setup.service import free_port
 
 if TYPE_CHECKING:
-    from tools.camera.publisher import Image
+    from coserve_client import CameraImage
 
 _SEED = 12
 _OPEN_S = 60.0
@@ -67,7 +67,7 @@ def bench_dashboard(
     raise SystemExit(0 if figures["ratio"] >= PROMISED else 1)
 
 
-def compare(config: Path, images: "list[Image]", *, readers: int, rounds: int) -> dict[str, Any]:
+def compare(config: Path, images: "list[CameraImage]", *, readers: int, rounds: int) -> dict[str, Any]:
     """Runs with and without pages in turn, each round beginning with the other one; medians and ratios."""
     from tools.cli.progress import Bars
 
@@ -95,7 +95,7 @@ def compare(config: Path, images: "list[Image]", *, readers: int, rounds: int) -
     }
 
 
-def _run(config: Path, images: "list[Image]", readers: int, heard: list[tuple[int, int]]) -> RunFigures:
+def _run(config: Path, images: "list[CameraImage]", readers: int, heard: list[tuple[int, int]]) -> RunFigures:
     if not readers:
         return run_line(config, images, "without", {})
     url = f"http://127.0.0.1:{free_port()}"

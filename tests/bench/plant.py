@@ -23,8 +23,8 @@ from tools.cli.console import AsJson, console, errors, fail, print_json, print_t
 from tools.setup.service import Service, files_in, sockets_in
 
 if TYPE_CHECKING:
+    from coserve_client import CameraImage
     from tests.bench.broker import Broker, Subscriber
-    from tools.camera.publisher import Image
 
 _SEED = 21
 #: While the broker is restarted: below what the line can do, so that verdicts come all the time.
@@ -101,11 +101,11 @@ def broken_promises(runs: Sequence[Restarts], rates: Mapping[str, Any]) -> list[
     return broken
 
 
-def restart_a_broker(config: Path, images: "list[Image]", restarts: int, *, persistence: bool) -> Restarts:
+def restart_a_broker(config: Path, images: "list[CameraImage]", restarts: int, *, persistence: bool) -> Restarts:
     """One line that judges all the time, one broker that is ended `restarts` times, one subscriber that comes back."""
+    from coserve_client import Publisher, publish_images
     from daemon.config.settings import load_config
     from tests.bench.broker import Broker, Subscriber
-    from tools.camera.publisher import Publisher, publish_images
 
     with tempfile.TemporaryDirectory(prefix="coserve-plant-") as scratch:
         broker = Broker(Path(scratch) / "broker", persistence=persistence)
@@ -152,7 +152,7 @@ def _account(
     return Restarts(persistence, restarts, len(rows), len(rows - mes.seqs), heard, missed, len(boards - retained))
 
 
-def compare(config: Path, images: "list[Image]", rounds: int) -> dict[str, Any]:
+def compare(config: Path, images: "list[CameraImage]", rounds: int) -> dict[str, Any]:
     """Runs without a consumer, beside a dead broker and with one that listens, in turn; medians and ratios."""
     from tools.cli.progress import Bars
 
@@ -177,7 +177,7 @@ def compare(config: Path, images: "list[Image]", rounds: int) -> dict[str, Any]:
     }
 
 
-def _run(config: Path, images: "list[Image]", kind: str) -> RunFigures:
+def _run(config: Path, images: "list[CameraImage]", kind: str) -> RunFigures:
     from tests.bench.broker import Broker, Subscriber, free_port
 
     if kind != "alive":
@@ -216,7 +216,7 @@ def _end_and_start(broker: "Broker", restarts: int, title: str) -> None:
         time.sleep(_UP_S[1])
 
 
-def _again_and_again(images: "list[Image]", done: threading.Event) -> "Iterator[Image]":
+def _again_and_again(images: "list[CameraImage]", done: threading.Event) -> "Iterator[CameraImage]":
     """The images until `done`, under other names each time round."""
     for number in itertools.count():
         for image in images:
@@ -260,7 +260,7 @@ def _must_have_what_it_needs() -> None:
         fail("mosquitto is not installed: make system-tools, or apt-get install mosquitto", status=2)
 
 
-def _show(runs: list[Restarts], rates: dict[str, Any], images: "list[Image]") -> None:
+def _show(runs: list[Restarts], rates: dict[str, Any], images: "list[CameraImage]") -> None:
     if runs:
         rows = [
             ("kept on disk" if run.persistence else "in memory", run.restarts, run.rows, run.lost, run.heard - run.rows)

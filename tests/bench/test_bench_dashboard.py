@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from coserve_client import CameraImage
 from tests.bench.dashboard import compare
 from tests.lines import a_jpeg, a_line
-from tools.camera.publisher import Image
 
 
 def test_a_line_with_pages_and_one_without_judge_the_same_images_and_the_pages_hear_of_it(
@@ -15,7 +15,7 @@ def test_a_line_with_pages_and_one_without_judge_the_same_images_and_the_pages_h
     pytest.importorskip("fastapi", reason="needs the extra dashboard")
     config = a_line(tmp_path / "line", experts_folder)
     board = {"type": "open-board", "serial": "S1"}
-    images = [Image(f"i{n}", a_jpeg(n), board, "R0402", {"designator": f"R{n}"}) for n in range(200)]
+    images = [CameraImage(f"i{n}", a_jpeg(n), board, "R0402", {"designator": f"R{n}"}) for n in range(200)]
     figures = compare(config, images, readers=3, rounds=1)
     assert (figures["images"], figures["readers"], len(figures["ratios"])) == (200, 3, 1)
     assert figures["with"] > 0

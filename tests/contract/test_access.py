@@ -12,10 +12,10 @@ import yaml
 import zmq.auth
 from typer.testing import CliRunner
 
+from coserve_client import CameraImage, CurveClient, Publisher, PublishError, publish_images
 from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S
-from tools.camera.publisher import CurveClient, Image, Publisher, PublishError, publish_images
 from tools.cli.main import app
 from tools.setup.service import Service, ServiceError, free_port
 
@@ -32,7 +32,7 @@ def publish(endpoint: str, folder: Path, client: str, first: int, patience_s: fl
     """Publish two images as `client`; how many were accepted."""
     keys = CurveClient(folder / "keys" / "server.key", folder / "keys" / f"{client}.key_secret")
     board = {"type": "open-board", "serial": client}
-    images = [Image(f"{client}/{first + n}", a_jpeg(n), board, "R0402", {}) for n in range(2)]
+    images = [CameraImage(f"{client}/{first + n}", a_jpeg(n), board, "R0402", {}) for n in range(2)]
     try:
         with Publisher(endpoint, client, curve=keys, patience_s=patience_s, silence_s=0.4) as publisher:
             return publish_images(publisher, images).accepted

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from coserve_client import CameraImage, Publisher, publish_images
 from daemon.wire.control import ControlError
 from daemon.wire.control import ask as ask_within
 from tests.contract.client import Line, Listener
 from tests.lines import RULES, a_jpeg, a_line
 from tests.waiting import PATIENCE_S
-from tools.camera.publisher import Image, Publisher, publish_images
 from tools.setup.service import Service
 
 
@@ -39,9 +39,9 @@ def ask(endpoint: str, kind: str, **fields: Any) -> dict[str, Any]:
     return ask_within(endpoint, kind, timeout_s=PATIENCE_S, **fields)
 
 
-def an_image(number: int, *, serial: str = "S1", component: str = "R0402", **more: Any) -> Image:
+def an_image(number: int, *, serial: str = "S1", component: str = "R0402", **more: Any) -> CameraImage:
     board = {"type": "open-board", "serial": serial}
-    return Image(f"{serial}/{number}", a_jpeg(number), board, component, {"designator": f"X{number}", **more})
+    return CameraImage(f"{serial}/{number}", a_jpeg(number), board, component, {"designator": f"X{number}", **more})
 
 
 def wait_until_idle(folder: Path, timeout_s: float = 120.0) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def test_a_board_closes_with_its_verdict_on_the_stream_and_in_the_database(folde
     topics = ("board/mainboard-a/A%201/", "inspection/mainboard-a/A%201/")
     with Listener(f"ipc://{folder}/run/results.sock", *topics, "heartbeat/") as heard:
         heard.until_heartbeat()
-        images = [Image(f"A1/{d}", a_jpeg(n), board, c, {"designator": d}) for n, (d, c) in enumerate(parts)]
+        images = [CameraImage(f"A1/{d}", a_jpeg(n), board, c, {"designator": d}) for n, (d, c) in enumerate(parts)]
         with Publisher(intake(folder), "camera") as publisher:
             assert publish_images(publisher, images).accepted == 5
         messages: list[dict[str, Any]] = []

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from coserve_client import CameraImage, Publisher, publish_images
 from daemon.dispatch.trace import replay
 from daemon.policy.presets import PRESETS
 from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S
-from tools.camera.publisher import Image, Publisher, publish_images
 from tools.setup.service import Service
 
 IMAGES = 36
@@ -25,10 +25,10 @@ TOLERANCE = 1e-3
 Found = Mapping[str, tuple[Any, ...]]
 
 
-def images() -> list[Image]:
+def images() -> list[CameraImage]:
     components = ("R0402", "C0603", "QFP64")
     board = {"type": "open-board", "serial": "S1"}
-    return [Image(str(n), a_jpeg(n), board, components[n % 3], {"designator": f"X{n}"}) for n in range(IMAGES)]
+    return [CameraImage(str(n), a_jpeg(n), board, components[n % 3], {"designator": f"X{n}"}) for n in range(IMAGES)]
 
 
 def run(folder: Path, experts: Path, policy: str) -> Found:

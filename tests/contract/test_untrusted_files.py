@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from coserve_client import CameraImage, Publisher, publish_images
 from daemon.check import check_line
 from daemon.config.settings import load_config
 from daemon.errors import ConfigError
@@ -22,7 +23,6 @@ from daemon.wire.control import ControlError, ask
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tests.waiting import PATIENCE_S
-from tools.camera.publisher import Image, Publisher, publish_images
 from tools.setup.service import Service
 
 
@@ -66,7 +66,7 @@ def test_a_malicious_model_file_in_the_catalog_runs_nothing_and_costs_its_own_im
     assert any("evil.pt" in problem for problem in problems)
     assert any("QFP64.safetensors" in problem for problem in problems)
     control, board = f"ipc://{tmp_path}/run/control.sock", {"type": "open-board", "serial": "S1"}
-    images = [Image(f"S1/{n}", a_jpeg(n), board, c, {}) for n, c in enumerate(("R0402", "C0603", "QFP64"))]
+    images = [CameraImage(f"S1/{n}", a_jpeg(n), board, c, {}) for n, c in enumerate(("R0402", "C0603", "QFP64"))]
     with Service(config, tmp_path / "daemon.log"):
         with Publisher(f"ipc://{tmp_path}/run/intake.sock", "camera") as publisher:
             assert publish_images(publisher, images).accepted == 3
@@ -80,7 +80,7 @@ def test_a_malicious_model_file_in_the_catalog_runs_nothing_and_costs_its_own_im
         with contextlib.suppress(ControlError):
             ask(control, "pin", expert="C0603", timeout_s=60)
         with Publisher(f"ipc://{tmp_path}/run/intake.sock", "camera") as publisher:
-            assert publish_images(publisher, [Image("S1/3", a_jpeg(3), board, "C0603", {})]).accepted == 1
+            assert publish_images(publisher, [CameraImage("S1/3", a_jpeg(3), board, "C0603", {})]).accepted == 1
         while ask(control, "status", timeout_s=PATIENCE_S)["completed"] < 4:
             assert time.monotonic() < until_s
             time.sleep(0.05)

@@ -5,9 +5,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from coserve_client import Publisher
 from tests.contract.client import Line
 from tests.lines import a_jpeg
-from tools.camera.publisher import Publisher
 from tools.experts.change import put, switch
 from tools.experts.line import open_line
 

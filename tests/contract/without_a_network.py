@@ -15,11 +15,11 @@ from typing import Any
 
 import yaml
 
+from coserve_client import CameraImage, Publisher, publish_images
 from daemon.wire.control import ask
 from experts.vision import frameworks
 from tests.lines import a_jpeg
 from tests.waiting import PATIENCE_S
-from tools.camera.publisher import Image, Publisher, publish_images
 from tools.setup.service import Service
 
 HTTP_REQUESTS = 3
@@ -43,7 +43,7 @@ def run_the_line(folder: Path) -> dict[str, Any]:
     port = int(config["endpoints"]["http"].rsplit(":", 1)[1])
     control = f"ipc://{folder}/run/control.sock"
     board = {"type": "open-board", "serial": "S1"}
-    images = [Image(f"S1/{n}", a_jpeg(n), board, c, {}) for n, c in enumerate(("R0402", "C0603", "QFP64"))]
+    images = [CameraImage(f"S1/{n}", a_jpeg(n), board, c, {}) for n, c in enumerate(("R0402", "C0603", "QFP64"))]
     with Service(folder / "coserve.yaml", folder / "daemon.log"):
         with Publisher(f"ipc://{folder}/run/intake.sock", "camera") as publisher:
             accepted = publish_images(publisher, images).accepted

@@ -9,8 +9,8 @@ from typing import Any
 
 import zmq
 
+from coserve_client import Publisher
 from tests.lines import a_jpeg
-from tools.camera.publisher import Publisher
 
 #: What the fault line's rules make of each component, whatever the (untrained) experts answer.
 VERDICTS = {"P": "pass", "V": "review", "F": "fail"}

@@ -13,11 +13,11 @@ from typing import Any
 import yaml
 from sqlalchemy import Row, text
 
+from coserve_client import Publisher, publish_images
 from daemon.config.settings import load_config
 from daemon.storage.database.connections import open_for_reading
 from daemon.wire.control import ask
 from tools.camera.command import board_plan, images_of
-from tools.camera.publisher import Publisher, publish_images
 from tools.camera.render import render_board
 from tools.setup.service import Service, free_port
 

@@ -17,7 +17,7 @@ from tools.cli.console import AsJson, console, errors, fail, print_json, print_t
 from tools.cli.option_values import must_be_policies
 
 if TYPE_CHECKING:
-    from tools.camera.publisher import Image
+    from coserve_client import CameraImage
 
 _SEED = 11
 
@@ -92,15 +92,15 @@ def bench_policies(folder: Path, *, boards: int, rounds: int, policies: list[str
 
 def run_line(
     config: Path,
-    images: "Sequence[Image]",
+    images: "Sequence[CameraImage]",
     name: str,
     environ: Mapping[str, str],
     beside: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> RunFigures:
     """One fresh database, one daemon, all images as fast as they are taken; `beside` goes on meanwhile."""
+    from coserve_client import Publisher, publish_images
     from daemon.config.settings import load_config
     from daemon.wire.control import ask
-    from tools.camera.publisher import Publisher, publish_images
     from tools.setup.service import Service, ServiceError, files_in, sockets_in
 
     with tempfile.TemporaryDirectory(prefix="coserve-bench-") as scratch:

@@ -7,9 +7,9 @@ from pathlib import Path
 import cv2
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
+from coserve_client import CameraImage, CurveClient, PublishAccount, Publisher, PublishError, publish_images
 from tools.camera.files import board_of
 from tools.camera.layout import Layout, WrongSizeError, cut
-from tools.camera.publisher import Account, CurveClient, Image, Publisher, PublishError, publish_images
 from tools.camera.render import Board, board_types, render_board
 from tools.camera.watch_folder import SUFFIXES
 from tools.cli.console import errors, fail
@@ -33,7 +33,7 @@ def publish_folder(
     lot: str | None,
     curve: CurveClient | None = None,
     layout: Layout | None = None,
-) -> Account:
+) -> PublishAccount:
     """Publish `folder/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png`; leaves with status 2 where nothing fits that.
 
     With a layout, whole boards: `SERIAL.png` anywhere below `folder`. `config` is the line's, or its endpoint.
@@ -66,7 +66,7 @@ def publish_rendered(
     seed: int,
     lot: str | None,
     prefix: str | None = None,
-) -> Account:
+) -> PublishAccount:
     """Render boards of the demo's types and publish their parts in placement order, board by board."""
     prefix = prefix or f"R{int(time.time()):x}"
     total = sum(len(board_types()[kind].places) for _, kind, _ in board_plan(boards, seed, prefix))
@@ -93,17 +93,17 @@ def board_plan(boards: int, seed: int, prefix: str) -> list[tuple[str, str, int]
     ]
 
 
-def rendered_images(boards: int, seed: int, prefix: str, lot: str | None) -> Iterator[Image]:
+def rendered_images(boards: int, seed: int, prefix: str, lot: str | None) -> Iterator[CameraImage]:
     """The parts of each board as PNG images to publish."""
     for serial, kind, board_seed in board_plan(boards, seed, prefix):
         yield from images_of(render_board(kind, board_seed, DEFECT_RATE), serial, lot)
 
 
-def images_of(board: Board, serial: str, lot: str | None) -> Iterator[Image]:
+def images_of(board: Board, serial: str, lot: str | None) -> Iterator[CameraImage]:
     """One board's parts, in placement order."""
     for placement in board.placements:
         _, payload = cv2.imencode(".png", cv2.cvtColor(placement.crop(), cv2.COLOR_RGB2BGR))
-        yield Image(
+        yield CameraImage(
             f"{serial}/{placement.designator}",
             payload.tobytes(),
             board_of(board.board_type, serial, lot),
@@ -112,15 +112,15 @@ def images_of(board: Board, serial: str, lot: str | None) -> Iterator[Image]:
         )
 
 
-def _from_files(files: list[Path], lot: str | None) -> Iterator[Image]:
+def _from_files(files: list[Path], lot: str | None) -> Iterator[CameraImage]:
     for path in files:
         designator, component = path.stem.split(".", 1)
         serial, kind = path.parent.name, path.parent.parent.name
         board = board_of(kind, serial, lot)
-        yield Image(f"{serial}/{designator}", path.read_bytes(), board, component, {"designator": designator})
+        yield CameraImage(f"{serial}/{designator}", path.read_bytes(), board, component, {"designator": designator})
 
 
-def _from_pictures(files: list[Path], layout: Layout, lot: str | None) -> Iterator[Image]:
+def _from_pictures(files: list[Path], layout: Layout, lot: str | None) -> Iterator[CameraImage]:
     for path in files:
         picture = cv2.imread(str(path), cv2.IMREAD_COLOR)
         if picture is None:
@@ -132,18 +132,18 @@ def _from_pictures(files: list[Path], layout: Layout, lot: str | None) -> Iterat
         board = board_of(layout.board, path.stem, lot)
         for part in found:
             more = {"designator": part.designator}
-            yield Image(f"{path.stem}/{part.designator}", part.png, board, part.component, more)
+            yield CameraImage(f"{path.stem}/{part.designator}", part.png, board, part.component, more)
 
 
 def _publish(
     config: Path | str,
-    images: Iterable[Image],
+    images: Iterable[CameraImage],
     total: int,
     *,
     rate: float | None,
     source: str,
     curve: CurveClient | None = None,
-) -> Account:
+) -> PublishAccount:
     endpoint = config if isinstance(config, str) else endpoint_of(config)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (

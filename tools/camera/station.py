@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from coserve_client import NoRoomError, SpoolingPublisher
 from tools.camera.frame_source import FrameSource, SourceError
 from tools.camera.layout import Layout, WrongSizeError, cut
 from tools.camera.serials import Serials, Trigger, Typed, is_serial
-from tools.camera.spooling import NoRoomError, SpoolingPublisher
 
 _NOT_OF_A_KEY = re.compile(r"[^A-Za-z0-9._:-]+")
 #: At a recording, where no picture is missed, a person's next line is waited for so long at once.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.camera.publisher import Account, CurveClient, Image, Publisher
+from coserve_client import CameraImage, CurveClient, PublishAccount, Publisher
 from tools.camera.watch_folder import Dropped, WatchedFolder
 
 _LOOK_EVERY_S = 0.2
@@ -22,7 +22,7 @@ class UnfitError(Exception):
     """A file that no image can be made of; the text says what was expected."""
 
 
-ImagesOf = Callable[[Dropped], list[Image]]
+ImagesOf = Callable[[Dropped], list[CameraImage]]
 
 
 @dataclass(slots=True)
@@ -63,11 +63,11 @@ class Watcher:
         self._open: dict[str, _File] = {}
         self._is_silent = False
         self._publisher = Publisher(
-            endpoint, source, silence_s=_SILENCE_S, patience_s=float("inf"), curve=curve, on_final=self._final
+            endpoint, source, silence_s=_SILENCE_S, patience_s=float("inf"), curve=curve, on_answer=self._final
         )
 
     @property
-    def account(self) -> Account:
+    def account(self) -> PublishAccount:
         """Of the images."""
         return self._publisher.account
 
@@ -98,7 +98,7 @@ class Watcher:
             return
         file = _File(dropped, len(images))
         for image in images:
-            while not self._publisher.room or image.image_id in self._open:
+            while not self._publisher.free_credit or image.image_id in self._open:
                 self._pump(0.2)
                 if self._stop.is_set():
                     return
@@ -112,7 +112,7 @@ class Watcher:
         silent_s = self._publisher.silent_s
         if (silent_s > _SILENCE_S) != self._is_silent:
             self._is_silent = not self._is_silent
-            self._say(self._publisher.nobody_answers(silent_s) if self._is_silent else "the daemon answers again")
+            self._say(self._publisher.silence_text(silent_s) if self._is_silent else "the daemon answers again")
 
     def _final(self, image_id: str, answer: Mapping[str, Any]) -> None:
         file = self._open.pop(image_id)

@@ -19,9 +19,9 @@ import typer
 from tools.cli.console import AsJson, errors, fail, print_json, print_table
 
 if TYPE_CHECKING:
+    from coserve_client import CurveClient
     from tools.camera.frame_source import FrameSource
     from tools.camera.layout import Layout
-    from tools.camera.publisher import CurveClient
     from tools.camera.serials import Serials, Trigger
 
 #: Where a video ended, its last answers are waited for so long; where somebody stopped us, so long.
@@ -165,7 +165,7 @@ class _Asked:
         return self.config if self.is_endpoint else endpoint_of(Path(self.config))
 
     def curve(self) -> "CurveClient | None":
-        from tools.camera.publisher import CurveClient
+        from coserve_client import CurveClient
 
         if (self.server_key is None) != (self.client_key is None):
             fail("--server-key and --client-key belong together (docs/security.md)", status=2)
@@ -274,8 +274,8 @@ def _folder(
 
 
 def _watch(asked: _Asked, folder: Path, layout: "Layout | None", move_to: Path | None) -> NoReturn:
+    from coserve_client import CoserveError
     from tools.camera import files
-    from tools.camera.publisher import PublishError
     from tools.camera.watch_folder import Remembered, WatchedFolder
     from tools.camera.watching import Watcher
 
@@ -290,7 +290,7 @@ def _watch(asked: _Asked, folder: Path, layout: "Layout | None", move_to: Path |
         watched = WatchedFolder(folder, remembered, move_to, _say)
         stop = threading.Event()
         watcher = Watcher(endpoint, asked.source, watched, images_of, _say, stop, asked.curve())
-    except (OSError, PublishError, ValueError) as error:
+    except (OSError, CoserveError, ValueError) as error:
         fail(str(error), status=2)
     _say(f"watching {folder}; Ctrl-C or SIGTERM ends it")
     with _set_by_signals(stop):
@@ -311,10 +311,9 @@ def _station(
     layout_file: Path,
     when: _When,
 ) -> NoReturn:
+    from coserve_client import CoserveError, SpoolingPublisher
     from tools.camera.frame_source import SourceError
-    from tools.camera.publisher import PublishError
     from tools.camera.serials import Typed
-    from tools.camera.spooling import SpoolingPublisher
     from tools.camera.station import Seen, Station
 
     when.check()
@@ -324,11 +323,11 @@ def _station(
         serials = when.serials(state, trigger if isinstance(trigger, Typed) else None)
         source = _source_of(video, device, size, fps, stop)
         publisher = SpoolingPublisher(endpoint, asked.source, state / "spool", curve=curve)
-    except (SourceError, OSError, PublishError, ValueError) as error:
+    except (SourceError, OSError, CoserveError, ValueError) as error:
         fail(str(error), status=2)
     seen, problem = Seen(), ""
-    if publisher.account.found:
-        _say(f"{publisher.account.found} images of an earlier run wait in {state / 'spool'}: they are sent first")
+    if publisher.account.recovered:
+        _say(f"{publisher.account.recovered} images of an earlier run wait in {state / 'spool'}: they are sent first")
     with _set_by_signals(stop):
         try:
             Station(source, layout, trigger, serials, publisher, _say, asked.lot, stop).run(seen)
@@ -337,7 +336,7 @@ def _station(
         source.close()
         try:
             account = publisher.close(_STOP_S if stop.is_set() else _END_S)
-        except PublishError as error:
+        except CoserveError as error:
             account, problem = publisher.account, str(error)
     for text in (*account.refusals, *([problem] if problem else [])):
         _say(text)

@@ -1,7 +1,7 @@
 """`make bundle`: one archive with everything that a PC without a network needs to run CoServe.
 
-It holds our wheel and those of all its dependencies, pip, `install.sh`, and a checksum of each. It is for the Python
-version and the machine type that it was made with.
+It holds our wheel, that of the client for the PCs of cameras, those of all dependencies, pip, `install.sh`, and a
+checksum of each. It is for the Python version and the machine type that it was made with.
 """
 
 import hashlib
@@ -18,43 +18,54 @@ from pathlib import Path
 from daemon.units import size_text
 
 _ROOT = Path(__file__).resolve().parents[2]
-#: What our wheel is built from. A copy of it, for setuptools leaves folders behind and packs what lies in them again.
+#: The sources of our wheel. A copy of them is built: setuptools leaves folders behind, and packs them again next time.
 _SOURCES = ("daemon", "experts", "routing_rules", "tools", "systemd", "docs", "pyproject.toml", "README.md", "LICENSE")
+_CLIENT_SOURCES = ("coserve_client", "pyproject.toml", "LICENSE")
 _SCRIPT_MODE = 0o755
-#: What a PC under the line gets beside the core: it has no network to fetch it by later.
+#: The extras that are always in the bundle: a PC without a network cannot fetch them later.
 EXTRAS = ("dashboard", "export", "mqtt", "postgresql")
 
 
 def own_wheel(folder: Path) -> Path:
     """Build our wheel into `folder`, with the setuptools of this environment."""
+    return _build([_ROOT / name for name in _SOURCES], folder)
+
+
+def client_wheel(folder: Path) -> Path:
+    """Build the wheel of coserve_client alone, for the PCs of cameras."""
+    return _build([_ROOT / "tools" / "client" / name for name in _CLIENT_SOURCES], folder)
+
+
+def _build(sources: Iterable[Path], folder: Path) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
-        copy = Path(scratch)
-        for name in _SOURCES:
-            source = _ROOT / name
+        copy, wheels = Path(scratch) / "sources", Path(scratch) / "wheels"
+        copy.mkdir()
+        for source in sources:
             if source.is_dir():
-                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(source, copy / source.name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
-                shutil.copy(source, copy / name)
-        _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(copy))
-    return next(folder.glob("coserve-*.whl"))
+                shutil.copy(source, copy)
+        _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(copy))
+        (wheel,) = wheels.iterdir()
+        return Path(shutil.copy(wheel, folder))
 
 
-def dependencies(own: Path, folder: Path) -> None:
-    """Put the wheels of everything that ours needs with its extras, and of pip, into `folder`, over the network."""
+def fetch_dependencies(own: Path, folder: Path) -> None:
+    """Put the wheels of all dependencies of `own` with its extras, and of pip, into `folder`, over the network."""
     constraints = str(_ROOT / "constraints.txt")
     _pip("wheel", "--wheel-dir", str(folder), "--constraint", constraints, f"{own}[{','.join(EXTRAS)}]", "pip")
 
 
-def write_bundle(wheels: Iterable[Path], folder: Path) -> Path:
-    """The archive of these wheels, made in `folder`."""
+def write_bundle(wheels: Iterable[Path], client: Path, folder: Path) -> Path:
+    """Make the archive of these wheels and of the client's in `folder`, and return it."""
     name = f"coserve-{version('coserve')}"
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     archive = folder / f"{name}-py{python}-{platform.machine()}.tar"
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         tree = Path(scratch) / name
-        (tree / "wheels").mkdir(parents=True)
-        for wheel in wheels:
-            (tree / "wheels" / wheel.name).hardlink_to(wheel)
+        for wheel, place in (*((wheel, "wheels") for wheel in wheels), (client, "client")):
+            (tree / place).mkdir(parents=True, exist_ok=True)
+            (tree / place / wheel.name).hardlink_to(wheel)
         shutil.copy(_ROOT / "systemd" / "install.sh", tree)
         shutil.copy(_ROOT / "docs" / "service.md", tree)
         shutil.copy(_ROOT / "LICENSE", tree)
@@ -78,16 +89,17 @@ def _pip(*arguments: str) -> None:
 
 
 def main() -> None:
-    """Make the bundle under `build/` and say where it is."""
+    """Make the bundle under `build/` and print its path."""
     build = _ROOT / "build"
     wheels = build / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
     wheels.mkdir(parents=True)
     try:
-        dependencies(own_wheel(wheels), wheels)
+        client = client_wheel(build)
+        fetch_dependencies(own_wheel(wheels), wheels)
     except subprocess.CalledProcessError as error:
         raise SystemExit(error.returncode) from None  # pip has said why
-    archive = write_bundle(wheels.glob("*.whl"), build)
+    archive = write_bundle(wheels.glob("*.whl"), client, build)
     print(f"{archive}  {size_text(archive.stat().st_size)}: unpack it on the line's PC and run install.sh")
 
 

@@ -18,13 +18,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import OperationalError
 
+from coserve_client import CameraImage, Publisher, publish_images
 from daemon.errors import StartError
 from daemon.intake.backlog import BacklogLimits
 from daemon.intake.intake import Intake
 from daemon.storage.writer import Duplicate, WriteFailed
 from tests.daemon.wire.wire_parts import RULES, Peer, a_line, a_png, a_rulebook, an_inspect
 from tests.waiting import until
-from tools.camera.publisher import Image, Publisher, publish_images
 
 PNG = a_png()
 
@@ -384,7 +384,7 @@ def test_the_python_publisher_loses_nothing_while_writes_fail_and_the_backlog_is
         recovering = threading.Thread(target=recover)
         recovering.start()
         board = {"type": "mainboard-a", "serial": "S1"}
-        account = publish_images(publisher, [Image(f"i{n}", PNG, board, "R0402") for n in range(300)])
+        account = publish_images(publisher, [CameraImage(f"i{n}", PNG, board, "R0402") for n in range(300)])
         recovering.join()
         assert account.complete
         assert account.busy > 0

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from coserve_client import Publisher
 from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
 from tests.small_disk import small_disk
-from tools.camera.publisher import Publisher
 from tools.setup.service import Service
 
 #: Bytes behind a JPEG's end marker are ignored, so images are as large as a test likes.

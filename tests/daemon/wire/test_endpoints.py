@@ -11,11 +11,11 @@ import zmq
 import zmq.auth
 from structlog.testing import capture_logs
 
+from coserve_client import CurveClient, Publisher
 from daemon.errors import StartError
 from daemon.wire.endpoints import CurveKeys, Gate, check_endpoints
 from daemon.wire.keys import fingerprint, read_public_key
 from daemon.wire.sockets import bind, end_context, is_open
-from tools.camera.publisher import CurveClient, Publisher
 
 
 def keys_in(folder: Path, *clients: str) -> CurveKeys:

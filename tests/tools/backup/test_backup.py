@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from coserve_client import Publisher
 from daemon.config.settings import load_config
 from daemon.records import Accepted, Arrival, BoardRef, JournalKey, Outcome, Pixels
 from daemon.storage.database.store import Store, open_store
@@ -35,7 +36,6 @@ from tools.backup.archive import HEAD, SUMS, write_backup
 from tools.backup.contents import BackupError
 from tools.backup.gentle import GentleReader, absent_pages
 from tools.backup.restore import FolderInUseError, unpack
-from tools.camera.publisher import Publisher
 from tools.setup.service import Service
 
 FORMATS = ROOT / "tests/daemon/line/formats/0.1.0"

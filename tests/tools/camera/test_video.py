@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from coserve_client import SpoolingPublisher
 from daemon.errors import ConfigError
 from tests import ROOT
-from tests.tools.camera.scripted_daemon import Daemon, a_daemon, accept
+from tests.tools.client.scripted_daemon import Daemon, a_daemon, accept
 from tests.waiting import PATIENCE_S, until
 from tools.camera.belt import PICTURES, write_belt
 from tools.camera.frame_source import Device, SourceError, VideoFile, v4l2
 from tools.camera.layout import Layout, Part, WrongSizeError, cut, load_layout
 from tools.camera.render import render_board
 from tools.camera.serials import Counted, EveryPicture, Interval, Listed, Same, Typed
-from tools.camera.spooling import SpoolingPublisher
 from tools.camera.station import Seen, Station
 
 LAYOUT = Layout(board="b", size=(64, 48), parts={"R1": Part(component="R0402", box=(8, 8, 40, 40))})

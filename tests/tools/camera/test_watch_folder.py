@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.lines import a_jpeg
-from tests.tools.camera.scripted_daemon import Answer, a_daemon, accept
+from tests.tools.client.scripted_daemon import Answer, a_daemon, accept
 from tests.waiting import PATIENCE_S, until
 from tools.camera import files, watch_folder, watching
 from tools.camera.layout import Layout, Part

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from coserve_client import Publisher
 from daemon.host.lock import claim
 from daemon.storage.database.check import check_database
 from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
-from tools.camera.publisher import Publisher
 from tools.setup.service import Service
 
 

@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import coserve_client
 from tests.lines import a_line
-from tools.release.bundle import EXTRAS, own_wheel, write_bundle
+from tools.release.bundle import EXTRAS, client_wheel, own_wheel, write_bundle
 
+CLIENT = Path(coserve_client.__file__).parent
 SITE = sysconfig.get_path("purelib")
 
 
@@ -50,7 +52,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         requirement = Requirement(line)
         if requirement.marker is None or any(requirement.marker.evaluate({"extra": one}) for one in ("", *EXTRAS)):
             a_stand_in(requirement.name, wheels)
-    with tarfile.open(write_bundle(wheels.glob("*.whl"), folder)) as tar:
+    with tarfile.open(write_bundle(wheels.glob("*.whl"), client_wheel(folder), folder)) as tar:
         tar.extractall(folder, filter="data")
     return next(path for path in folder.iterdir() if path.name.startswith("coserve-") and path.is_dir())
 
@@ -98,6 +100,16 @@ def test_the_bundle_installs_into_an_empty_prefix_and_what_it_installed_works(
     assert again.returncode == 0, again.stdout + again.stderr
     assert "wrote" not in again.stdout
     assert coserve(prefix, "uninstall-service", "--prefix", str(prefix)).returncode == 0
+
+
+def test_both_wheels_of_a_bundle_bring_the_client_once(bundle: Path) -> None:
+    (main,), (client,) = bundle.glob("wheels/coserve-*.whl"), bundle.glob("client/*.whl")
+    modules = [
+        [name for name in zipfile.ZipFile(wheel).namelist() if "coserve_client/" in name and "dist-info" not in name]
+        for wheel in (main, client)
+    ]
+    assert sorted(modules[0]) == sorted(modules[1])
+    assert set(modules[0]) == {f"coserve_client/{file.name}" for file in CLIENT.iterdir() if file.is_file()}
 
 
 def test_a_bundle_that_lacks_something_is_refused(bundle: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from daemon.storage.database.migrate import migrate
 from tests.contract.client import Line
 from tests.lines import a_line
 from tests.small_disk import small_disk
-from tests.tools.camera.scripted_daemon import HOST
+from tests.tools.client.scripted_daemon import HOST
 from tools.cli import doctor as command
 from tools.setup.doctor import disks, doors, line, machine
 from tools.setup.doctor import patient as patient_module

@@ -1,8 +1,6 @@
 """The publisher for cameras: at once, to the spool and back, in order, counted; kills, full disks, wrong keys."""
 
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,21 +12,19 @@ import pytest
 import zmq
 import zmq.auth
 
+from coserve_client import CoserveError, CurveClient, NoRoomError, PublishError, SpoolError, SpoolingPublisher, spooling
+from coserve_client.spool import Spool
 from tests import ROOT
 from tests.small_disk import small_disk
-from tests.tools.camera.scripted_daemon import BOARD, Answer, a_daemon, accept
+from tests.tools.client.scripted_daemon import BOARD, Answer, a_daemon, accept
 from tests.waiting import PATIENCE_S, until
-from tools.camera import spooling
-from tools.camera.publisher import CurveClient, PublishError
-from tools.camera.spool import Spool, SpoolError
-from tools.camera.spooling import NoRoomError, SpoolingPublisher
 
 
 @pytest.fixture(autouse=True)
 def _soon_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spooling, "_SILENCE_S", PATIENCE_S)  # who is slow on this machine is not silent
     monkeypatch.setattr(spooling, "_SPILL_AFTER_S", 0.05)
-    monkeypatch.setattr(spooling, "_TRY_AGAIN_S", 0.1)
+    monkeypatch.setattr(spooling, "_RETRY_S", 0.1)
 
 
 @pytest.fixture
@@ -100,7 +96,7 @@ def test_what_waited_on_the_disk_comes_first_and_in_order_when_the_daemon_is_the
         show(publisher, *range(30))
         until(lambda: publisher.account.spooled == 30)
         assert len(files(spool)) == 30
-        until(lambda: f"nobody answers at {endpoint}" in publisher.trouble)
+        until(lambda: f"no answer from {endpoint}" in publisher.trouble)
         with a_daemon(accept, endpoint) as daemon:
             until(lambda: daemon.order)
             show(publisher, *range(30, 40))
@@ -114,7 +110,7 @@ def test_what_waited_on_the_disk_comes_first_and_in_order_when_the_daemon_is_the
 CAMERA = """\
 import sys, time
 from pathlib import Path
-from tools.camera.spooling import SpoolingPublisher
+from coserve_client import SpoolingPublisher
 publisher = SpoolingPublisher(sys.argv[1], "cam", Path(sys.argv[2]))
 for number in range(25):
     publisher.publish(f"i{number}", b"%d" % number, board={"type": "b", "serial": "S1"}, component="R0402")
@@ -150,10 +146,10 @@ def test_what_was_spooled_survives_the_kill_of_its_process(tmp_path: Path) -> No
 
 
 def test_nothing_of_the_camera_reads_the_clock_on_the_wall() -> None:
-    for name in ("publisher", "spool", "spool_account", "spooling"):
-        text = (ROOT / "tools/camera" / f"{name}.py").read_text(encoding="utf-8")
-        assert "time.time(" not in text, name
-        assert "datetime" not in text, name
+    for file in (ROOT / "tools/client/coserve_client").glob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        assert "time.time(" not in text, file
+        assert "datetime" not in text, file
 
 
 def a_spool_with(tmp_path: Path, count: int) -> tuple[str, Path]:
@@ -181,12 +177,12 @@ def test_entries_that_are_not_what_was_written_are_set_aside_by_name(
         assert publisher.wait(PATIENCE_S)
         assert daemon.order == ["i5", "i6", "i7"]
         account = publisher.account
-    assert (account.found, account.accepted, account.set_aside, account.lost) == (8, 3, 5, 5)
+    assert (account.recovered, account.accepted, account.set_aside, account.lost) == (8, 3, 5, 5)
     assert not account.complete
     assert sorted(path.name for path in (spool / "set_aside").iterdir()) == names[:5]
     assert sum("spool_entry_set_aside" in line and "checksum" in line for line in caplog.messages) == 3
     with a_daemon(accept, endpoint), SpoolingPublisher(endpoint, "cam", spool) as publisher:
-        assert publisher.account.found == 0
+        assert publisher.account.recovered == 0
         show(publisher, 8)
         assert publisher.wait(PATIENCE_S)
 
@@ -246,7 +242,7 @@ def test_a_spool_of_another_source_is_refused_also_where_its_label_is_gone(tmp_p
             (spool / "spool.json").unlink()
         elif isinstance(damage, bytes):
             (spool / "spool.json").write_bytes(damage)
-        with pytest.raises(SpoolError, match="is that of source 'cam', not of 'other'"):
+        with pytest.raises(SpoolError, match="belongs to source 'cam', not to 'other'"):
             SpoolingPublisher(endpoint, "other", spool)
     with a_daemon(accept, endpoint), SpoolingPublisher(endpoint, "cam", spool) as publisher:
         assert publisher.wait(PATIENCE_S)
@@ -282,7 +278,7 @@ def test_wrong_keys_are_a_silent_daemon_and_the_right_ones_send_what_waited(tmp_
             assert publisher.wait(PATIENCE_S)
             assert publisher.account.accepted == 2
     keys = CurveClient(tmp_path / "server.key", tmp_path / "camera.key")
-    with pytest.raises(PublishError, match="has no secret key"):
+    with pytest.raises(CoserveError, match="has no secret key"):
         SpoolingPublisher(daemon.endpoint, "cam", tmp_path / "spool", curve=keys)
     with SpoolingPublisher(daemon.endpoint, "cam", tmp_path / "spool"):
         pass  # the one that failed has let go of the spool
@@ -387,38 +383,3 @@ def test_what_could_never_be_accounted_or_comes_after_the_end_is_refused_at_once
     with pytest.raises(PublishError, match="closed"):
         publisher.publish("i", b"x", board=BOARD, component="R0402")
     assert publisher.close().published == 0
-
-
-ON_A_CAMERAS_PC = """\
-import importlib.abc, sys
-class Bare(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] not in {"tools", "daemon", "zmq"} | sys.stdlib_module_names:
-            raise ImportError(f"{name} is not installed on a camera's PC")
-sys.meta_path.insert(0, Bare())
-from pathlib import Path
-from tools.camera.spooling import SpoolingPublisher
-with SpoolingPublisher(sys.argv[1], source="cam", spool=Path("spool")) as publisher:
-    publisher.publish("i1", b"x", board={"type": "b", "serial": "S1"}, component="R0402")
-print(publisher.account.as_dict())
-"""
-
-
-def test_the_files_that_the_page_says_to_copy_need_only_pyzmq(tmp_path: Path) -> None:
-    page = (ROOT / "docs/cameras.md").read_text(encoding="utf-8")
-    copied = re.findall(r"^((?:tools|daemon)/\S+\.py)$", page, flags=re.MULTILINE)
-    assert len(copied) == 8
-    for name in copied:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    with a_daemon(accept) as daemon:
-        done = subprocess.run(
-            [sys.executable, "-c", ON_A_CAMERAS_PC, daemon.endpoint],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    assert done.stdout == "{'published': 1, 'accepted': 1}\n", done.stderr
-    assert json.loads((tmp_path / "spool/spool.json").read_text()) == {"version": 1, "source": "cam"}

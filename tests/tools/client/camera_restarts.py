@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from coserve_client import SpoolingPublisher
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
-from tools.camera.spooling import SpoolingPublisher
 from tools.setup.service import Service
 
 IMAGES = 500
@@ -68,7 +68,7 @@ def test_five_kills_of_the_daemon_while_500_images_are_published(tmp_path: Path,
 CAMERA = """\
 import sys, time
 from pathlib import Path
-from tools.camera.spooling import SpoolingPublisher
+from coserve_client import SpoolingPublisher
 endpoint, spool, first = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 publisher = SpoolingPublisher(endpoint, "cam", spool)
 for number in range(first, 10**9):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.camera.scripted_daemon import BOARD, Answer, Daemon, a_daemon, accept
-from tools.camera import publisher as publisher_module
-from tools.camera.publisher import Account, Image, Publisher, PublishError, publish_images
+from coserve_client import CameraImage, PublishAccount, Publisher, PublishError, publish_images
+from coserve_client import publisher as publisher_module
+from tests.tools.client.scripted_daemon import BOARD, Answer, Daemon, a_daemon, accept
 
 
 class Clock:
@@ -28,8 +28,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def some_images(count: int) -> list[Image]:
-    return [Image(f"i{n}", b"bytes", BOARD, "R0402", {"designator": f"R{n}"}) for n in range(count)]
+def some_images(count: int) -> list[CameraImage]:
+    return [CameraImage(f"i{n}", b"bytes", BOARD, "R0402", {"designator": f"R{n}"}) for n in range(count)]
 
 
 def test_images_are_pipelined_within_the_credit_and_all_accounted(clock: Clock) -> None:
@@ -188,7 +188,7 @@ def test_what_could_never_be_accounted_is_refused_at_once(tmp_path: Path) -> Non
             publisher.send("a b", b"x", board=BOARD, component="R0402")
         with pytest.raises(ValueError, match="header"):
             publisher.send("i", b"x", board=BOARD, component="R0402", note="x" * 70_000)
-        assert publisher.account == Account()
+        assert publisher.account == PublishAccount()
 
 
 def test_a_rate_is_kept_and_progress_is_told() -> None:

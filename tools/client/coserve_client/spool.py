@@ -1,7 +1,8 @@
-"""The folder in which a camera's images wait while the daemon is away: one file an image, each proved by a checksum.
+"""The folder in which a camera's images wait while the daemon is away: one file for each image, with a checksum.
 
-Names are numbers that count up, so that the order of the images needs no clock. What cannot be read is set aside under
-its name, never dropped. One process at a time; one source for ever, since an id is an image's only together with it.
+Names are numbers that count up, so that the order of the images needs no clock. A damaged entry is moved aside under
+its name, never dropped. A spool belongs to one process at a time, and to one source for ever: an id identifies an image
+only together with its source.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from tools.camera.publisher import PublishError
+from coserve_client.publisher import PublishError
 
 _MAGIC = b"COSERVE-SPOOL-1\n"
 _LENGTH = struct.Struct(">I")
@@ -23,42 +24,42 @@ _ENTRY = re.compile(r"([0-9]{12,})\.image")
 
 
 class SpoolError(PublishError):
-    """A spool that cannot be used: another process has it, or it is another source's."""
+    """A spool that cannot be used: another process holds it, or it belongs to another source."""
 
 
-class EntryError(Exception):
-    """An entry that is not what was written."""
+class SpoolEntryError(Exception):
+    """A damaged spool entry."""
 
 
 class Spool:
-    """Owned by one thread at a time. `waiting` are the entries found at the start, number and bytes, oldest first."""
+    """For one thread at a time. `waiting`: number and bytes of the entries of an earlier process, oldest first."""
 
     def __init__(self, folder: Path, source: str) -> None:
-        """Make or open the spool; SpoolError where that may not be, OSError where the disk does not let us."""
+        """Make or open the spool; SpoolError if it is in use or another source's, OSError if the disk refuses."""
         self.folder = folder
         self._aside = folder / "set_aside"
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-        self._lock = _Lock(folder / "lock")
+        self._lock = _SpoolLock(folder / "lock")
         try:
-            self._belongs_to(source)
-            found = sorted(self._numbers(folder))
-            self.waiting = [(number, self._path(number).stat().st_size) for number in found]
-            self.next_number = max([*found, *self._numbers(self._aside)], default=0) + 1
+            self._check_source(source)
+            numbers = sorted(self._numbers(folder))
+            self.waiting = [(number, self._path(number).stat().st_size) for number in numbers]
+            self.next_number = max([*numbers, *self._numbers(self._aside)], default=0) + 1
         except BaseException:
             self._lock.close()
             raise
 
     def close(self) -> None:
-        """Let another process have the spool."""
+        """Release the spool for another process."""
         self._lock.close()
 
     @staticmethod
     def size_of(header: bytes, payload: bytes) -> int:
-        """Bytes that an entry takes in the spool."""
+        """Return the bytes that an entry takes in the spool."""
         return _OVERHEAD_BYTES + len(header) + len(payload)
 
     def write(self, entries: Iterable[tuple[int, bytes, bytes]]) -> None:
-        """Make (number, header, payload) durable, all or none of them; OSError where the disk refuses."""
+        """Make each (number, header, payload) durable, all or none of them; OSError if the disk refuses."""
         written: list[Path] = []
         try:
             for number, header, payload in entries:
@@ -75,26 +76,26 @@ class Spool:
             raise
 
     def read(self, number: int) -> tuple[str, bytes, bytes]:
-        """An entry's image id, header and payload; EntryError where it is not what was written."""
+        """Return an entry's image id, header and payload; SpoolEntryError if it is damaged."""
         try:
             content = self._path(number).read_bytes()
         except OSError as error:
-            raise EntryError(f"it cannot be read: {error.strerror or error}") from None
+            raise SpoolEntryError(f"it cannot be read: {error.strerror or error}") from None
         if not content.startswith(_MAGIC) or len(content) < _OVERHEAD_BYTES:
-            raise EntryError("it is cut off, or no entry of a spool")
+            raise SpoolEntryError("it is cut off, or not an entry of a spool")
         (length,) = _LENGTH.unpack_from(content, _OVERHEAD_BYTES - _LENGTH.size)
         header, payload = content[_OVERHEAD_BYTES:][:length], content[_OVERHEAD_BYTES + length :]
         if content[:_OVERHEAD_BYTES] != _head(header, payload):
-            raise EntryError("its bytes are not those that were written: the checksum differs")
+            raise SpoolEntryError("it is damaged: its checksum differs")
         return json.loads(header)["id"], header, payload
 
     def remove(self, number: int) -> None:
-        """Forget an entry whose image has its answer; one that comes back after a power cut is a duplicate."""
+        """Delete an entry whose image has its answer. After a power cut it may be back, and be sent as a duplicate."""
         with contextlib.suppress(FileNotFoundError):
             self._path(number).unlink()
 
     def set_aside(self, number: int) -> Path:
-        """Move an entry that cannot be read into `set_aside/`, for a person to look at; OSError where that fails."""
+        """Move a damaged entry into `set_aside/`, for a person to look at; OSError if that fails."""
         self._aside.mkdir(mode=0o750, exist_ok=True)
         return self._path(number).rename(self._aside / self._path(number).name)
 
@@ -106,35 +107,35 @@ class Spool:
         names = [entry.name for entry in os.scandir(folder)] if folder.is_dir() else []
         return [int(match[1]) for name in names if (match := _ENTRY.fullmatch(name))]
 
-    def _belongs_to(self, source: str) -> None:
+    def _check_source(self, source: str) -> None:
         path = self.folder / "spool.json"
         try:
             owner = json.loads(path.read_bytes())["source"]
         except FileNotFoundError:
             owner = None
         except (ValueError, KeyError, TypeError):
-            owner = None  # torn by a power cut; the entries' own headers name their source
+            owner = None  # half-written at a power cut; the headers of the entries name their source
         if owner is None:
             numbers = sorted(self._numbers(self.folder))
-            owner = next((named for number in numbers if (named := self._source_of(number))), source)
+            owner = next((name for number in numbers if (name := self._source_of(number))), source)
             with path.open("wb", buffering=0) as file:
                 _write_all(file.fileno(), (json.dumps({"version": 1, "source": owner}).encode(),))
                 os.fsync(file.fileno())
             _sync_folder(self.folder)
         if owner != source:
             raise SpoolError(
-                f"the spool {self.folder} is that of source {owner!r}, not of {source!r}: its images can only be sent "
-                f"under that name; give each source a folder of its own"
+                f"the spool {self.folder} belongs to source {owner!r}, not to {source!r}: its images can only be sent "
+                f"under that name; give each source its own folder"
             )
 
     def _source_of(self, number: int) -> str | None:
-        with contextlib.suppress(EntryError):
+        with contextlib.suppress(SpoolEntryError):
             return json.loads(self.read(number)[1])["source"]
         return None
 
 
-class _Lock:
-    """An exclusive lock that dies with its process; the file holds the owner's number."""
+class _SpoolLock:
+    """An exclusive lock that ends with its process; the file holds the process number."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a+b", buffering=0)
@@ -147,7 +148,7 @@ class _Lock:
             raise SpoolError(
                 f"the spool {path.parent} is in use by process {owner}: stop it first, or name another folder"
             ) from None
-        with contextlib.suppress(OSError):  # a full disk: the lock holds without its owner's number
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without the number
             self._file.truncate(0)
             self._file.write(str(os.getpid()).encode())
 
