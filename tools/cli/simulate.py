@@ -13,7 +13,7 @@ from tools.cli.console import AsJson, console, errors, fail, print_json, print_t
 from tools.cli.option_values import must_be_policies
 
 if TYPE_CHECKING:
-    from tools.simulate.engine import Outcome
+    from tools.simulate.engine import TaskOutcome
 
 
 class LoadingOption(StrEnum):
@@ -157,7 +157,7 @@ def _simulate_trace(
     )
 
 
-def _draw(outcome: "Outcome", path: Path, until_s: float | None) -> None:
+def _draw(outcome: "TaskOutcome", path: Path, until_s: float | None) -> None:
     from tools.simulate.timeline import draw_timeline
 
     try:

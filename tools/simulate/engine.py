@@ -1,17 +1,32 @@
-"""Simulated time: the real scheduler on simulated channels and processors. Exact, repeatable, no threads."""
+"""Simulated time: the daemon's own drive and scheduler on simulated channels and processors. Exact, repeatable."""
 
-import heapq
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from daemon.dispatch.channels import WaitingLine
-from daemon.policy.actions import Load, Run, Wait
-from daemon.policy.presets import Tuning, preset
-from daemon.policy.request import RAM, ExecutorId, Request, RequestId
-from daemon.policy.scheduler import Scheduler
-from experts.spec import ArchitectureId, ExpertId
+from daemon.dispatch.chains import Chains, ImageAnswer
+from daemon.dispatch.drive import Drive
+from daemon.dispatch.orders import BatchOrder, ImageOrder, LoadOrder
+from daemon.dispatch.simulated import (
+    Route,
+    SimulatedChannel,
+    SimulatedClock,
+    SimulatedExecutor,
+    SimulatedLoader,
+    SimulatedPool,
+    SimulatedProcessor,
+)
+from daemon.dispatch.trace import Makeup
+from daemon.policy.actions import Load
+from daemon.policy.presets import Tuning
+from daemon.policy.request import RAM, ExpertFacts, Request, RequestId
+from daemon.records import Accepted, BatchDone, ExpertSwitch, JournalKey, Outcome, Pixels, QueueSample
+from experts.spec import Answer, ExpertId, ExpertSpec, LayoutId
 from tools.simulate.world import Channel, Image, Machine, Task
+
+#: Nothing hangs here.
+_NEVER_S = 1e12
+_ANSWER = Answer(None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +42,8 @@ class Span:
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What happened to a task. `waits_s`: from arrival to the start of the first expert's batch, in order of start."""
+class TaskOutcome:
+    """The course of a task. `waits_s`: from arrival to the start of the first expert's batch, in order of start."""
 
     policy: str
     images: int
@@ -52,92 +67,64 @@ class StuckError(RuntimeError):
     """Images wait and nothing will ever happen: a defect of the policy."""
 
 
-class _Clock:
-    """Events by time; at one time, in the order in which they were asked for."""
+class _TaskChains(Chains):
+    """Each image goes through the chain that its task names: what a network would say of it is not known."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.events: list[tuple[float, int, Callable[[], None]]] = []
-        self._serial = 0
+    def __init__(self, images: tuple[Image, ...], clock: SimulatedClock, course: TaskOutcome) -> None:
+        super().__init__(lambda _version: None, clock.now, clock.now)
+        self._task, self._time, self._course = images, clock, course
+        self._under_way: dict[RequestId, tuple[Accepted, int]] = {}
+        self._last_request = 0
+        self.queued: Counter[ExpertId] = Counter()
 
-    def at(self, when_s: float, do: Callable[[], None]) -> None:
-        self._serial += 1
-        heapq.heappush(self.events, (when_s, self._serial, do))
+    def __len__(self) -> int:
+        return len(self._under_way)
 
+    def accepted(self, request_id: RequestId) -> Accepted:
+        return self._under_way[request_id][0]
 
-class _Transfers:
-    """One channel: one transfer at a time, in the daemon's order; what is fixed passes beside the channel."""
+    def admit(self, accepted: Accepted) -> Request:
+        return self._next(accepted, 0)
 
-    def __init__(self, channel: Channel, clock: _Clock, note: Callable[[Span], None]) -> None:
-        self._channel = channel
-        self._clock = clock
-        self._note = note
-        self._waiting: WaitingLine[tuple[Load, float, Callable[[], None]]] = WaitingLine()
-        self._busy = False
+    def begun(self, order: BatchOrder) -> None:
+        """Count a batch that begins, and how long its images have waited for their first."""
+        self.queued[order.spec.expert] -= len(order.images)
+        for image in order.images:
+            accepted, step = self._under_way[image.request_id]
+            if step == 0:
+                self._course.waits_s.append(self._time.now() - self._image(accepted).arrived_s)
 
-    def move(self, load: Load, seconds: float, done: Callable[[], None]) -> None:
-        """Keep the channel busy for `seconds` when it is this load's turn, then call `done`."""
-        self._waiting.put(load.cause, (load, seconds, done))
-        if not self._busy:
-            self._next()
+    def answered(self, found: ImageAnswer, now: float) -> Request | Outcome:
+        accepted, step = self._under_way.pop(found.request_id)
+        image = self._image(accepted)
+        self._course.steps += 1
+        if step + 1 < len(image.chain):
+            return self._next(accepted, step + 1)
+        self._course.answered += 1
+        self._course.latencies_s.append(now - image.arrived_s)
+        if image.deadline_s is not None and now > image.deadline_s:
+            self._course.late += 1
+            self._course.wasted_steps += len(image.chain)
+        return Outcome(accepted.inspection_id, "pass", None, None, ())
 
-    def _next(self) -> None:
-        turn = self._waiting.take()
-        if turn is None:
-            return
-        load, seconds, done = turn
-        self._busy = True
-        begin_s = self._clock.now_s
-        end_s = begin_s + seconds
+    def ended(self, request_id: RequestId, reason: str) -> Outcome:
+        accepted, step = self._under_way.pop(request_id)
+        if reason != "deadline":
+            raise StuckError(f"image {accepted.inspection_id} ended with {reason}")
+        self.queued[self._image(accepted).chain[step]] -= 1
+        self._course.wasted_steps += step
+        self._course.expired += 1
+        return Outcome(accepted.inspection_id, "unknown", None, reason, ())
 
-        def moved() -> None:
-            self._busy = False
-            self._note(Span(self._channel.name, load.cause, load.expert, 0, begin_s, end_s))
-            self._clock.at(self._clock.now_s + self._channel.fixed_s, done)
-            self._next()
+    def _image(self, accepted: Accepted) -> Image:
+        return self._task[accepted.inspection_id]
 
-        self._clock.at(end_s, moved)
-
-
-class _Processor:
-    """m batches at once each run at min(1, concurrency / m): processor sharing, in the batches' own seconds."""
-
-    def __init__(self, concurrency: float, clock: _Clock) -> None:
-        self._concurrency = concurrency
-        self._clock = clock
-        self._served_s = 0.0
-        self._since_s = 0.0
-        self._active: list[tuple[float, int, Callable[[], None]]] = []
-        self._serial = 0
-        self._version = 0
-
-    def run(self, work_s: float, done: Callable[[], None]) -> None:
-        self._advance()
-        self._serial += 1
-        heapq.heappush(self._active, (self._served_s + work_s, self._serial, done))
-        self._plan()
-
-    def _rate(self) -> float:
-        return min(1.0, self._concurrency / len(self._active)) if self._active else 1.0
-
-    def _advance(self) -> None:
-        self._served_s += (self._clock.now_s - self._since_s) * self._rate()
-        self._since_s = self._clock.now_s
-
-    def _plan(self) -> None:
-        self._version += 1
-        if self._active:
-            version = self._version
-            left_s = max(0.0, self._active[0][0] - self._served_s) / self._rate()
-            self._clock.at(self._clock.now_s + left_s, lambda: self._ended(version))
-
-    def _ended(self, version: int) -> None:
-        if version != self._version:
-            return
-        self._advance()
-        _, _, done = heapq.heappop(self._active)
-        self._plan()
-        done()
+    def _next(self, accepted: Accepted, step: int) -> Request:
+        self._last_request += 1
+        request_id, image = RequestId(self._last_request), self._image(accepted)
+        self._under_way[request_id] = (accepted, step)
+        self.queued[image.chain[step]] += 1
+        return Request(request_id, image.chain[step], self._time.now(), image.deadline_s, step)
 
 
 class Simulation:
@@ -154,172 +141,144 @@ class Simulation:
         keep_spans: bool = False,
     ) -> None:
         self._machine, self._images = machine, task.images
-        self._clock = _Clock()
-        self.scheduler = Scheduler(
-            task.experts, machine.pools, machine.executors, preset(policy), tuning, machine.matrix
-        )
-        self.outcome = Outcome(policy, len(task.images))
         self._prefilled, self._keep_spans = prefilled, keep_spans
-        self._facts = {facts.expert: facts for facts in task.experts}
-        self._costs = {(row.device, row.architecture): (row.k_s, row.b_s) for row in machine.matrix}
-        self._device = {facts.pool: facts.device for facts in machine.pools}
-        self._pool_of = {facts.executor: facts.pool for facts in machine.executors}
-        self._processors = {device: _Processor(value, self._clock) for device, value in machine.concurrency.items()}
-        self._channels: dict[Channel, _Transfers] = {}
-        self._idle: dict[ExecutorId, None] = dict.fromkeys(self._pool_of)
-        self._chains: dict[RequestId, tuple[Image, int]] = {}
-        self._queued: dict[ExpertId, int] = {}
-        self._next_id = 0
+        self._clock = clock = SimulatedClock()
+        self.outcome = TaskOutcome(policy, len(task.images))
+        self._chains = _TaskChains(task.images, clock, self.outcome)
         self._left = len(task.images)
-        self._wake_s: float | None = None
+        self._device = {facts.pool: facts.device for facts in machine.pools}
+        self._costs = {(row.device, row.architecture): (row.k_s, row.b_s) for row in machine.matrix}
+        self._channels: dict[Channel, SimulatedChannel] = {}
+        self._at_once = SimulatedChannel(clock)
+        pools = {facts.pool: SimulatedPool(facts.budget_bytes) for facts in machine.pools}
+        processors = {name: SimulatedProcessor(clock, value) for name, value in machine.concurrency.items()}
+        self._drive = Drive(
+            Makeup(task.experts, machine.pools, machine.executors, policy, tuning or Tuning(), machine.matrix),
+            self._chains,
+            {facts.expert: _spec_of(facts) for facts in task.experts},
+            [
+                SimulatedExecutor(
+                    facts,
+                    pools[facts.pool],
+                    clock,
+                    _answer,
+                    lambda spec, device=self._device[facts.pool]: self._costs[device, spec.architecture],
+                    processors[self._device[facts.pool]],
+                    lambda order, work_s, device=self._device[facts.pool]: self._begun(order, work_s, device),
+                )
+                for facts in machine.executors
+            ],
+            [SimulatedLoader(name, pool, self._route, pools, self._note_load) for name, pool in pools.items()],
+            hang_after_s=_NEVER_S,
+            clock=clock.now,
+            wall=clock.now,
+        )
 
-    def run(self) -> Outcome:
+    def run(self) -> TaskOutcome:
         """Play the whole task. Raises StuckError."""
-        if self._prefilled:
-            self._fill()
-        clock, arrivals = self._clock, deque(self._images)
+        clock, arrivals = self._clock, deque(enumerate(self._images))
+        self._drive.start_devices(self)
+        until_s = self._fill() if self._prefilled else None
         while self._left:
-            next_s = clock.events[0][0] if clock.events else None
-            if arrivals and (next_s is None or arrivals[0].arrived_s <= next_s):
-                clock.now_s = arrivals[0].arrived_s
-                while arrivals and arrivals[0].arrived_s <= clock.now_s:
-                    self._arrive(arrivals.popleft(), 0)
-            elif next_s is not None:
-                clock.now_s = next_s
-                while clock.events and clock.events[0][0] <= next_s:
-                    heapq.heappop(clock.events)[2]()
-            else:
-                raise StuckError(f"{self._left} images wait for ever: {self.scheduler.snapshot().queued}")
-            self._decide()
+            limits = [at_s for at_s in (until_s, arrivals[0][1].arrived_s if arrivals else None) if at_s is not None]
+            if not clock.step(min(limits, default=None)):
+                raise StuckError(f"{self._left} images wait for ever: {dict(+self._chains.queued)}")
+            due: list[Accepted] = []
+            while arrivals and arrivals[0][1].arrived_s <= clock.now():
+                due.append(_accepted(*arrivals.popleft()))
+            if due:
+                self._drive.accept(due)
+            until_s = self._drive.turn()
         return self.outcome
 
-    def _fill(self) -> None:
-        """Without time passing; it counts as no load."""
-        for facts in self._machine.pools:
-            while isinstance(load := self.scheduler.next_load(facts.pool, 0.0), Load):
-                self.scheduler.load_done(load, 0.0)
+    def _fill(self) -> float | None:
+        """Fill the pools without time passing; return when the drive wants to decide again."""
+        until_s = self._drive.turn()
+        while self._drive.is_filling and self._clock.next_s == self._clock.now():
+            self._clock.step()
+            until_s = self._drive.turn()
+        return until_s
 
-    def _arrive(self, image: Image, step: int) -> None:
-        now_s = self._clock.now_s
-        self._next_id += 1
-        number, expert = RequestId(self._next_id), image.chain[step]
-        refused = self.scheduler.arrive(Request(number, expert, now_s, image.deadline_s, step), now_s)
-        if refused is not None:
-            raise StuckError(refused)
-        self._chains[number] = (image, step)
-        self._queued[expert] = self._queued.get(expert, 0) + 1
+    # The drive's reports
 
-    def _decide(self) -> None:
-        now_s, scheduler = self._clock.now_s, self.scheduler
-        for request in scheduler.expire(now_s):
-            self._queued[request.expert] -= 1
-            outcome_step = self._chains.pop(request.request_id)[1]
-            self.outcome.wasted_steps += outcome_step
-            self.outcome.expired += 1
-            self._end()
-        wakes: list[float] = []
-        for facts in self._machine.pools:
-            while not isinstance(action := scheduler.next_load(facts.pool, now_s), Wait):
-                if isinstance(action, Load):
-                    self._load(action)
-            if action.until_s is not None:
-                wakes.append(action.until_s)
-        for executor in tuple(self._idle):
-            action = scheduler.next_action(executor, now_s)
-            if isinstance(action, Run):
-                self._run(action)
-            elif action.until_s is not None:
-                wakes.append(action.until_s)
-        if wakes:
-            self._wake(min(wakes))
-
-    def _wake(self, when_s: float) -> None:
-        """Decide again at `when_s`; one such event is enough."""
-        if when_s > self._clock.now_s and (self._wake_s is None or when_s < self._wake_s):
-            self._wake_s = when_s
-            self._clock.at(when_s, lambda: self._woken(when_s))
-
-    def _woken(self, when_s: float) -> None:
-        if self._wake_s == when_s:
-            self._wake_s = None
-
-    # Loads
-
-    def _load(self, load: Load) -> None:
-        outcome, begin_s = self.outcome, self._clock.now_s
-        if load.cause != "startup":
-            outcome.loads += load.pool != RAM
-            outcome.disk_loads += load.source is None
-        outcome.wanted_evictions += sum(1 for victim in load.evict if self._queued.get(victim, 0))
-        device = self._device[load.pool]
-        way = self._machine.from_disk[device] if load.source is None else self._machine.from_ram[device]
-        self._pass(load, list(way), begin_s)
-
-    def _pass(self, load: Load, way: list[Channel], begin_s: float) -> None:
-        """Through the channels one after the other."""
-        if not way:
-            self.scheduler.load_done(load, self._clock.now_s - begin_s)
-            return
-        channel = way.pop(0)
-        transfers = self._channels.get(channel)
-        if transfers is None:
-            transfers = self._channels[channel] = _Transfers(channel, self._clock, self._note)
-        transfers.move(load, self._seconds(load, channel), lambda: self._pass(load, way, begin_s))
-
-    def _seconds(self, load: Load, channel: Channel) -> float:
-        facts, measured = self._facts[load.expert], self._machine.load_s
-        if measured is None:
-            return facts.weights_bytes / channel.bytes_per_s
-        disk_s, ram_s = measured.get((self._device[load.pool], facts.architecture), (0.0, 0.0))
-        return disk_s if load.source is None else ram_s
-
-    # Batches
-
-    def _run(self, run: Run) -> None:
-        now_s, outcome = self._clock.now_s, self.outcome
-        del self._idle[run.executor]
-        self._queued[run.expert] -= len(run.batch)
-        for request in run.batch:
-            if request.step == 0:
-                outcome.waits_s.append(now_s - self._chains[request.request_id][0].arrived_s)
-        device = self._device[self._pool_of[run.executor]]
-        k_s, b_s = self._costs[device, self._architecture(run.expert)]
-        work_s = k_s * len(run.batch) + b_s
-        outcome.busy_s[device] = outcome.busy_s.get(device, 0.0) + work_s
-        self._processors[device].run(work_s, lambda: self._ran(run, now_s))
-
-    def _ran(self, run: Run, begin_s: float) -> None:
-        now_s = self._clock.now_s
-        self._note(Span(str(run.executor), "batch", run.expert, len(run.batch), begin_s, now_s))
-        self._idle[run.executor] = None
-        self.scheduler.batch_done(run.executor, now_s - begin_s)
-        self.outcome.steps += len(run.batch)
-        for request in run.batch:
-            image, step = self._chains.pop(request.request_id)
-            if step + 1 < len(image.chain):
-                self._arrive(image, step + 1)
-                continue
-            self.outcome.answered += 1
-            self.outcome.latencies_s.append(now_s - image.arrived_s)
-            if image.deadline_s is not None and now_s > image.deadline_s:
-                self.outcome.late += 1
-                self.outcome.wasted_steps += len(image.chain)
-            self._end()
-
-    def _end(self) -> None:
+    def finished(self, outcome: Outcome) -> None:  # noqa: ARG002  the chains have counted it
         self._left -= 1
-        self.outcome.makespan_s = self._clock.now_s
+        self.outcome.makespan_s = self._clock.now()
 
-    def _architecture(self, expert: ExpertId) -> ArchitectureId:
-        return self._facts[expert].architecture
-
-    def _note(self, span: Span) -> None:
+    def batch_done(self, batch: BatchDone) -> None:
         if self._keep_spans:
-            self.outcome.spans.append(span)
+            lane, begun_s, ended_s = str(batch.executor), batch.started_wall_s, batch.ended_wall_s
+            self.outcome.spans.append(Span(lane, "batch", ExpertId(batch.expert), batch.images, begun_s, ended_s))
+
+    def switched(self, switch: ExpertSwitch) -> None: ...
+
+    def sampled(self, sample: QueueSample) -> None: ...
+
+    def bad_image(self, image: Accepted, reason: str) -> None: ...
+
+    # The devices'
+
+    def _begun(self, order: BatchOrder, work_s: float, device: str) -> None:
+        self._chains.begun(order)
+        self.outcome.busy_s[device] = self.outcome.busy_s.get(device, 0.0) + work_s
+
+    def _note_load(self, load: Load) -> None:
+        if load.cause != "startup":
+            self.outcome.loads += load.pool != RAM
+            self.outcome.disk_loads += load.source is None
+        self.outcome.wanted_evictions += sum(self._chains.queued[victim] > 0 for victim in load.evict)
+
+    def _note_transfer(self, channel: str, load: Load, begun_s: float) -> None:
+        if self._keep_spans:
+            self.outcome.spans.append(Span(channel, load.cause, load.expert, 0, begun_s, self._clock.now()))
+
+    def _route(self, order: LoadOrder) -> Route:
+        """Return the channels that a load passes, one after the other; none of them for a fill that is over."""
+        load, device = order.load, self._device[order.load.pool]
+        if self._prefilled and load.cause == "startup":
+            return [(self._at_once, 0.0)]
+        way = self._machine.from_disk[device] if load.source is None else self._machine.from_ram[device]
+        return [(self._channel(channel), self._seconds(order, device, channel)) for channel in way]
+
+    def _channel(self, channel: Channel) -> SimulatedChannel:
+        if channel not in self._channels:
+            self._channels[channel] = SimulatedChannel(self._clock, channel.name, channel.fixed_s, self._note_transfer)
+        return self._channels[channel]
+
+    def _seconds(self, order: LoadOrder, device: str, channel: Channel) -> float:
+        if self._machine.load_s is None:
+            return order.spec.weights_bytes / channel.bytes_per_s
+        disk_s, ram_s = self._machine.load_s.get((device, order.spec.architecture), (0.0, 0.0))
+        return disk_s if order.load.source is None else ram_s
 
 
 def simulate(
     machine: Machine, task: Task, policy: str, *, tuning: Tuning | None = None, prefilled: bool = True
-) -> Outcome:
+) -> TaskOutcome:
     """Play `task` under `policy`. Raises StuckError."""
     return Simulation(machine, task, policy, tuning=tuning, prefilled=prefilled).run()
+
+
+def _spec_of(facts: ExpertFacts) -> ExpertSpec:
+    """Return an expert without weights, for the drive's catalog."""
+    return ExpertSpec(
+        expert=facts.expert,
+        architecture=facts.architecture,
+        task="classify",
+        file=Path(),
+        classes=(),
+        input_size=0,
+        mean=(0.0, 0.0, 0.0),
+        std=(1.0, 1.0, 1.0),
+        sha256="",
+        layout=LayoutId(facts.architecture),
+        weights_bytes=facts.weights_bytes,
+    )
+
+
+def _accepted(number: int, image: Image) -> Accepted:
+    return Accepted(number, "task", str(number), "", "", image.arrived_s, None, "", JournalKey(0, number, 0), Pixels())
+
+
+def _answer(_spec: ExpertSpec, _image: ImageOrder) -> Answer:
+    return _ANSWER

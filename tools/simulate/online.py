@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tools.simulate.engine import Outcome, simulate
+from tools.simulate.engine import TaskOutcome, simulate
 from tools.simulate.report import quantile
 from tools.simulate.world import Image, Machine, Task, with_deadlines
 
@@ -69,7 +69,7 @@ def online_rows(
                 yield _row(policy, kind, load, free, simulate(machine, limited, policy))
 
 
-def _row(policy: str, kind: Arrivals, load: float, free: Outcome, limited: Outcome) -> OnlineRow:
+def _row(policy: str, kind: Arrivals, load: float, free: TaskOutcome, limited: TaskOutcome) -> OnlineRow:
     latencies = free.latencies_s
     in_time = limited.answered - limited.late
     return OnlineRow(

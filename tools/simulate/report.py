@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tools.simulate.engine import Outcome
+from tools.simulate.engine import TaskOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Row:
 COLUMNS = ("policy", "images/s", "loads", "disk", "p50 s", "p95 s", "max s", "bound")
 
 
-def row_of(outcome: Outcome, bound_s: float) -> Row:
+def row_of(outcome: TaskOutcome, bound_s: float) -> Row:
     """`bound_s`: seconds below which no policy can finish this task on this machine."""
     waits, latencies = outcome.waits_s, outcome.latencies_s
     makespan_s = outcome.makespan_s

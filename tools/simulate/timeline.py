@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from tools.simulate.engine import Outcome, Span
+from tools.simulate.engine import Span, TaskOutcome
 
 #: Fewer lanes and spans than this stay legible.
 _MOST_SPANS = 20_000
 _LABELLED_SPANS = 120
 
 
-def draw_timeline(outcome: Outcome, path: Path, *, until_s: float | None = None) -> None:
+def draw_timeline(outcome: TaskOutcome, path: Path, *, until_s: float | None = None) -> None:
     """Write a PNG (or what else the suffix says). One colour for each expert, the same in every lane.
 
     Raises ValueError where nothing was recorded.
