@@ -1,4 +1,4 @@
-"""How commands talk: tables for people, JSON for programs, one sentence for what went wrong."""
+"""Output of commands: tables for people, JSON for programs, one sentence for an error."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,10 @@ console = Console(highlight=False, soft_wrap=True, emoji=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 PROGRAM = "coserve"
+#: A wider cell is folded before a column is left out.
+_FOLDED_WIDTH = 24
+#: Characters that rich puts around each column.
+_BORDER_WIDTH = 3
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The line's coserve.yaml.", show_default=False)]
 ConfigOption = Annotated[
@@ -26,7 +31,7 @@ ConfigOption = Annotated[
 
 
 def default_config(here: Path, service: Path) -> Path:
-    """The configuration that a command means where none is named: the one `here`, else that of the service."""
+    """Return the default configuration: the one `here`, else the service's."""
     return service if service.is_file() and not here.is_file() else here
 
 
@@ -34,43 +39,76 @@ DEFAULT_CONFIG = default_config(Path("coserve.yaml"), Path("/etc/coserve/coserve
 
 
 def fail(message: str, status: int) -> NoReturn:
-    """Say on stderr why it went wrong and leave with `status` (1: the answer is no, 2: wrong use)."""
+    """Print the error on stderr and exit with `status` (1: the answer is no, 2: wrong use)."""
     sys.stdout.flush()
     errors.print(f"coserve: {message}", markup=False, style="red" if errors.is_terminal else None)
     raise SystemExit(status)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout, non-ASCII as it is."""
+    """Print one JSON document on stdout, non-ASCII as it is."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table for a person; None prints as a dash."""
-    table = Table(*columns, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*("–" if cell is None else Text(str(cell)) for cell in row))  # what is in it is no markup
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    unbroken: Sequence[str] = (),
+    more: str | None = None,
+) -> None:
+    """Print a table for a person: None is a dash, long cells continue below, no text from outside steers the terminal.
+
+    Columns in `unbroken` stay on one line, so that they can be copied. With `more`, the last columns are left out where
+    the terminal is too narrow, and named together with `more`, the way to see them.
+    """
+    cells = [["–" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    width = len(columns) if more is None else _columns_that_fit(columns, cells)
+    table = Table(title=Text(title, style="table.title"), title_justify="left")
+    for name in columns[:width]:
+        table.add_column(name, overflow="fold", no_wrap=name in unbroken)
+    for row in cells:
+        table.add_row(*map(Text, row[:width]))  # brackets in it are no markup
     console.print(table)
+    if width < len(columns):
+        console.print(f"Not shown: {', '.join(columns[width:])} ({more})", markup=False)
+
+
+def _columns_that_fit(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
+    """Return how many columns fit the terminal, of which the widest are folded first."""
+    width = 1
+    for at, name in enumerate(columns):
+        longest = max((cell_len(row[at]) for row in cells), default=0)
+        width += max(len(name), min(longest, _FOLDED_WIDTH)) + _BORDER_WIDTH
+        if width > console.width:
+            return max(1, at)
+    return len(columns)
+
+
+def printable(text: str) -> str:
+    """Return `text` without characters that steer a terminal: serials and notes come from outside."""
+    return "".join(sign if sign.isprintable() else "�" for sign in text)
 
 
 def as_typed(words: str) -> str:
-    """A command of ours that whoever started this one can paste: `coserve check line/coserve.yaml`."""
+    """Return a command line that can be pasted where this one was started: `coserve check line/coserve.yaml`."""
     return f"{_program()} {words}"
 
 
 def _program() -> str:
-    """`coserve` where the PATH leads to it; else as this process was started, or beside its Python."""
+    """Return `coserve` if the PATH leads to it; else the file that was started, or the one beside its Python."""
     started = Path(sys.argv[0])
     if started.name != PROGRAM:
         started = Path(sys.executable).with_name(PROGRAM)
         if started.is_relative_to(Path.cwd()):
             started = started.relative_to(Path.cwd())
-    found = shutil.which(PROGRAM)
-    if not started.is_file() or (found is not None and started.samefile(found)):
+    on_path = shutil.which(PROGRAM)
+    if not started.is_file() or (on_path is not None and started.samefile(on_path)):
         return PROGRAM
     return shlex.quote(str(started))
 
 
 def quiet_start(process_env: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment of a child process that is one of our own commands."""
+    """Return the environment of a child process that is one of our own commands."""
     return {**os.environ, "PYTHONUNBUFFERED": "1", **(process_env or {})}

@@ -1,18 +1,22 @@
-"""`coserve experts …`: who is resident, which experts and versions there are, another version in and out of force."""
+"""`coserve experts …`: residency, the experts with their versions, another version in and out of force."""
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from daemon.units import size_text
-from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, as_typed, console, fail, print_json
-from tools.experts.tables import table_of
+from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, as_typed, console, fail, print_json, print_table
 
 experts_app = typer.Typer()
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The expert's id in the catalog.", show_default=False)]
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]…", help="Only these; all without.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]…", help="Only these; default: all.")]
+Version = Annotated[str, typer.Argument(metavar="VERSION", help="Its 12 letters, or the first four or more.")]
+#: Versions stay on one line, so that they can be copied.
+_VERSIONS = ("version", "before")
 
 
 def register(app: typer.Typer) -> None:
@@ -22,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 @experts_app.callback(invoke_without_command=True)
 def experts(context: typer.Context, config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """Experts: where each is resident; versions, what became of their answers; another version in and out of force.
+    """Experts: where each is resident, its versions and their verdicts, another version in and out of force.
 
     Without a sub-command the daemon is asked: residency, pins, demand and usage probability of every expert. The
     sub-commands read the line's files, and need no daemon.
@@ -43,10 +47,9 @@ def list_experts(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False)
     Example: coserve experts list --config demo/coserve.yaml
     """
     from tools.experts.line import open_line
-    from tools.experts.look import listed
-    from tools.query.table import print_rows
+    from tools.experts.look import list_experts as list_rows
 
-    rows = listed(open_line(config))
+    rows = list_rows(open_line(config))
     if as_json:
         print_json(rows)
         return
@@ -64,7 +67,7 @@ def list_experts(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False)
         for row in rows
     ]
     columns = ("expert", "version", "network", "verdicts", "kept", "labels", "MB", "used since")
-    print_rows("Experts of the catalog", columns, cells, all_columns=False, more="--json has them")
+    print_table("Experts of the catalog", columns, cells, unbroken=_VERSIONS, more="--json has them")
 
 
 @experts_app.command("show")
@@ -74,17 +77,13 @@ def show(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = Fa
     Example: coserve experts show R0402 --config demo/coserve.yaml
     """
     from tools.experts.line import open_line
-    from tools.experts.look import shown
+    from tools.experts.look import describe_expert
 
-    line = open_line(config)
-    experts = line.experts()
-    if name not in experts:
-        fail(f"there is no expert {name}; there are {', '.join(experts)}", status=1)
-    found = shown(line, experts[name])
+    facts = describe_expert(open_line(config), name)
     if as_json:
-        print_json(found)
+        print_json(facts)
     else:
-        _print_shown(found)
+        _print_facts(facts)
 
 
 @experts_app.command("verify")
@@ -101,21 +100,9 @@ def verify(
     Example: coserve experts verify --forward --config demo/coserve.yaml
     """
     from tools.experts.line import open_line
-    from tools.experts.verify import entry_problems
+    from tools.experts.verify import verify_versions
 
-    line = open_line(config)
-    experts = line.experts()
-    for name in names or ():
-        if name not in experts:
-            fail(f"there is no expert {name}; there are {', '.join(experts)}", status=1)
-    rows: list[dict[str, Any]] = []
-    for expert in (experts[name] for name in names or experts):
-        entries = {version: kept.entry for version, kept in expert.kept.items()}
-        entries |= {expert.version: expert.in_force} if expert.in_force is not None and expert.version else {}
-        for version, entry in entries.items():
-            problems = entry_problems(expert.name, entry, line.versions.folder, forward=forward)
-            row = {"expert": expert.name, "version": version, "in_force": version == expert.version}
-            rows.append(row | {"file": str(line.versions.folder / entry.file), "problems": problems})
+    rows = verify_versions(open_line(config), names or (), forward=forward)
     bad = [row for row in rows if row["problems"]]
     if as_json:
         print_json({"ok": not bad, "versions": rows})
@@ -124,7 +111,8 @@ def verify(
             for problem in row["problems"]:
                 console.print(f"{row['expert']} {row['version']}: {problem}", markup=False)
         if not bad:
-            console.print(f"{len(rows)} versions of {len(names or experts)} experts are what the catalog says")
+            count = len({row["expert"] for row in rows})
+            console.print(f"{len(rows)} versions of {count} experts match the catalog")
     raise SystemExit(1 if bad else 0)
 
 
@@ -160,9 +148,6 @@ def put(
     console.print(f"then: {as_typed(f'experts promote {name} {version} --config {config}')}", markup=False)
 
 
-Version = Annotated[str, typer.Argument(metavar="VERSION", help="Its 12 letters, or the first four or more.")]
-
-
 @experts_app.command("promote")
 def promote(name: Name, version: Version, config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """Put a version that is kept in force: in the catalog at once and whole, and in a daemon that runs.
@@ -191,24 +176,18 @@ def prune(
     keep: Annotated[int, typer.Option(min=1, help="Versions to go back to that stay.")] = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Delete weights of versions that were in force once and that nobody goes back to any more.
+    """Delete weights of versions that were in force once and are not needed any more.
 
-    What is in force stays, what a running daemon serves, the newest --keep before it, and candidates.
+    Versions in force stay, those that a running daemon serves, the newest --keep before them, and candidates.
 
     Example: coserve experts prune R0402 --keep 1 --config demo/coserve.yaml
     """
     from experts.versions import VersionsError
-    from tools.experts.change import prunable
+    from tools.experts import change
     from tools.experts.line import open_line
 
-    line = open_line(config)
-    pruned: list[dict[str, Any]] = []
     try:
-        with line.versions.changing() as change:
-            for name in names or list(change.experts):
-                for version in prunable(line, change.expert(name), keep):
-                    freed = change.prune(name, version)
-                    pruned.append({"expert": name, "version": version, "freed_bytes": freed})
+        pruned = change.prune(open_line(config), names or (), keep)
     except VersionsError as error:
         fail(str(error), status=1)
     if as_json:
@@ -217,7 +196,7 @@ def prune(
         console.print("nothing to prune")
     else:
         rows = [(row["expert"], row["version"], size_text(row["freed_bytes"])) for row in pruned]
-        table_of("Pruned", ("expert", "version", "freed"), rows)
+        print_table("Pruned", ("expert", "version", "freed"), rows, unbroken=_VERSIONS)
 
 
 @experts_app.command("measure")
@@ -239,48 +218,45 @@ def measure(
     from tools.experts.measure import MeasureError, measure_in_force
 
     try:
-        found = measure_in_force(open_line(config), name, images)
+        measured = measure_in_force(open_line(config), name, images)
     except (VersionsError, MeasureError) as error:
         fail(str(error), status=1)
     if as_json:
-        print_json(found)
+        print_json(measured)
         return
-    rows = [(label, sum(counts), _spark(counts)) for label, counts in found["confidences"].items()]
-    table_of(f"{name} {found['version']}: how sure it was", ("answered", "images", "confidence 0 … 1"), rows)
+    rows = [(label, sum(counts), _bars(counts)) for label, counts in measured["confidences"].items()]
+    print_table(f"{name} {measured['version']}: how sure it was", ("answered", "images", "confidence 0 … 1"), rows)
 
 
 def _switch(config: Path, name: str, version: str | None, *, as_json: bool) -> None:
-    from dataclasses import asdict
-
     from experts.versions import VersionsError
-    from tools.experts.change import switch
+    from tools.experts import change
     from tools.experts.line import open_line
 
     try:
-        done = switch(open_line(config), name, version)
+        switch = change.switch(open_line(config), name, version)
     except VersionsError as error:
         fail(str(error), status=1)
     if as_json:
-        print_json(asdict(done))
+        print_json(asdict(switch))
     else:
-        where = "in force, and served by the daemon" if done.heard else "in force in the catalog"
-        console.print(f"{name} {done.version} is {where}; before: {done.before or 'none'}", markup=False)
-        if done.lost_comments:
-            console.print("the catalog was written anew: its form allows no edit, so its comments are gone")
-        if done.note:
-            console.print(done.note, markup=False)
-    raise SystemExit(0 if done.is_well else 1)
+        where = "in force, and served by the daemon" if switch.heard else "in force in the catalog"
+        console.print(f"{name} {switch.version} is {where}; before: {switch.before or 'none'}", markup=False)
+        if switch.lost_comments:
+            console.print("the catalog was written anew: its form allows no edit, so its comments are lost")
+        if switch.note:
+            console.print(switch.note, markup=False)
+    raise SystemExit(0 if switch.is_complete else 1)
 
 
-def _print_shown(found: dict[str, Any]) -> None:
-    entry = found["entry"]
-    console.print(f"[bold]{found['expert']}[/bold], version {found['version'] or 'none'} in force")
+def _print_facts(facts: dict[str, Any]) -> None:
+    entry, serving = facts["entry"], facts["serving"]
+    console.print(f"[bold]{facts['expert']}[/bold], version {facts['version'] or 'none'} in force")
     if entry:
         console.print(
             f"{entry['architecture']}, {entry['input_size']} pixels, classes {', '.join(entry['classes'])}",
             markup=False,
         )
-    serving = found["serving"]
     if serving is None:
         console.print("residency: no daemon runs here, or it does not know this expert")
     else:
@@ -288,65 +264,54 @@ def _print_shown(found: dict[str, Any]) -> None:
         console.print(
             f"the daemon serves {serving['version']}, resident {where}, {serving['queued']} queued", markup=False
         )
-        if serving["version"] != found["version"]:
-            console.print(f"it has not read the catalog since: {found['version']} waits for `coserve reload`")
+        if serving["version"] != facts["version"]:
+            console.print(f"it has not read the catalog since: {facts['version']} waits for `coserve reload`")
         if serving["failed"]:
             console.print(f"it failed: {serving['failed']}", markup=False)
-    columns = ("version", "state", "verdicts", "reviewed", "false calls", "escapes")
     keys = ("version", "state", "verdicts", "reviewed", "false_calls", "escapes")
-    table_of("Versions", columns, [[row[key] for key in keys] for row in found["versions"]])
-    table_of("What was done", ("at", "what", "version", "before", "by"), _told(found))
+    versions = [[row[key] for key in keys] for row in facts["versions"]]
+    print_table("Versions", [key.replace("_", " ") for key in keys], versions, unbroken=_VERSIONS)
+    print_table("History", ("at", "what", "version", "before", "by"), _history(facts), unbroken=_VERSIONS)
     uses = [
         (use["board_type"], ", ".join(use["components"]), f"{use['step']}: {use['name']}", use["judges"])
-        for use in found["rules"]
+        for use in facts["rules"]
     ]
-    table_of("Rules that use it", ("board", "components", "step", "how"), uses)
-    _print_drift(found["expert"], found["drift"])
+    print_table("Rules that use it", ("board", "components", "step", "how"), uses)
+    if facts["drift"] is None:
+        measure = as_typed(f"experts measure {facts['expert']} IMAGES")
+        console.print(f"drift: not known, the catalog has no confidences of it: {measure}", markup=False)
+    else:
+        _print_drift(facts["expert"], facts["drift"])
 
 
-def _told(found: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Who put what in and in force, and when each version gave its first verdict, oldest first."""
-    steps = found["steps"] if len(found["steps"]) > 1 else []  # else somebody only looked
+def _history(facts: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return the changes of versions, and the first verdict of each version, oldest first."""
+    steps = facts["steps"] if len(facts["steps"]) > 1 else []  # a single step is the first look at the catalog
     rows = [(step["at"], step["did"], step["version"], step["before"], step["by"]) for step in steps]
     rows += [
         (row["first_used_at"], "first verdict", row["version"], None, None)
-        for row in found["versions"]
+        for row in facts["versions"]
         if row["first_used_at"] is not None
     ]
     return sorted(rows, key=lambda row: row[0][:19])
 
 
-def _print_drift(name: str, drift: dict[str, Any] | None) -> None:
-    if drift is None:
-        console.print(
-            f"drift: not known, the catalog has no confidences of it: {as_typed(f'experts measure {name} IMAGES')}",
-            markup=False,
-        )
-        return
-    said = f"{drift['grade']}, index {drift['value']:.3f} (by chance alone {drift['noise']:.3f})"
+def _print_drift(name: str, drift: dict[str, Any]) -> None:
+    grade = f"{drift['grade']}, index {drift['value']:.3f} (by chance alone {drift['noise']:.3f})"
     if drift["grade"] == "too few":
-        said = f"too few {drift['lacks']} to say"
-    console.print(f"drift: {said}; {drift['answers']} recent answers against {drift['held_out']} images held out")
+        grade = f"too few {drift['lacks']} to say"
+    console.print(f"drift: {grade}; {drift['answers']} recent answers against {drift['held_out']} images held out")
     if drift["lacks"] == "images held out":
-        console.print(
-            f"measure it on more ordinary images of the line: {as_typed(f'experts measure {name} IMAGES')}",
-            markup=False,
-        )
-    labels = dict.fromkeys((*drift["training"], *drift["recent"]))
-    rows = [
-        (
-            label,
-            sum(drift["training"].get(label, ())),
-            _spark(drift["training"].get(label, ())),
-            sum(drift["recent"].get(label, ())),
-            _spark(drift["recent"].get(label, ())),
-        )
-        for label in labels
-    ]
-    table_of("Confidence, 0 to 1", ("answered", "held out", "then", "recent", "now"), rows)
+        measure = as_typed(f"experts measure {name} IMAGES")
+        console.print(f"measure it on more ordinary images of the line: {measure}", markup=False)
+    rows: list[tuple[Any, ...]] = []
+    for label in dict.fromkeys((*drift["training"], *drift["recent"])):
+        training, recent = drift["training"].get(label, ()), drift["recent"].get(label, ())
+        rows.append((label, sum(training), _bars(training), sum(recent), _bars(recent)))
+    print_table("Confidence, 0 to 1", ("answered", "held out", "then", "recent", "now"), rows)
 
 
-def _spark(counts: Any) -> str:
-    """Counts as a row of bars of eight heights."""
-    most = max(counts, default=0)
-    return "".join(" ▁▂▃▄▅▆▇█"[0 if not n else 1 + (7 * n) // most] for n in counts) if most else ""
+def _bars(counts: Sequence[int]) -> str:
+    """Return counts as a row of bars of eight heights."""
+    highest = max(counts, default=0)
+    return "".join(" ▁▂▃▄▅▆▇█"[0 if not n else 1 + (7 * n) // highest] for n in counts) if highest else ""

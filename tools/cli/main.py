@@ -16,6 +16,7 @@ from tools.cli import (
     demo,
     doctor,
     experts,
+    export,
     init,
     install_service,
     keys,
@@ -43,7 +44,7 @@ app = typer.Typer(
 )
 #: In the order in which `coserve --help` lists them.
 _COMMANDS = (
-    *(init, doctor, line, experts, demo, camera, results, db, train, profile, report),
+    *(init, doctor, line, experts, demo, camera, results, export, db, train, profile, report),
     *(rejudge, review, simulate, bench, checkout, moe, keys, backup, install_service),
 )
 for command in _COMMANDS:

@@ -1,4 +1,4 @@
-"""A line as a command opens it: its configuration, its database for reading. What goes wrong is one sentence."""
+"""A line as a command opens it: its configuration, its database for reading. An error is one sentence."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def settings_of(config: Path) -> Config:
-    """The line's configuration; leaves with status 2 where there is no such file, or mistakes in it."""
+    """Return the line's configuration; exit with status 2 if there is no such file, or if it has mistakes."""
     if not config.is_file():
         fail(f"no file {config}: name the line's coserve.yaml, or make a small line with `coserve demo`", status=2)
     try:
@@ -25,8 +25,8 @@ def settings_of(config: Path) -> Config:
 
 @contextmanager
 def reading(settings: Config) -> "Iterator[Engine]":
-    """An engine that cannot write; leaves with status 1 where there is nothing to read."""
-    from sqlalchemy.exc import SQLAlchemyError  # not for commands that only ask the daemon: it takes its time
+    """Yield an engine that cannot write; exit with status 1 if the database cannot be read."""
+    from sqlalchemy.exc import SQLAlchemyError  # slow to import, and commands that only ask the daemon do not need it
 
     from daemon.storage.database.connections import StoreError, open_for_reading, shown
 
@@ -45,7 +45,7 @@ def reading(settings: Config) -> "Iterator[Engine]":
 
 @contextmanager
 def opened(config: Path) -> "Iterator[tuple[Config, Engine]]":
-    """Both at once."""
+    """Yield the configuration and an engine that cannot write."""
     settings = settings_of(config)
     with reading(settings) as engine:
         yield settings, engine

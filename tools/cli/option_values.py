@@ -1,25 +1,32 @@
-"""A value that an option does not take, as one sentence: which option, what it takes, what was given.
+"""Values of options: moments as a person types them, and one sentence for a value that an option does not take.
 
-Typer reads values with pydantic, whose own words name neither: "Input should be a valid integer, unable to parse string
-as an integer".
+Typer reads values with pydantic, whose own words name neither the option nor what it takes: "Input should be a valid
+integer, unable to parse string as an integer".
 """
 
+import re
 from collections.abc import Iterable
-from typing import Any, NoReturn, get_args
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Literal, NoReturn, get_args
 
 import typer
 from pydantic import ValidationError
 from typer.core import TyperGroup
 
 from daemon.policy.presets import UnknownPolicyError, preset
+from daemon.units import utc_text
 from experts.vision.architectures import ARCHITECTURES
 from tools.cli.console import fail
 
 _NUMBERS = {int: "a whole number", float: "a number"}
+_MOMENTS = "a day (2026-11-21), a time (2026-11-21T09:28, UTC unless it ends in an offset), today, yesterday, or 2h ago"
+_AGO = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(s|min|m|h|d|w)(?: ago)?")
+_UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 class Commands(TyperGroup):
-    """All commands, groups of commands too: what one of them cannot read is said, with status 2; Ctrl-C, with 1."""
+    """All commands and groups of commands. A value that cannot be read ends with status 2, Ctrl-C with status 1."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -27,26 +34,26 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             fail("stopped by Ctrl-C", status=1)
         except typer.BadParameter as error:
-            # A value that is missing was none to read: typer's own words name it, and the usage.
+            # Typer's own words name a missing value, and the usage.
             if error.param is None or not isinstance(error.__cause__, ValidationError | None) or not error.message:
                 raise
             _refuse(error, error.param)
 
 
-def must_be_one_of(option: str, given: str, known: Iterable[str]) -> None:
-    """For what is known only when the command runs; leaves with status 2."""
+def must_be_one_of(option: str, value: str, known: Iterable[str]) -> None:
+    """Exit with status 2 if `value` is not one of `known`, for choices that are known only when the command runs."""
     known = tuple(known)
-    if given not in known:
-        fail(f"{option}: expected one of {', '.join(known)}, not {given!r}", status=2)
+    if value not in known:
+        fail(f"{option}: expected one of {', '.join(known)}, not {value!r}", status=2)
 
 
-def must_be_architecture(option: str, given: str, *tasks: str) -> None:
-    """The same of networks for `classify`, `detect`, or both."""
-    must_be_one_of(option, given, (name for name, one in ARCHITECTURES.items() if one.task in tasks))
+def must_be_architecture(option: str, value: str, *tasks: str) -> None:
+    """Exit with status 2 if `value` is no network for any of `tasks` (`classify`, `detect`)."""
+    must_be_one_of(option, value, (name for name, network in ARCHITECTURES.items() if network.task in tasks))
 
 
 def must_be_policies(names: Iterable[str]) -> None:
-    """The same of `--policy`, which takes more names than a list has."""
+    """Exit with status 2 if a name is no policy."""
     for name in names:
         try:
             preset(name)
@@ -54,30 +61,77 @@ def must_be_policies(names: Iterable[str]) -> None:
             fail(f"--policy: {error}", status=2)
 
 
+def since_option(help_text: str, panel: str | None = None) -> Any:
+    """Return an option `--since` whose value becomes UTC text."""
+    return typer.Option(
+        "--since", metavar="TIME", help=help_text, rich_help_panel=panel, callback=lambda text: _utc(text, "begin")
+    )
+
+
+def until_option(help_text: str, panel: str | None = None) -> Any:
+    """Return an option `--until` whose value becomes UTC text; a day counts whole."""
+    return typer.Option(
+        "--until", metavar="TIME", help=help_text, rich_help_panel=panel, callback=lambda text: _utc(text, "end")
+    )
+
+
+def _utc(text: str | None, edge: Literal["begin", "end"]) -> str | None:
+    try:
+        return None if text is None else moment(text, datetime.now(UTC), edge)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def moment(text: str, now: datetime, edge: Literal["begin", "end"]) -> str:
+    """Return `2026-11-21`, `2026-11-21T09:28`, `2h` or `today` as the database has times: `2026-11-21T00:00:00.000Z`.
+
+    `now` is an aware datetime. A whole day is its first moment; at the `end` edge it is the next day's first moment.
+    Raises ValueError, which says what is expected.
+    """
+    words = text.strip().lower()
+    today = now.astimezone(UTC).date()
+    day = {"today": today, "yesterday": today - timedelta(days=1)}.get(words)
+    ago = _AGO.fullmatch(words)
+    try:
+        if _DAY.fullmatch(words):
+            day = date.fromisoformat(words)
+        if day is not None:
+            at = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1 if edge == "end" else 0)
+        elif words == "now":
+            at = now
+        elif ago is not None:
+            at = now - timedelta(seconds=float(ago[1]) * _UNITS_S[ago[2]])
+        else:
+            at = datetime.fromisoformat(words.upper())
+        return utc_text((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        raise ValueError(f"expected {_MOMENTS}, found {text!r}") from None
+
+
 def _refuse(error: typer.BadParameter, param: Any) -> NoReturn:
     name = max(param.opts, key=len) if param.param_type_name == "option" else param.metavar or param.name.upper()
     expected = _expected(param)
     if not isinstance(error.__cause__, ValidationError) or expected is None:
         fail(f"{name}: {error.message.removesuffix('.')}", status=2)
-    fail(f"{name}: expected {expected}, not {_given(error.__cause__)!r}", status=2)
+    fail(f"{name}: expected {expected}, not {_refused_value(error.__cause__)!r}", status=2)
 
 
 def _expected(param: Any) -> str | None:
-    """What a choice or a number may be; None for anything else."""
+    """Return the values that a choice or a number may have; None for any other parameter."""
     described = param.type_descriptor
     if described.choices:
-        return f"one of {', '.join(str(getattr(one, 'value', one)) for one in described.choices)}"
+        return f"one of {', '.join(str(getattr(choice, 'value', choice)) for choice in described.choices)}"
     number = _NUMBERS.get((*get_args(described.annotation), described.annotation)[0])
-    least, most = described.parameter_info.min, described.parameter_info.max
-    if number is None or (least is None and most is None):
+    lowest, highest = described.parameter_info.min, described.parameter_info.max
+    if number is None or (lowest is None and highest is None):
         return number
-    if least is None:
-        return f"{number} up to {most:g}"
-    return f"{number} from {least:g}" + ("" if most is None else f" to {most:g}")
+    if lowest is None:
+        return f"{number} up to {highest:g}"
+    return f"{number} from {lowest:g}" + ("" if highest is None else f" to {highest:g}")
 
 
-def _given(error: ValidationError) -> Any:
-    """The value itself: of a list, each is read by itself, and its error lies within the list's."""
+def _refused_value(error: ValidationError) -> Any:
+    """Return the value itself. Each value of a list has an error of its own, within the list's."""
     first = error.errors()[0]
     inner = first.get("ctx", {}).get("error")
-    return _given(inner) if isinstance(inner, ValidationError) else first["input"]
+    return _refused_value(inner) if isinstance(inner, ValidationError) else first["input"]

@@ -1,12 +1,12 @@
-"""Progress bars of commands that take minutes; where nobody draws bars (a log, ssh without a terminal), plain lines."""
+"""Progress bars of commands that take minutes; plain lines off a terminal, such as in a log."""
 
 from typing import Any
 
 from rich.console import Console
 from rich.progress import GetTimeCallable, Progress, ProgressColumn, Task, TaskID
 
-#: Off a terminal, seconds between two lines about what goes on.
-_EVERY_S = 60.0
+#: Seconds between two lines off a terminal.
+_LINE_EVERY_S = 60.0
 
 
 class Bars(Progress):
@@ -19,37 +19,37 @@ class Bars(Progress):
         transient: bool = False,
         get_time: GetTimeCallable | None = None,
     ) -> None:
-        speaks = not console.is_interactive
-        super().__init__(*columns, console=console, transient=transient, get_time=get_time, disable=speaks)
-        self._speaks = speaks
-        self._began_s = self._said_s = self.get_time()
+        self._prints_lines = not console.is_interactive
+        super().__init__(*columns, console=console, transient=transient, get_time=get_time, disable=self._prints_lines)
+        self._began_s = self._last_line_s = self.get_time()
 
     def add_task(self, description: str, *arguments: Any, **fields: Any) -> TaskID:
-        """As rich's."""
-        if self._speaks and description:
+        """Add a task as rich does."""
+        if self._prints_lines and description:
             self.print(description, markup=False)
         return super().add_task(description, *arguments, **fields)
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
-        """As rich's."""
+        """Change a task as rich does."""
         super().update(task_id, **changes)
-        self._say_at_times()
+        self._print_line()
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
-        """As rich's."""
+        """Advance a task as rich does."""
         super().advance(task_id, advance)
-        self._say_at_times()
+        self._print_line()
 
-    def _say_at_times(self) -> None:
+    def _print_line(self) -> None:
+        """Print a line about unfinished tasks, at most once a minute."""
         with self._lock:
             now_s = self.get_time()
-            if not self._speaks or now_s - self._said_s < _EVERY_S:
+            if not self._prints_lines or now_s - self._last_line_s < _LINE_EVERY_S:
                 return
-            self._said_s = now_s
-            told = ", ".join(_told(task) for task in self.tasks if not task.finished)
-            if told:
-                self.print(f"after {(now_s - self._began_s) / 60:.0f} min: {told}", markup=False)
+            self._last_line_s = now_s
+            unfinished = ", ".join(_in_words(task) for task in self.tasks if not task.finished)
+            if unfinished:
+                self.print(f"after {(now_s - self._began_s) / 60:.0f} min: {unfinished}", markup=False)
 
 
-def _told(task: Task) -> str:
+def _in_words(task: Task) -> str:
     return f"{task.description} {task.percentage:.0f} %" if task.total else task.description

@@ -1,24 +1,19 @@
-"""`coserve rejudge`: what new rules, or another version of an expert, would make of images that are stored."""
+"""`coserve rejudge`: the verdicts that other rules, or another version of an expert, would give to stored images."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tools.cli.console import AsJson, ConfigPath, console, errors, fail, print_json
-from tools.experts.tables import table_of
+from tools.cli.console import AsJson, ConfigPath, console, errors, fail, print_json, print_table
+from tools.cli.option_values import since_option
 
 if TYPE_CHECKING:
-    from tools.query.rejudge.job import Result
+    from tools.query.rejudge import RejudgeReport
 
 _LISTED = 20
 _NICENESS = 10
-_EFFECTS = {
-    "false_calls_gone": "false calls that would go",
-    "escapes_caught": "escapes that would be caught",
-    "new_false_calls": "reviewers' passes that would fail",
-    "new_escapes": "reviewers' fails that would pass",
-}
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +29,7 @@ def rejudge(
         typer.Option("--expert", metavar="NAME=VERSION", help="A version that was put in, or NAME=FOLDER of one."),
     ] = None,
     lot: Annotated[str | None, typer.Option(help="Only images of this lot.")] = None,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="Judged then or later: 2026-11-21, 2h ago.")] = None,
+    since: Annotated[str | None, since_option("Judged then or later: 2026-11-21, 2h ago.")] = None,
     component: Annotated[str | None, typer.Option(help="Only this component type.")] = None,
     verdict: Annotated[
         Literal["pass", "fail", "review", "unknown"] | None, typer.Option(help="Only images that got this verdict.")
@@ -52,70 +47,69 @@ def rejudge(
 
     Example: coserve rejudge demo/coserve.yaml --expert R0402=5c1e --since 2d --csv changes.csv
     """
-    import os
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+    from tools.cli.progress import Bars
     from tools.experts.line import open_line
-    from tools.query.rejudge.job import JobError, Wish, rejudge_line
+    from tools.query.rejudge import RejudgeError, RejudgeRequest, rejudge_line, write_csv
 
     if csv is not None and not csv.absolute().parent.is_dir():
         fail(f"--csv {csv}: there is no folder {csv.absolute().parent}", status=2)
     os.nice(_NICENESS)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    wish = Wish(rules, tuple(expert or ()), lot, since, component, verdict, limit)
+    request = RejudgeRequest(rules, tuple(expert or ()), lot, since, component, verdict, limit)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
-        with _bar() as on_done:
-            result = rejudge_line(open_line(config), wish, threads=threads, on_done=on_done, tell=_tell)
-    except JobError as error:
+        with Bars(*columns, console=errors, transient=True) as bars:
+            task = bars.add_task("judging again", total=None)
+            report = rejudge_line(
+                open_line(config),
+                request,
+                threads=threads,
+                on_progress=lambda done, total: bars.update(task, completed=done, total=total),
+                announce=lambda sentence: errors.print(sentence, markup=False),
+            )
+    except RejudgeError as error:
         fail(str(error), status=2)
     if csv is not None:
-        from tools.query.rejudge.report import write_csv
-
-        write_csv(csv, result.changes)
+        write_csv(csv, report.changes)
     if as_json:
-        print_json({**result.summary, "list": result.changes})
+        print_json({**report.summary, "list": report.changes})
     else:
-        _print(result, csv)
-    raise SystemExit(1 if result.changes else 0)
+        _print(report, csv)
+    raise SystemExit(1 if report.changes else 0)
 
 
-def _tell(sentence: str) -> None:
-    """Beside the answer, for whoever waits: not in what a program reads."""
-    errors.print(sentence, markup=False)
+def _print(report: "RejudgeReport", csv: Path | None) -> None:
+    from tools.query.rejudge import EFFECTS
 
-
-def _print(result: "Result", csv: Path | None) -> None:
-    found = result.summary
+    summary = report.summary
     console.print(
-        f"{found['rejudged']} images judged again: {found['unchanged']} as before, {found['changed']} would change,"
-        f" on {found['boards']} boards"
+        f"{summary['rejudged']} images judged again: {summary['unchanged']} as before, {summary['changed']} would"
+        f" change, on {summary['boards']} boards"
     )
-    for sentence in result.notes:
+    for sentence in report.notes:
         console.print(f"note: {sentence}", markup=False)
-    if not result.changes:
+    if not report.changes:
         return
     cells = [
         (row["from"], "→", row["to"] if row["to"] != row["from"] else "other defect", row["images"])
-        for row in found["changes"]
+        for row in summary["changes"]
     ]
-    table_of("What would change", ("was", "", "would be", "images"), cells)
-    if found["reviewed"]:
-        effects = [(text, found["effects"][name]) for name, text in _EFFECTS.items()]
-        table_of(f"Against {found['reviewed']} reviewed images", ("what", "images"), effects)
+    print_table("What would change", ("was", "", "would be", "images"), cells)
+    if summary["reviewed"]:
+        effects = [(words, summary["effects"][name]) for name, words in EFFECTS.items()]
+        print_table(f"Against {summary['reviewed']} reviewed images", ("what", "images"), effects)
     keys = ("inspection_id", "serial", "designator", "component", "verdict", "would_be", "final_verdict")
-    title = f"The newest {_LISTED} changes" if len(result.changes) > _LISTED else "Changes"
+    title = f"The newest {_LISTED} changes" if len(report.changes) > _LISTED else "Changes"
     columns = ("image", "board", "place", "component", "was", "would be", "reviewer said")
-    table_of(title, columns, [[_told(row, key) for key in keys] for row in result.changes[:_LISTED]])
-    if len(result.changes) > _LISTED and csv is None:
+    rows = [[_with_defect(row, key) for key in keys] for row in report.changes[:_LISTED]]
+    print_table(title, columns, rows, unbroken=("image",))
+    if len(report.changes) > _LISTED and csv is None:
         console.print("all of them: --csv FILE, or --json")
 
 
-def _told(row: dict[str, Any], key: str) -> Any:
-    """Verdicts with their defects."""
+def _with_defect(row: dict[str, Any], key: str) -> Any:
+    """Return a cell; verdicts have their defects behind them."""
     defect = {"verdict": "defect", "would_be": "would_be_defect"}.get(key)
     return f"{row[key]} {row[defect]}" if defect and row[defect] else row[key]
-
-
-def _bar() -> Any:
-    from tools.query.rejudge.progress import bar
-
-    return bar("judging again")

@@ -29,22 +29,21 @@ def report(
 
     Example: coserve report S0017 --config demo/coserve.yaml
     """
-    from daemon.config.settings import load_config
-    from daemon.errors import ConfigError
-    from tools.query.report.board import in_words, read_board
-    from tools.query.report.by_model import NoTextError, written_by
+    from tools.cli.open_line import opened
+    from tools.query.reading import UnknownBoardError
+    from tools.query.report import NoTextError, in_words, report_board, written_by_model
 
-    try:
-        settings = load_config(config)
-    except ConfigError as error:
-        fail(str(error), status=2)
-    if model is not None and model not in settings.models:
-        fail(f"{config} names no model {model}: {', '.join(settings.models) or 'it has none'}", status=2)
-    board = read_board(settings.database, config, serial, board_type, attempt)
+    with opened(config) as (settings, engine):
+        if model is not None and model not in settings.models:
+            fail(f"{config} names no model {model}: {', '.join(settings.models) or 'it has none'}", status=2)
+        try:
+            board = report_board(engine, serial, board_type, attempt)
+        except UnknownBoardError as error:
+            fail(str(error), status=2 if error.is_ambiguous else 1)
     writer, why, text = None if template else model or next(iter(settings.models), None), None, in_words(board)
     if writer is not None:
         try:
-            text = written_by(settings, writer, board, wait_s)
+            text = written_by_model(settings, writer, board, wait_s)
         except NoTextError as error:
             writer, why = None, f"model {writer}: {error}"
     if as_json:

@@ -1,103 +1,82 @@
-"""`coserve results`, `coserve explain` and `coserve export`: what a quality engineer asks of a line."""
+"""`coserve results` and `coserve explain`: the questions of a quality engineer about a line's verdicts."""
 
-from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, fail
+from tools.cli.option_values import since_option, until_option
 
 if TYPE_CHECKING:
-    from tools.query.results import Format
+    from tools.query.results import RowFormat
+
+Texts = list[str] | None
+_VERDICTS = "[pass|fail|review|unknown]"
+_PANEL = "Filters: repeat one for several values"
 
 
-_VERDICTS = ("pass", "fail", "review", "unknown")
+class VerdictOption(StrEnum):
+    """Verdicts that an option takes."""
 
-
-def _verdicts(given: list[str] | None) -> list[str] | None:
-    for name in given or ():
-        if name not in _VERDICTS:
-            raise typer.BadParameter(f"{name!r} is not one of {', '.join(_VERDICTS)}.")
-    return given
+    PASS = "pass"  # noqa: S105 - no password
+    FAIL = "fail"
+    REVIEW = "review"
+    UNKNOWN = "unknown"
 
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands to `app`."""
-    for command in (results, explain, export):
-        app.command()(command)
+    app.command()(results)
+    app.command()(explain)
 
 
-Texts = list[str] | None
-Filter = "Filters: repeat one for several values"
-
-
-def _text(name: str, what: str, *more: str) -> Any:
-    return typer.Option(name, *more, metavar=name.strip("-").upper(), help=what, rich_help_panel=Filter)
-
-
-Since = Annotated[
-    str | None,
-    typer.Option(
-        "--since",
-        metavar="TIME",
-        rich_help_panel=Filter,
-        help="Judged then or later: 2026-11-21, 2026-11-21T09:28 (UTC, or with an offset), today, 2h (ago).",
-    ),
-]
-Until = Annotated[
-    str | None,
-    typer.Option("--until", metavar="TIME", help="Judged before; a day counts whole.", rich_help_panel=Filter),
-]
+def _filter(name: str, help_text: str, *aliases: str, metavar: str | None = None) -> Any:
+    shown = metavar or name.strip("-").upper()
+    return typer.Option(name, *aliases, metavar=shown, help=help_text, rich_help_panel=_PANEL)
 
 
 def results(
     config: ConfigOption = DEFAULT_CONFIG,
-    serial: Annotated[Texts, _text("--serial", "One board's serial.", "--board")] = None,
-    board_type: Annotated[Texts, _text("--type", "Board type.")] = None,
-    lot: Annotated[Texts, _text("--lot", "Lot.")] = None,
-    station: Annotated[Texts, _text("--station", "Station.")] = None,
-    attempt: Annotated[list[int] | None, _text("--attempt", "Attempt at the board, from 1.")] = None,
-    component: Annotated[Texts, _text("--component", "Component type.")] = None,
-    designator: Annotated[Texts, _text("--designator", "Designator.")] = None,
+    serial: Annotated[Texts, _filter("--serial", "One board's serial.", "--board")] = None,
+    board_type: Annotated[Texts, _filter("--type", "Board type.")] = None,
+    lot: Annotated[Texts, _filter("--lot", "Lot.")] = None,
+    station: Annotated[Texts, _filter("--station", "Station.")] = None,
+    attempt: Annotated[list[int] | None, _filter("--attempt", "Attempt at the board, from 1.")] = None,
+    component: Annotated[Texts, _filter("--component", "Component type.")] = None,
+    designator: Annotated[Texts, _filter("--designator", "Designator.")] = None,
     verdict: Annotated[
-        Texts,
-        typer.Option(
-            metavar=f"[{'|'.join(_VERDICTS)}]",
-            callback=_verdicts,
-            help="Final verdict: the newest review wins.",
-            rich_help_panel=Filter,
-        ),
+        list[VerdictOption] | None,
+        _filter("--verdict", "Final verdict: the newest review wins.", metavar=_VERDICTS),
     ] = None,
     daemon_verdict: Annotated[
-        Texts,
-        typer.Option(
-            metavar=f"[{'|'.join(_VERDICTS)}]",
-            callback=_verdicts,
-            help="The daemon's own verdict.",
-            rich_help_panel=Filter,
-        ),
+        list[VerdictOption] | None, _filter("--daemon-verdict", "The daemon's own verdict.", metavar=_VERDICTS)
     ] = None,
-    defect: Annotated[Texts, _text("--defect", "Final defect.")] = None,
-    reason: Annotated[Texts, _text("--reason", "Why an image is unknown, or a board closed.")] = None,
-    decided_by: Annotated[Texts, _text("--decided-by", "`daemon`, or a reviewer.")] = None,
-    expert: Annotated[Texts, _text("--expert", "An expert that answered.")] = None,
-    expert_version: Annotated[Texts, _text("--expert-version", "The version that answered.")] = None,
-    rules_version: Annotated[Texts, _text("--rules-version", "The rules that it was judged by.")] = None,
-    source: Annotated[Texts, _text("--source", "Camera.")] = None,
+    defect: Annotated[Texts, _filter("--defect", "Final defect.")] = None,
+    reason: Annotated[Texts, _filter("--reason", "Why an image is unknown, or a board closed.")] = None,
+    decided_by: Annotated[Texts, _filter("--decided-by", "`daemon`, or a reviewer.")] = None,
+    expert: Annotated[Texts, _filter("--expert", "An expert that answered.")] = None,
+    expert_version: Annotated[Texts, _filter("--expert-version", "The version that answered.")] = None,
+    rules_version: Annotated[Texts, _filter("--rules-version", "The rules that judged it.")] = None,
+    source: Annotated[Texts, _filter("--source", "Camera.")] = None,
     late: Annotated[
         bool | None,
-        typer.Option("--late/--in-time", help="Judged after its board had closed, or not.", rich_help_panel=Filter),
+        typer.Option("--late/--in-time", help="Judged after its board had closed, or not.", rich_help_panel=_PANEL),
     ] = None,
     latency_above: Annotated[
-        float | None, typer.Option(metavar="MS", help="Waited longer for its verdict.", rich_help_panel=Filter)
+        float | None, typer.Option(metavar="MS", help="Waited longer for its verdict.", rich_help_panel=_PANEL)
     ] = None,
     seq: Annotated[
-        str | None,
-        typer.Option(metavar="FROM:TO", help="Numbers of the stream: 100:200, 100:, :200.", rich_help_panel=Filter),
+        str | None, _filter("--seq", "Numbers of the stream: 100:200, 100:, :200.", metavar="FROM:TO")
     ] = None,
-    since: Since = None,
-    until: Until = None,
+    since: Annotated[
+        str | None,
+        since_option(
+            "Judged then or later: 2026-11-21, 2026-11-21T09:28 (UTC, or with an offset), today, 2h (ago).", _PANEL
+        ),
+    ] = None,
+    until: Annotated[str | None, until_option("Judged before; a day counts whole.", _PANEL)] = None,
     boards: Annotated[bool, typer.Option("--boards", help="Boards instead of images.")] = False,
     stages: Annotated[bool, typer.Option("--stages", help="A row for each expert's answer.")] = False,
     columns: Annotated[str | None, typer.Option(metavar="NAME,NAME,…", help="These columns only.")] = None,
@@ -125,10 +104,9 @@ def results(
 
     Example: coserve results --verdict fail --since today --limit 20 --config demo/coserve.yaml
     """
-    from tools.query.batches import Question
-    from tools.query.results import NEWEST, Way, show
-    from tools.query.results import count as print_count
-    from tools.query.rows import BOARDS, IMAGES, STAGES, Filters
+    from tools.query.reading import ResultsQuery
+    from tools.query.results import DEFAULT_LIMIT, RowOutput, print_count, print_or_write
+    from tools.query.rows import BOARDS, IMAGES, STAGES, RowFilters
 
     if boards and stages:
         fail("name either --boards or --stages", status=2)
@@ -141,48 +119,41 @@ def results(
         "late": None if late is None else [int(late)],
     }  # fmt: skip
     seq_from, seq_to = _range(seq)
-    filters = Filters(
-        {name: values for name, values in equal.items() if values},
-        *(_moment("--since", since, "begin"), _moment("--until", until, "end"), latency_above, seq_from, seq_to),
-    )
-    file_format, target = _format(as_json, as_csv, as_jsonl, parquet, out)
-    is_for_a_person = file_format in {"table", "json"} and target is None
-    named = tuple(name.strip() for name in columns.split(",") if name.strip()) if columns else ()
-    everything = rows.shown if file_format == "table" else tuple(rows.columns)
-    question = Question(rows, named or everything, filters, order, limit or (NEWEST if is_for_a_person else None))
+    values = {name: list(choices) for name, choices in equal.items() if choices}
+    filters = RowFilters(values, since, until, latency_above, seq_from, seq_to)
+    row_format, target = _format(as_json, as_csv, as_jsonl, parquet, out)
+    names = tuple(name.strip() for name in columns.split(",") if name.strip()) if columns else ()
+    default_names = rows.terminal_columns if row_format == "table" else tuple(rows.columns)
+    if limit is None and row_format in {"table", "json"} and target is None:
+        limit = DEFAULT_LIMIT
+    query = ResultsQuery(rows, names or default_names, filters, order, limit)
     if count:
-        print_count(config, question, as_json=as_json)
+        print_count(config, query, as_json=as_json)
     else:
-        show(config, question, Way(file_format, target, bool(named)))
+        print_or_write(config, query, RowOutput(row_format, target, all_columns=bool(names)))
 
 
 def _format(
     as_json: bool, as_csv: bool, as_jsonl: bool, parquet: Path | None, out: Path | None
-) -> "tuple[Format, Path | None]":
-    """The one format that was asked for, and the file it goes to."""
-    from tools.query.results import Format
+) -> "tuple[RowFormat, Path | None]":
+    """Return the one format that was asked for, and the file it goes to."""
+    from tools.query.results import RowFormat
 
-    asked = {Format.JSON: as_json, Format.CSV: as_csv, Format.JSON_LINES: as_jsonl, Format.PARQUET: parquet is not None}
-    wanted = [name for name, is_asked in asked.items() if is_asked]
+    options = {
+        RowFormat.JSON: as_json,
+        RowFormat.CSV: as_csv,
+        RowFormat.JSON_LINES: as_jsonl,
+        RowFormat.PARQUET: parquet is not None,
+    }
+    wanted = [name for name, is_wanted in options.items() if is_wanted]
     if len(wanted) > 1:
         fail(f"name one format, not {' and '.join(f'--{name}' for name in wanted)}", status=2)
-    if out is not None and wanted in ([], [Format.PARQUET]):
+    if out is not None and wanted in ([], [RowFormat.PARQUET]):
         fail("--out goes with --csv, --jsonl or --json; --parquet names its file itself", status=2)
     target = parquet if parquet is not None else out
     if target is not None and not target.absolute().parent.is_dir():
         fail(f"no folder {target.absolute().parent}", status=2)
-    return (wanted[0] if wanted else Format.TABLE), target
-
-
-def _moment(option: str, text: str | None, edge: Literal["begin", "end"]) -> str | None:
-    from tools.query.moments import MomentError, moment
-
-    if text is None:
-        return None
-    try:
-        return moment(text, datetime.now(UTC), edge)
-    except MomentError as error:
-        fail(f"{option}: {error}", status=2)
+    return (wanted[0] if wanted else RowFormat.TABLE), target
 
 
 def _range(seq: str | None) -> tuple[int | None, int | None]:
@@ -214,41 +185,8 @@ def explain(
 
     Example: coserve explain S0017 R3 --config demo/coserve.yaml
     """
-    from tools.query.explain.record import Wanted
-    from tools.query.explain.run import explain as tell
+    from tools.query.explain import print_explanation
+    from tools.query.reading import InspectionName
 
-    raise SystemExit(tell(config, Wanted(name, designator, board_type, attempt), as_json=as_json))
-
-
-def export(
-    config: ConfigOption = DEFAULT_CONFIG,
-    lot: Annotated[Texts, typer.Option(metavar="LOT", help="Boards of this lot; repeat for several.")] = None,
-    serial: Annotated[Texts, typer.Option(metavar="SERIAL", help="Boards of this serial.")] = None,
-    board_type: Annotated[Texts, typer.Option("--type", metavar="TYPE", help="Boards of this type.")] = None,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="Boards that closed then or later.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Before; a day counts whole.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="A new or empty folder.")] = None,
-    with_weights: Annotated[bool, typer.Option("--with-weights", help="Also the experts' weights.")] = False,
-    verify: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Check a package instead: changed, missing, added files.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write an audit package of boards: rows, pictures, rules, versions of experts, with checksums of everything.
-
-    Its rows are one state of the database, also while the line runs. DIR is complete, or it is not there.
-
-    Example: coserve export --lot L42 --out /mnt/audit/L42 --config demo/coserve.yaml
-    """
-    from tools.query.package.chosen import Selection
-    from tools.query.package.export import check_package, make_package
-
-    if verify is not None:
-        raise SystemExit(check_package(verify, as_json=as_json))
-    selection = Selection(
-        *(tuple(lot or ()), tuple(serial or ()), tuple(board_type or ())),
-        *(_moment("--since", since, "begin"), _moment("--until", until, "end")),
-    )
-    if out is None or selection == Selection():
-        fail("name --out DIR and which boards: --lot, --serial, --type, --since or --until (or --verify DIR)", status=2)
-    make_package(config, selection, out, with_weights=with_weights, as_json=as_json)
+    wanted = InspectionName(name, designator, board_type, attempt)
+    raise SystemExit(print_explanation(config, wanted, as_json=as_json))

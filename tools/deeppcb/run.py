@@ -28,7 +28,7 @@ from tools.deeppcb.measure import choose_threshold
 from tools.deeppcb.report import LineReport, measure_line
 from tools.deeppcb.synthetic import Shapes, mine_shapes
 from tools.deeppcb.tiles import LABELS, DataError, Pair, patterns_of, read_split
-from tools.experts.measure import Answers
+from tools.experts.measure import MeasuredAnswers
 from tools.training.detector import find_boxes
 from tools.training.detector_loop import Effort, fit_detector, limited_threads
 from tools.training.expert_file import Form
@@ -96,9 +96,9 @@ def run(
         patterns = patterns_of(split.train)
         took |= _train_classifiers(split, experts, minutes * _SHARED_SHARE, rest / len(patterns), seed, on_progress)
         config = write_line(out, patterns, threshold)
-        answers = Answers()
-        report = measure_line(config, split.val, threshold, answers.note)
-        answers.keep(experts / "catalog.yaml")
+        answers = MeasuredAnswers()
+        report = measure_line(config, split.val, threshold, answers.add)
+        answers.write_confidences(experts / "catalog.yaml")
     trained = Trained(config, report, took)
     (out / "report.json").write_text(json.dumps({**asdict(report), "minutes": took}, indent=2) + "\n", encoding="utf-8")
     return trained

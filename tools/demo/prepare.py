@@ -27,7 +27,7 @@ from tools.cli.progress import Bars
 from tools.demo import files, judge, samples, teach, thresholds
 from tools.demo.judge import Quality
 from tools.demo.samples import Sample
-from tools.experts.measure import Answers
+from tools.experts.measure import MeasuredAnswers
 
 PANELS, UNITS = 95, 20
 _BOARDS_PER_TASK = 5
@@ -77,11 +77,11 @@ def prepare(folder: Path) -> PrepareReport:
         bars.update(task, completed=1.0)
         minutes = (time.monotonic() - began_s) / 60
         task = bars.add_task("judging boards not trained on", total=1.0)
-        answers = Answers()
+        answers = MeasuredAnswers()
         quality = judge.judge_line(
-            config, JUDGED_SEEDS, JUDGED_DEFECT_RATE, lambda share: bars.update(task, completed=share), answers.note
+            config, JUDGED_SEEDS, JUDGED_DEFECT_RATE, lambda share: bars.update(task, completed=share), answers.add
         )
-        answers.keep(folder / "experts" / "catalog.yaml")
+        answers.write_confidences(folder / "experts" / "catalog.yaml")
     report = PrepareReport(key, minutes, quality)
     (folder / PREPARED).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
     return report

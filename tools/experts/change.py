@@ -1,12 +1,13 @@
-"""Putting in, promoting, rolling back: checked as the daemon would, durable, and heard by a daemon that runs.
+"""Versions put in, promoted, rolled back and pruned: checked as a daemon checks them, durable, and told to the daemon.
 
-Refused is what would leave the line with an expert it cannot use: classes that the rules miss, memory that is too
-small, a damaged file. Where a daemon that runs refuses the catalog all the same, the catalog becomes what it was.
+A version that the line cannot use is refused: labels that the rules need are missing, memory is too small, a file is
+damaged. If the running daemon refuses the new catalog all the same, the old catalog is restored.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import ValidationError
@@ -17,7 +18,7 @@ from experts.catalog_edit import read
 from experts.errors import WeightsError
 from experts.versions import Change, Expert, VersionsError, version_of
 from experts.weights import file_sha256, read_header
-from tools.experts.line import ExpertsLine
+from tools.experts.line import ExpertsLine, entries_in_force
 from tools.experts.verify import entry_problems
 
 _RELOAD_S = 60.0
@@ -25,8 +26,8 @@ _NO_DAEMON = "no daemon runs: it is in force from the next start on"
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """Weights from elsewhere with their entry, whose `file` is relative to `root`; `note` is worth a person's look."""
+class WeightsCandidate:
+    """Weights from elsewhere with their entry, whose `file` is relative to `root`; `note` is a warning."""
 
     entry: CatalogEntry
     root: Path
@@ -38,8 +39,8 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Switched:
-    """What was done. `heard`: a daemon serves it now; else `note` says when it will, or what went wrong."""
+class VersionSwitch:
+    """A switch of versions. `heard`: the daemon serves `version` now; else `note` says when it will, or what failed."""
 
     expert: str
     version: str
@@ -49,34 +50,36 @@ class Switched:
     lost_comments: bool
 
     @property
-    def is_well(self) -> bool:
-        """Whether nobody has to do anything more."""
+    def is_complete(self) -> bool:
+        """Return True if nothing is left to do."""
         return self.heard or self.note == _NO_DAEMON
 
 
-def find_candidate(name: str, source: Path) -> Candidate:
-    """What `source` offers for `name`: a folder as training and import write it, or one weights file of such a folder.
+def find_candidate(name: str, source: Path) -> WeightsCandidate:
+    """Find the weights for `name` in a folder that training or import wrote, or in one weights file of such a folder.
 
-    A weights file without a catalog beside it gets what its own header says, and no temperature. VersionsError.
+    A weights file without a catalog beside it gets an entry from its own header, without a temperature. Raises
+    VersionsError.
     """
     folder = source if source.is_dir() else source.parent
     entries = _entries(folder / "catalog.yaml")
     if source.is_dir():
         if not entries:
-            raise VersionsError(f"{source}: holds no catalog.yaml, as `coserve train` and `coserve import` write it")
+            raise VersionsError(f"{source}: holds no catalog.yaml such as `coserve train` and `coserve import` write")
         if name not in entries and len(entries) > 1:
             raise VersionsError(f"{source}: its catalog has no {name}, but {', '.join(entries)}")
-        return Candidate(entries.get(name) or next(iter(entries.values())), folder)
+        return WeightsCandidate(entries.get(name) or next(iter(entries.values())), folder)
     if not source.is_file():
         raise VersionsError(f"{source}: there is no such file or folder")
-    mine = [entry for entry in entries.values() if (folder / entry.file).resolve() == source.resolve()]
-    if mine:
-        return Candidate(mine[0], folder)
-    return Candidate(_entry_of(source), folder, note="no catalog lies beside it: its temperature is taken as 1")
+    matches = [entry for entry in entries.values() if (folder / entry.file).resolve() == source.resolve()]
+    if matches:
+        return WeightsCandidate(matches[0], folder)
+    note = "there is no catalog beside it: its temperature is taken as 1"
+    return WeightsCandidate(_entry_of(source), folder, note=note)
 
 
 def put(line: ExpertsLine, name: str, source: Path) -> tuple[str, str | None]:
-    """Check and keep; the version, and what is worth a look. Raises VersionsError."""
+    """Check a version and keep it as a candidate; return the version and a warning. Raises VersionsError."""
     candidate = find_candidate(name, source)
     check(line, name, candidate)
     with line.versions.changing() as change:
@@ -84,8 +87,8 @@ def put(line: ExpertsLine, name: str, source: Path) -> tuple[str, str | None]:
     return version, candidate.note
 
 
-def check(line: ExpertsLine, name: str, candidate: Candidate) -> None:
-    """Raise VersionsError with everything that speaks against `candidate` for `name`."""
+def check(line: ExpertsLine, name: str, candidate: WeightsCandidate) -> None:
+    """Raise VersionsError with every problem of `candidate` as a version of `name`."""
     problems = entry_problems(name, candidate.entry, candidate.root, forward=True)
     if not problems:
         problems = _line_problems(line, name, candidate)
@@ -93,16 +96,16 @@ def check(line: ExpertsLine, name: str, candidate: Candidate) -> None:
         raise VersionsError("\n".join(problems))
 
 
-def _line_problems(line: ExpertsLine, name: str, candidate: Candidate) -> list[str]:
-    """What would be wrong with the line, and is not already."""
-    present = {expert.name: expert.in_force for expert in line.experts().values() if expert.in_force is not None}
+def _line_problems(line: ExpertsLine, name: str, candidate: WeightsCandidate) -> list[str]:
+    """Return problems that the line would have with `candidate`, and does not have already."""
+    present = entries_in_force(line.experts())
     known = set(line.problems(present))
     entry = candidate.entry.model_copy(update={"file": str(candidate.weights.resolve())})
     return [problem for problem in line.problems({**present, name: entry}, elsewhere=True) if problem not in known]
 
 
-def switch(line: ExpertsLine, name: str, wanted: str | None) -> Switched:
-    """Put the version `wanted` in force, or without one the version before. Raises VersionsError."""
+def switch(line: ExpertsLine, name: str, wanted: str | None) -> VersionSwitch:
+    """Put the version `wanted` in force, or the one before if there is none `wanted`. Raises VersionsError."""
     deed: Literal["promote", "rollback"] = "promote" if wanted is not None else "rollback"
     with line.versions.changing() as change:
         expert = change.expert(name)
@@ -116,7 +119,7 @@ def switch(line: ExpertsLine, name: str, wanted: str | None) -> Switched:
         change.promote(name, version, deed)
         heard, note = _reload(line, change, name, text, before)
     old = version_of(before) if before is not None else None
-    return Switched(name, version, old, heard, note, change.lost_comments)
+    return VersionSwitch(name, version, old, heard, note, change.lost_comments)
 
 
 def _catalog_text(line: ExpertsLine) -> str:
@@ -125,14 +128,13 @@ def _catalog_text(line: ExpertsLine) -> str:
 
 
 def _must_serve(line: ExpertsLine, change: Change, expert: Expert, version: str) -> None:
-    """Raise VersionsError where the line could not work with `version`."""
+    """Raise VersionsError if the line could not work with `version`."""
     kept = expert.kept.get(version)
     if kept is None:
-        raise VersionsError(f"{expert.name} {version} is not kept any more: put it in again")
+        raise VersionsError(f"{expert.name} {version} is not kept any more: put it in once more")
     problems = entry_problems(expert.name, kept.entry, line.versions.folder)
     if not problems:
-        entries = {one.name: one.in_force for one in change.experts.values() if one.in_force is not None}
-        problems = line.problems({**entries, expert.name: kept.entry})
+        problems = line.problems({**entries_in_force(change.experts), expert.name: kept.entry})
     if problems:
         raise VersionsError("\n".join(problems))
 
@@ -140,30 +142,43 @@ def _must_serve(line: ExpertsLine, change: Change, expert: Expert, version: str)
 def _reload(
     line: ExpertsLine, change: Change, name: str, text: str, before: CatalogEntry | None
 ) -> tuple[bool, str | None]:
-    """Have the daemon read the catalog again; what it refuses is taken back."""
+    """Have the daemon read the catalog; if it refuses, restore the old one and raise VersionsError."""
     try:
         answer = line.ask("reload", timeout_s=_RELOAD_S)
     except ControlError as error:
         if error.code != "bad_rules":
             return False, f"it is in the catalog, but the daemon did not read it again ({error.reason}): coserve reload"
         change.take_back(name, text, before)
-        raise VersionsError(f"the daemon refused the catalog, which is as before now: {error.reason}") from None
+        raise VersionsError(f"the daemon refused the catalog, so the old one is restored: {error.reason}") from None
     return (True, None) if answer is not None else (False, _NO_DAEMON)
 
 
-def prunable(line: ExpertsLine, expert: Expert, keep: int) -> list[str]:
-    """Versions that came out of force and nobody needs: not the newest `keep` to go back to, not what a daemon serves.
+def prune(line: ExpertsLine, names: Sequence[str], keep: int) -> list[dict[str, Any]]:
+    """Delete weights of versions that are not needed any more, of `names` or of all experts. Raises VersionsError.
 
-    Candidates that were never promoted stay too.
+    Versions in force stay, those that a daemon serves, the newest `keep` before them, and candidates.
     """
+    pruned: list[dict[str, Any]] = []
+    with line.versions.changing() as change:
+        for name in names or list(change.experts):
+            pruned += [
+                {"expert": name, "version": version, "freed_bytes": change.prune(name, version)}
+                for version in _prunable(line, change.expert(name), keep)
+            ]
+    return pruned
+
+
+def _prunable(line: ExpertsLine, expert: Expert, keep: int) -> list[str]:
     try:
         answer = line.ask("experts") or {"experts": []}
     except ControlError as error:
-        raise VersionsError(f"what the daemon serves is not known ({error.reason}): nothing was pruned") from None
+        raise VersionsError(
+            f"the versions that the daemon serves are not known ({error.reason}): nothing was pruned"
+        ) from None
     served = {row["version"] for row in answer["experts"] if row["expert"] == expert.name}
-    was = [step.version for step in expert.steps if step.did in ("found", "promote", "rollback")]
-    stays = {expert.version, *served, *expert.lineage[-keep - 1 :]}
-    return [version for version in expert.kept if version in was and version not in stays]
+    was_in_force = {step.version for step in expert.steps if step.did in ("found", "promote", "rollback")}
+    needed = {expert.version, *served, *expert.lineage[-keep - 1 :]}
+    return [version for version in expert.kept if version in was_in_force and version not in needed]
 
 
 def _entries(catalog: Path) -> dict[str, CatalogEntry]:
@@ -172,15 +187,15 @@ def _entries(catalog: Path) -> dict[str, CatalogEntry]:
     try:
         return CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"))).experts
     except (yaml.YAMLError, ValidationError, UnicodeDecodeError, OSError) as error:
-        raise VersionsError(f"{catalog}: is no catalog of experts: {error}") from None
+        raise VersionsError(f"{catalog}: is not a catalog of experts: {error}") from None
 
 
 def _entry_of(weights: Path) -> CatalogEntry:
-    """What a weights file says of itself."""
+    """Return an entry made from the header of a weights file."""
     try:
-        said = dict(read_header(weights).metadata)
-        fields = {key: said.get(key) for key in ("architecture", "input_size", "normalisation")}
-        classes = read(said.get("classes", "[]"))
+        header = dict(read_header(weights).metadata)
+        fields = {key: header.get(key) for key in ("architecture", "input_size", "normalisation")}
+        classes = read(header.get("classes", "[]"))
         return CatalogEntry.model_validate(
             {**fields, "file": weights.name, "classes": classes, "sha256": file_sha256(weights)}, strict=False
         )

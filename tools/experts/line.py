@@ -1,48 +1,57 @@
-"""The line that a command about experts works on: its files without its daemon, and its daemon where one runs."""
+"""The line of a command about experts: its files, which need no daemon, its database, and its daemon if one runs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy.exc import SQLAlchemyError
-
-from daemon.config.settings import Config, load_config
-from daemon.errors import ConfigError
+from daemon.config.settings import Config
 from daemon.line.devices import complete, memory_problems
 from daemon.line.line import load_routes, weights_folders
 from daemon.line.profile import this_machine
 from daemon.line.shared_devices import images_config
-from daemon.storage.database.connections import StoreError, open_for_reading, shown
+from daemon.storage.database.connections import sqlite_path
 from daemon.wire.control import ControlError, ask
 from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve
 from experts.versions import Expert, Versions, VersionsError
 from routing_rules.compile import RulesError
 from routing_rules.routes import Routes
 from tools.cli.console import fail
+from tools.cli.open_line import reading, settings_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 _ASK_S = 3.0
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsLine:
-    """A configuration and the experts it names."""
+    """A configuration and the experts that it names."""
 
     path: Path
     config: Config
     versions: Versions
 
     def experts(self) -> dict[str, Expert]:
-        """All of them; leaves with status 2 where the catalog cannot be read."""
+        """Return all experts; exit with status 2 if the catalog cannot be read."""
         try:
             return self.versions.read()
         except VersionsError as error:
             fail(str(error), status=2)
 
-    def catalog(self, entries: Mapping[str, CatalogEntry], *, elsewhere: bool = False) -> tuple[Catalog, list[str]]:
-        """Specs of `entries` as the daemon would have them, and what is wrong with them.
+    def expert(self, name: str) -> Expert:
+        """Return one expert; exit with status 1 if the catalog does not have it."""
+        experts = self.experts()
+        if name not in experts:
+            fail(f"there is no expert {name}; there are {', '.join(experts)}", status=1)
+        return experts[name]
 
-        With `elsewhere` a weights file may lie outside the line's folders, as a candidate does.
+    def catalog(self, entries: Mapping[str, CatalogEntry], *, elsewhere: bool = False) -> tuple[Catalog, list[str]]:
+        """Return specs of `entries` as the daemon would have them, and problems.
+
+        With `elsewhere` a weights file may lie outside the line's folders, as a candidate's does.
         """
         file = CatalogFile(experts=dict(entries))
         folders = () if elsewhere else weights_folders(self.config)
@@ -50,14 +59,14 @@ class ExpertsLine:
         return catalog, [f"{self.versions.catalog}: {where[1]}: {message}" for where, message in problems]
 
     def routes(self, catalog: Catalog) -> Routes | None:
-        """The rules against `catalog`; None where they have mistakes."""
+        """Compile the rules against `catalog`; None if they have mistakes."""
         try:
             return load_routes(self.config.rules, catalog)
         except RulesError:
             return None
 
     def problems(self, entries: Mapping[str, CatalogEntry], *, elsewhere: bool = False) -> list[str]:
-        """Why a daemon would not take a catalog of `entries`: labels that the rules miss, memory that is too small.
+        """Return the reasons for which a daemon would refuse a catalog of `entries`: missing labels, too little memory.
 
         A weights file that cannot be used is no such reason: that expert alone fails.
         """
@@ -69,7 +78,7 @@ class ExpertsLine:
         return memory_problems(images_config(self.config), routes.experts(), catalog)
 
     def ask(self, kind: str, timeout_s: float = _ASK_S) -> dict[str, Any] | None:
-        """The daemon's answer; None where none runs. Raises ControlError where it refuses."""
+        """Return the daemon's answer, or None if none runs. Raises ControlError if it refuses."""
         try:
             return ask(self.config.endpoints.control, kind, timeout_s=timeout_s)
         except ControlError as error:
@@ -77,37 +86,23 @@ class ExpertsLine:
                 return None
             raise
 
-    def served(self) -> dict[str, dict[str, Any]]:
-        """What the daemon says of each expert; nothing where it does not run or may not be asked."""
-        try:
-            answer = self.ask("experts")
-        except ControlError:
-            return {}
-        return {row["expert"]: row for row in (answer or {}).get("experts", ())}
-
-    def in_database(self, question: Any, *arguments: Any) -> Any:
-        """`question(connection, *arguments)`; None where the line has no database yet."""
-        try:
-            engine = open_for_reading(self.config.database)
-        except StoreError:
+    def in_database(self, question: "Callable[[Connection], _Answer]") -> _Answer | None:
+        """Return the answer to `question`, or None if the line has no database yet."""
+        path = sqlite_path(self.config.database)
+        if path is not None and not path.exists():
             return None
-        try:
-            with engine.connect() as connection:
-                return question(connection, *arguments)
-        except SQLAlchemyError as error:
-            fail(f"cannot read {shown(self.config.database)} ({error.__class__.__name__})", status=1)
-        finally:
-            engine.dispose()
+        with reading(self.config) as engine, engine.connect() as connection:
+            return question(connection)
+
+
+def entries_in_force(experts: Mapping[str, Expert]) -> dict[str, CatalogEntry]:
+    """Return the catalog's entries by expert."""
+    return {name: expert.in_force for name, expert in experts.items() if expert.in_force is not None}
 
 
 def open_line(path: Path) -> ExpertsLine:
-    """The line of a coserve.yaml; leaves with status 2 and every mistake where it cannot be read."""
-    if not path.is_file():
-        fail(f"no file {path}: name the line's coserve.yaml, or make a small line with `coserve demo`", status=2)
-    try:
-        config, _, problems = complete(path, load_config(path), this_machine())
-    except ConfigError as error:
-        fail(str(error), status=2)
+    """Return the line of a coserve.yaml; exit with status 2 and every mistake if it cannot be read."""
+    config, _, problems = complete(path, settings_of(path), this_machine())
     if problems:
         fail("\n".join(map(str, problems)), status=2)
     return ExpertsLine(path, config, Versions(config.catalog))

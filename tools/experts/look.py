@@ -1,116 +1,164 @@
-"""What there is to know of experts: versions and who changed them, use in the rules, what reviewers found, drift."""
+"""Facts about experts: their versions and who changed them, their use in the rules, false calls and escapes, drift."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from daemon.storage.database.judged import calls_by_version, recent_confidences
+from daemon.storage.database.judged import Calls, calls_by_version, recent_confidences
+from daemon.wire.control import ControlError
 from experts.catalog import CatalogEntry
 from experts.drift import compare
 from experts.errors import WeightsError
-from experts.versions import Expert, version_of
+from experts.versions import Expert, Versions, VersionsError, version_of
 from experts.weights import read_header
 from routing_rules.uses import uses
-from tools.experts.line import ExpertsLine
+from tools.experts.line import ExpertsLine, entries_in_force
 
-Counts = dict[tuple[str, str], Any]
+#: By expert and version.
+_CallCounts = dict[tuple[str, str], Calls]
+Standing = Literal["in force", "kept", "gone", "not known"]
 
 
-def listed(line: ExpertsLine) -> list[dict[str, Any]]:
-    """A row for each expert: from catalog and disk, and from the database where there is one."""
+@dataclass(frozen=True, slots=True)
+class CatalogVersions:
+    """The experts of a catalog with their versions of today, or the `problem` with which it cannot be read."""
+
+    experts: Mapping[str, Expert]
+    problem: str | None = None
+
+    @classmethod
+    def of(cls, catalog: Path) -> "CatalogVersions":
+        try:
+            return cls(Versions(catalog).read())
+        except (VersionsError, OSError) as error:
+            return cls({}, str(error).splitlines()[0])
+
+    def standing(self, expert: str, version: str) -> Standing:
+        if self.problem is not None:
+            return "not known"
+        return _standing(self.experts[expert], version) if expert in self.experts else "gone"
+
+    def in_words(self, expert: str, version: str) -> str:
+        known = self.experts.get(expert)
+        in_force = (
+            f"in force today is {known.version or 'none'}" if known else "the catalog has no such expert any more"
+        )
+        match self.standing(expert, version):
+            case "in force":
+                return "it is in force today"
+            case "not known":
+                return f"the catalog cannot be read now ({self.problem})"
+            case "kept":
+                return f"it is kept beside the catalog; {in_force}"
+            case _:
+                return f"these weights are deleted; {in_force}"
+
+
+def _standing(expert: Expert, version: str) -> Standing:
+    if expert.version == version:
+        return "in force"
+    return "kept" if version in expert.kept else "gone"
+
+
+def list_experts(line: ExpertsLine) -> list[dict[str, Any]]:
+    """Return a row for each expert: from catalog and disk, and from the database if there is one."""
     calls = _calls(line)
-    return [_row(line, expert, calls) for expert in line.experts().values()]
+    rows: list[dict[str, Any]] = []
+    for expert in line.experts().values():
+        entry = expert.in_force or next(kept.entry for kept in expert.kept.values())
+        counts = [count for (name, _), count in calls.items() if name == expert.name]
+        first_uses = [count.first_used_at for count in counts if count.first_used_at is not None]
+        rows.append(
+            {
+                "expert": expert.name,
+                "architecture": entry.architecture,
+                "classes": list(entry.classes),
+                "bytes": _weights_bytes(line, entry),
+                "version": expert.version,
+                "kept": [version for version in expert.kept if version != expert.version],
+                "first_used_at": min(first_uses, default=None),
+                "verdicts": sum(count.verdicts for count in counts),
+            }
+        )
+    return rows
 
 
-def _row(line: ExpertsLine, expert: Expert, calls: Counts) -> dict[str, Any]:
-    entry = expert.in_force or next(kept.entry for kept in expert.kept.values())
-    mine = [found for (name, _), found in calls.items() if name == expert.name]
-    used = [found.first_used_at for found in mine if found.first_used_at is not None]
+def describe_expert(line: ExpertsLine, name: str) -> dict[str, Any]:
+    """Return everything that is known of one expert; exit with status 1 if there is none."""
+    expert = line.expert(name)
+    calls = _calls(line, name)
+    # Oldest first: versions that gave verdicts and are deleted, those that are kept, the one in force.
+    versions = dict.fromkeys([*(version for _, version in calls), *expert.kept])
+    if expert.version is not None:
+        versions.setdefault(expert.version)
     return {
-        "expert": expert.name,
-        "architecture": entry.architecture,
-        "classes": list(entry.classes),
-        "bytes": _bytes(line, entry),
-        "version": expert.version,
-        "kept": [version for version in expert.kept if version != expert.version],
-        "first_used_at": min(used, default=None),
-        "verdicts": sum(found.verdicts for found in mine),
-    }
-
-
-def shown(line: ExpertsLine, expert: Expert) -> dict[str, Any]:
-    """Everything of one expert."""
-    calls = _calls(line, expert.name)
-    served = line.served().get(expert.name)
-    return {
-        "expert": expert.name,
+        "expert": name,
         "version": expert.version,
         "entry": expert.in_force.model_dump(mode="json", exclude={"confidences"}) if expert.in_force else None,
-        "versions": [_version(line, expert, version, calls) for version in _all(expert, calls)],
+        "versions": [_describe_version(line, expert, version, calls) for version in versions],
         "steps": [step.model_dump(mode="json") for step in expert.steps],
-        "rules": _uses(line, expert.name),
+        "rules": _uses(line, name),
         "drift": _drift(line, expert),
-        "serving": served,
+        "serving": _serving(line, name),
     }
 
 
-def _version(line: ExpertsLine, expert: Expert, version: str, calls: Counts) -> dict[str, Any]:
+def _describe_version(line: ExpertsLine, expert: Expert, version: str, calls: _CallCounts) -> dict[str, Any]:
     kept = expert.kept.get(version)
     entry = kept.entry if kept else expert.in_force if version == expert.version else None
-    found = calls.get((expert.name, version))
-    state = "in force" if version == expert.version else "kept" if kept else "gone"
-    if state == "kept" and not any(step.version == version and step.did != "put" for step in expert.steps):
-        state = "candidate"
+    counts = calls.get((expert.name, version))
+    state = _standing(expert, version)
+    is_candidate = state == "kept" and all(step.did == "put" for step in expert.steps if step.version == version)
     return {
         "version": version,
-        "state": state,
+        "state": "candidate" if is_candidate else state,
         "architecture": entry.architecture if entry else None,
-        "bytes": _bytes(line, entry) if entry else None,
+        "bytes": _weights_bytes(line, entry) if entry else None,
         "put_at": kept.put_at if kept else None,
         "put_by": kept.put_by if kept else None,
         "source": kept.source if kept else None,
-        "first_used_at": found.first_used_at if found else None,
-        "verdicts": found.verdicts if found else 0,
-        "reviewed": found.reviewed if found else 0,
-        "false_calls": found.false_calls if found else 0,
-        "escapes": found.escapes if found else 0,
+        "first_used_at": counts.first_used_at if counts else None,
+        "verdicts": counts.verdicts if counts else 0,
+        "reviewed": counts.reviewed if counts else 0,
+        "false_calls": counts.false_calls if counts else 0,
+        "escapes": counts.escapes if counts else 0,
     }
 
 
-def _all(expert: Expert, calls: Counts) -> list[str]:
-    """Versions oldest first: those that gave verdicts and are gone, those kept, the one in force."""
-    found = dict.fromkeys(version for _, version in calls)
-    found |= dict.fromkeys(expert.kept)
-    if expert.version is not None:
-        found.setdefault(expert.version)
-    return list(found)
-
-
-def _calls(line: ExpertsLine, name: str | None = None) -> Counts:
-    found = line.in_database(calls_by_version, name) or []
-    return {(calls.expert, calls.expert_version): calls for calls in found}
+def _calls(line: ExpertsLine, name: str | None = None) -> _CallCounts:
+    counts = line.in_database(lambda connection: calls_by_version(connection, name)) or []
+    return {(count.expert, count.expert_version): count for count in counts}
 
 
 def _drift(line: ExpertsLine, expert: Expert) -> dict[str, Any] | None:
-    """The version in force against its training; None where the catalog does not know how sure it was then."""
+    """Compare the version in force with its training; None if the catalog does not know how sure it was then."""
     entry = expert.in_force
     if entry is None or not entry.confidences:
         return None
-    found = line.in_database(recent_confidences, expert.name) or {}
-    recent: Mapping[str, list[int]] = found.get((expert.name, version_of(entry)), {})
+    confidences = line.in_database(lambda connection: recent_confidences(connection, expert.name)) or {}
+    recent = confidences.get((expert.name, version_of(entry)), {})
     training = {label: list(counts) for label, counts in entry.confidences.items()}
     return {**asdict(compare(training, recent)), "training": training, "recent": dict(recent)}
 
 
 def _uses(line: ExpertsLine, name: str) -> list[dict[str, Any]]:
-    """Where the rules in the file use `name`, and what they make of its answers."""
-    entries = {one.name: one.in_force for one in line.experts().values() if one.in_force is not None}
-    catalog, _ = line.catalog(entries)
+    """Return the steps of the rules that use `name`, with what they make of its answers."""
+    catalog, _ = line.catalog(entries_in_force(line.experts()))
     routes = line.routes(catalog)
     return [asdict(use) for use in uses(routes, name)] if routes is not None else []
 
 
-def _bytes(line: ExpertsLine, entry: CatalogEntry) -> int | None:
+def _serving(line: ExpertsLine, name: str) -> dict[str, Any] | None:
+    """Return the daemon's row of the expert; None if no daemon runs, or it may not be asked."""
+    try:
+        answer = line.ask("experts") or {"experts": ()}
+    except ControlError:
+        return None
+    return next((row for row in answer["experts"] if row["expert"] == name), None)
+
+
+def _weights_bytes(line: ExpertsLine, entry: CatalogEntry) -> int | None:
     try:
         return read_header(line.versions.folder / entry.file).region_bytes
     except WeightsError:

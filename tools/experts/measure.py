@@ -1,4 +1,4 @@
-"""How sure an expert is of images that it was not trained on: what its recent answers are compared with later."""
+"""Confidences of an expert on images that it was not trained on, with which its recent answers are compared later."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -16,8 +16,8 @@ from experts.vision.preprocess import Prepared, prepare
 from tools.experts.line import ExpertsLine
 
 _BATCH = 8
-#: More say nothing that so many do not.
-_MOST_IMAGES = 5000
+#: More images do not make the comparison better.
+_MAX_IMAGES = 5000
 
 
 class MeasureError(Exception):
@@ -34,15 +34,16 @@ def measure_in_force(line: ExpertsLine, name: str, images: Path) -> dict[str, An
         spec = catalog.get(ExpertId(name))
         if spec is None or problems:
             raise MeasureError(problems[0] if problems else f"{name} has no version in force")
-        found = confidences_of(spec, images)
-        change.measured(name, found)
-    return {"expert": name, "version": spec.version, "confidences": {key: list(value) for key, value in found.items()}}
+        confidences = confidences_of(spec, images)
+        change.measured(name, confidences)
+    counts = {label: list(values) for label, values in confidences.items()}
+    return {"expert": name, "version": spec.version, "confidences": counts}
 
 
 def confidences_of(spec: ExpertSpec, folder: Path) -> Confidences:
-    """Counts by answered label of the images in `folder` and below it. Raises MeasureError."""
+    """Return counts by answered label of the images in `folder` and below it. Raises MeasureError."""
     try:
-        answers = answers_of(spec, islice(_images(folder, spec), _MOST_IMAGES))
+        answers = answers_of(spec, islice(_images(folder, spec), _MAX_IMAGES))
     except ExpertError as error:
         raise MeasureError(str(error)) from error
     if not answers:
@@ -51,32 +52,32 @@ def confidences_of(spec: ExpertSpec, folder: Path) -> Confidences:
 
 
 def answers_of(spec: ExpertSpec, images: Iterable[Prepared]) -> list[Answer]:
-    """As the daemon gives them, in a slot. Raises ExpertError."""
+    """Return the answers that a daemon would give, from a slot. Raises ExpertError."""
     pool = SlotPool("cpu", spec.weights_bytes)
     pool.load(spec)
     answers: list[Answer] = []
     waiting = iter(images)
-    while some := list(islice(waiting, _BATCH)):
-        answers += infer(pool.slot(spec.expert), some)
+    while batch := list(islice(waiting, _BATCH)):
+        answers += infer(pool.slot(spec.expert), batch)
     return answers
 
 
 def by_label(answers: Iterable[Answer]) -> Confidences:
-    """What the catalog keeps of an expert's answers to images held out."""
+    """Return the counts that the catalog holds of an expert's answers to images held out."""
     return histograms((answer.label, answer.confidence) for answer in answers)
 
 
-class Answers:
-    """What a line's experts answer while it is measured on images that none of them was trained on."""
+class MeasuredAnswers:
+    """Answers of a line's experts to images that none of them was trained on."""
 
     def __init__(self) -> None:
         self._by_expert: dict[str, list[Answer]] = {}
 
-    def note(self, expert: str, answer: Answer) -> None:
+    def add(self, expert: str, answer: Answer) -> None:
         self._by_expert.setdefault(expert, []).append(answer)
 
-    def keep(self, catalog: Path) -> None:
-        """Write their confidences into a catalog that was made just now; comments in it are not kept."""
+    def write_confidences(self, catalog: Path) -> None:
+        """Write their confidences into a catalog that was made just now; comments in it are lost."""
         entries = dict(CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"))).experts)
         for expert, answers in self._by_expert.items():
             entries[expert] = entries[expert].model_copy(update={"confidences": by_label(answers)})
@@ -84,7 +85,7 @@ class Answers:
 
 
 def _images(folder: Path, spec: ExpertSpec) -> Iterator[Prepared]:
-    """Files that are no images are passed over."""
+    """Yield the images of a folder; other files are skipped."""
     for file in sorted(folder.rglob("*")):
         if file.is_file():
             try:

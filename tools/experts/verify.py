@@ -1,20 +1,36 @@
-"""Whether an expert's weights are what its entry says, in the way that a daemon would find out: by loading them."""
+"""Check of weights against their entries, as a daemon checks them: by loading them."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from experts.catalog import CatalogEntry, CatalogFile, resolve
 from experts.errors import ExpertError
 from experts.slot import SlotPool
 from experts.spec import ExpertId, ExpertSpec
+from tools.experts.line import ExpertsLine
+
+
+def verify_versions(line: ExpertsLine, names: Sequence[str], *, forward: bool) -> list[dict[str, Any]]:
+    """Return a row for each version of `names`, or of all experts, with its file and its problems."""
+    experts = [line.expert(name) for name in names] if names else list(line.experts().values())
+    rows: list[dict[str, Any]] = []
+    for expert in experts:
+        entries = {version: kept.entry for version, kept in expert.kept.items()}
+        entries |= {expert.version: expert.in_force} if expert.in_force is not None and expert.version else {}
+        for version, entry in entries.items():
+            problems = entry_problems(expert.name, entry, line.versions.folder, forward=forward)
+            row = {"expert": expert.name, "version": version, "in_force": version == expert.version}
+            rows.append(row | {"file": str(line.versions.folder / entry.file), "problems": problems})
+    return rows
 
 
 def entry_problems(
     name: str, entry: CatalogEntry, root: Path, folders: Sequence[Path] = (), *, forward: bool = False
 ) -> list[str]:
-    """Everything that is wrong with the weights of `entry`, whose file is relative to `root`; each with the file.
+    """Return all problems of the weights of `entry`, whose file is relative to `root`; each names the file.
 
-    Header and layout, order and shapes of all tensors, sha256, finite numbers; with `forward` also an answer.
+    Checked are header and layout, order and shapes of all tensors, sha256, finite numbers; with `forward` an answer.
     """
     catalog, problems = resolve(CatalogFile(experts={name: entry}), root, folders)
     if problems:
@@ -24,7 +40,7 @@ def entry_problems(
 
 
 def load_problems(spec: ExpertSpec, *, forward: bool) -> list[str]:
-    """Why `spec` cannot be loaded and, with `forward`, run."""
+    """Return the reasons why `spec` cannot be loaded and, with `forward`, run."""
     pool = SlotPool("cpu", spec.weights_bytes)
     try:
         pool.load(spec)

@@ -1,7 +1,9 @@
-"""Rows as files: CSV for people, JSON and JSON lines for programs, Parquet for notebooks. Each takes batch by batch."""
+"""Rows as files: CSV for people, JSON and JSON lines for programs, Parquet for notebooks."""
 
 import csv
+import errno
 import json
+import signal
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -9,18 +11,22 @@ from typing import Any, Protocol, TextIO
 
 from daemon.errors import MissingExtraError
 from daemon.units import spreadsheet_cell
-from tools.query.batches import Batch
-from tools.query.rows import Kind
+from tools.cli.console import fail
+from tools.query.reading import Batch
+from tools.query.rows import ColumnType
+
+#: The mode of the database: others read through the group.
+FILE_MODE = 0o640
 
 
-class Writer(Protocol):
-    """Takes rows until `end`."""
+class RowWriter(Protocol):
+    """Takes batches of rows until `end`."""
 
     def add(self, batch: Batch) -> None: ...
     def end(self) -> None: ...
 
 
-class Csv:
+class CsvWriter:
     """A header and rows; an empty cell is a null."""
 
     def __init__(self, file: TextIO, names: Sequence[str]) -> None:
@@ -34,8 +40,8 @@ class Csv:
         pass
 
 
-class JsonLines:
-    """One object a line, as the database has it."""
+class JsonLinesWriter:
+    """One object a line, with the values of the database."""
 
     def __init__(self, file: TextIO, names: Sequence[str]) -> None:
         self._file, self._names = file, names
@@ -49,7 +55,7 @@ class JsonLines:
         pass
 
 
-class Json:
+class JsonWriter:
     """One list of objects."""
 
     def __init__(self, file: TextIO, names: Sequence[str]) -> None:
@@ -66,31 +72,31 @@ class Json:
         self._file.write("[]\n" if self._is_empty else "\n]\n")
 
 
-class Parquet:
+class ParquetFile:
     """Typed columns: times are UTC timestamps to the millisecond."""
 
-    def __init__(self, path: Path, names: Sequence[str], kinds: Sequence[Kind]) -> None:
+    def __init__(self, path: Path, names: Sequence[str], types: Sequence[ColumnType]) -> None:
         """Raises MissingExtraError without pyarrow."""
         try:
             import pyarrow as pa
             from pyarrow.parquet import ParquetWriter
         except ImportError:
             raise MissingExtraError("pyarrow", "Parquet", "export") from None
-        self._arrow, self._kinds = pa, kinds
-        types = {
+        self._arrow, self._types = pa, types
+        arrow_types = {
             "text": pa.string(),
             "int": pa.int64(),
             "real": pa.float64(),
             "time": pa.timestamp("ms", tz="UTC"),
         }
-        self._schema = pa.schema([(name, types[kind]) for name, kind in zip(names, kinds, strict=True)])
+        self._schema = pa.schema([(name, arrow_types[kind]) for name, kind in zip(names, types, strict=True)])
         self._writer: Any = ParquetWriter(path, self._schema)
 
     def add(self, batch: Batch) -> None:
-        columns: Iterable[Sequence[Any]] = zip(*batch, strict=True) if batch else [[] for _ in self._kinds]
+        columns: Iterable[Sequence[Any]] = zip(*batch, strict=True) if batch else [[] for _ in self._types]
         arrays = [
-            self._arrow.array([_moment(value) for value in values] if kind == "time" else values, field.type)
-            for values, kind, field in zip(columns, self._kinds, self._schema, strict=True)
+            self._arrow.array([_timestamp(value) for value in values] if kind == "time" else values, field.type)
+            for values, kind, field in zip(columns, self._types, self._schema, strict=True)
         ]
         self._writer.write_batch(self._arrow.record_batch(arrays, schema=self._schema))
 
@@ -98,5 +104,17 @@ class Parquet:
         self._writer.close()
 
 
-def _moment(value: str | None) -> datetime | None:
+def _timestamp(value: str | None) -> datetime | None:
     return None if value is None else datetime.fromisoformat(value)
+
+
+def os_error_text(error: OSError, path: Path) -> str:
+    """Return the system's message. For a full disk it names `path`, which was written, and not a file that was read."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return f"{path}: {error.strerror}; make room, or name another disk"
+    return f"{error.filename or path}: {error.strerror or error}"
+
+
+def clean_up_on_sigterm() -> None:
+    """End the command on SIGTERM as on Ctrl-C, so that unfinished files are deleted."""
+    signal.signal(signal.SIGTERM, lambda *_: fail("stopped by SIGTERM", status=1))

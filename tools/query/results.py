@@ -1,4 +1,4 @@
-"""What `coserve results` does once its options are read: a count, a table, or a file."""
+"""`coserve results`: the number of rows, a table on the terminal, or a file."""
 
 import os
 import sys
@@ -7,29 +7,36 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from sqlalchemy import Engine
 
 from daemon.errors import MissingExtraError
 from experts.durable import replacing
-from tools.cli.console import console, fail, print_json
+from tools.cli.console import console, fail, print_json, print_table
 from tools.cli.open_line import opened
-from tools.query import batches
-from tools.query.batches import Question
-from tools.query.files import MODE, leave_cleanly, why
-from tools.query.formats import Csv, Json, JsonLines, Parquet, Writer
-from tools.query.rows import NotAskedOfError
-from tools.query.table import print_rows
+from tools.query import reading
+from tools.query.formats import (
+    FILE_MODE,
+    CsvWriter,
+    JsonLinesWriter,
+    JsonWriter,
+    ParquetFile,
+    RowWriter,
+    clean_up_on_sigterm,
+    os_error_text,
+)
+from tools.query.reading import ResultsQuery
+from tools.query.rows import UnknownColumnError
 
-#: What a person looks at; files have everything.
-NEWEST = 50
-#: All of a table is in memory, since its columns are as wide as its longest cells.
-MOST_IN_A_TABLE = 10_000
+#: Rows that a person sees without `--limit`; files have all.
+DEFAULT_LIMIT = 50
+#: All rows of a table are in memory, since its columns are as wide as its longest cells.
+_MAX_TABLE_ROWS = 10_000
 
 
-class Format(StrEnum):
-    """How rows are written."""
+class RowFormat(StrEnum):
+    """The form in which rows are written."""
 
     TABLE = "table"
     CSV = "csv"
@@ -39,101 +46,106 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How and where. `out` is None for standard output; `columns_named` where the person chose the columns."""
+class RowOutput:
+    """The form and place of the rows. `out` is None for standard output; `all_columns` even where they are too wide."""
 
-    format: Format
+    format: RowFormat
     out: Path | None
-    columns_named: bool
+    all_columns: bool
 
 
-def count(config: Path, question: Question, *, as_json: bool) -> None:
-    """Print how many rows there are."""
+def print_count(config: Path, query: ResultsQuery, *, as_json: bool) -> None:
+    """Print the number of rows."""
     with opened(config) as (_, engine):
         try:
-            found = batches.count(engine, question)
-        except NotAskedOfError as error:
+            count = reading.count_rows(engine, query)
+        except UnknownColumnError as error:
             fail(str(error), status=2)
     if as_json:
-        print_json({"count": found})
+        print_json({"count": count})
     else:
-        print(found)
+        print(count)
 
 
-def show(config: Path, question: Question, way: Way) -> None:
-    """Print the rows, or write them."""
+def print_or_write(config: Path, query: ResultsQuery, output: RowOutput) -> None:
+    """Print the rows, or write them to a file."""
     with opened(config) as (_, engine):
         try:
-            batches.check(question)
-        except NotAskedOfError as error:
+            query.validate()
+            if output.format is RowFormat.TABLE:
+                _print_table(engine, query, output)
+                return
+            count = _write(engine, query, output)
+        except (UnknownColumnError, MissingExtraError) as error:
             fail(str(error), status=2)
-        if way.format is Format.TABLE:
-            _table(engine, question, way)
-            return
-        try:
-            written = _written(engine, question, way)
-        except MissingExtraError as error:
-            fail(str(error), status=2)
-        except BrokenPipeError:  # `| head` has seen enough
+        except BrokenPipeError:  # the reader of a pipe, such as `head`, has ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(0) from None
         except OSError as error:
-            fail(why(error, way.out or Path("standard output")), status=1)
-    if way.out is not None:
-        console.print(f"{way.out}: {written:,} {question.rows.name}", markup=False)
+            fail(os_error_text(error, output.out or Path("standard output")), status=1)
+    if output.out is not None:
+        console.print(f"{output.out}: {count:,} {query.rows.name}", markup=False)
 
 
-def _table(engine: Engine, question: Question, way: Way) -> None:
-    if question.limit is None or question.limit > MOST_IN_A_TABLE:
-        fail(f"a table has at most {MOST_IN_A_TABLE} rows: lower --limit, or write --csv", status=2)
-    found = [row for batch in batches.answer(engine, question) for row in batch]
-    if not found:
-        console.print(f"{question.rows.name.capitalize()}: none{_about_patterns(question)}", markup=False)
+def _print_table(engine: Engine, query: ResultsQuery, output: RowOutput) -> None:
+    if query.limit is None or query.limit > _MAX_TABLE_ROWS:
+        fail(f"a table has at most {_MAX_TABLE_ROWS} rows: lower --limit, or write --csv", status=2)
+    cells = [[_cell(value) for value in row] for batch in reading.read_batches(engine, query) for row in batch]
+    if not cells:
+        console.print(f"{query.rows.name.capitalize()}: none{_about_patterns(query)}", markup=False)
         return
-    print_rows(_title(question, len(found)), question.columns, found, all_columns=way.columns_named)
+    more = None if output.all_columns else "--columns, --csv"
+    print_table(_title(query, len(cells)), query.columns, cells, more=more)
 
 
-def _about_patterns(question: Question) -> str:
-    values = [value for several in question.filters.equal.values() for value in several]
+def _cell(value: Any) -> Any:
+    """Shorten a number: a fraction has four digits."""
+    if not isinstance(value, float):
+        return value
+    return f"{value:.4g}" if abs(value) < 1 else f"{value:.1f}"
+
+
+def _about_patterns(query: ResultsQuery) -> str:
+    values = [value for several in query.filters.equal.values() for value in several]
     has_pattern = any(isinstance(value, str) and ("*" in value or "?" in value) for value in values)
     return " (patterns are not understood: values are compared whole)" if has_pattern else ""
 
 
-def _title(question: Question, found: int) -> str:
-    name = question.rows.name.capitalize()
-    if found != question.limit:
-        return f"{name}: {found}"
-    order = f"first {found} by {question.order}" if question.sorted_by else f"{question.order} {found}"
+def _title(query: ResultsQuery, count: int) -> str:
+    name = query.rows.name.capitalize()
+    if count != query.limit:
+        return f"{name}: {count}"
+    order = f"first {count} by {query.order}" if query.sort_column else f"{query.order} {count}"
     return f"{name}: the {order} (--limit for more)"
 
 
-def _written(engine: Engine, question: Question, way: Way) -> int:
-    """Write all rows; how many there were."""
-    rows = 0
+def _write(engine: Engine, query: ResultsQuery, output: RowOutput) -> int:
+    """Write all rows and return their number."""
+    count = 0
     with ExitStack() as stack:
-        if way.out is None:
-            writer = _text_writer(way.format, sys.stdout, question.columns)
+        if output.out is None:
+            writer = _text_writer(output.format, sys.stdout, query.columns)
         else:
-            leave_cleanly()
-            part = stack.enter_context(replacing(way.out, MODE))
-            if way.format is Format.PARQUET:
-                writer = Parquet(part, question.columns, [question.rows.kind(name) for name in question.columns])
+            clean_up_on_sigterm()
+            part = stack.enter_context(replacing(output.out, FILE_MODE))
+            if output.format is RowFormat.PARQUET:
+                writer = ParquetFile(part, query.columns, [query.rows.column_type(name) for name in query.columns])
             else:
                 file = stack.enter_context(part.open("w", encoding="utf-8", newline=""))
-                writer = _text_writer(way.format, file, question.columns)
-        for batch in batches.answer(engine, question):
+                writer = _text_writer(output.format, file, query.columns)
+        for batch in reading.read_batches(engine, query):
             writer.add(batch)
-            rows += len(batch)
+            count += len(batch)
         writer.end()
         sys.stdout.flush()
-    return rows
+    return count
 
 
-def _text_writer(wanted: Format, file: TextIO, names: Sequence[str]) -> Writer:
-    match wanted:
-        case Format.CSV:
-            return Csv(file, names)
-        case Format.JSON_LINES:
-            return JsonLines(file, names)
+def _text_writer(row_format: RowFormat, file: TextIO, names: Sequence[str]) -> RowWriter:
+    match row_format:
+        case RowFormat.CSV:
+            return CsvWriter(file, names)
+        case RowFormat.JSON_LINES:
+            return JsonLinesWriter(file, names)
         case _:
-            return Json(file, names)
+            return JsonWriter(file, names)

@@ -29,7 +29,7 @@ def refused(*words: str) -> str:
         (["simulate", "--loading", "none"], "--loading: expected one of slots, ordinary, not 'none'"),
         (["bench", "scheduler", "--queued", "1", "--queued", "many"], "--queued: expected a whole number, not 'many'"),
         (["review", "first"], "ID: expected a whole number from 1, not 'first'"),
-        (["results", "--verdict", "bad"], "--verdict: 'bad' is not one of pass, fail, review, unknown"),
+        (["results", "--verdict", "bad"], "--verdict: expected one of pass, fail, review, unknown, not 'bad'"),
         (["moe", "fit", "m", "--mode", "none"], "--mode: expected one of duoserve, emoe, all, not 'none'"),
     ],
 )

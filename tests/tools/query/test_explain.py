@@ -16,8 +16,8 @@ from daemon.storage.database.connections import open_for_reading
 from tests.contract.client import Line
 from tests.tools.query.asked_line import SERIALS
 from tools.cli.main import app
-from tools.query.explain.record import Record, UnknownInspectionError, Wanted, read_record
-from tools.query.explain.retrace import retrace, way_of
+from tools.query.reading import InspectionName, InspectionRecord, UnknownInspectionError, read_inspection
+from tools.query.retrace import read_rules_path, retrace
 
 
 def explain(folder: Path, *arguments: str, status: int = 0) -> str:
@@ -30,10 +30,10 @@ def as_json(folder: Path, *arguments: str, status: int = 0) -> dict[str, Any]:
     return json.loads(explain(folder, *arguments, "--json", status=status))
 
 
-def record_of(line: Line, *wanted: str) -> Record:
+def record_of(line: Line, *wanted: str) -> InspectionRecord:
     engine = open_for_reading(f"sqlite:///{line.folder}/inspection.db")
     try:
-        return read_record(engine, Wanted(*wanted))
+        return read_inspection(engine, InspectionName(*wanted))
     finally:
         engine.dispose()
 
@@ -58,7 +58,7 @@ def test_every_verdict_of_a_line_is_what_the_rules_give_once_more(judged: Line) 
     assert {reason for *_, reason in stored} == {None, "deadline", "expert_failed", "bad_image"}
     for number, verdict, defect, _ in stored:
         record = record_of(judged, str(number))
-        found = retrace(record, way_of(record), (80, 60))
+        found = retrace(record, read_rules_path(record), (80, 60))
         assert (found.verdict, found.defect, found.agrees) == (verdict, defect, True), found
         assert len(found.steps) == len(record.stages)
 
@@ -87,7 +87,7 @@ def test_thresholds_are_held_against_the_answer(judged: Line) -> None:
     words = explain(judged.folder, "S1", "V-0")
     assert "is below review_below 1: unsure, so at best a person's look (line " in words
     words = explain(judged.folder, "S1", "DU-0")
-    assert "held against fail_on *: 0.0001, review_below: 0.5 → review" in words
+    assert "compared with fail_on *: 0.0001, review_below: 0.5 → review" in words
     assert "5 × bridge" in words
     words = explain(judged.folder, "S1", "DM-0")
     assert "required at least 1 bridge, found 0 sure in its place: D9 → fail" in words
@@ -133,7 +133,7 @@ def test_an_inspection_is_found_by_number_by_image_and_by_place(judged: Line) ->
     assert second.board["attempt"] == 2
     assert len(second.others) == 1
     engine = open_for_reading(f"sqlite:///{judged.folder}/inspection.db")
-    first = read_record(engine, Wanted("S2", "P1", attempt=1))
+    first = read_inspection(engine, InspectionName("S2", "P1", attempt=1))
     engine.dispose()
     assert (first.board["attempt"], first.inspection["inspection_id"]) == (1, second.others[0])
 
@@ -177,9 +177,9 @@ def test_rules_that_were_changed_or_are_gone_are_named(judged: Line) -> None:
     record = record_of(judged, "S1", "F-0")
     assert record.rules is not None
     gone = replace(record, rules=None)
-    assert "no longer in the database" in (retrace(gone, way_of(gone), None).gap or "")
+    assert "no longer in the database" in (retrace(gone, read_rules_path(gone), None).gap or "")
     other = replace(record, rules={**record.rules, "text": record.rules["text"] + "# "})
-    assert "its sha256 is not that" in (retrace(other, way_of(other), None).gap or "")
+    assert "its sha256 differs" in (retrace(other, read_rules_path(other), None).gap or "")
 
 
 def test_an_expert_that_is_gone_from_the_catalog_is_said_and_changes_nothing(copy: Path) -> None:

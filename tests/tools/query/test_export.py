@@ -26,9 +26,9 @@ from tests.small_disk import small_disk
 from tests.tools.query.asked_line import SERIALS
 from tools.cli.main import app
 from tools.query.package import write
-from tools.query.package.chosen import Selection
 from tools.query.package.verify import verify_package
-from tools.query.package.write import FolderInUseError, PackageError, Report, write_package
+from tools.query.package.write import PackageError, PackageFolderError, PackageReport, write_package
+from tools.query.reading import BoardSelection
 
 
 def coserve(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,12 +37,12 @@ def coserve(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def export(folder: Path, out: Path, *, with_weights: bool = False, **chosen: Any) -> Report:
+def export(folder: Path, out: Path, *, with_weights: bool = False, **chosen: Any) -> PackageReport:
     config = folder / "coserve.yaml"
     settings = load_config(config)
     engine = open_for_reading(settings.database)
     try:
-        return write_package(config, settings, engine, Selection(**chosen), out, with_weights=with_weights)
+        return write_package(config, settings, engine, BoardSelection(**chosen), out, with_weights=with_weights)
     finally:
         engine.dispose()
 
@@ -269,7 +269,7 @@ def test_nothing_chosen_or_no_place_to_go_is_refused(judged: Line, tmp_path: Pat
     config = ["--config", str(judged.config)]
     for wrong in ([], ["--lot", "L1"], ["--out", str(tmp_path / "o")], ["--lot", "L1", "--out", str(tmp_path / "a/b")]):
         assert CliRunner().invoke(app, ["export", *wrong, *config]).exit_code == 2
-    with pytest.raises(PackageError, match="no board is like that"):
+    with pytest.raises(PackageError, match="no board matches"):
         export(judged.folder, tmp_path / "out", lots=("nothing",))
     assert list(tmp_path.iterdir()) == []
 
@@ -280,7 +280,7 @@ def test_a_folder_that_is_not_ours_to_fill_stays_as_it_is(judged: Line, tmp_path
         folder.mkdir()
         (folder / "mine").write_text("keep", encoding="utf-8")
     for out in (full, tmp_path / "out"):
-        with pytest.raises(FolderInUseError):
+        with pytest.raises(PackageFolderError):
             export(judged.folder, out, lots=("L1",))
     assert [(full / "mine").read_text(), (part / "mine").read_text()] == ["keep", "keep"]
     (tmp_path / "empty").mkdir()
@@ -324,7 +324,7 @@ def test_one_that_is_ended_leaves_no_package_and_the_next_one_is_whole(
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"
-        with pytest.raises(FolderInUseError, match="another export"):
+        with pytest.raises(PackageFolderError, match="another export"):
             export(judged.folder, out, lots=("L1",))
         process.send_signal(end)
         process.wait(120)

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from tests.contract.client import Line
 from tests.lines import a_jpeg
 from tools.cli.main import app
-from tools.query.rejudge.choose import Stored
-from tools.query.rejudge.report import rows, write_csv
-from tools.query.rejudge.run import Rejudged
+from tools.query.reading import StoredImage
+from tools.query.rejudge import _change, write_csv
+from tools.query.rejudge_run import RejudgedImage
 
 RULES = """\
 boards:
@@ -200,8 +200,8 @@ def test_wrong_use_is_told_apart_from_changes(line: Line, tmp_path: Path):
 
 def test_what_a_publisher_named_is_no_formula_in_the_file_of_changes(tmp_path: Path):
     serial = "=HYPERLINK()"
-    image = Stored(7, "free", serial, "P", "R1", "pass", None, "v1", "images/a.jpg", "0" * 64, None, None)
-    write_csv(tmp_path / "changes.csv", rows([Rejudged(image, "fail", "D1")]))
+    image = StoredImage(7, "free", serial, "P", "R1", "pass", None, "v1", "images/a.jpg", "0" * 64, None, None)
+    write_csv(tmp_path / "changes.csv", [_change(RejudgedImage(image, "fail", "D1"))])
     with (tmp_path / "changes.csv").open(encoding="utf-8", newline="") as file:
         (row,) = csv.DictReader(file)
     assert (row["serial"], row["would_be_defect"]) == (f"'{serial}", "D1")

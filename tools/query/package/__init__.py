@@ -1,4 +1,4 @@
-"""Audit packages (`coserve export`): rows, pictures, rules and versions of chosen boards, with checksums of everything.
+"""Audit packages (`coserve export`): rows, pictures, rules and experts of chosen boards, with checksums of every file.
 
-`write` makes a package, `verify` proves one.
+`write.write_package` makes a package, `verify.verify_package` checks one. `contents` is used by `write` only.
 """

@@ -1,0 +1,120 @@
+"""`coserve export`: an audit package of boards, or a check of one."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, as_typed, console, errors, fail, print_json
+from tools.cli.option_values import since_option, until_option
+
+if TYPE_CHECKING:
+    from tools.query.reading import BoardSelection
+
+Texts = list[str] | None
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command()(export)
+
+
+def export(
+    config: ConfigOption = DEFAULT_CONFIG,
+    lot: Annotated[Texts, typer.Option(metavar="LOT", help="Boards of this lot; repeat for several.")] = None,
+    serial: Annotated[Texts, typer.Option(metavar="SERIAL", help="Boards of this serial.")] = None,
+    board_type: Annotated[Texts, typer.Option("--type", metavar="TYPE", help="Boards of this type.")] = None,
+    since: Annotated[str | None, since_option("Boards that closed then or later.")] = None,
+    until: Annotated[str | None, until_option("Before; a day counts whole.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="A new or empty folder.")] = None,
+    with_weights: Annotated[bool, typer.Option("--with-weights", help="Also the experts' weights.")] = False,
+    verify: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Check a package instead: changed, missing, added files.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write an audit package of boards: rows, pictures, rules, versions of experts, with checksums of everything.
+
+    Its rows are one state of the database, also while the line runs. DIR is complete, or it is not there.
+
+    Example: coserve export --lot L42 --out /mnt/audit/L42 --config demo/coserve.yaml
+    """
+    from tools.query.reading import BoardSelection
+
+    if verify is not None:
+        raise SystemExit(_verify(verify, as_json=as_json))
+    selection = BoardSelection(tuple(lot or ()), tuple(serial or ()), tuple(board_type or ()), since, until)
+    if out is None or selection == BoardSelection():
+        fail("name --out DIR and which boards: --lot, --serial, --type, --since or --until (or --verify DIR)", status=2)
+    _write(config, selection, out, with_weights=with_weights, as_json=as_json)
+
+
+def _write(config: Path, selection: "BoardSelection", out: Path, *, with_weights: bool, as_json: bool) -> None:
+    from daemon.units import size_text
+    from tools.backup.gentle import step_back
+    from tools.cli.open_line import opened
+    from tools.query.formats import clean_up_on_sigterm, os_error_text
+    from tools.query.package.write import PackageError, PackageFolderError, write_package
+
+    if not out.absolute().parent.is_dir():
+        fail(f"no folder {out.absolute().parent}", status=2)
+    step_back()
+    clean_up_on_sigterm()
+    with opened(config) as (settings, engine):
+        try:
+            report = write_package(
+                config, settings, engine, selection, out, with_weights=with_weights, progress=_print_progress
+            )
+        except PackageFolderError as error:
+            fail(str(error), status=2)
+        except PackageError as error:
+            fail(str(error), status=1)
+        except OSError as error:
+            fail(os_error_text(error, out), status=1)
+    if as_json:
+        print_json({"package": str(out), **asdict(report)})
+        return
+    for warning in report.warnings:
+        console.print(f"warning: {warning}", markup=False, style="yellow")
+    console.print(
+        f"{out}: {report.boards:,} boards, {report.images:,} images, {report.pictures:,} pictures;"
+        f" {report.files:,} files, {size_text(report.bytes)}",
+        markup=False,
+    )
+    for reason, count in report.missing.items():
+        console.print(f"  {count:,} images without a picture: {reason}", markup=False)
+    console.print(f"fingerprint {report.fingerprint}\nCheck it:  {as_typed(f'export --verify {out}')}", markup=False)
+
+
+def _print_progress(part: str) -> None:
+    if errors.is_terminal:
+        errors.print(f"{part} …", markup=False)
+
+
+def _verify(package: Path, *, as_json: bool) -> int:
+    """Print the differences between a package and its checksums; return 1 if there are any."""
+    from tools.query.formats import os_error_text
+    from tools.query.package.verify import verify_package
+    from tools.query.package.write import PackageError
+
+    if not package.is_dir():
+        fail(f"no folder {package}", status=2)
+    try:
+        check = verify_package(package)
+    except PackageError as error:
+        fail(str(error), status=1)
+    except OSError as error:
+        fail(os_error_text(error, package), status=1)
+    if as_json:
+        print_json({"package": str(package), "is_whole": check.is_whole, **asdict(check)})
+        return 0 if check.is_whole else 1
+    for problem, names in (("changed", check.changed), ("missing", check.missing), ("added", check.added)):
+        for name in names:
+            console.print(f"{problem}: {ascii(name)[1:-1]}{' (a link)' if name in check.links else ''}", markup=False)
+    if check.is_whole:
+        console.print(
+            f"{package}: whole, {check.files:,} files, {check.boards} boards, made {check.made}", markup=False
+        )
+    console.print(f"fingerprint {check.fingerprint}", markup=False)
+    return 0 if check.is_whole else 1

@@ -1,0 +1,290 @@
+"""`coserve explain`: the reasons for an image's verdict, judged once more from the stored answers, in words."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from daemon.config.settings import Config
+from daemon.storage.database.reviews import DAEMON
+from daemon.storage.raw_pixels import as_sent
+from experts.errors import ImageError
+from experts.vision.decode import decode
+from tools.cli.console import console, fail, print_json, printable
+from tools.cli.open_line import opened
+from tools.experts.look import CatalogVersions
+from tools.query.reading import (
+    InspectionName,
+    InspectionRecord,
+    Row,
+    UnknownInspectionError,
+    read_inspection,
+    similar_pictures,
+)
+from tools.query.retrace import PictureSize, RetracedStep, RetracedVerdict, RulesPath, read_rules_path, retrace
+
+_REASONS = {
+    "deadline": (
+        "its time was over, or could not suffice, before its verdict was stored. Look at what made it wait"
+        " (the times of each step, `coserve queues`, sql-cookbook: the slowest hour), or have the camera give more time"
+    ),
+    "expert_failed": (
+        "an expert could not be loaded, or ended with an error. `coserve experts` lists what failed, `coserve check`"
+        " reads every weights file, and the daemon's log has the error (events inference_failed, expert_load_failed)"
+    ),
+    "bad_image": (
+        "its bytes could not be decoded, although its header was sound. Look at camera and cable; the daemon's log"
+        " says what is wrong and where a copy lies (event image_quarantined)"
+    ),
+    "rules_changed": (
+        "the rules that its board opened under cannot be carried out any more: rules or catalog were changed while it"
+        " waited, and the expert that it needs is gone. Put the expert back, and send the board again"
+    ),
+}
+_VERDICTS = {"pass": "passed", "fail": "failed", "review": "is for a person to look at", "unknown": "was not judged"}
+
+
+def print_explanation(config: Path, wanted: InspectionName, *, as_json: bool) -> int:
+    """Print why an inspection has its verdict; return 1 if the rules give another one than is stored."""
+    with opened(config) as (settings, engine):
+        try:
+            record = read_inspection(engine, wanted)
+        except UnknownInspectionError as error:
+            fail(str(error), status=1)
+        path = read_rules_path(record)
+        size, size_note = _picture_size(settings, engine, record, path)
+    retraced = retrace(record, path, size, is_size_known=size_note is None)
+    today = CatalogVersions.of(settings.catalog)
+    lines = [printable(line) for line in _in_words(record, retraced, today, size_note)]
+    if as_json:
+        print_json(_document(record, retraced, today) | {"words": lines})
+    else:
+        console.print("\n".join(lines), markup=False)
+    return 1 if retraced.contradiction else 0
+
+
+def _picture_size(
+    settings: Config, engine: Engine, record: InspectionRecord, path: RulesPath
+) -> tuple[PictureSize | None, str | None]:
+    """Return the picture's width and height if a rule needs them, and a note if they are not its own."""
+    if not path.places_boxes:
+        return None, None
+    own = record.inspection["image_path"]
+    size = _size_of(settings, own) if own else None
+    if size is not None:
+        return size, None
+    for similar in similar_pictures(engine, record.inspection):
+        size = _size_of(settings, similar)
+        if size is not None:
+            width, height = size
+            return size, (f"its picture is not kept: its size is taken from another of this camera, {width} × {height}")
+    return None, "its picture is not kept, nor one like it: where boxes lie cannot be judged"
+
+
+def _size_of(settings: Config, image_path: str) -> PictureSize | None:
+    path = settings.images.parent / image_path
+    try:
+        payload, shape = as_sent(path.read_bytes(), path.suffix)
+        height, width = (shape or decode(payload, "image").shape)[:2]
+    except (OSError, ValueError, ImageError):
+        return None
+    return width, height
+
+
+def _document(record: InspectionRecord, retraced: RetracedVerdict, today: CatalogVersions) -> dict[str, Any]:
+    rules = record.rules
+    return {
+        "inspection": dict(record.inspection),
+        "board": dict(record.board),
+        "rules": {
+            "version": record.inspection["rules_version"],
+            "loaded_at": None if rules is None else rules["loaded_at"],
+            "is_kept": rules is not None,
+        },
+        "stages": [_stage_document(row, step, today) for row, step in _steps(record, retraced)],
+        "ended_at": asdict(retraced.unanswered) if retraced.unanswered else None,
+        "recomputed": {
+            "verdict": retraced.verdict,
+            "defect": retraced.defect,
+            "agrees": retraced.agrees,
+            "gap": retraced.gap,
+            "contradiction": retraced.contradiction,
+        },
+        "reviews": [dict(review) for review in record.reviews],
+        "final": _final_verdict(record),
+        "other_images": list(record.others),
+    }
+
+
+def _stage_document(row: Row, step: RetracedStep | None, today: CatalogVersions) -> dict[str, Any]:
+    """Return one expert's row, and beside it what the rule made of its answer, if that is known."""
+    fields = {**row, "version_today": today.standing(row["expert"], row["expert_version"])}
+    if step is None:
+        return fields | {"rule": None}
+    return fields | {
+        "rule": step.rule,
+        "rule_line": step.line,
+        "findings": [asdict(finding) for finding in step.findings],
+        "verdict": step.alone.verdict,
+        "defect": step.alone.defect,
+        "chain_verdict": step.chain.verdict,
+        "goes_on_to": step.chain.next.name if step.chain.next else None,
+    }
+
+
+def _final_verdict(record: InspectionRecord) -> dict[str, Any]:
+    """Return verdict, defect and who decided, as in the view `final_verdicts`."""
+    image = record.inspection
+    verdict, decided_by = image, DAEMON if image["verdict"] else None
+    if record.reviews:
+        verdict = record.reviews[-1]
+        decided_by = verdict["reviewer"]
+    return {"verdict": verdict["verdict"], "defect": verdict["defect"], "decided_by": decided_by}
+
+
+def _steps(record: InspectionRecord, retraced: RetracedVerdict) -> Iterator[tuple[Row, RetracedStep | None]]:
+    for number, row in enumerate(record.stages):
+        yield row, retraced.steps[number] if number < len(retraced.steps) else None
+
+
+# The same in words, section by section
+
+
+def _in_words(
+    record: InspectionRecord, retraced: RetracedVerdict, today: CatalogVersions, size_note: str | None
+) -> list[str]:
+    """Return lines of text, with an empty one between sections."""
+    sections = [
+        _about_image(record),
+        _about_rules(record),
+        *(
+            [*_about_step(number, row, step), _about_expert(record, row, today), _about_times(row)]
+            for number, (row, step) in enumerate(_steps(record, retraced))
+        ),
+        _about_unanswered(len(record.stages), retraced),
+        _about_outcome(record, retraced, size_note),
+        _about_reviews(record),
+    ]
+    lines = [line for section in map(list, sections) if section for line in (*section, "")]
+    return lines[:-1]
+
+
+def _about_image(record: InspectionRecord) -> Iterator[str]:
+    image, board = record.inspection, record.board
+    where = "".join(f", {name} {board[name]}" for name in ("lot", "station") if board[name] is not None)
+    if image["status"] == "done":
+        why = image["defect"] or image["reason"]
+        verdict = _VERDICTS[image["verdict"]] + (f" ({why})" if why else "")
+    else:
+        verdict = "waits for its verdict"
+    yield f"Inspection {image['inspection_id']}: {image['designator']}, type {image['component']}, {verdict}"
+    closing = f"closed {board['completed_at']} as {board['verdict']}" if board["verdict"] else "still open"
+    yield f"  board {board['serial']} ({board['board_type']}{where}), attempt {board['attempt']}: {closing}"
+    picture = f"kept as {image['image_path']}" if image["image_path"] else "not kept"
+    yield f"  image {image['source']}/{image['image_id']}, {image['image_bytes']:,} bytes, {picture}"
+    if record.others:
+        yield f"  other images of this place: {', '.join(map(str, record.others))}"
+
+
+def _about_rules(record: InspectionRecord) -> Iterator[str]:
+    version = record.inspection["rules_version"]
+    if record.rules is None:
+        yield f"Rules {version}: their text is no longer in the database"
+    else:
+        yield f"Rules {version}, in force from {record.rules['loaded_at']}; lines are those of this text"
+
+
+def _about_step(number: int, row: Row, step: RetracedStep | None) -> Iterator[str]:
+    if step is None:
+        yield f"Step {number}: answered by {row['expert']}; its rule is not known"
+        return
+    yield f"Step {number}: by {step.rule} (line {step.line})"
+    answer = "nothing" if row["label"] is None else row["label"]
+    if row["label"] is not None and row["confidence"] is not None:
+        answer += f", confidence {row['confidence']:.6g}"
+    if step.is_detector and row["label"] is not None:
+        below = ", under its limit" if step.is_below else ""
+        yield f"  {row['expert']}: its surest box is {answer}{below}"
+    else:
+        yield f"  {row['expert']} answered {answer}"
+    for finding in step.findings:
+        verdict = f" → {finding.verdict}" if finding.verdict else ""
+        line = f" (line {finding.line})" if finding.line else ""  # a default stands in no line
+        yield f"  - {finding.text}{verdict}{line}"
+    yield f"  = {step.onward}"
+
+
+def _about_unanswered(number: int, retraced: RetracedVerdict) -> Iterator[str]:
+    if retraced.unanswered is not None:
+        yield f"Step {number}: by {retraced.unanswered.rule} (line {retraced.unanswered.line})"
+        yield f"  {retraced.unanswered.expert} gave no answer"
+
+
+def _about_expert(record: InspectionRecord, row: Row, today: CatalogVersions) -> str:
+    expert, version = row["expert"], row["expert_version"]
+    known = record.versions.get((expert, version))
+    past = f"{known['architecture']}, first used {known['first_used_at']}" if known else "nothing more is known of it"
+    return f"  version {version}, {past}; {today.in_words(expert, version)}"
+
+
+def _about_times(row: Row) -> str:
+    loading = f"its load held it up for {row['load_ms']:.1f} ms" if row["load_ms"] else "it was resident already"
+    return (
+        f"  on {row['executor']} ({row['device']}): queued {row['queued_ms']:.1f} ms, {loading}; batch"
+        f" {row['batch_id']} of {row['batch_size']} took {row['infer_ms']:.1f} ms"
+    )
+
+
+def _about_outcome(record: InspectionRecord, retraced: RetracedVerdict, size_note: str | None) -> Iterator[str]:
+    image = record.inspection
+    if image["status"] != "done":
+        yield "It has no verdict yet: `coserve queues` shows what waits."
+        return
+    shown = " ".join(filter(None, (image["verdict"], image["defect"])))
+    if image["reason"]:
+        yield f"Verdict: unknown, because of {image['reason']}: {_REASONS.get(image['reason'], 'see the daemon log')}."
+    else:
+        yield f"Verdict: {shown}{_deciding_step(record, retraced)}."
+    times = f"accepted {image['accepted_at']}, verdict {image['completed_at']}, {image['latency_ms'] or 0:.1f} ms later"
+    if image["deadline_ms"] is not None:
+        times += f"; the camera gave it {image['deadline_ms']} ms"
+    yield f"  {times}"
+    if image["late"]:
+        yield "  it came after its board had closed: the board's verdict does not contain it"
+    if retraced.contradiction:
+        yield f"  CONTRADICTION: {retraced.contradiction}. A row or a text was changed, or this is a bug of CoServe"
+    elif retraced.gap:
+        yield f"  not judged once more: {retraced.gap}"
+    elif image["reason"] is None:
+        yield "  judged once more from the stored answers by those rules: the same"
+    if size_note:
+        yield f"  {size_note}"
+
+
+def _deciding_step(record: InspectionRecord, retraced: RetracedVerdict) -> str:
+    verdict = record.inspection["verdict"]
+    deciding = [(number, step) for number, step in enumerate(retraced.steps) if step.alone.verdict == verdict]
+    if not deciding:
+        return ""
+    if verdict == "pass":
+        return ", every step passed"
+    number, step = deciding[-1]
+    return f", decided at step {number} by {step.rule} (line {step.line})"
+
+
+def _about_reviews(record: InspectionRecord) -> Iterator[str]:
+    verdict = record.inspection["verdict"]
+    if not record.reviews:
+        if verdict is not None:
+            yield "It has no review: the daemon's verdict is final."
+        return
+    for review in record.reviews:
+        note = f", “{review['note']}”" if review["note"] else ""
+        defect = f" {review['defect']}" if review["defect"] else ""
+        yield f"Review {review['at']} by {review['reviewer']}: {review['verdict']}{defect}{note}"
+    last = record.reviews[-1]
+    effects = {("fail", "pass"): ", so a false call", ("pass", "fail"): ", so an escape"}
+    effect = effects.get((verdict, last["verdict"]), "")
+    yield f"Final verdict: {last['verdict']}, decided by {last['reviewer']}{effect}."

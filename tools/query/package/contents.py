@@ -1,0 +1,279 @@
+"""Contents of a package: rows, pictures and experts of the chosen boards, and the reasons for what is missing."""
+
+import csv
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Select
+
+from daemon.config.settings import Config
+from daemon.errors import MissingExtraError
+from daemon.storage.raw_pixels import as_sent
+from daemon.units import spreadsheet_cell
+from experts.catalog import CatalogEntry, write_catalog
+from experts.versions import Versions, version_of
+from experts.weights import file_sha256
+from tools.experts.look import CatalogVersions
+from tools.query.formats import CsvWriter, JsonLinesWriter, ParquetFile, RowWriter
+from tools.query.reading import BATCH_ROWS, BoardSelection, read_last_seq
+from tools.query.rows import ColumnType, column_type
+
+_PICTURE_LIST = "pictures.csv"
+_PICTURE_COLUMNS = ("inspection_id", "serial", "designator", "verdict", "file", "why_not")
+_MAX_NAME_LENGTH = 60
+
+
+@dataclass(slots=True)
+class PackageRows:
+    """Numbers of rows by table, and what was noted while they were written.
+
+    `rules` are the texts of rules versions, `experts` the sha256 of expert versions, each None where the database has
+    none any more. `tasks` are those that the daemon has still to do, by image: `judge` or `keep`.
+    """
+
+    last_seq: int
+    rows: dict[str, int] = field(default_factory=dict[str, int])
+    has_parquet: bool = True
+    rules: dict[str, str | None] = field(default_factory=dict[str, str | None])
+    experts: dict[tuple[str, str], str | None] = field(default_factory=dict[tuple[str, str], str | None])
+    tasks: dict[int, str] = field(default_factory=dict[int, str])
+    picture_bytes: int = 0
+
+
+def write_rows(connection: Connection, selection: BoardSelection, folder: Path) -> PackageRows:
+    """Write all rows of the chosen boards into `folder`: one state of the database; nothing if no board is chosen."""
+    written = PackageRows(read_last_seq(connection))
+    queries = selection.queries()
+    tasks = queries.pop("pending")
+    if connection.execute(queries["boards"].limit(1)).first() is None:
+        return written
+    for name, query in queries.items():
+        for row in _write_table(connection, written, folder, name, query):
+            match name:
+                case "boards":
+                    written.rules.setdefault(row["rules_version"])
+                case "inspections":
+                    written.rules.setdefault(row["rules_version"])
+                    written.picture_bytes += row["image_bytes"] if row["image_path"] else 0
+                case "stages":
+                    written.experts.setdefault((row["expert"], row["expert_version"]))
+                case "rules_versions":
+                    written.rules[row["rules_version"]] = row["text"]
+                case "expert_versions":
+                    written.experts[row["expert"], row["expert_version"]] = row["sha256"]
+                case _:
+                    pass
+    written.tasks = {row.inspection_id: row.task for row in connection.execute(tasks)}
+    return written
+
+
+def _write_table(
+    connection: Connection, written: PackageRows, folder: Path, name: str, query: "Select[Any]"
+) -> Iterator[dict[str, Any]]:
+    """Write the rows as CSV, as JSON lines, and as Parquet if pyarrow is installed; yield each row."""
+    names = [column.name for column in query.selected_columns]
+    types: list[ColumnType] = [column_type(column.name, column.type) for column in query.selected_columns]
+    written.rows[name] = 0
+    with ExitStack() as stack:
+        files = [
+            stack.enter_context((folder / f"{name}.{suffix}").open("w", encoding="utf-8", newline=""))
+            for suffix in ("csv", "jsonl")
+        ]
+        writers: list[RowWriter] = [CsvWriter(files[0], names), JsonLinesWriter(files[1], names)]
+        try:
+            writers.append(ParquetFile(folder / f"{name}.parquet", names, types))
+        except MissingExtraError:
+            written.has_parquet = False
+        answer = connection.execution_options(yield_per=BATCH_ROWS).execute(query)
+        for batch in answer.partitions():
+            for writer in writers:
+                writer.add(batch)
+            written.rows[name] += len(batch)
+            yield from (dict(zip(names, row, strict=True)) for row in batch)
+        for writer in writers:
+            writer.end()
+
+
+@dataclass(slots=True)
+class PackagePictures:
+    """The number of pictures, and of the images without one by reason; `damaged` images are not as they were sent."""
+
+    copied: int = 0
+    bytes: int = 0
+    missing: dict[str, int] = field(default_factory=dict[str, int])
+    damaged: list[int] = field(default_factory=list[int])
+
+
+def copy_pictures(settings: Config, written: PackageRows, rows: Path, package: Path) -> PackagePictures:
+    """Copy stored pictures into `package/pictures`, and list every image in `pictures.csv`.
+
+    No transaction is open meanwhile: a picture that retention deletes now is listed as such.
+    """
+    pictures = PackagePictures()
+    serials = {row["board_id"]: row["serial"] for row in _json_lines(rows / "boards.jsonl")}
+    with (package / _PICTURE_LIST).open("w", encoding="utf-8", newline="") as file:
+        listing = csv.writer(file, lineterminator="\n")
+        listing.writerow(_PICTURE_COLUMNS)
+        for row in _json_lines(rows / "inspections.jsonl"):
+            serial = serials[row["board_id"]]
+            target = _picture_name(row, serial)
+            why_not = _copy_picture(settings, written, row, package / target, pictures)
+            if why_not is not None:
+                pictures.missing[why_not] = pictures.missing.get(why_not, 0) + 1
+            place = (row["inspection_id"], serial, row["designator"], row["verdict"])
+            listing.writerow([spreadsheet_cell(cell) for cell in (*place, "" if why_not else target, why_not)])
+    return pictures
+
+
+def _copy_picture(
+    settings: Config, written: PackageRows, row: dict[str, Any], target: Path, pictures: PackagePictures
+) -> str | None:
+    """Copy one picture; return the reason if there is none."""
+    if row["image_path"] is None:
+        return _why_not_stored(settings, written, row)
+    try:
+        data = (settings.images.parent / row["image_path"]).read_bytes()
+    except FileNotFoundError:
+        return "deleted since its row was read, or by hand"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(data)
+    pictures.copied += 1
+    pictures.bytes += len(data)
+    if not _is_as_sent(data, target.suffix, row["image_sha256"]):
+        pictures.damaged.append(row["inspection_id"])
+    return None
+
+
+def _is_as_sent(data: bytes, suffix: str, sha256: str) -> bool:
+    try:
+        payload, _ = as_sent(data, suffix)
+    except ValueError:
+        return False
+    return hashlib.sha256(payload).hexdigest() == sha256
+
+
+def _why_not_stored(settings: Config, written: PackageRows, row: dict[str, Any]) -> str:
+    task = written.tasks.get(row["inspection_id"])
+    if task is not None:
+        return "not judged yet" if task == "judge" else "its copy was not made yet: export again"
+    if row["verdict"] not in settings.retention.keep:
+        return f"verdict {row['verdict']}: not kept (retention.keep)"
+    return "pruned by retention (images_for, images_bytes, free), or lost"
+
+
+def _picture_name(row: dict[str, Any], serial: str) -> str:
+    """Return a path that every system takes, whatever serial and designator are; the numbers make it unique."""
+    suffix = Path(row["image_path"]).suffix if row["image_path"] else ""
+    return f"pictures/{row['board_id']}-{_safe(serial)}/{row['inspection_id']}-{_safe(row['designator'])}{suffix}"
+
+
+def _safe(text: str) -> str:
+    """Percent-encode `text`, except letters, digits, dot, dash and underline, and cut it."""
+    return quote(text, safe="").replace("~", "%7E").replace("%", "_")[:_MAX_NAME_LENGTH]
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+@dataclass(slots=True)
+class PackageExperts:
+    """For each version that answered: its checksum, its standing today, and the file of its weights."""
+
+    listed: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    warnings: list[str] = field(default_factory=list[str])
+
+
+def copy_experts(catalog: Path, written: PackageRows, folder: Path, *, with_weights: bool) -> PackageExperts:
+    """Write `catalog.yaml` with the entries of the versions that answered, and copy their weights."""
+    folder.mkdir()
+    today, experts = CatalogVersions.of(catalog), PackageExperts()
+    entries: dict[str, Any] = {}
+    if today.problem:
+        experts.warnings.append(f"the catalog cannot be read, so there are no entries of experts: {today.problem}")
+    for (expert, version), sha256 in sorted(written.experts.items()):
+        row: dict[str, Any] = {
+            "expert": expert,
+            "expert_version": version,
+            "sha256": sha256,
+            "today": today.standing(expert, version),
+            "weights": None,
+        }
+        experts.listed.append(row)
+        entry, weights = _entry(catalog, today, expert, version)
+        if entry is None or weights is None:
+            if not today.problem:
+                experts.warnings.append(f"expert {expert} {version}: its catalog entry and weights are deleted")
+            continue
+        name = f"{quote(expert, safe='').replace('%', '_')}-{version}.safetensors"
+        if with_weights:
+            row["weights"] = _copy_weights(weights, folder / name, entry.sha256, experts)
+        entries[f"{expert} {version}"] = entry.model_dump(mode="json", exclude_unset=True) | {"file": name}
+    if entries:
+        write_catalog(folder / "catalog.yaml", entries)
+    return experts
+
+
+def _entry(catalog: Path, today: CatalogVersions, expert: str, version: str) -> tuple[CatalogEntry | None, Path | None]:
+    known = today.experts.get(expert)
+    if known is None:
+        return None, None
+    if known.in_force is not None and version_of(known.in_force) == version:
+        return known.in_force, catalog.parent / known.in_force.file
+    kept = known.kept.get(version)
+    return (kept.entry, Versions(catalog).weights_file(expert, version)) if kept else (None, None)
+
+
+def _copy_weights(source: Path, target: Path, sha256: str, experts: PackageExperts) -> str | None:
+    """Copy weights and compare them with the catalog's checksum; return the file's name, or None if there is none."""
+    if not source.is_file():
+        experts.warnings.append(f"{source}: there is no such weights file")
+        return None
+    shutil.copyfile(source, target)
+    if file_sha256(target) != sha256:
+        experts.warnings.append(f"{source}: these are not the weights that the catalog names (sha256)")
+    return f"experts/{target.name}"
+
+
+README = """\
+Inspection results of circuit boards, exported by CoServe
+=========================================================
+
+Is the package whole?
+    sha256sum -c SHA256SUMS                  no file was changed or lost
+    coserve export --verify FOLDER           the same, and no file was added
+    sha256sum SHA256SUMS                     the package's fingerprint, which `coserve export` printed
+Checksums find accidents. Against a person who changes files and checksums together, keep the fingerprint elsewhere.
+
+manifest.json           line, time, version of CoServe, choice of boards, numbers of rows, what is missing
+rows/TABLE.csv          for a spreadsheet: text that begins with = + - @ has an apostrophe in front; empty is null
+rows/TABLE.jsonl        the same rows, exactly as the database has them, one JSON object a line
+rows/TABLE.parquet      the same with types, if the exporting PC had the extra `export`
+pictures.csv            every image: its file, or why there is none
+pictures/BOARD/         images as the camera sent them; their sha256 is image_sha256 in rows/inspections
+                        (.pgm and .ppm have a header before the bytes that were sent)
+rules/VERSION.yaml      rules that were in force; rules_version is the beginning of the text's sha256
+experts/catalog.yaml    entry of each version of an expert (labels, sizes, sha256 of its weights)
+experts/*.safetensors   the weights, if the package was made --with-weights
+
+Tables
+    boards              one attempt at one board: type, serial, lot, station, verdict
+    inspections         one image: designator, component, the daemon's own verdict, defect, reason, times
+    stages              each expert's answer: version, label, confidence, device, batch, times
+    detections          boxes of detectors, in pixels of the image
+    reviews             decisions of people, never changed; the newest counts
+    final_verdicts      verdict and defect after the reviews, and who decided
+    generations         texts that a language model wrote about these boards
+    rules_versions, expert_versions     the versions in the other tables, explained
+
+All rows are one state of the database. Times are UTC, durations milliseconds.
+"""

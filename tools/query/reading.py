@@ -1,0 +1,501 @@
+"""Read the results: the one module of the tools that asks the database for images, answers, boards and decisions.
+
+`coserve results` gets its rows in batches, each a short read transaction of its own: between two batches the writer's
+log can be brought into the database. Rows that are written meanwhile are not in the answer, a review that is written
+meanwhile may be. All other functions read one state of the database. Nothing here writes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, and_, func, select, tuple_
+
+from daemon.storage.database.schema import (
+    boards,
+    detections,
+    expert_versions,
+    generations,
+    inspections,
+    pending,
+    reviews,
+    rules_versions,
+    stages,
+    stream_position,
+)
+from daemon.storage.database.serials import has_serial
+from tools.query.rows import BOARDS, IMAGES, RowFilters, RowKind, UnknownColumnError
+
+BATCH_ROWS = 5000
+#: Numbers of the stream that one transaction of a batch looks through: some tenths of a second.
+WINDOW = 200_000
+#: Up to this many boards, chosen by serial, lot or station, are found by their number; more by going through all rows.
+_MAX_BOARDS_BY_NUMBER = 1000
+#: In another order than that of `seq` all rows are in memory at once.
+MAX_SORTED_ROWS = 100_000
+#: Farther away the camera may have been replaced.
+_NEAR_INSPECTIONS = 20_000
+
+Row = Mapping[str, Any]
+Batch = Sequence[Sequence[Any]]
+
+
+class UnknownInspectionError(Exception):
+    """There is no such inspection; the text says how else to ask."""
+
+
+class UnknownBoardError(Exception):
+    """There is no such board, or (`is_ambiguous`) there are several; the text says how else to ask."""
+
+    def __init__(self, message: str, *, is_ambiguous: bool = False) -> None:
+        super().__init__(message)
+        self.is_ambiguous = is_ambiguous
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsQuery:
+    """Rows in an order: `newest`, `oldest`, or a column's name, with `:desc` behind it for the largest first."""
+
+    rows: RowKind
+    columns: tuple[str, ...]
+    filters: RowFilters
+    order: str = "newest"
+    limit: int | None = None
+
+    @property
+    def sort_column(self) -> str | None:
+        """Return the column of an order other than that of `seq`."""
+        return None if self.order in {"newest", "oldest"} else self.order.partition(":")[0]
+
+    def validate(self) -> None:
+        """Raise UnknownColumnError for columns that these rows do not have, and for an order that needs a limit."""
+        self.filters.conditions(self.rows)
+        names = [*self.columns, *([self.sort_column] if self.sort_column else [])]
+        unknown = [name for name in names if name not in self.rows.columns]
+        if unknown or self.order.partition(":")[2] not in {"", "asc", "desc"}:
+            problem = f"no column {', '.join(unknown)}" if unknown else f"no order {self.order}"
+            raise UnknownColumnError(f"{problem}: {self.rows.name} have {', '.join(self.rows.columns)}")
+        if self.sort_column and (self.limit is None or self.limit > MAX_SORTED_ROWS):
+            raise UnknownColumnError(f"--order {self.order} needs a --limit of at most {MAX_SORTED_ROWS}")
+
+
+def read_batches(engine: Engine, query: ResultsQuery) -> Iterator[Batch]:
+    """Yield the rows, in the order of `columns`, in batches of at most 5000."""
+    query.validate()
+    if query.sort_column:
+        yield from _sorted_batches(engine, query, query.sort_column)
+        return
+    left = query.limit
+    for window in _windows(engine, query):
+        last_key: Sequence[Any] | None = None
+        while left is None or left > 0:
+            batch_rows = min(BATCH_ROWS, left if left is not None else BATCH_ROWS)
+            batch = _read_batch(engine, query, window, last_key, batch_rows)
+            if not batch:
+                break
+            width = len(query.columns)
+            yield [row[:width] for row in batch]
+            last_key = batch[-1][width:]
+            left = None if left is None else left - len(batch)
+            if len(batch) < BATCH_ROWS:
+                break
+
+
+def count_rows(engine: Engine, query: ResultsQuery) -> int:
+    """Return the number of rows, whatever the limit."""
+    query.validate()
+    total = 0
+    conditions = query.filters.conditions(query.rows)
+    for window in _windows(engine, query):
+        counted = select(func.count()).select_from(query.rows.tables).where(*conditions, window)
+        with engine.connect() as connection:
+            total += connection.execute(counted).scalar_one()
+    return total
+
+
+def _read_batch(
+    engine: Engine, query: ResultsQuery, window: ColumnElement[bool], last_key: Sequence[Any] | None, limit: int
+) -> Batch:
+    """Return at most `limit` rows behind the row with `last_key`, each with its key behind its columns."""
+    rows, newest_first = query.rows, query.order == "newest"
+    seq, *steps = (rows.columns[name] for name in rows.key)
+    statement = (
+        select(*(rows.columns[name].label(None) for name in (*query.columns, *rows.key)))
+        .select_from(rows.tables)
+        .where(*query.filters.conditions(rows), window)
+        .order_by(seq.desc() if newest_first else seq.asc(), *steps)
+        .limit(limit)
+    )
+    if last_key is not None:
+        statement = statement.where(_is_behind(rows, last_key, newest_first=newest_first))
+    with engine.connect() as connection:
+        return connection.execute(statement).fetchall()
+
+
+def _is_behind(rows: RowKind, last_key: Sequence[Any], *, newest_first: bool) -> ColumnElement[bool]:
+    """Return the condition of rows behind `last_key`. Stages of one image come by step, whatever the direction."""
+    seq = rows.columns["seq"]
+    beyond = seq < last_key[0] if newest_first else seq > last_key[0]
+    if len(rows.key) == 1:
+        return beyond
+    # The first half alone is what the index over `seq` can use.
+    from_here = seq <= last_key[0] if newest_first else seq >= last_key[0]
+    return and_(from_here, beyond | (rows.columns["step"] > last_key[1]))
+
+
+def _sorted_batches(engine: Engine, query: ResultsQuery, sort_column: str) -> Iterator[Batch]:
+    rows, column = query.rows, query.rows.columns[sort_column]
+    statement = (
+        select(*(rows.columns[name].label(None) for name in query.columns))
+        .select_from(rows.tables)
+        .where(*query.filters.conditions(rows))
+        # A column's nulls come last, in either direction and in every database.
+        .order_by(
+            column.is_(None),
+            column.desc() if query.order.endswith(":desc") else column.asc(),
+            rows.columns["seq"].desc(),
+        )
+        .limit(query.limit)
+    )
+    with engine.connect() as connection:
+        answer = connection.execute(statement).fetchall()
+    for start in range(0, len(answer), BATCH_ROWS):
+        yield answer[start : start + BATCH_ROWS]
+
+
+def _windows(engine: Engine, query: ResultsQuery) -> Iterator[ColumnElement[bool]]:
+    """Yield conditions, each of which is looked through quickly, that cover all rows in the order of the query."""
+    rows, filters = query.rows, query.filters
+    seq = rows.columns["seq"]
+    with engine.connect() as connection:
+        # Two statements: one for both would read all numbers.
+        first, last = (connection.execute(select(edge(seq))).scalar() for edge in (func.min, func.max))
+        board_ids = _few_board_ids(connection, filters)
+    if first is None or last is None:
+        return
+    first, last = max(first, filters.seq_from or first), min(last, last if filters.seq_to is None else filters.seq_to)
+    if board_ids is not None:
+        yield (boards if rows is BOARDS else inspections).c.board_id.in_(board_ids) & seq.between(first, last)
+        return
+    starts = range(first, last + 1, WINDOW)
+    for start in reversed(starts) if query.order == "newest" else starts:
+        yield seq.between(start, min(start + WINDOW - 1, last))
+
+
+def _few_board_ids(connection: Connection, filters: RowFilters) -> list[int] | None:
+    """Return the boards that the filters by serial, lot and station choose; None without these or for many boards."""
+    equal = {name: filters.equal[name] for name in ("serial", "lot", "station") if name in filters.equal}
+    if not equal:
+        return None
+    chosen = [has_serial(*values) if name == "serial" else boards.c[name].in_(values) for name, values in equal.items()]
+    query = select(boards.c.board_id).where(*chosen).limit(_MAX_BOARDS_BY_NUMBER + 1)
+    board_ids = list(connection.execute(query).scalars())
+    return board_ids if len(board_ids) <= _MAX_BOARDS_BY_NUMBER else None
+
+
+# One image: `coserve explain`
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionName:
+    """An inspection by its number, by `SOURCE/IMAGE_ID`, or by serial and designator."""
+
+    name: str
+    designator: str | None = None
+    board_type: str | None = None
+    attempt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionRecord:
+    """All rows of one inspection. `stages` have their `boxes`, as the expert listed them; `rules` may be deleted.
+
+    `others` are the numbers of further images of the same place of the board.
+    """
+
+    inspection: Row
+    board: Row
+    stages: Sequence[Row]
+    reviews: Sequence[Row]
+    rules: Row | None
+    versions: Mapping[tuple[str, str], Row]
+    others: Sequence[int]
+
+
+def read_inspection(engine: Engine, wanted: InspectionName) -> InspectionRecord:
+    """Read an inspection in one transaction. Raises UnknownInspectionError."""
+    with engine.connect() as connection:
+        number, *others = _find_inspections(connection, wanted)
+        (inspection,) = _rows(connection, inspections, inspections.c.inspection_id == number)
+        (board,) = _rows(connection, boards, boards.c.board_id == inspection["board_id"])
+        rules = _rows(connection, rules_versions, rules_versions.c.rules_version == inspection["rules_version"])
+        answers = read_stages(connection, number)
+        versions = {(answer["expert"], answer["expert_version"]) for answer in answers}
+        version_key = (expert_versions.c.expert, expert_versions.c.expert_version)
+        return InspectionRecord(
+            inspection=inspection,
+            board=board,
+            stages=answers,
+            reviews=_rows(connection, reviews, reviews.c.inspection_id == number),
+            rules=rules[0] if rules else None,
+            versions={
+                (row["expert"], row["expert_version"]): row
+                for row in _rows(connection, expert_versions, tuple_(*version_key).in_(sorted(versions)))
+            },
+            others=others,
+        )
+
+
+def read_stages(connection: Connection, inspection_id: int) -> list[dict[str, Any]]:
+    """Return the answers of an image's experts, step by step, each with its `boxes`."""
+    answers = _rows(connection, stages, stages.c.inspection_id == inspection_id)
+    boxes = _rows(connection, detections, detections.c.inspection_id == inspection_id)
+    return [answer | {"boxes": [box for box in boxes if box["step"] == answer["step"]]} for answer in answers]
+
+
+def _rows(connection: Connection, table: Table, condition: ColumnElement[bool]) -> list[dict[str, Any]]:
+    """Return rows of `table` in the order of its key."""
+    query = select(table).where(condition).order_by(*table.primary_key.columns)
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _find_inspections(connection: Connection, wanted: InspectionName) -> list[int]:
+    """Return the inspection that is meant, and behind it others of the same place, newest first."""
+    number, name = inspections.c.inspection_id, wanted.name
+    if wanted.designator is not None:
+        matches = _find_by_place(connection, wanted)
+    elif "/" in name:
+        # Both may have slashes in them.
+        parts = name.split("/")
+        pairs = [("/".join(parts[:at]), "/".join(parts[at:])) for at in range(1, len(parts))]
+        key = tuple_(inspections.c.source, inspections.c.image_id)
+        matches = list(connection.execute(select(number).where(key.in_(pairs))).scalars())
+    else:
+        is_number = name.isdecimal() and len(name) < 19
+        matches = list(connection.execute(select(number).where(number == int(name))).scalars()) if is_number else []
+    if matches:
+        return matches
+    if wanted.designator is None and connection.execute(select(boards.c.board_id).where(has_serial(name))).first():
+        raise UnknownInspectionError(
+            f"{name} is a board, not an image: name the part too, such as `coserve explain {name} R1`"
+            f" (`coserve results --serial {name}` lists its parts)"
+        )
+    shown = name if wanted.designator is None else f"{name} {wanted.designator}"
+    raise UnknownInspectionError(
+        f"no inspection {shown} in the results: name its inspection_id, SOURCE/IMAGE_ID, or SERIAL DESIGNATOR"
+        " (`coserve results --columns inspection_id,serial,designator` lists them)"
+    )
+
+
+def _find_by_place(connection: Connection, wanted: InspectionName) -> list[int]:
+    number = inspections.c.inspection_id
+    query = (
+        select(number, boards.c.board_type)
+        .join(boards, boards.c.board_id == inspections.c.board_id)
+        .where(has_serial(wanted.name), inspections.c.designator == wanted.designator)
+        .order_by(boards.c.attempt.desc(), number.desc())
+    )
+    if wanted.board_type is not None:
+        query = query.where(boards.c.board_type == wanted.board_type)
+    if wanted.attempt is not None:
+        query = query.where(boards.c.attempt == wanted.attempt)
+    rows = connection.execute(query).all()
+    types = sorted({row.board_type for row in rows})
+    if len(types) > 1:
+        raise UnknownInspectionError(
+            f"several board types have the serial {wanted.name}: add --type {' or '.join(types)}"
+        )
+    return [row.inspection_id for row in rows]
+
+
+def similar_pictures(engine: Engine, inspection: Row) -> list[str]:
+    """Return paths of stored pictures of the same camera and component from about the same time, newest first."""
+    number = inspection["inspection_id"]
+    query = (
+        select(inspections.c.image_path)
+        .where(
+            inspections.c.inspection_id.between(number - _NEAR_INSPECTIONS, number + _NEAR_INSPECTIONS),
+            inspections.c.source == inspection["source"],
+            inspections.c.component == inspection["component"],
+            inspections.c.image_path.is_not(None),
+        )
+        .order_by(inspections.c.inspection_id.desc())
+        .limit(3)
+    )
+    with engine.connect() as connection:
+        return list(connection.execute(query).scalars())
+
+
+# One board: `coserve report`
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """One attempt at a board: its row, the number of `attempts` at it, and images that failed or were decided upon.
+
+    `images` have the columns of IMAGES and their `stages`; `pending` is the number of images without a verdict.
+    """
+
+    board: Row
+    attempts: int
+    images: Sequence[Row]
+    pending: int
+
+
+def read_attempt(engine: Engine, serial: str, board_type: str | None, attempt: int | None) -> AttemptRecord:
+    """Read the attempt, or the newest, in one transaction. Raises UnknownBoardError."""
+    with engine.connect() as connection:
+        of_type = [boards.c.board_type == board_type] if board_type is not None else []
+        attempts = _rows(connection, boards, and_(has_serial(serial), *of_type))
+        types = sorted({row["board_type"] for row in attempts})
+        if len(types) > 1:
+            message = f"serial {serial} is on boards of several types: name one with --type ({', '.join(types)})"
+            raise UnknownBoardError(message, is_ambiguous=True)
+        chosen = [row for row in attempts if attempt in (None, row["attempt"])]
+        if not chosen:
+            which = f"attempt {attempt} at board {serial}" if attempts else f"board with serial {serial}"
+            raise UnknownBoardError(
+                f"no {which} in the results: `coserve results --boards` lists those that closed last"
+            )
+        board = chosen[-1]
+        on_board = inspections.c.board_id == board["board_id"]
+        columns = IMAGES.columns
+        findings = (
+            select(*(column.label(name) for name, column in columns.items()))
+            .select_from(IMAGES.tables)
+            .where(IMAGES.is_finished, on_board, (columns["verdict"] != "pass") | (columns["daemon_verdict"] != "pass"))
+            .order_by(inspections.c.designator, inspections.c.inspection_id)
+        )
+        images = [dict(row) for row in connection.execute(findings).mappings()]
+        unfinished = select(func.count()).select_from(inspections).where(on_board, inspections.c.status != "done")
+        return AttemptRecord(
+            board,
+            len(attempts),
+            [image | {"stages": read_stages(connection, image["inspection_id"])} for image in images],
+            connection.execute(unfinished).scalar_one(),
+        )
+
+
+# Stored pictures: `coserve rejudge`
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """One image that has a picture. `final` is the newest reviewer's verdict where there is a review."""
+
+    inspection_id: int
+    board_type: str
+    serial: str
+    component: str
+    designator: str
+    verdict: str
+    defect: str | None
+    rules_version: str
+    image_path: str
+    image_sha256: str
+    reviewer: str | None
+    final: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImages:
+    """Images with a picture, newest first; `pruned` and `unjudged` count those without, and those never judged."""
+
+    images: tuple[StoredImage, ...]
+    pruned: int
+    unjudged: int
+
+
+def read_stored_images(
+    connection: Connection, filters: RowFilters, limit: int, *, lot: str | None = None
+) -> StoredImages:
+    """Return the newest `limit` images that match. An `unknown` image has no verdict to compare with."""
+    image, columns = inspections.c, IMAGES.columns
+    matching = [*filters.conditions(IMAGES), *([image.lot == lot] if lot is not None else [])]
+    same_names = ("inspection_id", "board_type", "serial", "component", "designator")
+    query = (
+        select(
+            *(columns[name] for name in (*same_names, "daemon_verdict", "daemon_defect", "rules_version")),
+            *(image.image_path, image.image_sha256, reviews.c.reviewer, reviews.c.verdict),
+        )
+        .select_from(IMAGES.tables)
+        .where(*matching, image.image_path.is_not(None), image.reason.is_(None))
+        .order_by(image.inspection_id.desc())
+        .limit(limit)
+    )
+    images = tuple(StoredImage(*row) for row in connection.execute(query))
+    if len(images) == limit:  # there may be older ones, which were not asked for
+        matching.append(image.inspection_id >= images[-1].inspection_id)
+
+    def count(*conditions: ColumnElement[bool]) -> int:
+        counted = select(func.count()).select_from(IMAGES.tables).where(*matching, *conditions)
+        return connection.execute(counted).scalar_one()
+
+    pruned = count(image.image_path.is_(None), image.reason.is_(None))
+    return StoredImages(images, pruned, count(image.reason.is_not(None)))
+
+
+def read_defect(connection: Connection, inspection_id: int) -> str | None:
+    """Return the defect that the line itself found on an image that it failed."""
+    image = inspections.c
+    query = select(image.defect).where(image.inspection_id == inspection_id, image.verdict == "fail")
+    return connection.execute(query).scalar()
+
+
+# Boards with all of their rows: `coserve export`
+
+
+@dataclass(frozen=True, slots=True)
+class BoardSelection:
+    """Boards by lot, serial and type, and by the time they closed (open boards: by the time they were first seen)."""
+
+    lots: Sequence[str] = ()
+    serials: Sequence[str] = ()
+    board_types: Sequence[str] = ()
+    since: str | None = None
+    until: str | None = None
+
+    def condition(self) -> ColumnElement[bool]:
+        lists = ((boards.c.lot, self.lots), (boards.c.board_type, self.board_types))
+        parts = [column.in_(values) for column, values in lists if values]
+        parts += [has_serial(*self.serials)] if self.serials else []
+        at = func.coalesce(boards.c.completed_at, boards.c.first_seen_at)
+        parts += [at >= self.since] if self.since else []
+        parts += [at < self.until] if self.until else []
+        return and_(*parts)
+
+    def queries(self) -> "dict[str, Select[Any]]":
+        """Return a query for each table of a package, rows in the order of their keys, and for `pending` tasks."""
+        is_chosen = self.condition()
+        board_ids = select(boards.c.board_id).where(is_chosen)
+        on_boards = inspections.c.board_id.in_(board_ids)
+        image_ids = select(inspections.c.inspection_id).where(on_boards)
+        answers = select(stages.c.expert, stages.c.expert_version).where(stages.c.inspection_id.in_(image_ids))
+        rules = (
+            select(boards.c.rules_version).where(is_chosen).union(select(inspections.c.rules_version).where(on_boards))
+        )
+        conditions = {
+            boards: is_chosen,
+            inspections: on_boards,
+            **{table: table.c.inspection_id.in_(image_ids) for table in (stages, detections, reviews, pending)},
+            generations: generations.c.board_id.in_(board_ids),
+            rules_versions: rules_versions.c.rules_version.in_(rules),
+            expert_versions: tuple_(expert_versions.c.expert, expert_versions.c.expert_version).in_(answers),
+        }
+        queries = {
+            table.name: select(table).where(condition).order_by(*table.primary_key.columns)
+            for table, condition in conditions.items()
+        }
+        names = ("inspection_id", "verdict", "defect", "decided_by")
+        queries["final_verdicts"] = (
+            select(*(IMAGES.columns[name].label(name) for name in names))
+            .select_from(IMAGES.tables)
+            .where(IMAGES.is_finished, on_boards)
+            .order_by(inspections.c.inspection_id)
+        )
+        return queries
+
+
+def read_last_seq(connection: Connection) -> int:
+    """Return the newest number of the stream."""
+    return connection.execute(select(stream_position.c.last_seq)).scalar() or 0

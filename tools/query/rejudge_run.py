@@ -1,0 +1,157 @@
+"""Stored images judged once more as the daemon judges: by its routes, its `judge`, its preprocessing, its slots.
+
+Images that wait for one expert share its load and its batches: each expert is loaded about once for each step of the
+chains, however many images there are.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.storage.raw_pixels import as_sent
+from experts.catalog import Catalog
+from experts.errors import ExpertError, ImageError
+from experts.slot import Slot, SlotPool
+from experts.spec import ExpertId
+from experts.vision.infer import infer
+from experts.vision.preprocess import Prepared, prepare
+from routing_rules.routes import Judgement, Routes, Step, judge
+from tools.query.reading import StoredImage
+
+_BATCH = 8
+#: Several experts stay loaded while their images alternate along chains, as long as they fit.
+_POOL_BYTES = 300_000_000
+
+#: An image, the step that it waits for, and the judgement of the steps before.
+_Waiting = tuple[StoredImage, Step, Judgement | None]
+
+
+class PictureError(Exception):
+    """A picture's file is deleted, or was changed; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class RejudgedImage:
+    """The new verdict of one image. `unread` says why its picture could not be judged; it then has no verdict."""
+
+    stored: StoredImage
+    verdict: str
+    defect: str | None
+    unread: str | None = None
+
+    @property
+    def is_changed(self) -> bool:
+        return self.unread is None and (self.verdict, self.defect) != (self.stored.verdict, self.stored.defect)
+
+
+def memory_bytes(catalog: Catalog) -> int:
+    """Return the most memory that experts take: as many as fit a pool, and always the largest."""
+    sizes = [spec.weights_bytes for spec in catalog.values()]
+    return max([min(sum(sizes), _POOL_BYTES), *sizes], default=1)
+
+
+def rejudge(
+    images: Sequence[StoredImage],
+    routes: Routes,
+    catalog: Catalog,
+    folder: Path,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> list[RejudgedImage]:
+    """Return a verdict for each of `images`, in their order; `folder` is the line's `images`.
+
+    `on_progress` gets the number of finished images. Raises ExpertError if an expert cannot be loaded.
+    """
+    run = _RejudgeRun(routes, catalog, folder, on_progress)
+    for image in images:
+        run.begin(image)
+    run.finish()
+    return [run.finished[image.inspection_id] for image in images]
+
+
+class _RejudgeRun:
+    """Images by the expert that they wait for."""
+
+    def __init__(self, routes: Routes, catalog: Catalog, folder: Path, on_progress: Callable[[int], None]) -> None:
+        self._routes, self._catalog, self._folder, self._on_progress = routes, catalog, folder, on_progress
+        self._waiting: dict[str, deque[_Waiting]] = {}
+        self._pool = SlotPool("cpu", memory_bytes(catalog))
+        self._loaded: deque[ExpertId] = deque()
+        self.finished: dict[int, RejudgedImage] = {}
+
+    def begin(self, image: StoredImage) -> None:
+        step = self._routes.first_step(image.board_type, image.component)
+        if step is None:  # the rules have no component like this any more
+            self._end(RejudgedImage(image, "unknown", None))
+        else:
+            self._wait(image, step, None)
+
+    def finish(self) -> None:
+        """Judge the images of one expert after the other; the one with the most first, since chains meet behind it."""
+        while self._waiting:
+            expert = max(self._waiting, key=lambda name: len(self._waiting[name]))
+            queue = self._waiting.pop(expert)
+            slot = self._slot(ExpertId(expert))
+            while queue:
+                self._judge_batch(slot, [queue.popleft() for _ in range(min(_BATCH, len(queue)))])
+
+    def _judge_batch(self, slot: Slot, batch: Sequence[_Waiting]) -> None:
+        ready: list[tuple[_Waiting, Prepared]] = []
+        for waiting in batch:
+            try:
+                ready.append((waiting, _prepare(self._folder, waiting[0], slot)))
+            except (ImageError, PictureError) as error:
+                self._end(RejudgedImage(waiting[0], "unknown", None, unread=str(error)))
+        if not ready:
+            return
+        answers = infer(slot, [prepared for _, prepared in ready])
+        for ((image, step, so_far), prepared), answer in zip(ready, answers, strict=True):
+            size = (prepared.placement.width, prepared.placement.height)
+            judgement = judge(step, answer.label, answer.confidence, answer.detections, so_far, size)
+            if judgement.next is None:
+                self._end(RejudgedImage(image, judgement.verdict, judgement.defect))
+            else:
+                self._wait(image, judgement.next, judgement)
+
+    def _wait(self, image: StoredImage, step: Step, so_far: Judgement | None) -> None:
+        self._waiting.setdefault(step.expert, deque()).append((image, step, so_far))
+
+    def _end(self, image: RejudgedImage) -> None:
+        self.finished[image.stored.inspection_id] = image
+        self._on_progress(len(self.finished))
+
+    def _slot(self, expert: ExpertId) -> Slot:
+        """Return the expert's slot; experts that were used longest ago make room for it."""
+        if expert not in self._loaded:
+            spec = self._catalog.get(expert)
+            if spec is None:
+                raise ExpertError(expert, "is not in the catalog")
+            while self._loaded and self._pool.used_bytes + spec.weights_bytes > self._pool.budget_bytes:
+                self._pool.unload(self._loaded.popleft())
+            self._pool.load(spec)
+        else:
+            self._loaded.remove(expert)
+        self._loaded.append(expert)
+        return self._pool.slot(expert)
+
+
+def _prepare(images: Path, image: StoredImage, slot: Slot) -> Prepared:
+    """Read the payload that the camera sent, and preprocess it. Raises PictureError, ImageError.
+
+    `image_path` is the database's, relative to the folder that `images` lies in.
+    """
+    file = images.parent / image.image_path
+    if not file.resolve().is_relative_to(images.resolve()):
+        raise PictureError(f"{image.image_path} lies outside {images}")
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise PictureError(f"{file}: {error.strerror or error}") from error
+    try:
+        payload, shape = as_sent(content, file.suffix)
+    except ValueError as error:
+        raise PictureError(f"{file}: its header is damaged") from error
+    if hashlib.sha256(payload).hexdigest() != image.image_sha256:
+        raise PictureError(f"{file}: is not what the camera sent (its sha256 differs)")
+    return prepare(payload, "image" if shape is None else "raw", shape, slot.spec)

@@ -1,0 +1,313 @@
+"""A verdict judged once more, from the stored answers and the stored rules, by the functions that judge live.
+
+The finding of each part of a rule also comes from `judge`, with the rule cut down to that part: so no sentence of an
+explanation can contradict the verdict.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from experts.spec import Detection
+from routing_rules.compile import RulesError, compile_rules
+from routing_rules.document import Document, KeyPath, read_yaml_text
+from routing_rules.judge import Seen
+from routing_rules.routes import (
+    ANY_LABEL,
+    ClassifierStep,
+    DetectorStep,
+    Judgement,
+    Requirement,
+    Step,
+    Verdict,
+    chain,
+    judge,
+)
+from tools.query.reading import InspectionRecord, Row
+
+#: Width and height in pixels.
+PictureSize = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleFinding:
+    """The finding of one part of a rule about an answer, with its line in the rules' text (None: a default)."""
+
+    text: str
+    line: int | None
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetracedStep:
+    """One step: the rule, its line, its findings, its judgement `alone`, and that of the whole `chain` so far.
+
+    `is_below`: the surest box of a detector is below the limit that the rule sets for it.
+    """
+
+    rule: str
+    line: int
+    findings: tuple[RuleFinding, ...]
+    alone: Judgement
+    chain: Judgement
+    onward: str
+    is_detector: bool = False
+    is_below: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UnansweredStep:
+    """The next step of the chain, whose expert gave no answer."""
+
+    rule: str
+    line: int
+    expert: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetracedVerdict:
+    """`gap` says why the verdict cannot be judged once more, `contradiction` how the rules' verdict differs."""
+
+    steps: tuple[RetracedStep, ...] = ()
+    verdict: Verdict | None = None
+    defect: str | None = None
+    gap: str | None = None
+    contradiction: str | None = None
+    unanswered: UnansweredStep | None = None
+
+    @property
+    def agrees(self) -> bool:
+        return self.verdict is not None and self.contradiction is None and self.gap is None
+
+
+@dataclass(frozen=True, slots=True)
+class RulesPath:
+    """The stored rules of an image and the first step of its chain; `gap` says why there are none."""
+
+    document: Document | None
+    first: Step | None
+    gap: str | None = None
+
+    @property
+    def places_boxes(self) -> bool:
+        """Return True if a rule of the chain depends on places of boxes, so that the picture's size is needed."""
+        return self.first is not None and any(
+            requirement.is_placed
+            for step in chain(self.first)
+            if isinstance(step, DetectorStep)
+            for requirement in step.require
+        )
+
+
+def read_rules_path(record: InspectionRecord) -> RulesPath:
+    """Compile the stored text of the rules that judged the image."""
+    version = record.inspection["rules_version"]
+    if record.rules is None:
+        return RulesPath(None, None, f"the text of rules version {version} is no longer in the database")
+    text = record.rules["text"]
+    if not hashlib.sha256(text.encode()).hexdigest().startswith(version):
+        return RulesPath(None, None, f"the text stored for rules version {version} was changed: its sha256 differs")
+    document = read_yaml_text(text, f"rules {version}")
+    try:
+        routes = compile_rules(document)
+    except RulesError as error:
+        return RulesPath(None, None, f"this version of CoServe cannot read those rules any more: {error.problems[0]}")
+    return RulesPath(document, routes.first_step(record.board["board_type"], record.inspection["component"]))
+
+
+def retrace(
+    record: InspectionRecord, path: RulesPath, size: PictureSize | None, *, is_size_known: bool = True
+) -> RetracedVerdict:
+    """Judge the stored answers. With `is_size_known` false, `size` is a guess, or missing."""
+    if path.document is None:
+        return RetracedVerdict(gap=path.gap)
+    step, judgement = path.first, None
+    steps: list[RetracedStep] = []
+    for number, row in enumerate(record.stages):
+        if step is None or step.expert != row["expert"]:
+            wanted = f"the expert {step.expert}" if step else "no expert"
+            contradiction = f"step {number} was answered by {row['expert']}: the rules name {wanted}"
+            return RetracedVerdict(tuple(steps), contradiction=contradiction)
+        boxes = [
+            Detection(box["label"], box["confidence"], (box["x1"], box["y1"], box["x2"], box["y2"]))
+            for box in row["boxes"]
+        ]
+        alone = judge(step, row["label"], row["confidence"], boxes, None, size)
+        judgement = judge(step, row["label"], row["confidence"], boxes, judgement, size)
+        rule = _rule_of(path.document, step, number)
+        if isinstance(step, ClassifierStep):
+            findings = tuple(_label_findings(rule, step, row))
+        else:
+            findings = (*_box_findings(rule, step, boxes, size), *_count_findings(rule, step, boxes, size))
+        steps.append(
+            RetracedStep(
+                rule=rule.name,
+                line=rule.line(),
+                findings=findings,
+                alone=alone,
+                chain=judgement,
+                onward=_onward(alone, judgement, is_first=number == 0),
+                is_detector=isinstance(step, DetectorStep),
+                is_below=isinstance(step, DetectorStep) and _is_below(step, boxes, size),
+            )
+        )
+        step = judgement.next
+    verdict = _compared(record, tuple(steps), judgement, is_size_known=is_size_known)
+    if step is None or (record.inspection["status"] == "done" and record.inspection["reason"] is None):
+        return verdict
+    rule = _rule_of(path.document, step, len(steps))
+    return replace(verdict, unanswered=UnansweredStep(rule.name, rule.line(), step.expert))
+
+
+def _rule_of(document: Document, step: Step, number: int) -> "_RuleText":
+    section = "classifiers" if number == 0 else "detectors" if isinstance(step, DetectorStep) else "steps"
+    return _RuleText(document, (section, step.name))
+
+
+def _compared(
+    record: InspectionRecord, steps: tuple[RetracedStep, ...], judgement: Judgement | None, *, is_size_known: bool
+) -> RetracedVerdict:
+    inspection = record.inspection
+    if inspection["status"] != "done":
+        return RetracedVerdict(steps)
+    stored = (inspection["verdict"], inspection["defect"])
+    verdict: Verdict = "unknown"
+    defect, unfinished = None, None
+    if inspection["reason"] is None:  # else the chain was cut short: unknown, whatever its answers were
+        if judgement is None:
+            return RetracedVerdict(steps, contradiction="it has a verdict, and no expert's answer is stored")
+        verdict, defect, unfinished = judgement.verdict, judgement.defect, judgement.next
+    if (verdict, defect) == stored and unfinished is None:
+        return RetracedVerdict(steps, verdict, defect)
+    result = f"the rules give {_shown(verdict, defect)}" + (f", and go on to `{unfinished.name}`" if unfinished else "")
+    if not is_size_known:
+        gap = f"where its boxes lie cannot be judged: the picture is not kept, and so its size ({result})"
+        return RetracedVerdict(steps, gap=gap)
+    return RetracedVerdict(steps, verdict, defect, contradiction=f"{result}; stored is {_shown(*stored)}")
+
+
+def _shown(verdict: str, defect: str | None) -> str:
+    return f"{verdict} {defect}" if defect else verdict
+
+
+class _RuleText:
+    """An entry of the rules' text: its name, as a person looks for it, and the lines of its keys."""
+
+    def __init__(self, document: Document, path: KeyPath) -> None:
+        self._document, self._path = document, path
+        self.name = f'{path[0]}: "{path[1]}"'
+
+    def line(self, *keys: str) -> int:
+        return self._document.where((*self._path, *keys), key=True)[0]
+
+    def line_if_present(self, *keys: str) -> int | None:
+        """Return None if the text does not have the key, so that its default counts."""
+        return self.line(*keys) if self._document.value((*self._path, *keys)) is not None else None
+
+    def defect_line(self, label: str) -> int | None:
+        path = ("defects", label)
+        return self._document.where(path, key=True)[0] if self._document.value(path) is not None else None
+
+
+def _label_findings(rule: _RuleText, step: ClassifierStep, row: Row) -> Iterator[RuleFinding]:
+    label, confidence = row["label"], row["confidence"]
+    if label is None:
+        yield RuleFinding("it gave no label, which is never sure", rule.line())
+        return
+    passing = ", ".join(step.pass_labels) or "none"
+    passes = "is a label that passes" if label in step.pass_labels else "is not a label that passes"
+    yield RuleFinding(f"{label} {passes} ({passing})", rule.line_if_present("pass"))
+    # An answer is sure if it would pass with a label that passes.
+    is_sure = judge(replace(step, pass_labels=(label,)), label, confidence, (), None).verdict == "pass"
+    shown = "none" if confidence is None else f"{confidence:.6g}"
+    compared = "is not below" if is_sure else "is below" if confidence is not None else "is not above"
+    meant = "sure" if is_sure else "unsure, so at best a person's look"
+    yield RuleFinding(
+        f"its confidence {shown} {compared} review_below {step.review_below:g}: {meant}",
+        rule.line_if_present("review_below"),
+    )
+    if label not in step.pass_labels and label in step.codes:
+        yield RuleFinding(f"the defect code of {label} is {step.codes[label]}", rule.defect_line(label))
+    following = step.goes_to(label)
+    if following is not None:
+        yield RuleFinding(f"for {label}, `then` names `{following.name}`", rule.line_if_present("then"))
+
+
+def _by_themselves(step: DetectorStep) -> DetectorStep:
+    return replace(step, require=(), branches=(), otherwise=None)
+
+
+def _is_below(step: DetectorStep, boxes: Sequence[Detection], size: PictureSize | None) -> bool:
+    """Return True if the rule has a limit for the surest box, and the box is below it."""
+    if not boxes:
+        return False
+    best = max(boxes, key=lambda box: box.confidence)
+    limits = {**dict(step.fail_on), **dict(step.review_on)}
+    has_limit = best.label in limits or ANY_LABEL in limits
+    return has_limit and judge(_by_themselves(step), None, None, [best], None, size).verdict == "pass"
+
+
+def _box_findings(
+    rule: _RuleText, step: DetectorStep, boxes: Sequence[Detection], size: PictureSize | None
+) -> Iterator[RuleFinding]:
+    """Yield findings about boxes by themselves, one for each label and verdict, the most confident first."""
+    by_themselves = _by_themselves(step)
+    kinds: dict[tuple[str, Verdict], list[float]] = {}
+    for box in sorted(boxes, key=lambda box: -box.confidence):
+        verdict = judge(by_themselves, None, None, [box], None, size).verdict
+        kinds.setdefault((box.label, verdict), []).append(box.confidence)
+    if not boxes:
+        yield RuleFinding("it found no box", None)
+    for (label, verdict), confidences in kinds.items():
+        many = f"{len(confidences)} × {label} ({confidences[0]:.6g}"
+        many += f" to {confidences[-1]:.6g})" if len(confidences) > 1 else ")"
+        thresholds: list[str] = []
+        line = None
+        for key, listed in (("fail_on", dict(step.fail_on)), ("review_on", dict(step.review_on))):
+            named = label if label in listed else ANY_LABEL
+            if named in listed:
+                thresholds.append(f"{key} {named}: {listed[named]:g}")
+                line = line or rule.line_if_present(key, named)
+        if thresholds and step.review_below:
+            thresholds.append(f"review_below: {step.review_below:g}")
+        limits = f"compared with {', '.join(thresholds)}" if thresholds else "no threshold is set for it"
+        yield RuleFinding(f"{many}: {limits}", line, verdict)
+
+
+def _count_findings(
+    rule: _RuleText, step: DetectorStep, boxes: Sequence[Detection], size: PictureSize | None
+) -> Iterator[RuleFinding]:
+    for requirement in step.require:
+        alone = replace(step, fail_on=(), review_on=(), require=(requirement,), branches=(), otherwise=None)
+        judgement = judge(alone, None, None, boxes, None, size)
+        counted: Sequence[Seen] = [box for box in boxes if box.label == requirement.label]
+        where = ""
+        if requirement.is_placed:
+            where = " in its place" if size is not None else ", and where they lie is not known"
+            counted = [box for box in counted if size is None or requirement.holds(box.box, size)]
+        sure = sum(box.confidence >= requirement.confidence for box in counted)
+        count = f"{sure} sure" + (f" and {len(counted) - sure} unsure" if len(counted) > sure else "")
+        defect = "" if judgement.defect is None else f": {judgement.defect}"
+        yield RuleFinding(
+            f"required {_wanted(requirement)} {requirement.label}, found {count}{where}{defect}",
+            rule.line_if_present("require", requirement.label),
+            judgement.verdict,
+        )
+
+
+def _wanted(requirement: Requirement) -> str:
+    if requirement.maximum is None:
+        return f"at least {requirement.minimum}"
+    if requirement.minimum == requirement.maximum:
+        return f"{requirement.minimum}"
+    return f"{requirement.minimum} to {requirement.maximum}"
+
+
+def _onward(alone: Judgement, so_far: Judgement, *, is_first: bool) -> str:
+    whole = "" if is_first else f", {_shown(so_far.verdict, so_far.defect)} for the whole chain"
+    verdict = f"{_shown(alone.verdict, alone.defect)}{whole}"
+    if so_far.next is not None:
+        return f"{verdict}; it goes on to `{so_far.next.name}`"
+    if so_far.verdict == "fail" and alone.next is not None:
+        return f"{verdict}; a failure ends the chain"
+    return f"{verdict}; the chain ends here"

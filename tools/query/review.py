@@ -1,0 +1,117 @@
+"""A person's decision about an image, through the daemon or, if none runs, written here under the line's locks."""
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from daemon.config.settings import Config
+from daemon.errors import StartError
+from daemon.host.lock import claim
+from daemon.storage.database.connections import StoreError, sqlite_path
+from daemon.storage.database.reviews import Review, ReviewRefusedError, history, waiting
+from daemon.storage.database.store import open_store
+from daemon.storage.review_requests import decision, not_stored
+from daemon.wire.control import ControlError, ask
+from tools.cli.console import DEFAULT_CONFIG
+from tools.cli.open_line import reading
+from tools.query.reading import read_defect
+
+_WAIT_S = 10.0
+
+
+class DecisionError(Exception):
+    """Nothing was written; the text says why. `is_wrong_use`: the decision itself is not valid."""
+
+    def __init__(self, message: str, *, is_wrong_use: bool = False) -> None:
+        super().__init__(message)
+        self.is_wrong_use = is_wrong_use
+
+
+def waiting_images(settings: Config, limit: int) -> list[dict[str, Any]]:
+    """Return images that wait for a decision, oldest board first."""
+    return _in_database(
+        settings, lambda connection: [dict(row) for row in connection.execute(waiting().limit(limit)).mappings()]
+    )
+
+
+def decide(config: Path, settings: Config, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Write a decision and return its row. `fields` are those of control's `review`. Raises DecisionError.
+
+    A fail without a defect gets the line's own; an undo without `newest` takes back the newest decision.
+    """
+    request = {name: value for name, value in fields.items() if value is not None}
+    try:
+        decision(request)
+    except ControlError as error:
+        raise DecisionError(str(error), is_wrong_use=True) from None
+    if request.get("verdict") == "fail" and "defect" not in request:
+        defect = _in_database(settings, lambda connection: read_defect(connection, request["inspection_id"]))
+        request |= {"defect": defect} if defect is not None else {}
+    if "newest" not in request:
+        newest = _newest_review(settings, request["inspection_id"])
+        # A decision that was undone leaves the image waiting: there is nothing to overrule.
+        if newest is not None and (newest.is_open or "undo" in request):
+            request["newest"] = newest.review_id
+    try:
+        return ask(settings.endpoints.control, "review", timeout_s=_WAIT_S, **request)
+    except ControlError as error:
+        code, reason = error.code, error.reason
+    try:
+        if code == "no_daemon":
+            return _write_here(settings, request)
+    except ReviewRefusedError as error:
+        code, reason = error.code, error.reason
+    if code == "conflict" and "verdict" in request:
+        newest = _newest_review(settings, request["inspection_id"])
+        reason += f"; to overrule it: {_command(config, request, newest)}" if newest is not None else ""
+    raise DecisionError(reason)
+
+
+def _write_here(settings: Config, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Write to the database. The line's locks keep a daemon from starting meanwhile."""
+    path = sqlite_path(settings.database)
+    if path is not None and not path.is_file():
+        raise DecisionError(f"there is no database at {path}: has this line run?")
+    try:
+        locks = claim(path, settings.journal)
+    except (StartError, OSError) as error:
+        raise DecisionError(f"{error}: and it does not answer at {settings.endpoints.control}") from None
+    try:
+        store = open_store(settings.database)
+        try:
+            return asdict(store.review(decision(request)))
+        finally:
+            store.close()
+    except StoreError as error:
+        raise DecisionError(str(error)) from None
+    except (SQLAlchemyError, OSError) as error:
+        raise DecisionError(not_stored(error)) from None
+    finally:
+        for lock in locks:
+            lock.release()
+
+
+def _command(config: Path, request: Mapping[str, Any], newest: Review) -> str:
+    """Return the command that overrules the review `newest` with the same decision."""
+    words = ["coserve", "review", str(request["inspection_id"]), str(request["verdict"])]
+    for name in ("defect", "note", "reviewer"):
+        if name in request:
+            words += [f"--{name}", str(request[name])]
+    if config != DEFAULT_CONFIG:
+        words += ["--config", str(config)]
+    return shlex.join([*words, "--after", str(newest.review_id)])
+
+
+def _newest_review(settings: Config, inspection_id: int) -> Review | None:
+    past = _in_database(settings, lambda connection: history(connection, inspection_id))
+    return past[-1] if past else None
+
+
+def _in_database(settings: Config, read: Callable[[Connection], Any]) -> Any:
+    with reading(settings) as engine, engine.connect() as connection:
+        return read(connection)
