@@ -1,4 +1,5 @@
-"""The web pages, a process of their own (`__main__`) that nothing delays an image for. `app` names every page.
+"""The web pages: a process of its own beside the daemon (`__main__`), so that no page delays an image.
 
-It reads the database and asks the control socket; it changes nothing but reviews. `site` is what pages share.
+`app` lists every page, `pages` holds them, `site` what they share. Nothing here is imported elsewhere. The process
+reads the database and asks the control socket; it changes nothing itself: reviews are written by the daemon.
 """

@@ -1,7 +1,7 @@
-"""`python -m daemon.dashboard CONFIG`: the web pages of a line, as a process of their own beside its daemon.
+"""`python -m daemon.dashboard CONFIG`: the web pages of a line, as a process beside its daemon.
 
-The daemon starts it, with the listening socket as `--fd` and its `--heart`. By hand, for whoever works on the pages, it
-binds `endpoints.http` itself; the daemon is asked over its control socket, and need not run.
+The daemon starts it with the listening socket as `--fd` and its `--heart`. Started by hand, for work on the pages, it
+binds `endpoints.http` itself. It asks the daemon over its control socket; the daemon need not run.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from daemon.config.settings import load_config
 from daemon.dashboard.app import make_app
 from daemon.dashboard.site.access import Keyring
 from daemon.dashboard.site.database import NoDatabase
-from daemon.dashboard.site.server import Server
+from daemon.dashboard.site.server import PageServer
 from daemon.dashboard.site.site import make_site
 from daemon.errors import ConfigError, StartError
 from daemon.host.children import live_with_parent
@@ -25,11 +25,11 @@ from daemon.wire.http_token import TokenError
 
 
 def main() -> int:
-    """0 after SIGTERM; 2, and one line on stderr, where it could not start."""
+    """Return 0 after SIGTERM; 2, and print one line on stderr, if it cannot start."""
     parser = argparse.ArgumentParser(prog="python -m daemon.dashboard", description="The web pages of a line.")
     parser.add_argument("config", type=Path, help="the line's coserve.yaml")
-    parser.add_argument("--fd", type=int, help="a listening socket that is open already")
-    parser.add_argument("--heart", type=int, metavar="FD", help="where the daemon hears that it does not hang")
+    parser.add_argument("--fd", type=int, help="file descriptor of an open listening socket")
+    parser.add_argument("--heart", type=int, metavar="FD", help="pipe for the heartbeat to the daemon")
     arguments = parser.parse_args()
     live_with_parent()
     configure_logs(os.environ, sys.stderr)
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def serve(path: Path, fd: int | None, heart: int | None) -> None:
-    """Until SIGTERM. SIGHUP reads the token again."""
+    """Serve the pages until SIGTERM. SIGHUP reads the token again."""
     config = load_config(path)
     keyring = Keyring(config.security.http_token)
     if fd is not None:
@@ -54,9 +54,9 @@ def serve(path: Path, fd: int | None, heart: int | None) -> None:
         raise StartError(f"{path}: endpoints.http is not set: for example http://127.0.0.1:9470")
     site = make_site(config)
     signal.signal(signal.SIGHUP, lambda *_: keyring.reload())
-    # uvicorn's own handler takes this one's place, and raises the signal again at its end.
+    # uvicorn replaces this handler while it serves, and raises the signal again when it has stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    Server(make_app(site, keyring, heart), site.live).run(sockets=[listener])
+    PageServer(make_app(site, keyring, heart), site.live).run(sockets=[listener])
 
 
 if __name__ == "__main__":

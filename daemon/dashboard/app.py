@@ -1,27 +1,30 @@
-"""The web pages of one line, put together: which pages there are, and what surrounds them all."""
+"""The web pages of one line as an application: every page's routes, the login, events, probes, and errors in words."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
+import anyio
 import anyio.to_thread
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Form, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from daemon.dashboard.pages import board, defects, experts, line, machine, review
-from daemon.dashboard.site import common_routes
-from daemon.dashboard.site.access import Guard, Keyring
+from daemon.dashboard.site.access import AccessGuard, Keyring, safe_path
 from daemon.dashboard.site.database import NoDatabase, TooMuchToCount
-from daemon.dashboard.site.page_threads import PageThreads
+from daemon.dashboard.site.live import MAX_LISTENERS, TooManyListeners
+from daemon.dashboard.site.server import PageThreads
 from daemon.dashboard.site.site import Site
 from daemon.host.child_heartbeat import beat
+from daemon.monitor.http_answers import NoAnswer, answer
 from daemon.wire.control import ControlError
 
-#: Every page's routes, by name: a new page is imported above and adds its line here.
+#: Every page's routes. A new page is imported above and adds its line here.
 PAGES: Sequence[Callable[[Site], APIRouter]] = (
     line.router,
     board.router,
@@ -32,11 +35,13 @@ PAGES: Sequence[Callable[[Site], APIRouter]] = (
 )
 #: Questions to the database and the daemon that run at once. More would only wait for each other.
 _THREADS = 8
+#: Probes that ask the daemon at once. They wait for no page: a reader's long question does not make the line sick.
+_PROBES = 2
 _STATIC = Path(__file__).parent / "static"
 
 
-def make_app(site: Site, keyring: Keyring, heart: int | None) -> Guard:
-    """The ASGI application, which beats for the daemon. Whoever may not in is answered by the guard around it."""
+def make_app(site: Site, keyring: Keyring, heart: int | None) -> AccessGuard:
+    """Return the ASGI application behind its guard. It writes its heartbeat for the daemon to `heart`."""
 
     @contextlib.asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -44,7 +49,7 @@ def make_app(site: Site, keyring: Keyring, heart: int | None) -> Guard:
         limiter.total_tokens = _THREADS
         tasks = [
             asyncio.create_task(site.live.run()),
-            asyncio.create_task(beat(heart, PageThreads(limiter).are_getting_on)),
+            asyncio.create_task(beat(heart, PageThreads(limiter).are_progressing)),
         ]
         yield
         for task in tasks:
@@ -52,47 +57,103 @@ def make_app(site: Site, keyring: Keyring, heart: int | None) -> Guard:
         site.database.close()
 
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=life, redirect_slashes=False)
-    app.include_router(common_routes.router(site, keyring))
+    _add_login(app, site, keyring)
+    _add_events_and_probes(app, site)
     for page in PAGES:
         app.include_router(page(site))
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
-    _answer_errors(app, site)
-    return Guard(app, keyring)
+    _add_error_pages(app, site)
+    return AccessGuard(app, keyring)
 
 
-def _answer_errors(app: FastAPI, site: Site) -> None:
-    """What goes wrong is said on a page of its own, in words; a program that asked gets one line."""
+def _add_login(app: FastAPI, site: Site, keyring: Keyring) -> None:
+    @app.get("/login")
+    def login(request: Request, next: str = "/") -> Response:  # noqa: A002 - the field's name in the address
+        if keyring.is_open:
+            return RedirectResponse("/", 303)
+        return site.page(request, "login.html", next=safe_path(next), problem="")
 
-    def say(request: Request, status: int, title: str, remedy: str) -> Response:
+    @app.post("/login")
+    async def enter(
+        request: Request,
+        token: Annotated[str, Form(max_length=4096)] = "",
+        next: Annotated[str, Form(max_length=2048)] = "/",  # noqa: A002
+    ) -> Response:
+        if not keyring.is_open and not keyring.is_bearer(f"Bearer {token}"):
+            has_waited = await keyring.slow_down()
+            problem = "This is not the token." if has_waited else "Too many wrong tokens at once: wait a moment."
+            status = 401 if has_waited else 429
+            return site.page(request, "login.html", status_code=status, next=safe_path(next), problem=problem)
+        response = RedirectResponse(safe_path(next), 303)
+        if not keyring.is_open:
+            is_https = request.headers.get("x-forwarded-proto") == "https"
+            keyring.set_cookie(response, secure=is_https)
+        return response
+
+    @app.post("/logout")
+    def leave() -> Response:
+        response = RedirectResponse("/login", 303)
+        response.delete_cookie(keyring.cookie_name, httponly=True, samesite="strict")
+        return response
+
+
+def _add_events_and_probes(app: FastAPI, site: Site) -> None:
+    @app.get("/events")
+    async def events(
+        topic: Annotated[list[str], Query(min_length=1, max_length=8)],
+        last_event_id: Annotated[str, Header(max_length=64)] = "",
+    ) -> Response:
+        try:
+            return site.live.stream(topic, last_event_id)
+        except KeyError as error:
+            raise HTTPException(404, f"topic {error}: expected one of {', '.join(site.live.names)}") from None
+        except TooManyListeners:
+            text = f"{MAX_LISTENERS} live pages are open already: close one, or try again later\n"
+            return PlainTextResponse(text, 503, headers={"Retry-After": "10"})
+
+    limiter = anyio.CapacityLimiter(_PROBES)
+
+    def ask(kind: str) -> Mapping[str, Any]:
+        try:
+            return site.ask_daemon(kind)
+        except ControlError as error:
+            raise NoAnswer(error.reason) from None
+
+    @app.get("/metrics")
+    @app.get("/healthz")
+    @app.get("/readyz")
+    async def probe(request: Request) -> Response:
+        result = await anyio.to_thread.run_sync(answer, request.url.path, ask, limiter=limiter)
+        return Response(result.text, result.status, media_type=result.media_type)
+
+
+def _add_error_pages(app: FastAPI, site: Site) -> None:
+    """Show errors on a page of their own, in words; a program gets one line."""
+
+    def show(request: Request, status: int, title: str, remedy: str) -> Response:
         if "text/html" not in request.headers.get("accept", ""):
             return PlainTextResponse(f"{title}: {remedy}\n", status)
         template = "_problem.html" if "HX-Request" in request.headers else "problem.html"
         return site.page(request, template, status_code=status, title=title, remedy=remedy)
 
-    @app.exception_handler(HTTPException)
-    def refused(request: Request, error: HTTPException) -> Response:  # pyright: ignore[reportUnusedFunction]
-        title = {404: "There is no such page", 405: "This is not how it is asked"}.get(error.status_code, "Refused")
-        return say(request, error.status_code, title, str(error.detail))
+    def http_error(request: Request, error: Any) -> Response:
+        titles = {404: "There is no such page", 405: "This method is not allowed here"}
+        return show(request, error.status_code, titles.get(error.status_code, "Refused"), str(error.detail))
 
-    @app.exception_handler(RequestValidationError)
-    def malformed(request: Request, error: RequestValidationError) -> Response:  # pyright: ignore[reportUnusedFunction]
+    def malformed(request: Request, error: Any) -> Response:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:])
-        return say(request, 422, "The address or the form is wrong", f"{where}: {first['msg']}")
+        field = ".".join(str(part) for part in first["loc"][1:])
+        return show(request, 422, "The address or the form is wrong", f"{field}: {first['msg']}")
 
-    @app.exception_handler(TooMuchToCount)
-    def too_much(request: Request, error: TooMuchToCount) -> Response:  # pyright: ignore[reportUnusedFunction]
-        remedy = str(error) or "The question took too long and was stopped. Ask for a shorter time or fewer rows."
-        return say(request, 503, "Too much to count", remedy)
-
-    @app.exception_handler(NoDatabase)
-    def no_database(request: Request, error: NoDatabase) -> Response:  # pyright: ignore[reportUnusedFunction]
-        return say(request, 503, "The results cannot be read now", f"{error}. The line itself goes on; try again.")
-
-    @app.exception_handler(ControlError)
-    def no_daemon(request: Request, error: ControlError) -> Response:  # pyright: ignore[reportUnusedFunction]
-        return say(request, 503, "The daemon does not answer", error.reason)
-
-    @app.exception_handler(Exception)
-    def broken(request: Request, _: Exception) -> Response:  # pyright: ignore[reportUnusedFunction]
-        return say(request, 500, "This page is broken", "The log of the daemon says why; the line itself goes on.")
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(RequestValidationError, malformed)
+    for kind, status, title, remedy in (
+        (TooMuchToCount, 503, "Too much to count", "{}"),
+        (NoDatabase, 503, "The results cannot be read now", "{}. The line itself goes on; try again."),
+        (ControlError, 503, "The daemon does not answer", "{}"),
+        (Exception, 500, "This page is broken", "The daemon's log says why; the line itself goes on."),
+    ):
+        app.add_exception_handler(
+            kind,
+            lambda request, error, answer=(status, title), remedy=remedy: show(request, *answer, remedy.format(error)),
+        )

@@ -1,31 +1,97 @@
-"""The pages Boards (a list and a search) and Board: one attempt at one board, with everything that was found."""
+"""The pages Boards (a list and a search) and Board (one attempt with its images and findings), and the pictures.
+
+Every question to the database has a limit, whatever a board holds.
+"""
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import anyio
 import anyio.to_thread
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
-from sqlalchemy import Row
+from sqlalchemy import Row, bindparam, text
 from starlette.exceptions import HTTPException
 
-from daemon.dashboard.pages import questions_board as questions
-from daemon.dashboard.pages.questions_board import COUNTED, LIST, PART, WHOLE, Component, Search
-from daemon.dashboard.site.pictures import WIDTHS, NoPicture, Stored
-from daemon.dashboard.site.site import Site
+from daemon.dashboard.site.database import Database
+from daemon.dashboard.site.pictures import WIDTHS, NoPicture, StoredPicture
+from daemon.dashboard.site.site import SearchText, Site, Verdict
+from daemon.storage.database.serials import beginning
+from daemon.wire.frames import MAX_INTEGER
 
-#: SQLite's and PostgreSQL's largest number; one more would be an error of theirs.
-MAX_ID = 2**63 - 1
-#: Findings that are shown with picture and stages; of a board with more the others are one click away.
-_FINDINGS = 24
-#: Each holds an unpacked picture, and a core: pages go on meanwhile in threads of their own.
+#: Boards in one list, and components in one part of a large board.
+_LIST_BOARDS = 50
+_PART_IMAGES = 100
+#: A board of up to so many images is shown whole, the worst first; real ones have some hundreds of components.
+_MAX_WHOLE_IMAGES = 400
+#: Images of larger boards are not counted exactly.
+_MAX_COUNTED_IMAGES = 20_000
+#: A serial that matches more boards than this is searched without its index.
+_MAX_INDEXED_BOARDS = 1000
+_MAX_ATTEMPTS = 50
+_MAX_STAGES = 8
+_MAX_BOXES = 50
+_MAX_REVIEWS = 10
+#: Findings shown with picture and stages; the others are one click away.
+_MAX_FINDINGS = 24
+#: Each picture being unpacked takes memory and a core; other pages go on in threads of their own.
 _UNPACKED_AT_ONCE = 1
 
-Id = Annotated[int, Path(ge=0, le=MAX_ID)]
-Text = Annotated[str, Query(max_length=128)]
-Verdict = Literal["", "pass", "fail", "review", "unknown"]
+_WORST_FIRST = ("fail", "unknown", "review", None, "pass")
+
+_BOARD = """
+SELECT board_id, board_type, serial, attempt, lot, station, first_seen_at, completed_at, expected, inspected, verdict,
+       reason, rules_version, failed, missing
+FROM boards
+"""
+_COUNT = """
+SELECT verdict, count(*) AS number
+FROM (SELECT verdict FROM inspections WHERE board_id = :board_id LIMIT :limit) AS counted GROUP BY verdict
+"""
+_IMAGES = """
+SELECT inspection_id, board_id, source, image_id, component, designator, accepted_at, completed_at, verdict, defect,
+       reason, late, image_path, latency_ms
+FROM inspections
+"""
+_STAGES = """
+SELECT inspection_id, step, expert, expert_version, label, confidence, device, batch_size, queued_ms, load_ms, infer_ms
+FROM stages WHERE inspection_id IN :ids ORDER BY inspection_id, step
+"""
+_BOXES = """
+SELECT inspection_id, step, label, confidence, x1, y1, x2, y2
+FROM detections WHERE inspection_id IN :ids ORDER BY inspection_id, confidence DESC
+"""
+_REVIEWS = """
+SELECT inspection_id, review_id, at, reviewer, verdict, defect, note
+FROM reviews WHERE inspection_id IN :ids ORDER BY inspection_id, review_id DESC
+"""
+
+IdInPath = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
+IdInQuery = Annotated[int, Query(ge=0, le=MAX_INTEGER)]
+
+
+@dataclass(frozen=True, slots=True)
+class BoardSearch:
+    """The filters in the address; an empty one matches every board. `before` is the last board of the list before."""
+
+    serial: SearchText = ""
+    verdict: Literal["", "pass", "fail", "review", "unknown", "open"] = ""
+    board_type: SearchText = ""
+    lot: SearchText = ""
+    before: IdInQuery = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedComponent:
+    """One image of a board with the experts' answers, boxes and reviews."""
+
+    image: Row[Any]
+    stages: Sequence[Row[Any]]
+    boxes: Sequence[Row[Any]]
+    reviews: Sequence[Row[Any]]
 
 
 def router(site: Site) -> APIRouter:
@@ -33,136 +99,204 @@ def router(site: Site) -> APIRouter:
     _add_pictures(routes, site)
 
     @routes.get("/boards")
-    def boards(
-        request: Request,
-        serial: Text = "",
-        verdict: Literal["", "pass", "fail", "review", "unknown", "open"] = "",
-        board_type: Text = "",
-        lot: Text = "",
-        before: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
-    ) -> Response:
-        search = Search(serial.strip(), verdict, board_type.strip(), lot.strip(), before or None)
-        found = questions.find_boards(site.database, search)
-        if search.serial and not before and _is_one_board(found, search.serial):
-            return RedirectResponse(f"/boards/{found[0].board_id}", 303)
-        more = found[LIST - 1].board_id if len(found) > LIST else None
-        rows = [(board, failures(board)) for board in found[:LIST]]
+    def boards(request: Request, search: Annotated[BoardSearch, Depends()]) -> Response:
+        matches = find_boards(site.database, search)
+        if search.serial and not search.before and _is_one_board(matches, search.serial):
+            return RedirectResponse(f"/boards/{matches[0].board_id}", 303)
+        more = matches[_LIST_BOARDS - 1].board_id if len(matches) > _LIST_BOARDS else None
+        rows = [(board, failures(board)) for board in matches[:_LIST_BOARDS]]
         return site.page(request, "boards.html", search=search, rows=rows, more=more)
 
     @routes.get("/boards/{board_id}")
     def board(
-        request: Request,
-        board_id: Id,
-        verdict: Verdict = "",
-        after: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
-        inspection: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
+        request: Request, board_id: IdInPath, verdict: Verdict = "", after: IdInQuery = 0, inspection: IdInQuery = 0
     ) -> HTMLResponse:
-        return _board(site, request, board_id, verdict, after, inspection)
+        return _board_page(site, request, board_id, verdict, after, inspection)
 
     return routes
 
 
+def find_boards(database: Database, search: BoardSearch) -> list[Row[Any]]:
+    """Return the boards of one list and one more, the newest first. A serial matches by its beginning, in any case."""
+    conditions = {
+        "verdict": "verdict IS NULL" if search.verdict == "open" else "verdict = :verdict",
+        "board_type": "board_type = :board_type",
+        "lot": "lot = :lot",
+        "before": "board_id < :before",
+    }
+    values: dict[str, Any] = {name: getattr(search, name) for name in conditions if getattr(search, name)}
+    where = [conditions[name] for name in values]
+    if search.verdict == "open":
+        del values["verdict"]
+    if search.serial:
+        condition, bounds = _serial_condition(database, search.serial)
+        where.append(condition)
+        values |= bounds
+    limit = _LIST_BOARDS + 1
+    sql = f"{_BOARD} WHERE {' AND '.join(where) or '1 = 1'} ORDER BY board_id DESC LIMIT {limit}"
+    return database.rows(sql, values, limit=limit)
+
+
+def _serial_condition(database: Database, text: str) -> tuple[str, dict[str, Any]]:
+    """Return the condition for serials that begin with `text`, and its values. It uses the index if few boards match.
+
+    Of many matches the newest are found sooner by a walk from the newest board; and the index has no other filter.
+    """
+    first, behind = beginning(text)
+    within = "lower(serial) >= :first" + (" AND lower(serial) < :behind" if behind is not None else "")
+    values = {"first": first} | ({"behind": behind} if behind is not None else {})
+    limit = _MAX_INDEXED_BOARDS + 1
+    matches = database.rows(f"SELECT board_id FROM boards WHERE {within} LIMIT {limit}", values, limit=limit)  # noqa: S608
+    if len(matches) < limit:
+        return within, values
+    return "lower(substr(serial, 1, :length)) = :first", {"first": first, "length": len(text)}
+
+
 def failures(board: Row[Any]) -> list[dict[str, Any]]:
-    """The failed positions that a closed board carries: `designator`, `component`, `defect`."""
+    """Return the failed positions of a closed board: `designator`, `component`, `defect`."""
     return _json_list(board.failed)
 
 
-def _is_one_board(found: Sequence[Row[Any]], serial: str) -> bool:
-    """Whether all that was found are attempts at the one board of this serial: a scanner's user wants that board."""
-    return len({(board.board_type, board.serial) for board in found}) == 1 and found[0].serial == serial
+def _is_one_board(matches: Sequence[Row[Any]], serial: str) -> bool:
+    """Return True if all matches are attempts at the board of this serial: who scans it wants to see that board."""
+    return len({(board.board_type, board.serial) for board in matches}) == 1 and matches[0].serial == serial
 
 
-def _board(site: Site, request: Request, board_id: int, verdict: str, after: int, inspection: int) -> HTMLResponse:
-    board = questions.board(site.database, board_id)
+def _board_page(site: Site, request: Request, board_id: int, verdict: str, after: int, inspection: int) -> HTMLResponse:
+    database = site.database
+    board = database.first(f"{_BOARD} WHERE board_id = :board_id", board_id=board_id)
     if board is None:
-        raise HTTPException(404, f"There is no board {board_id}: it never was, or was pruned with its results.")
-    counts = questions.counts(site.database, board_id)
+        raise HTTPException(404, f"There is no board {board_id}: it never existed, or was pruned with its results.")
+    limit = _MAX_COUNTED_IMAGES + 1
+    counts = {row.verdict: row.number for row in database.rows(_COUNT, {"board_id": board_id, "limit": limit}, limit=9)}
     total = sum(counts.values())
-    is_whole = total <= WHOLE
+    is_whole = total <= _MAX_WHOLE_IMAGES
+    more = None
     if is_whole:
-        images, more = questions.whole_board(site.database, board_id, verdict), None
+        images = _whole_board(database, board_id, verdict)
     else:
-        images = questions.part_of_board(site.database, board_id, verdict, after)
-        more = images[PART - 1].inspection_id if len(images) > PART else None
-        images = images[:PART]
-    shown = questions.components(site.database, images)
-    findings = [one for one in shown if one.image.verdict in ("fail", "unknown", "review")]
-    chosen = _chosen(site, board_id, inspection)
+        images = _part_of_board(database, board_id, verdict, after)
+        more = images[_PART_IMAGES - 1].inspection_id if len(images) > _PART_IMAGES else None
+        images = images[:_PART_IMAGES]
+    shown = _components(database, images)
+    findings = [component for component in shown if component.image.verdict in ("fail", "unknown", "review")]
+    chosen = _chosen(database, board_id, inspection) if inspection else None
+    attempts = f"{_BOARD} WHERE board_type = :type AND serial = :serial ORDER BY attempt"
     return site.page(
         request,
         "board.html",
         board=board,
-        attempts=questions.attempts(site.database, board),
+        attempts=database.rows(attempts, {"type": board.board_type, "serial": board.serial}, limit=_MAX_ATTEMPTS),
         counts=counts,
         total=total,
-        is_counted=total <= COUNTED,
+        is_counted=total <= _MAX_COUNTED_IMAGES,
         missing=_json_list(board.missing),
         verdict=verdict,
         after=after,
         more=more,
         is_whole=is_whole,
         components=shown,
-        findings=[(one, site.pictures.size(one.image.image_path)) for one in findings[:_FINDINGS]],
-        more_findings=len(findings[_FINDINGS:]),
+        findings=[(finding, site.pictures.size(finding.image.image_path)) for finding in findings[:_MAX_FINDINGS]],
+        more_findings=len(findings[_MAX_FINDINGS:]),
         chosen=chosen and (chosen, site.pictures.size(chosen.image.image_path)),
     )
 
 
-def _chosen(site: Site, board_id: int, inspection: int) -> Component | None:
-    image = questions.one_image(site.database, inspection) if inspection else None
-    if inspection and (image is None or image.board_id != board_id):
+def _part_of_board(database: Database, board_id: int, verdict: str, after: int) -> list[Row[Any]]:
+    """Return the images of one part and one more, in the order in which they came, behind the inspection `after`."""
+    of_verdict = "AND verdict = :verdict" if verdict else ""
+    sql = f"{_IMAGES} WHERE board_id = :board_id {of_verdict} AND inspection_id > :after ORDER BY inspection_id"
+    values: dict[str, Any] = {"board_id": board_id, "after": after} | ({"verdict": verdict} if verdict else {})
+    limit = _PART_IMAGES + 1
+    return database.rows(f"{sql} LIMIT {limit}", values, limit=limit)
+
+
+def _whole_board(database: Database, board_id: int, verdict: str) -> list[Row[Any]]:
+    """Return every image of a small board, the worst first."""
+    sql = f"{_IMAGES} WHERE board_id = :board_id ORDER BY inspection_id"
+    rows = database.rows(sql, {"board_id": board_id}, limit=_MAX_WHOLE_IMAGES)
+    matches = [row for row in rows if not verdict or row.verdict == verdict]
+    return sorted(matches, key=lambda row: _WORST_FIRST.index(row.verdict))
+
+
+def _chosen(database: Database, board_id: int, inspection: int) -> InspectedComponent:
+    image = database.first(f"{_IMAGES} WHERE inspection_id = :id", id=inspection)
+    if image is None or image.board_id != board_id:
         raise HTTPException(404, f"Board {board_id} has no image {inspection}.")
-    return questions.components(site.database, [image])[0] if image is not None else None
+    return _components(database, [image])[0]
+
+
+def _components(database: Database, images: Sequence[Row[Any]]) -> list[InspectedComponent]:
+    """Return the images with their stages, boxes (of very many the surest) and reviews."""
+    ids = [image.inspection_id for image in images]
+    stages = _by_image(database, _STAGES, ids, _MAX_STAGES)
+    boxes = _by_image(database, _BOXES, ids, _MAX_BOXES)
+    reviews = _by_image(database, _REVIEWS, ids, _MAX_REVIEWS)
+    return [
+        InspectedComponent(image, stages[image.inspection_id], boxes[image.inspection_id], reviews[image.inspection_id])
+        for image in images
+    ]
+
+
+def _by_image(database: Database, sql: str, ids: Iterable[int], max_each: int) -> Mapping[int, list[Row[Any]]]:
+    grouped: defaultdict[int, list[Row[Any]]] = defaultdict(list)
+    bound = list(ids)
+    if bound:
+        question = text(sql).bindparams(bindparam("ids", expanding=True))
+        for row in database.rows(question, {"ids": bound}, limit=2 * max_each * len(bound)):
+            if len(grouped[row.inspection_id]) < max_each:
+                grouped[row.inspection_id].append(row)
+    return grouped
 
 
 def _json_list(value: str | None) -> list[dict[str, Any]]:
-    """A stored JSON list; empty where there is none, or where somebody's hand has changed it."""
+    """Return the objects of a stored JSON list; none if there is no list or somebody has edited it."""
     try:
-        found = json.loads(value or "[]")
+        items = json.loads(value or "[]")
     except ValueError:
         return []
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def _add_pictures(routes: APIRouter, site: Site) -> None:
     unpacking = anyio.CapacityLimiter(_UNPACKED_AT_ONCE)
 
     @routes.get("/pictures/{inspection_id}")
-    async def picture(request: Request, inspection_id: Id, width: Annotated[int, Query()] = 0) -> Response:
+    async def picture(request: Request, inspection_id: IdInPath, width: Annotated[int, Query()] = 0) -> Response:
         if width not in (0, *WIDTHS):
             raise HTTPException(422, f"width: expected {' or '.join(map(str, WIDTHS))}, or none for the whole picture")
-        stored = await anyio.to_thread.run_sync(_stored, site, inspection_id)
+        stored = await anyio.to_thread.run_sync(_open_picture, site, inspection_id)
         try:
             if request.headers.get("if-none-match") == stored.etag(width):
                 stored.close()
-                return Response(status_code=304, headers=_headers(stored.etag(width)))
+                return Response(status_code=304, headers=_cache_headers(stored.etag(width)))
             limiter = unpacking if width or stored.is_converted else None
-            picture = await anyio.to_thread.run_sync(stored.picture, width, limiter=limiter)
+            served = await anyio.to_thread.run_sync(stored.served, width, limiter=limiter)
         except NoPicture as error:
             raise _not_shown(inspection_id, error) from None
-        except BaseException:  # who asked has gone while others were served
+        except BaseException:  # the client disconnected while it waited for its turn
             stored.close()
             raise
-        headers = _headers(picture.etag) | {"Content-Length": str(picture.length_bytes)}
-        return StreamingResponse(picture.chunks(), media_type=picture.media_type, headers=headers)
+        headers = _cache_headers(served.etag) | {"Content-Length": str(served.length_bytes)}
+        return StreamingResponse(served.chunks(), media_type=served.media_type, headers=headers)
 
 
-def _stored(site: Site, inspection_id: int) -> Stored:
-    found = questions.image_path(site.database, inspection_id)
-    if found is None:
+def _open_picture(site: Site, inspection_id: int) -> StoredPicture:
+    row = site.database.first("SELECT image_path FROM inspections WHERE inspection_id = :id", id=inspection_id)
+    if row is None:
         raise HTTPException(404, f"There is no inspection {inspection_id}.")
-    if found.image_path is None:
+    if row.image_path is None:
         raise HTTPException(404, f"The picture of inspection {inspection_id} was not kept, or was pruned.")
     try:
-        return site.pictures.open(found.image_path)
+        return site.pictures.open(row.image_path)
     except NoPicture as error:
         raise _not_shown(inspection_id, error) from None
 
 
 def _not_shown(inspection_id: int, error: NoPicture) -> HTTPException:
-    return HTTPException(404, f"The picture of inspection {inspection_id} is not shown: {error}.")
+    return HTTPException(404, f"The picture of inspection {inspection_id} cannot be shown: {error}.")
 
 
-def _headers(etag: str) -> dict[str, str]:
-    """It is asked for again each time, and mostly answered "unchanged": a pruned one is gone from every screen."""
+def _cache_headers(etag: str) -> dict[str, str]:
+    """Let browsers ask each time, which is mostly answered "unchanged": a pruned picture leaves every screen."""
     return {"Cache-Control": "private, no-cache", "ETag": etag}

@@ -1,9 +1,16 @@
-"""The page Defects: what fails and where, what the line called wrongly, and the images behind every number."""
+"""The page Defects: causes and places of fails, the line's false calls and escapes, and the images behind each number.
+
+The verdict that counts is a person's newest, else the line's. A false call is a `fail` that a person turned into a
+pass, an escape a `pass` that a person turned into a fail, as in the view `false_calls`. Most images are passes: they
+are counted by board and by component only. Images that were not passed, or that a person decided, are counted in a
+table of their own. That keeps a million images within seconds.
+"""
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -11,287 +18,487 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from pydantic import StringConstraints
+from sqlalchemy import ColumnElement, Row, Select, case, func, literal_column, or_, select
 from starlette.exceptions import HTTPException
 
-from daemon.dashboard.pages import questions_defects as questions
-from daemon.dashboard.pages.defects_account import VERDICTS, Account, Bar, Grouping, Tally, account
-from daemon.dashboard.pages.questions_defects import Among, Span
-from daemon.dashboard.pages.review_facts import Facts
-from daemon.dashboard.site.cached_answers import KeptByKey
-from daemon.dashboard.site.database import TooMuchToCount
-from daemon.dashboard.site.site import Site
+from daemon.dashboard.pages.review import defect_codes
+from daemon.dashboard.site.database import CachedAnswers, TooMuchToCount
+from daemon.dashboard.site.site import ShortText, Site, Verdict, chart_series
+from daemon.storage.database.reviews import DAEMON, is_newest
+from daemon.storage.database.schema import boards, inspections, reviews
 from daemon.units import spreadsheet_cell
 from daemon.wire.frames import MAX_INTEGER
 
-#: Groups of images that are no plain pass; a month of a large line has some ten thousand.
-_MOST_GROUPS = 60_000
-_MOST_CHOICES = 200
+#: Groups of images that are not plain passes; a month of a large line has some ten thousand.
+_MAX_GROUPS = 60_000
+_MAX_ROWS = 200
 _PAGE_IMAGES = 100
-_MOST_CSV_IMAGES = 10_000
+_MAX_CSV_IMAGES = 10_000
 _CHART_BARS = 15
-_CHART_NAME = 20
+_CHART_NAME_LETTERS = 20
 #: Beside a line that needs every core the pages get a tenth of one: a million images then take some seconds more.
-_COUNTS_S = 15.0
-_KEEPS_S = 10.0
-_MOST_KEPT = 8
+_COUNT_TIMEOUT_S = 15.0
+_CACHE_S = 10.0
+_MAX_CACHED = 8
 _RANGES = {"today": 1, "7d": 7, "30d": 30}
+_VERDICTS = ("pass", "fail", "review", "unknown")
 
-Text = Annotated[str, StringConstraints(max_length=128)]
 Day = Annotated[str, Query(pattern=r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$")]
-Range = Literal["today", "7d", "30d", "own"]
+Grouping = Literal["both", "defect", "component"]
 Trend = Literal["day", "lot", "station", "component"]
+Question = Select[*tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """The filters in the address. Days are UTC, as everywhere in the database; `until` is the last day."""
+class DefectSpan:
+    """Boards closed from the day `since` to `until` (UTC). An empty filter matches all, the lot or station `-` none."""
 
-    range: Range
     since: date
     until: date
-    type: str
-    lot: str
-    station: str
-    by: Grouping
+    type: str = ""
+    lot: str = ""
+    station: str = ""
 
-    @property
-    def span(self) -> Span:
-        after = self.until + timedelta(days=1)
-        return Span(
-            *(f"{self.since}T00:00:00.000Z", f"{after}T00:00:00.000Z"),
-            board_type=self.type or None,
-            lot=_none(self.lot),
-            station=_none(self.station),
-        )
+
+@dataclass(frozen=True, slots=True)
+class DefectFilter:
+    """The filters in the address: `from` and `to` count with the range `own`."""
+
+    range: Literal["today", "7d", "30d", "own"] = "7d"
+    first: Annotated[Day, Query(alias="from")] = ""
+    last: Annotated[Day, Query(alias="to")] = ""
+    type: ShortText = ""
+    lot: ShortText = ""
+    station: ShortText = ""
+    by: Grouping = "both"
+    span: DefectSpan = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "span", DefectSpan(*self._days(), self.type, self.lot, self.station))
+
+    def _days(self) -> tuple[date, date]:
+        today = datetime.now(UTC).date()
+        if self.range != "own":
+            return today - timedelta(days=_RANGES[self.range] - 1), today
+        try:
+            until = date.fromisoformat(self.last) if self.last else today
+            since = date.fromisoformat(self.first) if self.first else until - timedelta(days=6)
+        except (ValueError, OverflowError):
+            raise HTTPException(422, "from, to: expected days such as 2026-11-21") from None
+        if until == date.max:
+            until -= timedelta(days=1)  # a span ends at the beginning of the day after
+        if since > until:
+            raise HTTPException(422, f"from {since} is after to {until}: exchange them")
+        return since, until
 
     def query(self, **more: Any) -> str:
-        """For a link: the same choice with `more`."""
+        """Return the query of a link: these filters with the changes `more`."""
         fields: dict[str, Any] = {"range": self.range}
         if self.range == "own":
-            fields |= {"from": self.since, "to": self.until}
+            fields |= {"from": self.span.since, "to": self.span.until}
         fields |= {"type": self.type, "lot": self.lot, "station": self.station}
         fields |= {"by": self.by if self.by != "both" else ""} | more
         return urlencode({name: value for name, value in fields.items() if value not in ("", None)})
 
 
-def chosen(
-    range: Range = "7d",  # noqa: A002 - the name in the address
-    first: Annotated[Day, Query(alias="from")] = "",
-    last: Annotated[Day, Query(alias="to")] = "",
-    type: Annotated[Text, Query()] = "",  # noqa: A002
-    lot: Annotated[Text, Query()] = "",
-    station: Annotated[Text, Query()] = "",
-    by: Grouping = "both",
-) -> Chosen:
-    today = datetime.now(UTC).date()
-    if range != "own":
-        return Chosen(range, today - timedelta(days=_RANGES[range] - 1), today, type, lot, station, by)
-    try:
-        until = date.fromisoformat(last) if last else today
-        since = date.fromisoformat(first) if first else until - timedelta(days=6)
-    except (ValueError, OverflowError):
-        raise HTTPException(422, "from, to: expected days such as 2026-11-21") from None
-    if until == date.max:
-        until -= timedelta(days=1)  # the calendar has an end, and a span ends on the day after
-    if since > until:
-        raise HTTPException(422, f"from {since} is after to {until}: turn them around")
-    return Chosen(range, since, until, type, lot, station, by)
+@dataclass(frozen=True, slots=True)
+class ImageFilter:
+    """More filters in the address of a list of images; an empty one matches all. The defect `-` is a missing code."""
+
+    final: Verdict = ""
+    component: ShortText = ""
+    defect: ShortText = ""
+    day: Day = ""
+    kind: Literal["", "false_call", "escape", "reviewed"] = ""
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Return the filters that are set."""
+        return {name: value for name, value in asdict(self).items() if value}
 
 
-def among(
-    final: Literal["", "pass", "fail", "review", "unknown"] = "",
-    component: Annotated[Text, Query()] = "",
-    defect: Annotated[Text, Query()] = "",
-    day: Day = "",
-    kind: Literal["", "false_call", "escape", "reviewed"] = "",
-) -> Among:
-    """`defect=-` is a fail without a code."""
-    return Among(final or None, component or None, _none(defect), day or None, kind or None)
+_Which = Annotated[DefectFilter, Depends()]
+_Only = Annotated[ImageFilter, Depends()]
 
 
 def router(site: Site) -> APIRouter:
-    """The page, its charts' numbers, its lists and its CSV files."""
+    """Return the routes of the page, its charts' numbers, its lists and its CSV files."""
     routes = APIRouter()
-    books = _Books(site)
+    cache = _DefectCache(site)
 
     @routes.get("/defects")
-    def page(request: Request, which: Annotated[Chosen, Depends(chosen)], trend: Trend = "day") -> HTMLResponse:
-        found = books.account(which)
-        tallies = _tallies(found, trend)
+    def page(request: Request, which: _Which, trend: Trend = "day") -> HTMLResponse:
+        summary = cache.summary(which)
+        tallies = summary.tallies[trend]
         return site.page(
             *(request, "defects.html"),
             which=which,
-            found=found,
-            bars=found.bars[:_MOST_CHOICES],
+            summary=summary,
+            causes=summary.causes[:_MAX_ROWS],
             trend=trend,
-            tallies=tallies[:_MOST_CHOICES],
-            more_tallies=max(0, len(tallies) - _MOST_CHOICES),
-            choices=books.choices(),
-            verdicts=VERDICTS,
-            says=books.says(),
+            tallies=tallies[:_MAX_ROWS],
+            more_tallies=max(0, len(tallies) - _MAX_ROWS),
+            choices=cache.choices(),
+            verdicts=_VERDICTS,
+            labels=cache.labels(),
         )
 
     @routes.get("/defects/pareto.json")
-    def pareto_chart(which: Annotated[Chosen, Depends(chosen)]) -> JSONResponse:
-        return JSONResponse(_pareto_chart(books.account(which).bars[:_CHART_BARS], which.by))
+    def pareto_chart(which: _Which) -> JSONResponse:
+        return JSONResponse(_pareto_chart(cache.summary(which).causes[:_CHART_BARS], which.by))
 
     @routes.get("/defects/trend.json")
-    def trend_chart(which: Annotated[Chosen, Depends(chosen)], trend: Trend = "day") -> JSONResponse:
-        return JSONResponse(_trend_chart(_tallies(books.account(which), trend)[: _CHART_BARS * 2], trend))
+    def trend_chart(which: _Which, trend: Trend = "day") -> JSONResponse:
+        return JSONResponse(_trend_chart(cache.summary(which).tallies[trend][: _CHART_BARS * 2], trend))
 
     @routes.get("/defects/images")
     def images(
         request: Request,
-        which: Annotated[Chosen, Depends(chosen)],
-        only: Annotated[Among, Depends(among)],
+        which: _Which,
+        only: _Only,
         before: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None,
     ) -> HTMLResponse:
-        rows = site.database.rows(questions.images(which.span, only, before), limit=_PAGE_IMAGES + 1)
-        fields = {name: getattr(only, name) for name in ("final", "component", "day", "kind")}
-        fields["defect"] = "-" if only.defect == "" else only.defect
+        rows = site.database.rows(images_question(which.span, only, before), limit=_PAGE_IMAGES + 1)
         shown = rows[:_PAGE_IMAGES]
         return site.page(
             *(request, "defect_images.html"),
             which=which,
-            only={name: value for name, value in fields.items() if value},
+            only=only.fields,
             rows=shown,
             before=shown[-1].inspection_id if len(rows) > _PAGE_IMAGES else None,
             is_first=before is None,
         )
 
-    _add_files(routes, site, books)
+    _add_files(routes, site, cache)
     return routes
 
 
-def _add_files(routes: APIRouter, site: Site, books: "_Books") -> None:
+def _add_files(routes: APIRouter, site: Site, cache: "_DefectCache") -> None:
     @routes.get("/defects/pareto.csv")
-    def pareto_file(which: Annotated[Chosen, Depends(chosen)]) -> Response:
-        rows = [(bar.component, bar.defect, bar.count, bar.share, bar.cumulative) for bar in books.account(which).bars]
-        return _csv(
-            f"pareto-{which.since}-{which.until}", ("component", "defect", "count", "share", "cumulative"), rows
-        )
+    def pareto_file(which: _Which) -> Response:
+        columns = ("component", "defect", "count", "share", "cumulative")
+        causes = cache.summary(which).causes
+        rows = [(cause.component, cause.defect, cause.count, cause.share, cause.cumulative) for cause in causes]
+        return _csv("pareto", which.span, columns, rows)
 
     @routes.get("/defects/trend.csv")
-    def trend_file(which: Annotated[Chosen, Depends(chosen)], trend: Trend = "day") -> Response:
-        columns = (trend, "images", *VERDICTS, "fail_rate", "reviewed", "false_calls", "escapes")
+    def trend_file(which: _Which, trend: Trend = "day") -> Response:
+        columns = (trend, "images", *_VERDICTS, "fail_rate", "reviewed", "false_calls", "escapes")
         rows = [
             (
                 *(tally.name, tally.judged, *tally.final.values(), tally.fail_rate),
                 *(tally.reviewed, tally.false_calls, tally.escapes),
             )
-            for tally in _tallies(books.account(which), trend)
+            for tally in cache.summary(which).tallies[trend]
         ]
-        return _csv(f"{trend}-{which.since}-{which.until}", columns, rows)
+        return _csv(trend, which.span, columns, rows)
 
     @routes.get("/defects/images.csv")
-    def images_file(which: Annotated[Chosen, Depends(chosen)], only: Annotated[Among, Depends(among)]) -> Response:
-        limit = _MOST_CSV_IMAGES
-        rows = site.database.rows(questions.images(which.span, only, None), limit=limit + 1)
-        if len(rows) > limit:
+    def images_file(which: _Which, only: _Only) -> Response:
+        rows = site.database.rows(images_question(which.span, only, None), limit=_MAX_CSV_IMAGES + 1)
+        if len(rows) > _MAX_CSV_IMAGES:
             raise TooMuchToCount(
-                f"More than {limit} images: choose fewer days, or one lot (coserve export has them all)."
+                f"More than {_MAX_CSV_IMAGES} images: choose fewer days, or one lot (coserve export has them all)."
             )
         columns = tuple(rows[0]._fields) if rows else ("inspection_id",)
-        return _csv(f"images-{which.since}-{which.until}", columns, rows)
+        return _csv("images", which.span, columns, rows)
 
 
-class _Books:
-    """Accounts of a span, kept for ten seconds: a page, its charts and its files ask for the same one."""
+class _DefectCache:
+    """Summaries cached for ten seconds: a page, its charts and its files ask for the same one."""
 
     def __init__(self, site: Site) -> None:
-        self._site = site
-        self._facts = Facts(site.database, site.pictures)
-        self._kept = KeptByKey(_KEEPS_S, _MOST_KEPT)
+        self._database = site.database
+        self._cache = CachedAnswers(_CACHE_S, _MAX_CACHED)
 
-    def account(self, which: Chosen) -> Account:
-        return self._kept.get(which, lambda: self._account(which))
+    def summary(self, which: DefectFilter) -> "DefectSummary":
+        return self._cache.get(which, lambda: self._summary(which))
 
-    def _account(self, which: Chosen) -> Account:
-        rows, by_board, by_component = self._kept.get(which.span, lambda: self._ask(which.span))
-        return account(rows, by_board, by_component, which.by)
+    def _summary(self, which: DefectFilter) -> "DefectSummary":
+        return summarize(*self._cache.get(which.span, lambda: self._count(which.span)), which.by)
 
-    def choices(self) -> dict[str, list[str]]:
-        """By filter, what may be chosen, newest first."""
-        rows = self._site.database.rows
-        return self._kept.get(
-            "choices",
-            lambda: {
-                name: [row[0] for row in rows(ask, limit=_MOST_CHOICES)] for name, ask in questions.choices().items()
-            },
-        )
-
-    def says(self) -> dict[str, str]:
-        """The rules' label of each defect's code."""
-        return {code.code: code.says for code in self._facts.codes() if code.says}
-
-    def _ask(self, span: Span) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-        rows = partial(self._site.database.rows, at_most_s=_COUNTS_S)
-        found = rows(questions.not_passed(span), limit=_MOST_GROUPS + 1)
-        boards = rows(questions.by_board(span), limit=_MOST_GROUPS + 1)
-        if max(len(found), len(boards)) > _MOST_GROUPS:
+    def _count(self, span: DefectSpan) -> tuple[Sequence[Row[Any]], Sequence[Row[Any]], Sequence[Row[Any]]]:
+        rows = partial(self._database.rows, timeout_s=_COUNT_TIMEOUT_S)
+        not_passed = rows(not_passed_question(span), limit=_MAX_GROUPS + 1)
+        by_board = rows(by_board_question(span), limit=_MAX_GROUPS + 1)
+        if max(len(not_passed), len(by_board)) > _MAX_GROUPS:
             raise TooMuchToCount(
                 "Too many different lots, stations and defects: choose fewer days, a lot or a station."
             )
-        return found, boards, rows(questions.by_component(span), limit=_MOST_GROUPS)
+        return not_passed, by_board, rows(by_component_question(span), limit=_MAX_GROUPS)
+
+    def choices(self) -> dict[str, list[str]]:
+        """Return the values of each filter, the newest first."""
+        rows = self._database.rows
+        return self._cache.get(
+            "choices",
+            lambda: {name: [row[0] for row in rows(ask, limit=_MAX_ROWS)] for name, ask in choices_questions().items()},
+        )
+
+    def labels(self) -> dict[str, str]:
+        """Return the rules' label of each defect code."""
+        codes = self._cache.get("codes", lambda: defect_codes(self._database))
+        return {code.code: code.label for code in codes if code.label}
 
 
-def _none(value: str) -> str | None:
-    """A filter's value: empty is all, `-` is what has none."""
-    return None if not value else "" if value == "-" else value
+# Counted rows into tables
 
 
-def _tallies(found: Account, trend: str) -> list[Tally]:
-    return {"day": found.days, "lot": found.lots, "station": found.stations, "component": found.components}[trend]
+@dataclass(slots=True)
+class DefectTally:
+    """Images of one day, lot, station or component; `waiting` have no verdict yet."""
+
+    name: str
+    images: int = 0
+    waiting: int = 0
+    reviewed: int = 0
+    false_calls: int = 0
+    escapes: int = 0
+    not_passed: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def judged(self) -> int:
+        return max(0, self.images - self.waiting)
+
+    @property
+    def final(self) -> dict[str, int]:
+        """Return the images by the verdict that counts."""
+        others = {verdict: self.not_passed[verdict] for verdict in _VERDICTS[1:]}
+        return {"pass": max(0, self.judged - sum(others.values())), **others}
+
+    @property
+    def fail_rate(self) -> float | None:
+        return self.not_passed["fail"] / self.judged if self.judged else None
+
+    @property
+    def false_call_rate(self) -> float | None:
+        """Return the share of all judged images that people examined in vain."""
+        return self.false_calls / self.judged if self.judged else None
+
+    def add(self, row: Any) -> None:
+        """Count a row of `not_passed_question`. Images that a person passed stay among the passes."""
+        if row.said is None:
+            self.waiting += row.images
+            return
+        final = row.decided or row.said
+        if final != "pass":
+            self.not_passed[final] += row.images
+        if row.decided is not None:
+            self.reviewed += row.images
+        if (row.said, row.decided) == ("fail", "pass"):
+            self.false_calls += row.images
+        elif (row.said, row.decided) == ("pass", "fail"):
+            self.escapes += row.images
 
 
-def _pareto_chart(bars: Sequence[Bar], by: Grouping) -> dict[str, Any]:
-    def shares(values: Iterable[float]) -> list[float]:
-        return [round(100 * value, 2) for value in values]
+@dataclass(frozen=True, slots=True)
+class FailCause:
+    """One cause of the Pareto chart: `share` of all fails, `cumulative` with those before it."""
 
-    unit = {"unit": "%"}
-    return {
-        "kind": "category",
-        "x": [bar.name(by)[:_CHART_NAME] for bar in bars],
-        "series": [
-            {"label": "share", "values": shares(bar.share for bar in bars), "tone": "fail", "style": "bars"} | unit,
-            {"label": "up to here", "values": shares(bar.cumulative for bar in bars), "tone": "accent"} | unit,
-        ],
-        "empty": "No fails in this time.",
+    component: str | None
+    defect: str | None
+    count: int
+    share: float
+    cumulative: float
+
+    def name(self, by: Grouping) -> str:
+        code = self.defect or "no code"
+        return code if by == "defect" else str(self.component) if by == "component" else f"{code} {self.component}"
+
+
+@dataclass(frozen=True, slots=True)
+class DefectSummary:
+    """All tables of one span; `tallies` by the value of Trend."""
+
+    total: DefectTally
+    boards: int
+    tallies: Mapping[str, Sequence[DefectTally]]
+    causes: Sequence[FailCause]
+
+
+def summarize(
+    not_passed: Sequence[Any], by_board: Iterable[Any], by_component: Iterable[Any], by: Grouping
+) -> DefectSummary:
+    """Return the tables made of the rows of the three counting questions."""
+    total, boards = DefectTally("all"), 0
+    tallies: dict[str, dict[str, DefectTally]] = {"day": {}, "lot": {}, "station": {}, "component": {}}
+
+    def tally_of(trend: str, row: Any) -> DefectTally:
+        name = getattr(row, trend) or ""  # boards without a lot or a station
+        return tallies[trend].setdefault(name, DefectTally(name))
+
+    for row in by_board:
+        boards += row.boards
+        total.images += row.images
+        for trend in ("day", "lot", "station"):
+            tally_of(trend, row).images += row.images
+    for row in by_component:
+        tally_of("component", row).images += row.images
+    for row in not_passed:
+        total.add(row)
+        for trend in tallies:
+            tally_of(trend, row).add(row)
+    ordered = {
+        trend: sorted(named.values(), key=lambda tally: (-tally.not_passed["fail"], -tally.images, tally.name))
+        for trend, named in tallies.items()
     }
+    ordered["day"].sort(key=lambda tally: tally.name)
+    return DefectSummary(total, boards, ordered, pareto(not_passed, by))
 
 
-def _trend_chart(tallies: Sequence[Tally], trend: str) -> dict[str, Any]:
-    def rates(values: Iterable[float | None]) -> list[float | None]:
-        return [None if value is None else round(100 * value, 3) for value in values]
+def pareto(rows: Iterable[Any], by: Grouping) -> list[FailCause]:
+    """Return the causes of fails, the most frequent first."""
+    counts: defaultdict[tuple[str | None, str | None], int] = defaultdict(int)
+    for row in rows:
+        if (row.decided or row.said) == "fail":
+            component = None if by == "defect" else row.component
+            counts[component, None if by == "component" else row.defect] += row.images
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0][0] or "", item[0][1] or ""))
+    total, so_far, causes = sum(counts.values()), 0, []
+    for (component, defect), count in ordered:
+        so_far += count
+        causes.append(FailCause(component, defect, count, count / total, so_far / total))
+    return causes
 
-    is_time = trend == "day"
-    style = "line" if is_time else "bars"
+
+def _pareto_chart(causes: Sequence[FailCause], by: Grouping) -> dict[str, Any]:
     series = [
-        {
-            "label": "fails",
-            "values": rates(one.fail_rate for one in tallies),
-            "tone": "fail",
-            "style": style,
-            "unit": "%",
-        }
+        chart_series("share", [cause.share for cause in causes], "fail", "bars", is_share=True),
+        chart_series("up to here", [cause.cumulative for cause in causes], "accent", is_share=True),
     ]
-    if is_time:
-        values = rates(one.false_call_rate for one in tallies)
-        series.append({"label": "false calls", "values": values, "tone": "review", "style": "line", "unit": "%"})
-    return {
-        "kind": "category",
-        "x": [(one.name or "none")[:_CHART_NAME] for one in tallies],
-        "series": series,
-        "empty": "No boards closed in this time.",
-    }
+    names = [cause.name(by)[:_CHART_NAME_LETTERS] for cause in causes]
+    return {"kind": "category", "x": names, "series": series, "empty": "No fails in this time."}
 
 
-def _csv(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:
+def _trend_chart(tallies: Sequence[DefectTally], trend: str) -> dict[str, Any]:
+    style = "line" if trend == "day" else "bars"
+    series = [chart_series("fails", [tally.fail_rate for tally in tallies], "fail", style, is_share=True)]
+    if trend == "day":
+        rates = [tally.false_call_rate for tally in tallies]
+        series.append(chart_series("false calls", rates, "review", is_share=True))
+    names = [(tally.name or "none")[:_CHART_NAME_LETTERS] for tally in tallies]
+    return {"kind": "category", "x": names, "series": series, "empty": "No boards closed in this time."}
+
+
+def _csv(name: str, span: DefectSpan, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(columns)
     for row in rows:
         writer.writerow([spreadsheet_cell(round(value, 6) if isinstance(value, float) else value) for value in row])
-    headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
+    headers = {"Content-Disposition": f'attachment; filename="{name}-{span.since}-{span.until}.csv"'}
     return Response(text.getvalue().encode(), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+# Questions
+
+# Numbers as text: PostgreSQL would not see that a bound one in GROUP BY is the one in SELECT.
+_day = func.substr(boards.c.completed_at, literal_column("1"), literal_column("10"))
+_newest = (
+    select(
+        *(reviews.c.inspection_id, reviews.c.review_id, reviews.c.verdict, reviews.c.defect),
+        *(reviews.c.reviewer, reviews.c.at, reviews.c.note),
+    )
+    .where(is_newest(), reviews.c.reviewer != DAEMON)
+    .subquery("newest")
+)
+_is_reviewed = _newest.c.review_id.is_not(None)
+_final = case((_is_reviewed, _newest.c.verdict), else_=inspections.c.verdict)
+_final_defect = case((_is_reviewed, _newest.c.defect), else_=inspections.c.defect)
+
+
+def not_passed_question(span: DefectSpan) -> Question:
+    """Count images that are not plain passes by place, the line's verdict, a person's, and the defect."""
+    columns = (
+        *(_day.label("day"), boards.c.lot, boards.c.station, inspections.c.component),
+        *(inspections.c.verdict.label("said"), _newest.c.verdict.label("decided"), _final_defect.label("defect")),
+    )
+    is_plain = (inspections.c.verdict == "pass") & ~_is_reviewed
+    is_counted = or_(inspections.c.verdict.is_(None), ~is_plain)
+    return _joined(select(*columns, func.count().label("images"))).where(*_within(span), is_counted).group_by(*columns)
+
+
+def by_board_question(span: DefectSpan) -> Question:
+    """Count all images by their boards' day, lot and station, including images not judged yet."""
+    of_board = select(func.count()).where(inspections.c.board_id == boards.c.board_id).correlate(boards)
+    counted = (
+        select(_day.label("day"), boards.c.lot, boards.c.station, of_board.scalar_subquery().label("images"))
+        .where(*_within(span))
+        .subquery()
+    )
+    columns = (counted.c.day, counted.c.lot, counted.c.station)
+    query = select(*columns, func.count().label("boards"), func.sum(counted.c.images).label("images"))
+    return query.group_by(*columns)
+
+
+def by_component_question(span: DefectSpan) -> Question:
+    """Count all images by component, including images not judged yet."""
+    component = inspections.c.component
+    return (
+        select(component, func.count().label("images"))
+        .select_from(boards)
+        .join(inspections, inspections.c.board_id == boards.c.board_id)
+        .where(*_within(span))
+        .group_by(component)
+    )
+
+
+def images_question(span: DefectSpan, only: ImageFilter, before: int | None) -> Question:
+    """Select the images behind a number, the newest first, from before the image `before`."""
+    query = _joined(
+        select(
+            *(inspections.c.inspection_id, inspections.c.board_id, boards.c.completed_at, boards.c.board_type),
+            *(boards.c.serial, boards.c.attempt, boards.c.lot, boards.c.station, inspections.c.component),
+            *(inspections.c.designator, inspections.c.verdict.label("said"), inspections.c.defect.label("said_defect")),
+            *(_final.label("final"), _final_defect.label("defect"), _newest.c.reviewer, _newest.c.at, _newest.c.note),
+        )
+    ).where(*_within(span), inspections.c.status == "done", *_conditions(only))
+    if before is not None:
+        query = query.where(inspections.c.inspection_id < before)
+    return query.order_by(inspections.c.inspection_id.desc())
+
+
+def choices_questions() -> dict[str, Question]:
+    """Select the values of each filter over all closed boards: the index on them is read once."""
+    columns = {"type": boards.c.board_type, "lot": boards.c.lot, "station": boards.c.station}
+    return {
+        name: select(column, func.count())
+        .where(column.is_not(None), boards.c.completed_at.is_not(None))
+        .group_by(column)
+        .order_by(func.max(boards.c.board_id).desc())
+        for name, column in columns.items()
+    }
+
+
+def _joined(query: Question) -> Question:
+    return (
+        query.select_from(boards)
+        .join(inspections, inspections.c.board_id == boards.c.board_id)
+        .join(_newest, _newest.c.inspection_id == inspections.c.inspection_id, isouter=True)
+    )
+
+
+def _within(span: DefectSpan) -> list[ColumnElement[bool]]:
+    after = span.until + timedelta(days=1)
+    return [
+        boards.c.completed_at >= f"{span.since}T00:00:00.000Z",
+        boards.c.completed_at < f"{after}T00:00:00.000Z",
+        *_equal((boards.c.board_type, span.type)),
+        *_equal((boards.c.lot, span.lot), (boards.c.station, span.station), missing="-"),
+    ]
+
+
+def _conditions(only: ImageFilter) -> list[ColumnElement[bool]]:
+    where = _equal((_final, only.final), (inspections.c.component, only.component), (_day, only.day))
+    where += _equal((_final_defect, only.defect), missing="-")
+    kinds = {
+        "false_call": [inspections.c.verdict == "fail", _newest.c.verdict == "pass"],
+        "escape": [inspections.c.verdict == "pass", _newest.c.verdict == "fail"],
+        "reviewed": [_is_reviewed],
+    }
+    return [*where, *kinds.get(only.kind, [])]
+
+
+def _equal(*filters: tuple[ColumnElement[Any], str], missing: str | None = None) -> list[ColumnElement[bool]]:
+    """Return the conditions of the filters that are set; the value `missing` matches NULL."""
+    return [column.is_(None) if value == missing else column == value for column, value in filters if value]

@@ -1,73 +1,219 @@
-"""The pages Experts and one expert: what is in memory, how well each does, and whether it still sees what it learnt.
+"""The pages Experts and one expert: memory, rates and loads, and drift from how sure each expert was in training.
 
-Nothing can be changed here: who is pinned or unloaded decides how fast the line is, and is asked for with `coserve
-pin`, by somebody who may reach the daemon's control socket (docs/decisions.md).
+Nothing can be changed here: pinning and unloading decide how fast the line is, and are asked for with `coserve pin` by
+people who may reach the daemon's control socket (docs/decisions.md).
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
+from sqlalchemy import Row
 from starlette.exceptions import HTTPException
 
-from daemon.dashboard.pages import questions_experts as questions
-from daemon.dashboard.pages.expert_facts import ExpertFacts, added, chosen, rules_in_force, shares
-from daemon.dashboard.pages.memory_picture import NARROW, WIDE, draw, state_of
-from daemon.dashboard.site.database import NoDatabase, TooMuchToCount
-from daemon.dashboard.site.site import Site
+from daemon.config.settings import Config
+from daemon.dashboard.pages.drawings import NARROW, WIDE, expert_state, memory_map
+from daemon.dashboard.site.database import CachedAnswer, Database, NoDatabase, TooMuchToCount, ask_or
+from daemon.dashboard.site.site import SearchText, ShortText, Site, chart_series
+from daemon.line.line import compile_kept_rules, load_catalog
+from daemon.storage.database.judged import Calls, by_version, calls_statement, confidences_statement
 from daemon.units import utc_text
 from daemon.wire.control import ControlError
-from experts.drift import BINS, compare
+from experts.catalog import Catalog
+from experts.drift import BINS, Drift, compare
 from experts.spec import ExpertId
 from experts.versions import Versions, VersionsError
 from routing_rules.routes import Routes
 from routing_rules.uses import uses
 
-#: Rows of one page of the list.
-_PAGE = 100
-_MINUTES = 60
-_Text = Annotated[str, Query(max_length=128)]
+#: Rates and the hit rate look back over so many images, calls over so many, and load times over so many loads.
+_RECENT_IMAGES = 20_000
+_RECENT_IMAGES_FOR_CALLS = 100_000
+_RECENT_LOADS = 50_000
+#: More experts than any catalog has, and more bins of confidence than all their versions and labels have.
+_MAX_EXPERTS = 10_000
+_MAX_BINS = 200_000
+_MAX_ANSWERS = 24
+_PAGE_ROWS = 100
+_CHART_MINUTES = 60
+_CATALOG_CACHE_S = 10.0
+_PLACES_CACHE_S = 0.5
+_RECENT_CACHE_S = 5.0
+_DRIFT_CACHE_S = 60.0
+
+_RATES = """
+SELECT stages.expert, count(*) AS answers, avg(stages.confidence) AS confidence,
+       1.0 * sum(CASE WHEN inspections.verdict = 'fail' THEN 1 ELSE 0 END) / count(*) AS fail_rate,
+       1.0 * sum(CASE WHEN inspections.verdict = 'review' THEN 1 ELSE 0 END) / count(*) AS review_rate,
+       1.0 * sum(CASE WHEN inspections.verdict = 'unknown' THEN 1 ELSE 0 END) / count(*) AS unknown_rate
+FROM stages JOIN inspections ON inspections.inspection_id = stages.inspection_id
+WHERE stages.inspection_id > :after
+GROUP BY stages.expert
+"""
+_BATCHES = """
+SELECT expert, count(*) AS batches, sum(CASE WHEN load_ms > 0 THEN 1 ELSE 0 END) AS batches_after_load
+FROM (
+    SELECT expert, executor, batch_id, max(load_ms) AS load_ms
+    FROM stages WHERE inspection_id > :after
+    GROUP BY expert, executor, batch_id
+) AS batch
+GROUP BY expert
+"""
+_NEWEST_LOADS = f"""
+(SELECT at, device, loaded, load_ms FROM expert_switches WHERE cause <> 'startup'
+ ORDER BY switch_id DESC LIMIT {_RECENT_LOADS}) AS newest
+"""  # noqa: S608 - our own number
+_LOADS = f"""
+SELECT loaded AS expert, count(*) AS loads, avg(load_ms) AS mean_load_ms FROM {_NEWEST_LOADS} GROUP BY loaded
+"""  # noqa: S608
+_LOADS_PER_MINUTE = f"""
+SELECT substr(at, 1, 16) AS minute, device, count(*) AS loads
+FROM {_NEWEST_LOADS} WHERE at >= :since
+GROUP BY substr(at, 1, 16), device
+"""  # noqa: S608
+_ANSWERS = f"""
+SELECT stages.inspection_id, stages.step, stages.label, stages.confidence, stages.expert_version,
+       inspections.board_id, inspections.designator, inspections.component, inspections.verdict,
+       inspections.completed_at, inspections.image_path
+FROM stages JOIN inspections ON inspections.inspection_id = stages.inspection_id
+WHERE stages.inspection_id > :after AND stages.expert = :expert {{only}}
+ORDER BY stages.inspection_id DESC, stages.step
+LIMIT {_MAX_ANSWERS}
+"""  # noqa: S608
+_VERSIONS = """
+SELECT expert_version, architecture, bytes, dtype, origin, first_used_at
+FROM expert_versions WHERE expert = :expert ORDER BY first_used_at DESC
+"""
+_RULES = "SELECT text FROM rules_versions WHERE rules_version = :version"
+
+#: Of each (expert, version): counts of confidence in 20 bins, by answered label.
+VersionHistograms = Mapping[tuple[str, str], Mapping[str, Sequence[int]]]
 _Sort = Literal[
     "health", "name", "size", "usage", "answers", "confidence", "fail", "hit", "loads", "drift", "calls"
 ]  # fmt: skip
 _Show = Literal["all", "resident", "trouble", "pinned", "unused"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRow:
+    """One expert in the list: control's row of it, its numbers in the newest images, and its drift.
+
+    Rates are shares of its answers, None without answers. `failed` says why it cannot be loaded.
+    """
+
+    expert: str
+    architecture: str
+    version: str
+    bytes: int
+    usage: float
+    resident: Sequence[str]
+    loading: Sequence[str]
+    pinned: Sequence[str]
+    queued: int
+    failed: str | None
+    answers: int = 0
+    confidence: float | None = None
+    fail_rate: float | None = None
+    review_rate: float | None = None
+    unknown_rate: float | None = None
+    batches: int = 0
+    batches_after_load: int = 0
+    loads: int = 0
+    mean_load_ms: float | None = None
+    false_calls: int = 0
+    escapes: int = 0
+    drift: Drift | None = None
+    has_training: bool = False
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Return the share of its batches that needed no load."""
+        return 1 - self.batches_after_load / self.batches if self.batches else None
+
+    @property
+    def health(self) -> str:
+        """Return one of HEALTH."""
+        if self.failed:
+            return "cannot be loaded"
+        if self.drift is not None and self.drift.grade in ("drifted", "shifting"):
+            return self.drift.grade
+        return "well" if self.answers else "never used"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertList:
+    """All experts, and in words what could not be read."""
+
+    rows: Sequence[ExpertRow]
+    hit_rate: float | None
+    problems: Sequence[str]
+
+
+#: The worst first.
+HEALTH = ("cannot be loaded", "drifted", "shifting", "never used", "well")
+#: The orders of the list. The largest comes first but for names, health, confidence and hit rate.
+SORTS: Mapping[str, Callable[[ExpertRow], Any]] = {
+    "health": lambda row: (HEALTH.index(row.health), -row.answers, row.expert),
+    "name": lambda row: row.expert,
+    "size": lambda row: -row.bytes,
+    "usage": lambda row: -row.usage,
+    "answers": lambda row: -row.answers,
+    "confidence": lambda row: row.confidence if row.confidence is not None else 2.0,
+    "fail": lambda row: -(row.fail_rate or 0.0),
+    "hit": lambda row: row.hit_rate if row.hit_rate is not None else 2.0,
+    "loads": lambda row: -row.loads,
+    "drift": lambda row: -(row.drift.value if row.drift else -1.0),
+    "calls": lambda row: (-row.escapes, -row.false_calls),
+}
+SHOWN: Mapping[str, Callable[[ExpertRow], bool]] = {
+    "all": lambda _row: True,
+    "resident": lambda row: bool(row.resident or row.loading),
+    "trouble": lambda row: row.health in HEALTH[:3],
+    "pinned": lambda row: bool(row.pinned),
+    "unused": lambda row: row.health == "never used",
+}
+
+
 def router(site: Site) -> APIRouter:
     routes = APIRouter()
-    facts = ExpertFacts(site)
+    overview = ExpertOverview(site)
     site.templates.globals["expert_href"] = href
     site.live.add("memory", lambda: _memory(site), every_s=1.0)
 
     @routes.get("/experts")
     def experts(
         request: Request,
-        q: _Text = "",
+        q: SearchText = "",
         show: _Show = "all",
         sort: _Sort = "health",
         page: Annotated[int, Query(ge=1, le=1000)] = 1,
     ) -> HTMLResponse:
-        listing = facts.listing()
-        found = chosen(listing.rows, q.strip(), show, sort)
-        first = (page - 1) * _PAGE
+        listing = overview.listing()
+        name = q.casefold()
+        matches = [
+            row for row in listing.rows if name in f"{row.expert} {row.architecture}".casefold() and SHOWN[show](row)
+        ]
+        matches.sort(key=SORTS[sort])
+        first = (page - 1) * _PAGE_ROWS
 
-        def link(**changed: Any) -> str:
-            asked = {"q": q.strip(), "show": show, "sort": sort, "page": 1} | changed
+        def link(**changes: Any) -> str:
             defaults = {"q": "", "show": "all", "sort": "health", "page": 1}
-            return "/experts?" + urlencode({key: value for key, value in asked.items() if value != defaults[key]})
+            fields = {"q": q, "show": show, "sort": sort, "page": 1} | changes
+            return "/experts?" + urlencode({key: value for key, value in fields.items() if value != defaults[key]})
 
         return site.page(
             request,
             "experts.html",
             memory=_memory(site),
             listing=listing,
-            rows=found[first : first + _PAGE],
-            count=len(found),
+            rows=matches[first : first + _PAGE_ROWS],
+            count=len(matches),
             first=first,
-            pages=-(-len(found) // _PAGE),
+            pages=-(-len(matches) // _PAGE_ROWS),
             number=page,
             q=q,
             show=show,
@@ -77,92 +223,200 @@ def router(site: Site) -> APIRouter:
 
     @routes.get("/expert-charts/loads.json")
     def loads_chart() -> dict[str, Any]:
-        return _loads_chart(site)
+        return _loads_chart(site.database)
 
     @routes.get("/expert-charts/confidence.json")
     def confidence_chart(name: Annotated[str, Query(min_length=1, max_length=128)]) -> dict[str, Any]:
-        return _confidence_chart(site, facts, name)
+        return _confidence_chart(overview, name)
 
     @routes.get("/experts/{name:path}")
-    def expert(request: Request, name: str, full: _Text = "") -> HTMLResponse:
-        return _expert(site, facts, request, full or name)
+    def expert(request: Request, name: str, full: ShortText = "") -> HTMLResponse:
+        return _expert_page(site, overview, request, full or name)
 
     return routes
 
 
 def href(name: str) -> str:
-    """The address of one expert. A name that a browser would take for a way up goes into the question."""
+    """Return the address of one expert. A name with parts that a browser would resolve goes into the query."""
     parts = name.split("/")
     if any(part in ("", ".", "..") for part in parts):
         return "/experts/named?" + urlencode({"full": name})
     return "/experts/" + "/".join(quote(part, safe="") for part in parts)
 
 
+class ExpertOverview:
+    """All experts from the daemon, the catalog and the results. Answers are cached for all readers; any thread."""
+
+    def __init__(self, site: Site) -> None:
+        self._database = site.database
+        self._catalog = CachedAnswer(_CATALOG_CACHE_S, lambda: _read_catalog(site.config))
+        self._places = CachedAnswer(_PLACES_CACHE_S, lambda: site.ask_daemon("experts")["experts"])
+        self._recent = CachedAnswer(_RECENT_CACHE_S, lambda: _recent_work(site.database))
+        self._confidences = CachedAnswer(_DRIFT_CACHE_S, lambda: self.confidences(None))
+        self._calls = CachedAnswer(_DRIFT_CACHE_S, lambda: self.calls(None))
+        self._drifted = CachedAnswer(_DRIFT_CACHE_S, self._find_drifted)
+
+    def listing(self) -> ExpertList:
+        catalog, problems = self.catalog()
+        failed: list[str] = []
+        known: list[dict[str, Any]] = ask_or([], self._places.get, "Where experts are", failed)
+        if failed:
+            known = [_without_daemon(catalog, name) for name in catalog]
+        recent: Mapping[str, Mapping[str, Any]] = ask_or({}, self._recent.get, "Rates and loads", failed)
+        histograms: VersionHistograms = ask_or({}, self._confidences.get, "Drift", failed)
+        calls: Sequence[Calls] = ask_or([], self._calls.get, "False calls and escapes", failed)
+        calls_of = {(each.expert, each.expert_version): each for each in calls}
+        rows = [_row(each, catalog, recent, histograms, calls_of) for each in known]
+        batches = sum(numbers.get("batches", 0) for numbers in recent.values())
+        after_load = sum(numbers.get("batches_after_load", 0) for numbers in recent.values())
+        return ExpertList(rows, 1 - after_load / batches if batches else None, [*failed, *problems])
+
+    def catalog(self) -> tuple[Catalog, list[str]]:
+        """Return the catalog, empty if it cannot be read, and its mistakes and broken weights files in words."""
+        return self._catalog.get()
+
+    def training(self, name: str) -> Mapping[str, Sequence[int]] | None:
+        """Return how sure an expert was on images held out in training, None if nobody has measured it."""
+        return self.catalog()[0].confidences.get(ExpertId(name))
+
+    def confidences(self, expert: str | None) -> VersionHistograms:
+        """Return how sure each version was lately, of one expert or of all."""
+        return by_version(self._database.rows(confidences_statement(expert), limit=_MAX_BINS))
+
+    def newest_confidences(self, expert: str) -> Mapping[str, Sequence[int]]:
+        """Return how sure the version in force was lately; without a catalog entry, how sure any version was."""
+        spec = self.catalog()[0].get(ExpertId(expert))
+        histograms = self.confidences(expert)
+        if spec is not None:
+            return histograms.get((expert, spec.version), {})
+        return next(iter(histograms.values()), {})
+
+    def calls(self, expert: str | None) -> list[Calls]:
+        """Return the verdicts and reviews of each version in the newest images, of one expert or of all."""
+        after = max(0, self._database.id_before_newest(_RECENT_IMAGES_FOR_CALLS))
+        return [Calls(*row) for row in self._database.rows(calls_statement(expert, after), limit=_MAX_EXPERTS)]
+
+    def drifted(self) -> list[str]:
+        """Return the names of the experts graded `drifted`, the worst first; none if they cannot be counted."""
+        return self._drifted.get()
+
+    def _find_drifted(self) -> list[str]:
+        catalog, _ = self.catalog()
+        try:
+            histograms = self._confidences.get() if catalog.confidences else {}
+        except (NoDatabase, TooMuchToCount):
+            return []
+        drifts = {
+            expert: compare(training, histograms.get((expert, catalog[expert].version), {}))
+            for expert, training in catalog.confidences.items()
+        }
+        drifted = [(drift.value, expert) for expert, drift in drifts.items() if drift.grade == "drifted"]
+        return [expert for _, expert in sorted(drifted, reverse=True)]
+
+
+def _read_catalog(config: Config) -> tuple[Catalog, list[str]]:
+    try:
+        catalog, problems, unusable = load_catalog(config.catalog)
+    except (OSError, ValueError) as error:
+        return Catalog({}, {}), [f"The catalog cannot be read: {error}"]
+    return catalog or Catalog({}, {}), [str(problem) for problem in (*problems, *unusable)]
+
+
+def _recent_work(database: Database) -> dict[str, dict[str, Any]]:
+    """Return the fields of ExpertRow that the newest images and loads give, by expert."""
+    after = {"after": database.id_before_newest(_RECENT_IMAGES)}
+    work: dict[str, dict[str, Any]] = {}
+    for sql, values in ((_RATES, after), (_BATCHES, after), (_LOADS, {})):
+        for row in database.rows(sql, values, limit=_MAX_EXPERTS):
+            numbers = dict(row._mapping)
+            work.setdefault(numbers.pop("expert"), {}).update(numbers)
+    return work
+
+
+def _without_daemon(catalog: Catalog, name: ExpertId) -> dict[str, Any]:
+    """Return a row like those of control's `experts`, with what the catalog alone knows."""
+    spec = catalog[name]
+    known = {"expert": name, "version": spec.version, "architecture": spec.architecture, "bytes": spec.weights_bytes}
+    return {**known, "usage": 0.0, "resident": [], "loading": [], "pinned": [], "queued": 0, "failed": None}
+
+
+def _row(
+    known: Mapping[str, Any],
+    catalog: Catalog,
+    recent: Mapping[str, Mapping[str, Any]],
+    histograms: VersionHistograms,
+    calls_of: Mapping[tuple[str, str], Calls],
+) -> ExpertRow:
+    name, version = known["expert"], known["version"]
+    # The file may name another version than the daemon has: that one's training says nothing of this one.
+    is_in_force = name in catalog and catalog[name].version == version
+    training = catalog.confidences.get(name) if is_in_force else None
+    calls = calls_of.get((name, version))
+    fields = {field: known[field] for field in ExpertRow.__dataclass_fields__ if field in known}
+    return ExpertRow(
+        **fields | recent.get(name, {}),
+        false_calls=calls.false_calls if calls else 0,
+        escapes=calls.escapes if calls else 0,
+        drift=compare(training, histograms.get((name, version), {})) if training else None,
+        has_training=training is not None,
+    )
+
+
 def _memory(site: Site) -> str:
-    """What lies in memory now, as a fragment: a picture and a table for each pool."""
+    """Render the experts in memory: a picture and a table for each pool."""
     try:
         pools = site.ask_daemon("memory")["pools"]
     except ControlError as error:
         return site.render("_problem.html", title="The daemon does not say what is in memory", remedy=error.reason)
-    drawn = [{"pool": pool, "pictures": [("wide", draw(pool, WIDE)), ("narrow", draw(pool, NARROW))]} for pool in pools]
-    return site.render("_memory.html", pools=drawn, state_of=state_of)
+    drawn = [
+        {"pool": pool, "pictures": [("wide", memory_map(pool, WIDE)), ("narrow", memory_map(pool, NARROW))]}
+        for pool in pools
+    ]
+    return site.render("_memory.html", pools=drawn, state_of=expert_state)
 
 
-def _loads_chart(site: Site) -> dict[str, Any]:
+def _loads_chart(database: Database) -> dict[str, Any]:
     now = int(time.time()) // 60 * 60
-    minutes = [now - 60 * (_MINUTES - 1 - number) for number in range(_MINUTES)]
-    rows = questions.loads_per_minute(site.database, utc_text(minutes[0]))
-    found: dict[str, dict[str, int]] = {}
-    for row in rows:
-        found.setdefault(row.device, {})[row.minute] = row.loads
+    minutes = [now - 60 * (_CHART_MINUTES - 1 - number) for number in range(_CHART_MINUTES)]
     names = [utc_text(minute)[:16] for minute in minutes]
+    loads: dict[str, dict[str, int]] = {}
+    for row in database.rows(_LOADS_PER_MINUTE, {"since": utc_text(minutes[0])}, limit=_MAX_EXPERTS):
+        loads.setdefault(row.device, {})[row.minute] = row.loads
     series = [
-        {
-            "label": device,
-            "values": [counts.get(name, 0) for name in names],
-            "tone": f"other{1 + at % 4}",
-            "style": "bars",
-        }
-        for at, (device, counts) in enumerate(sorted(found.items()))
+        chart_series(device, [counts.get(name, 0) for name in names], f"other{1 + number % 4}", "bars")
+        for number, (device, counts) in enumerate(sorted(loads.items()))
     ]
     empty = "No expert was loaded in the last hour: all that were needed were in memory."
     return {"kind": "time", "x": minutes if series else [], "series": series, "empty": empty}
 
 
-def _confidence_chart(site: Site, facts: ExpertFacts, name: str) -> dict[str, Any]:
-    recent = _newest_version(questions.confidences(site.database, name), name, facts)
-    training = facts.trained(name)
-    bins = [f"{number / BINS:.2f}" for number in range(BINS)]
-    series = [{"label": "now", "values": shares(added(recent)), "tone": "accent", "style": "bars", "unit": "%"}]
+def _confidence_chart(overview: ExpertOverview, name: str) -> dict[str, Any]:
+    recent, training = overview.newest_confidences(name), overview.training(name)
+    series = [chart_series("now", _shares(recent), "accent", "bars", is_share=True)]
     if training:
-        of_training = {"label": "in training", "values": shares(added(training)), "tone": "other2", "style": "line"}
-        series.append({**of_training, "unit": "%"})
-    has_any = sum(added(recent)) > 0 or training
-    empty = "No answers yet, and no training distribution."
-    return {"kind": "category", "x": bins if has_any else [], "series": series, "empty": empty}
+        series.append(chart_series("in training", _shares(training), "other2", is_share=True))
+    bins = [f"{number / BINS:.2f}" for number in range(BINS)] if recent or training else []
+    return {"kind": "category", "x": bins, "series": series, "empty": "No answers yet, and no training distribution."}
 
 
-def _newest_version(histograms: questions.Histograms, name: str, facts: ExpertFacts) -> Mapping[str, Sequence[int]]:
-    """Those of the version in force; of whichever answered where the catalog does not have the expert."""
-    spec = facts.catalog.get()[0].get(ExpertId(name))
-    if spec is not None:
-        return histograms.get((name, spec.version), {})
-    return next(iter(histograms.values()), {})
+def _shares(histograms: Mapping[str, Sequence[int]]) -> list[float]:
+    """Return the share of each bin over all labels, so that few answers and many can be compared."""
+    counts = [sum(column) for column in zip([0] * BINS, *histograms.values(), strict=True)]
+    return [count / max(1, sum(counts)) for count in counts]
 
 
-def _expert(site: Site, facts: ExpertFacts, request: Request, name: str) -> HTMLResponse:
-    catalog, broken = facts.catalog.get()
-    listing = facts.listing()
-    row = next((one for one in listing.rows if one.name == name), None)
-    versions = questions.versions(site.database, name)
+def _expert_page(site: Site, overview: ExpertOverview, request: Request, name: str) -> HTMLResponse:
+    catalog, mistakes = overview.catalog()
+    listing = overview.listing()
+    row = next((row for row in listing.rows if row.expert == name), None)
+    versions = site.database.rows(_VERSIONS, {"expert": name}, limit=100)
     if row is None and not versions:
         raise HTTPException(404, "no expert of this name is in the catalog or has ever answered: see the page Experts")
-    problems = [*listing.problems, *(one for one in broken if name in one)]
-    calls = _or_none(lambda: {one.expert_version: one for one in questions.calls(site.database, name)}, problems)
-    answers = _or_none(lambda: questions.newest_answers(site.database, name), problems)
-    training = facts.trained(name)
-    recent = _newest_version(questions.confidences(site.database, name), name, facts)
-    routes = _rules(site, facts)
+    problems = [*listing.problems, *(mistake for mistake in mistakes if name in mistake)]
+    calls: Sequence[Calls] = ask_or([], lambda: overview.calls(name), "False calls and escapes", problems)
+    answers: Sequence[Row[Any]] = ask_or([], lambda: _newest_answers(site.database, name), "Newest answers", problems)
+    training = overview.training(name)
+    routes = _rules_in_force(site, catalog)
     return site.page(
         request,
         "expert.html",
@@ -172,33 +426,34 @@ def _expert(site: Site, facts: ExpertFacts, request: Request, name: str) -> HTML
         uses=uses(routes, name) if routes else (),
         versions=versions,
         history=_history(site, name, problems),
-        calls=calls or {},
-        answers=answers or [],
+        calls={each.expert_version: each for each in calls},
+        answers=answers,
         training=training,
-        drift=compare(training, recent) if training else None,
+        drift=compare(training, overview.newest_confidences(name)) if training else None,
         problems=list(dict.fromkeys(problems)),
         chart=urlencode({"name": name}),
     )
 
 
-def _or_none(ask: Any, problems: list[str]) -> Any:
-    try:
-        return ask()
-    except (NoDatabase, TooMuchToCount) as error:
-        problems.append(str(error) or "not counted, it took longer than 5 s")
-        return None
+def _newest_answers(database: Database, expert: str) -> list[Row[Any]]:
+    """Return the newest answers whose picture was kept; if there are none, the newest of all."""
+    values = {"expert": expert, "after": database.id_before_newest(_RECENT_IMAGES_FOR_CALLS)}
+    with_picture = _ANSWERS.format(only="AND inspections.image_path IS NOT NULL")
+    answers = database.rows(with_picture, values, limit=_MAX_ANSWERS)
+    return answers or database.rows(_ANSWERS.format(only=""), values, limit=_MAX_ANSWERS)
 
 
-def _rules(site: Site, facts: ExpertFacts) -> Routes | None:
+def _rules_in_force(site: Site, catalog: Catalog) -> Routes | None:
+    """Return the rules as the daemon reads them; None if they are unknown or no longer fit the catalog."""
     try:
-        version = str(site.status()["rules_version"])
-        return rules_in_force(site.database, version, facts.catalog.get()[0])
+        rules = site.database.first(_RULES, version=str(site.status()["rules_version"]))
     except (ControlError, NoDatabase, TooMuchToCount):
         return None
+    return compile_kept_rules(rules.text, catalog) if rules is not None else None
 
 
 def _history(site: Site, name: str, problems: list[str]) -> Any:
-    """Who put which version in force and when (`coserve experts`); None where nobody ever did."""
+    """Return the changes of version by `coserve experts`, None if there were none."""
     try:
         return Versions(site.config.catalog).read().get(name)
     except (VersionsError, OSError) as error:

@@ -1,33 +1,118 @@
-"""The page Machine: what the executors did in the last minutes, what waits, heat, disks, versions, processes beside.
+"""The page Machine: executors and queues of the last minutes, temperature, disks, retention, versions, processes.
 
 The timeline is what the daemon itself remembers (control's `timeline` and `waits`): exact to the millisecond, without a
-question to the database, and gone with the daemon.
+question to the database, and lost with the daemon. Disks and files are examined by the web process itself.
 """
 
+import os
 import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
+from sqlalchemy import Row
 
-from daemon.dashboard.pages import machine_facts as facts
-from daemon.dashboard.pages.questions_machine import Holdings, holdings
-from daemon.dashboard.pages.time_picture import NARROW, WIDE, draw
-from daemon.dashboard.site.cached_answers import Kept
-from daemon.dashboard.site.database import NoDatabase, TooMuchToCount
-from daemon.dashboard.site.site import Site
+from daemon.config.settings import Config
+from daemon.dashboard.pages.drawings import NARROW, WIDE, work_chart
+from daemon.dashboard.site.database import CachedAnswer, Database, ask_or
+from daemon.dashboard.site.site import Site, chart_series
 from daemon.host.temperature import Thermometer
+from daemon.storage.database.connections import sqlite_path
+from daemon.storage.disk_space import DiskSpace, places
+from daemon.units import size_text
 from daemon.wire.control import ControlError
 
-#: Seconds that the timeline may show: names are read in the shortest, shifts of work in the longest.
+#: Seconds that the timeline may show: names can be read in the shortest, shifts of work seen in the longest.
 WINDOWS = (10, 60, 300)
-_SEEN_KEEPS_S = 0.9
-_HOLDINGS_KEEP_S = 30.0
-_FILES_KEEP_S = 5.0
-_PRUNED_KEEPS_S = 5.0
-_POINTS = 600
+_NOW_CACHE_S = 0.9
+_HOLDINGS_CACHE_S = 30.0
+_FILES_CACHE_S = 5.0
+_PRUNED_CACHE_S = 5.0
+_MAX_POINTS = 600
+_MAX_TABLE_ROWS = 200
+#: Images of which the growth of disks is computed, and rules or versions listed.
+_RECENT_IMAGES = 20_000
+_MAX_VERSIONS = 8
+_DAY_S = 86400.0
+#: Files of one folder that are counted; the journal has a few, the quarantine is bounded by its bytes.
+_MAX_FILES = 20_000
+#: Growth is averaged over at least this long.
+_MIN_GROWTH_S = 60.0
+#: A disk with less free than this share is shown as tight; alert rules have their own limit.
+_TIGHT = 0.1
+
+_TODAY = """
+SELECT count(*) AS images, min(accepted_at) AS since,
+       sum(CASE WHEN image_path IS NOT NULL THEN image_bytes ELSE 0 END) AS kept_bytes
+FROM inspections WHERE inspection_id > :after AND accepted_at >= :today
+"""
+_KEPT = """
+SELECT count(*) AS images, sum(image_bytes) AS bytes, min(completed_at) AS oldest
+FROM inspections WHERE image_path IS NOT NULL
+"""
+_OLDEST = "SELECT completed_at FROM inspections WHERE seq IS NOT NULL ORDER BY seq LIMIT 1"
+_RESULTS = "SELECT last_seq - pruned FROM stream_position"
+_PENDING = "SELECT task, count(*) AS images, sum(length) AS bytes FROM pending GROUP BY task ORDER BY task"
+_RULES = f"SELECT rules_version, loaded_at FROM rules_versions ORDER BY loaded_at DESC LIMIT {_MAX_VERSIONS}"  # noqa: S608
+_EXPERTS = f"""
+SELECT expert, expert_version, first_used_at FROM expert_versions
+ORDER BY first_used_at DESC, expert LIMIT {_MAX_VERSIONS}
+"""  # noqa: S608
+
+#: Field of control's `waits`, label and tone in the chart.
+_WAITS = (
+    ("under_way", "under way", "muted"),
+    ("waiting", "waiting", "accent"),
+    ("unloaded", "waiting for a load", "review"),
+)
 _Seconds = Annotated[int, Query(ge=60, le=3600)]
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseHoldings:
+    """Counts and versions in the database, and today's part of them. Times are None if there is nothing."""
+
+    images_today: int
+    since: str | None
+    kept_bytes_today: int
+    kept_images: int
+    kept_bytes: int
+    oldest_image: str | None
+    oldest_result: str | None
+    results: int
+    pending: Sequence[Row[Any]]
+    rules: Sequence[Row[Any]]
+    experts: Sequence[Row[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileSizes:
+    """Bytes on disk of each part of the line; None if they cannot be read."""
+
+    database_bytes: int | None
+    wal_bytes: int | None
+    journal_bytes: int | None
+    quarantine_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """One disk, the parts of the line on it, and when it is full: `full_in_s` is None if it does not fill."""
+
+    places: Sequence[str]
+    free_bytes: int
+    size_bytes: int
+    full_in_s: float | None
+    because: str
+
+    @property
+    def is_tight(self) -> bool:
+        return self.free_bytes < _TIGHT * self.size_bytes or (self.full_in_s or _DAY_S) < _DAY_S
 
 
 def router(site: Site) -> APIRouter:
@@ -36,7 +121,7 @@ def router(site: Site) -> APIRouter:
     for seconds in WINDOWS:
         site.live.add(f"timeline-{seconds}", lambda seconds=seconds: machine.timeline(seconds), every_s=2.0)
     site.live.add("machine-tiles", machine.tiles, every_s=1.0)
-    site.live.add("machine", machine.now, every_s=2.0)
+    site.live.add("machine", machine.details, every_s=2.0)
 
     @routes.get("/machine")
     def page(request: Request, seconds: Literal["10", "60", "300"] = "60") -> HTMLResponse:
@@ -46,7 +131,7 @@ def router(site: Site) -> APIRouter:
             "machine.html",
             timeline=machine.timeline(window),
             tiles=machine.tiles(),
-            now=machine.now(),
+            now=machine.details(),
             window=window,
             windows=WINDOWS,
         )
@@ -54,118 +139,222 @@ def router(site: Site) -> APIRouter:
     @routes.get("/machine-charts/waits.json")
     def waits(seconds: _Seconds = 600) -> dict[str, Any]:
         points = machine.points(seconds)
-        names = {"under_way": "under way", "waiting": "waiting", "unloaded": "waiting for a load"}
-        series = [
-            {"label": label, "values": [point[key] for point in points], "tone": tone, "style": "area"}
-            for (key, label), tone in zip(names.items(), ("muted", "accent", "review"), strict=True)
-        ]
-        return _over_time(points, series, seconds)
+        series = [chart_series(label, [point[key] for point in points], tone, "area") for key, label, tone in _WAITS]
+        return _time_chart(points, series, seconds)
 
     @routes.get("/machine-charts/busy.json")
     def busy(seconds: _Seconds = 600) -> dict[str, Any]:
         points = machine.points(seconds)
         names = sorted({name for point in points for name in point["busy"]})
         series = [
-            {
-                "label": name,
-                "values": [round(100 * point["busy"].get(name, 0.0), 1) for point in points],
-                "tone": f"other{1 + at % 4}",
-                "style": "line",
-                "unit": "%",
-            }
-            for at, name in enumerate(names)
+            chart_series(
+                name, [point["busy"].get(name, 0.0) for point in points], f"other{1 + number % 4}", is_share=True
+            )
+            for number, name in enumerate(names)
         ]
-        return _over_time(points, series, seconds)
+        return _time_chart(points, series, seconds)
 
     return routes
 
 
-_QUIET = "The daemon has noted nothing yet."
-
-
-def _over_time(points: list[Any], series: list[dict[str, Any]], seconds: int) -> dict[str, Any]:
-    """A chart whose axis is as long as its title says, however little the daemon has noted yet."""
-    times = [point["at_s"] for point in points]
-    now = time.time()
-    return {"kind": "time", "x": times, "series": series, "from": now - seconds, "to": now, "empty": _QUIET}
-
-
 class _Machine:
-    """What is expensive is kept for all readers."""
+    """The page's fragments. Costly answers are cached for all readers."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._thermometer = Thermometer()
-        self._holdings: Kept[Holdings] = Kept(_HOLDINGS_KEEP_S, lambda: holdings(site.database, facts.today_begins()))
-        self._files = Kept(_FILES_KEEP_S, lambda: facts.files(site.config))
-        self._seen = Kept(_SEEN_KEEPS_S, self._look)
-        self._pruned = Kept(_PRUNED_KEEPS_S, lambda: site.ask_daemon("prune", begin=False))
+        self._holdings = CachedAnswer(_HOLDINGS_CACHE_S, lambda: _holdings(site.database))
+        self._files = CachedAnswer(_FILES_CACHE_S, lambda: _file_sizes(site.config))
+        self._now = CachedAnswer(_NOW_CACHE_S, self._gather)
+        self._pruned = CachedAnswer(_PRUNED_CACHE_S, lambda: site.ask_daemon("prune", begin=False))
 
     def timeline(self, seconds: int) -> str:
-        """A fragment: the picture and its table."""
+        """Render the work of the last `seconds` as a picture and a table."""
         try:
-            seen = self._site.ask_daemon("timeline", seconds=seconds)
+            work = self._site.ask_daemon("timeline", seconds=seconds)
             executors = [row["name"] for row in self._site.status()["executors"]]
         except ControlError as error:
             return self._site.render("_problem.html", title="The daemon shows no timeline", remedy=error.reason)
-        pictures = [("wide", draw(seen, executors, WIDE)), ("narrow", draw(seen, executors, NARROW))]
-        return self._site.render("_timeline.html", pictures=pictures, totals=_totals(seen), seen=seen, seconds=seconds)
+        pictures = [("wide", work_chart(work, executors, WIDE)), ("narrow", work_chart(work, executors, NARROW))]
+        return self._site.render("_timeline.html", pictures=pictures, totals=_totals(work), work=work, seconds=seconds)
 
     def tiles(self) -> str:
-        """A fragment: what a technician asks first."""
-        return self._site.render("_machine_tiles.html", **self._seen.get())
+        """Render the numbers that a technician asks for first."""
+        return self._site.render("_machine_tiles.html", **self._now.get())
 
-    def now(self) -> str:
-        """A fragment: everything else that changes."""
-        return self._site.render("_machine.html", **self._seen.get())
+    def details(self) -> str:
+        """Render everything else that changes."""
+        return self._site.render("_machine.html", **self._now.get())
 
-    def _look(self) -> dict[str, Any]:
+    def points(self, seconds: int) -> list[Mapping[str, Any]]:
+        """Return the points of a chart; ControlError if the daemon does not answer: the chart says so."""
+        samples = self._site.ask_daemon("waits", seconds=seconds)["samples"]
+        return steps(samples, time.time(), seconds, _MAX_POINTS)
+
+    def _gather(self) -> dict[str, Any]:
         problems: list[str] = []
-        status = _or(self._site.status, {}, problems, "the daemon")
-        running = _or(lambda: self._site.ask_daemon("queues")["running"], [], problems, "the daemon")
-        pruned = _or(self._pruned.get, None, problems, "the daemon")
-        held = _or(self._holdings.get, None, problems, "the database")
-        known = self._files.get()
+        site, no_answer = self._site, "No answer from the daemon"
+        status: Mapping[str, Any] = ask_or({}, site.status, no_answer, problems)
+        running: Sequence[Any] = ask_or([], lambda: site.ask_daemon("queues")["running"], no_answer, problems)
+        pruned: Mapping[str, Any] | None = ask_or(None, self._pruned.get, no_answer, problems)
+        held: DatabaseHoldings | None = ask_or(None, self._holdings.get, "Database", problems)
+        files = self._files.get()
         return {
             "status": status,
             "running": {row["executor"]: row["expert"] for row in running},
             "problems": list(dict.fromkeys(problems)),
             "heat": self._thermometer.read(),
-            "disks": facts.disks(self._site.config, known, held, datetime.now(UTC)),
-            "files": known,
+            "disks": disk_uses(site.config, files, held, datetime.now(UTC)),
+            "files": files,
             "held": held,
             "pruned": pruned,
-            "retention": facts.retention(self._site.config),
-            "duration": facts.duration,
+            "retention": _retention(site.config),
+            "duration": duration,
         }
 
-    def points(self, seconds: int) -> list[Any]:
-        """ControlError where the daemon does not answer: the chart says so."""
-        samples = self._site.ask_daemon("waits", seconds=seconds)["samples"]
-        return facts.steps(samples, time.time(), seconds, _POINTS)
+
+def _totals(work: Mapping[str, Any]) -> list[tuple[str, str, int, int]]:
+    """Return (executor or pool, expert, images, batches or loads), the most first: the picture in words."""
+    counts: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for row in work["batches"]:
+        counts[row["executor"], row["expert"]][0] += row["images"]
+        counts[row["executor"], row["expert"]][1] += 1
+    for row in work["loads"]:
+        counts[f"loads into {row['pool']}", row["expert"]][1] += 1
+    totals = [(place, expert, images, count) for (place, expert), (images, count) in counts.items()]
+    return sorted(totals, key=lambda row: (row[0], -row[3]))[:_MAX_TABLE_ROWS]
 
 
-def _or(ask: Any, instead: Any, problems: list[str], who: str) -> Any:
+def _time_chart(points: Sequence[Mapping[str, Any]], series: list[dict[str, Any]], seconds: int) -> dict[str, Any]:
+    """Return a chart whose axis is `seconds` long, however short the daemon's record is."""
+    now, empty = time.time(), "The daemon has recorded nothing yet."
+    times = [point["at_s"] for point in points]
+    return {"kind": "time", "x": times, "series": series, "from": now - seconds, "to": now, "empty": empty}
+
+
+def steps(
+    samples: Sequence[Mapping[str, Any]], now_s: float, seconds: float, max_points: int
+) -> list[Mapping[str, Any]]:
+    """Return samples as points of a chart: a value holds until the next sample, the last one until now.
+
+    Of too many points, each few neighbours are replaced by the one with the most waiting.
+    """
+    points: list[dict[str, Any]] = []
+    for number, sample in enumerate(samples):
+        at_s = now_s - min(sample["ago_s"], seconds)
+        if points and at_s - points[-1]["at_s"] > 2.0:
+            points.append({**points[-1], "at_s": at_s - 1.0})
+        points.append({**sample, "at_s": at_s})
+        if number == len(samples) - 1 and now_s - at_s > 2.0:
+            points.append({**sample, "at_s": now_s, "busy": dict.fromkeys(sample["busy"], 0.0)})
+    every = -(-len(points) // max_points) if points else 1
+    groups = [points[first : first + every] for first in range(0, len(points), every)]
+    return [max(group, key=lambda point: point["waiting"]) for group in groups]
+
+
+# Disks and files
+
+
+def _holdings(database: Database) -> DatabaseHoldings:
+    after = database.id_before_newest(_RECENT_IMAGES)
+    (today,) = database.rows(_TODAY, {"after": after, "today": f"{datetime.now(UTC):%Y-%m-%d}T00:00:00.000Z"}, limit=1)
+    (kept,) = database.rows(_KEPT, limit=1)
+    oldest = database.first(_OLDEST)
+    return DatabaseHoldings(
+        images_today=today.images,
+        since=today.since,
+        kept_bytes_today=int(today.kept_bytes or 0),
+        kept_images=kept.images,
+        kept_bytes=int(kept.bytes or 0),
+        oldest_image=kept.oldest,
+        oldest_result=oldest.completed_at if oldest else None,
+        results=database.number(_RESULTS),
+        pending=database.rows(_PENDING, limit=10),
+        rules=database.rows(_RULES, limit=_MAX_VERSIONS),
+        experts=database.rows(_EXPERTS, limit=_MAX_VERSIONS),
+    )
+
+
+def _file_sizes(config: Config) -> FileSizes:
+    database = sqlite_path(config.database)
+    wal = database.with_name(database.name + "-wal") if database else None
+    return FileSizes(
+        _file_bytes(database), _file_bytes(wal), _folder_bytes(config.journal), _folder_bytes(config.quarantine)
+    )
+
+
+def _file_bytes(path: Path | None) -> int | None:
     try:
-        return ask()
-    except TooMuchToCount:
-        problems.append("What the database holds is not counted: it took longer than 5 s")
-    except (ControlError, NoDatabase) as error:
-        problems.append(f"No answer from {who}: {getattr(error, 'reason', error)}")
-    return instead
+        return path.stat().st_size if path else None
+    except OSError:
+        return None
 
 
-def _totals(seen: Any) -> list[tuple[str, str, int, int]]:
-    """(executor or pool, expert, images or loads, batches), the most first: the picture in words."""
-    counted: dict[tuple[str, str, str], list[int]] = {}
-    for row in seen["batches"]:
-        found = counted.setdefault((row["executor"], row["expert"], "batch"), [0, 0])
-        found[0] += row["images"]
-        found[1] += 1
-    for row in seen["loads"]:
-        found = counted.setdefault((f"loads into {row['pool']}", row["expert"], "load"), [0, 0])
-        found[1] += 1
-    return sorted(
-        ((place, expert, images, count) for (place, expert, _), (images, count) in counted.items()),
-        key=lambda row: (row[0], -row[3]),
-    )[:200]
+def _folder_bytes(folder: Path) -> int | None:
+    """Return the bytes of a folder's files, one level deep."""
+    total = 0
+    try:
+        with os.scandir(folder) as entries:
+            for _, entry in zip(range(_MAX_FILES), entries, strict=False):
+                total += entry.stat(follow_symlinks=False).st_size if entry.is_file(follow_symlinks=False) else 0
+    except OSError:
+        return None
+    return total
+
+
+def disk_uses(config: Config, files: FileSizes, held: DatabaseHoldings | None, now: datetime) -> list[DiskUse]:
+    """Return the disks of journal, images and database, each once, and when they are full at today's rate."""
+    spaces = DiskSpace(places(config), config.retention.reserve).look()
+    rates = growth(config, files, held, now)
+    by_disk: defaultdict[int, list[str]] = defaultdict(list)
+    for name, space in spaces.items():
+        by_disk[space.disk].append(name)
+    uses: list[DiskUse] = []
+    for names in by_disk.values():
+        space, rate, full_in_s = spaces[names[0]], sum(rates.get(name, 0.0) for name in names), None
+        if not rates:
+            because = "no image came today"
+        elif rate <= 0:
+            because = "nothing on it grows, or retention keeps up"
+        else:
+            full_in_s, because = space.free_bytes / rate, f"{size_text(rate * 3600)} an hour"
+        uses.append(DiskUse(names, space.free_bytes, space.total_bytes, full_in_s, because))
+    return uses
+
+
+def growth(config: Config, files: FileSizes, held: DatabaseHoldings | None, now: datetime) -> dict[str, float]:
+    """Return by how many bytes a second each place grew today. The journal does not: done segments are deleted."""
+    if held is None or held.since is None:
+        return {}
+    seconds = max(_MIN_GROWTH_S, (now - datetime.fromisoformat(held.since)).total_seconds())
+    rates = {"images": held.kept_bytes_today / seconds}
+    if config.retention.images_bytes is not None or config.retention.images_for is not None:
+        rates["images"] = 0.0  # retention deletes as much as comes
+    if files.database_bytes and held.results and config.retention.results_for is None:
+        rates["database"] = files.database_bytes / held.results * held.images_today / seconds
+    return rates
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration for a person, in the largest unit that fits twice."""
+    if seconds is None:
+        return "–"
+    for unit, length_s in (("years", 365 * _DAY_S), ("days", _DAY_S), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * length_s:
+            number = seconds / length_s
+            return f"more than 10 {unit}" if unit == "years" and number > 10 else f"{number:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _retention(config: Config) -> list[tuple[str, str]]:
+    """Return what coserve.yaml keeps and for how long, in words."""
+    kept = config.retention
+    return [
+        ("Pictures that stay", ", ".join(kept.keep) or "none"),
+        ("For how long", duration(kept.images_for) if kept.images_for else "no limit (images_for)"),
+        ("At most", size_text(kept.images_bytes) if kept.images_bytes else "no limit (images_bytes)"),
+        ("Free on their disk", size_text(kept.free) if kept.free else "no floor (free)"),
+        ("Results stay", duration(kept.results_for) if kept.results_for else "for ever (results_for)"),
+        ("Never filled", f"{size_text(kept.reserve)}, or an eighth of a small disk (reserve)"),
+        ("Refused images", f"at most {size_text(kept.quarantine)} (quarantine)"),
+    ]

@@ -1,246 +1,553 @@
 """The page Review: images that wait for a person's decision, one at a time, decided by a key.
 
-The page holds the next few images ready and asks for more; a decision goes to the daemon, which checks that nobody
-decided meanwhile. Fragments are rendered here, so that every text of a publisher is escaped in one place.
+The page holds the next few images ready and asks for more. A decision goes to the daemon, which checks that nobody
+decided meanwhile. Fragments are rendered here, so that every text of a publisher is escaped in one place. Which images
+wait is defined in `storage.database.reviews`.
 """
 
+import math
 import secrets
-from dataclasses import dataclass
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, unquote, urlencode
 
 from fastapi import APIRouter, Cookie, Depends, Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
-from pydantic import StringConstraints
+from sqlalchemy import Row, Select, and_, case, exists, func, literal, select
 from starlette.exceptions import HTTPException
 
-from daemon.dashboard.pages import questions_review as questions
-from daemon.dashboard.pages.review_facts import Facts, Item
-from daemon.dashboard.pages.review_offers import Offers
 from daemon.dashboard.site.access import safe_path
-from daemon.dashboard.site.site import Site
-from daemon.storage.database.reviews import Waiting, count_of, waiting
+from daemon.dashboard.site.database import CachedAnswers, Database, TooMuchToCount
+from daemon.dashboard.site.pictures import PictureSize
+from daemon.dashboard.site.site import ShortText, Site, Verdict
+from daemon.storage.database.reviews import Review, Waiting, count_of, decisions, is_newest, stands, waiting
+from daemon.storage.database.schema import boards, detections, inspections, pending, reviews, rules_versions, stages
 from daemon.wire.control import ControlError
 from daemon.wire.frames import MAX_INTEGER
 from daemon.wire.messages import NAME
+from routing_rules.document import read_yaml_text
+from routing_rules.load import validate
+from routing_rules.schema import RulesFile
 
-#: More are said as "1000 or more": nobody counts a million for a number in a corner.
-COUNTED = 1000
+#: Waiting images beyond this are shown as "1000 or more".
+_MAX_COUNTED = 1000
 _NAME_COOKIE = "coserve_reviewer"
 _NAME_COOKIE_S = 365 * 86400
-_MOST_EXCLUDED = 1000
-#: The daemon waits a second for its writer, and then says what it knows.
-_REVIEW_S = 3.0
+_MAX_EXCLUDED = 1000
+#: The daemon waits a second for its writer, and then answers what it knows.
+_REVIEW_TIMEOUT_S = 3.0
 _STATUS = {"conflict": 409, "not_finished": 409, "no_decision": 409, "unknown_inspection": 404, "bad_field": 422}
+_CACHE_S = 30.0
+#: Codes, filters, and the good parts of each component.
+_MAX_CACHED = 1000
+_MAX_CODES = 60
+_MAX_ROWS = 200
+#: The filters' values are taken from so many waiting images, the line's codes from so many of the newest fails.
+_FACET_IMAGES = 1000
+_CODE_IMAGES = 5000
+#: Good parts of one component of which the most similar is chosen.
+_GOOD_PARTS = 60
+_GOOD_PARTS_TIMEOUT_S = 1.0
+#: A page that is silent for this long is closed; a skipped image comes last for a shift.
+_SHOWN_S = 60.0
+_SKIPPED_S = 12 * 3600.0
+_MAX_OFFERS = 20_000
 
-Text = Annotated[str, StringConstraints(max_length=128)]
 ImageId = Annotated[int, Path(ge=1, le=MAX_INTEGER)]
-Seen = Annotated[str, Form(pattern=r"^[0-9]{0,19}$")]
-#: What a browser remembers (static/review.js): at most 200 images.
-Skipped = Annotated[str, Query(pattern=r"^([0-9]{1,19}(,[0-9]{1,19}){0,199})?$")]
+ReviewerCookie = Annotated[str, Cookie(alias=_NAME_COOKIE)]
+SeenReview = Annotated[str, Form(pattern=r"^[0-9]{0,19}$")]
+#: The images that a browser remembers (static/review.js): at most 200.
+SkippedIds = Annotated[str, Query(pattern=r"^([0-9]{1,19}(,[0-9]{1,19}){0,199})?$")]
+Question = Select[*tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """The filters in the address, and which end of the queue comes first."""
+class ReviewFilter:
+    """The filters in the address, and the end of the queue that comes first."""
 
-    type: str
-    lot: str
-    station: str
-    component: str
-    verdict: str
-    defect: str
-    expert: str
-    order: str
+    type: ShortText = ""
+    lot: ShortText = ""
+    station: ShortText = ""
+    component: ShortText = ""
+    verdict: Verdict = ""
+    defect: ShortText = ""
+    expert: ShortText = ""
+    order: Literal["oldest", "newest"] = "oldest"
 
     @property
     def waiting(self) -> Waiting:
-        return Waiting(
-            *(self.type or None, self.lot or None, self.station or None, self.component or None),
-            *(self.verdict or None, self.defect or None, self.expert or None),
-        )
+        fields = {name: value or None for name, value in asdict(self).items() if name not in ("type", "order")}
+        return Waiting(board_type=self.type or None, **fields)
 
     @property
     def fields(self) -> dict[str, str]:
-        """Those in force."""
-        named = ("type", "lot", "station", "component", "verdict", "defect", "expert")
-        given = {name: getattr(self, name) for name in named if getattr(self, name)}
-        return given | ({"order": self.order} if self.order == "newest" else {})
+        """Return the filters that are set."""
+        return {name: value for name, value in asdict(self).items() if value and (name, value) != ("order", "oldest")}
 
     @property
     def query(self) -> str:
         return urlencode(self.fields)
 
 
-def chosen(
-    type: Annotated[Text, Query()] = "",  # noqa: A002 - the name in the address
-    lot: Annotated[Text, Query()] = "",
-    station: Annotated[Text, Query()] = "",
-    component: Annotated[Text, Query()] = "",
-    verdict: Literal["", "fail", "review", "unknown", "pass"] = "",
-    defect: Annotated[Text, Query()] = "",
-    expert: Annotated[Text, Query()] = "",
-    order: Literal["oldest", "newest"] = "oldest",
-) -> Chosen:
-    return Chosen(type, lot, station, component, verdict, defect, expert, order)
+@dataclass(frozen=True, slots=True)
+class DefectCode:
+    """A defect that a person may name; `label` is the rules' label of it, if there is one."""
+
+    code: str
+    label: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GoodPart:
+    """A good part of the same component, to compare with."""
+
+    inspection_id: int
+    size: PictureSize
+    designator: str
+    is_reviewed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewItem:
+    """One image as the page shows it."""
+
+    image: Row[Any]
+    size: PictureSize | None
+    answers: Sequence[Row[Any]]
+    boxes: Sequence[Row[Any]]
+    past: Sequence[Review]
+    standing: Review | None
+    good_part: GoodPart | None
+
+    @property
+    def newest(self) -> int | None:
+        """Return the last row of `reviews` that the reviewer has seen."""
+        return self.past[-1].review_id if self.past else None
+
+    @property
+    def why_no_picture(self) -> str:
+        """Return the text in place of a picture."""
+        if self.image.is_copied_later:
+            return "The picture is being copied to the images folder: it comes in a moment."
+        what = (
+            "it was not kept, or was pruned" if self.image.image_path is None else "its file cannot be shown any more"
+        )
+        return f"No picture: {what}. Decide by the experts' answers, or look at the board."
+
+
+_Which = Annotated[ReviewFilter, Depends()]
 
 
 def router(site: Site) -> APIRouter:
-    """The page, its fragments, and what it sends."""
+    """Return the routes of the page, its fragments, and the decisions that it sends."""
     routes = APIRouter()
-    desk = _Desk(site)
+    page = _ReviewPage(site)
 
     @routes.get("/review")
-    def page(
+    def show(
         request: Request,
-        which: Annotated[Chosen, Depends(chosen)],
+        which: _Which,
         image: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None,
-        coserve_reviewer: Annotated[str, Cookie()] = "",
+        cookie: ReviewerCookie = "",
     ) -> HTMLResponse:
-        return desk.page(request, which, image, name_of(coserve_reviewer))
+        return page.show(request, which, image, name_of(cookie))
 
     @routes.post("/review/name")
     def name(
         reviewer: Annotated[str, Form(max_length=512)],
         next: Annotated[str, Form(max_length=2048)] = "/review",  # noqa: A002
     ) -> Response:
-        given = reviewer.strip()
-        if not NAME.fullmatch(given):
+        reviewer = reviewer.strip()
+        if not NAME.fullmatch(reviewer):
             raise HTTPException(422, "your name: 1 to 128 characters without control characters")
         answer = RedirectResponse(safe_path(next), 303)
-        answer.set_cookie(_NAME_COOKIE, quote(given), _NAME_COOKIE_S, path="/", httponly=True, samesite="strict")
+        answer.set_cookie(_NAME_COOKIE, quote(reviewer), _NAME_COOKIE_S, path="/", httponly=True, samesite="strict")
         return answer
 
     @routes.get("/review/next")
     def following(
-        which: Annotated[Chosen, Depends(chosen)],
+        which: _Which,
         seat: Annotated[str, Query(pattern=r"^[0-9a-f]{16}$")],
         held: Annotated[str, Query(pattern=r"^[0-9,]{0,400}$")] = "",
-        skipped: Skipped = "",
+        skipped: SkippedIds = "",
         count: Annotated[int, Query(ge=0, le=12)] = 4,
         since: Annotated[str, Query(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,12}Z$")] = "9999-12-31T00:00:00Z",
-        coserve_reviewer: Annotated[str, Cookie()] = "",
+        cookie: ReviewerCookie = "",
     ) -> JSONResponse:
-        holds = [int(part) for part in held.split(",") if part]
-        reviewer = name_of(coserve_reviewer)
-        desk.offers.remember(reviewer, [int(part) for part in skipped.split(",") if part])
-        found = desk.following(which, seat, reviewer, holds, count)
-        return JSONResponse(found | desk.progress(since, reviewer))
+        reviewer = name_of(cookie)
+        page.offers.remember(reviewer, _ids(skipped))
+        return JSONResponse(page.next_items(which, seat, reviewer, _ids(held), count) | page.progress(since, reviewer))
 
     @routes.get("/review/items/{image}")
-    def one(image: ImageId) -> JSONResponse:
-        return JSONResponse(desk.one(image))
+    def item(image: ImageId) -> JSONResponse:
+        return JSONResponse(page.item(image))
 
-    _add_decisions(routes, desk)
+    _add_decisions(routes, page)
     return routes
 
 
-def _add_decisions(routes: APIRouter, desk: "_Desk") -> None:
+def _add_decisions(routes: APIRouter, page: "_ReviewPage") -> None:
     @routes.post("/review/items/{image}")
     def decide(
         image: ImageId,
         verdict: Annotated[str, Form()],
         defect: Annotated[str, Form()] = "",
         note: Annotated[str, Form()] = "",
-        newest: Seen = "",
-        coserve_reviewer: Annotated[str, Cookie()] = "",
+        newest: SeenReview = "",
+        cookie: ReviewerCookie = "",
     ) -> JSONResponse:
-        given = {"verdict": verdict, "defect": defect or None, "note": note.strip() or None}
-        return desk.write(image, coserve_reviewer, newest, **given)
+        return page.write(image, cookie, newest, verdict=verdict, defect=defect, note=note.strip())
 
     @routes.post("/review/items/{image}/undo")
-    def undo(image: ImageId, newest: Seen = "", coserve_reviewer: Annotated[str, Cookie()] = "") -> JSONResponse:
-        return desk.write(image, coserve_reviewer, newest, undo=True)
+    def undo(image: ImageId, newest: SeenReview = "", cookie: ReviewerCookie = "") -> JSONResponse:
+        return page.write(image, cookie, newest, undo=True)
 
     @routes.post("/review/items/{image}/skip")
-    def skip(image: ImageId, coserve_reviewer: Annotated[str, Cookie()] = "") -> Response:
-        desk.offers.skip(name_of(coserve_reviewer), image)
+    def skip(image: ImageId, cookie: ReviewerCookie = "") -> Response:
+        page.offers.skip(name_of(cookie), image)
         return Response(status_code=204)
 
     @routes.get("/review/last")
-    def last(
-        since: Annotated[str, Query(max_length=32)], coserve_reviewer: Annotated[str, Cookie()] = ""
-    ) -> JSONResponse:
-        return JSONResponse(desk.last(since, name_of(coserve_reviewer)))
+    def last(since: Annotated[str, Query(max_length=32)], cookie: ReviewerCookie = "") -> JSONResponse:
+        return JSONResponse(page.last(since, name_of(cookie)))
 
 
-class _Desk:
-    """What the routes share."""
+def name_of(cookie: str) -> str:
+    """Return the reviewer's name, empty if the cookie holds no valid name."""
+    try:
+        name = unquote(cookie, errors="strict")
+    except UnicodeDecodeError:
+        return ""
+    return name if NAME.fullmatch(name) and name.strip() else ""
+
+
+def _ids(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+class _ReviewPage:
+    """The state that the routes share. Answers that change seldom are cached for half a minute."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._facts = Facts(site.database, site.pictures)
-        self.offers = Offers()
+        self._database = site.database
+        self._cache = CachedAnswers(_CACHE_S, _MAX_CACHED)
+        self.offers = ReviewOffers()
 
-    def page(self, request: Request, which: Chosen, image: int | None, reviewer: str) -> HTMLResponse:
+    def show(self, request: Request, which: ReviewFilter, image: int | None, reviewer: str) -> HTMLResponse:
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        codes = self._cache.get("codes", lambda: defect_codes(self._database)) if reviewer else []
+        facets = self._cache.get("facets", self._facets) if reviewer else {}
         return self._site.page(
             *(request, "review.html"),
             reviewer=reviewer,
             here=here,
             which=which,
             image=image,
-            codes=self._facts.codes() if reviewer else [],
-            facets=self._facts.facets() if reviewer else {},
+            codes=codes,
+            facets=facets,
             seat=secrets.token_hex(8),
         )
 
-    def following(self, which: Chosen, seat: str, reviewer: str, held: list[int], count: int) -> dict[str, Any]:
-        """The next images beside those the page holds, and how many wait in all."""
+    def next_items(self, which: ReviewFilter, seat: str, reviewer: str, held: list[int], count: int) -> dict[str, Any]:
+        """Return the next images beside those the page holds, and how many wait in all."""
         query = waiting(which.waiting, newest_first=which.order == "newest")
-        most = count + len(held) + min(self.offers.excluded, _MOST_EXCLUDED)
-        ids = [row.inspection_id for row in self._site.database.rows(query.limit(most), limit=most)] if count else []
-        chosen_ids = self.offers.choose(seat, reviewer, ids, held, count)
-        items = [self._rendered(item) for item in map(self._facts.item, chosen_ids) if item]
-        left = self._site.database.rows(count_of(query, COUNTED), limit=1)[0][0]
-        return {"items": items, "left": left, "left_is_least": left >= COUNTED}
+        limit = count + len(held) + min(self.offers.excluded, _MAX_EXCLUDED)
+        ids = [row.inspection_id for row in self._database.rows(query.limit(limit), limit=limit)] if count else []
+        chosen = self.offers.choose(seat, reviewer, ids, held, count)
+        items = [self._rendered(item) for item in map(self._item, chosen) if item]
+        left = self._database.number(count_of(query, _MAX_COUNTED))
+        return {"items": items, "left": left, "left_is_least": left >= _MAX_COUNTED}
 
-    def one(self, inspection_id: int) -> dict[str, Any]:
-        item = self._facts.item(inspection_id)
+    def item(self, inspection_id: int) -> dict[str, Any]:
+        item = self._item(inspection_id)
         if item is None:
             raise HTTPException(404, f"there is no image {inspection_id}")
         return self._rendered(item)
 
     def progress(self, since: str, reviewer: str) -> dict[str, int]:
-        """Decisions since the reader's midnight."""
-        done = self._site.database.rows(questions.done_since(since, reviewer), limit=1)[0]
+        """Return the number of decisions since the reader's midnight."""
+        (done,) = self._database.rows(done_question(since, reviewer), limit=1)
         return {"done": int(done.by_all), "done_by_you": int(done.by_one)}
 
     def last(self, since: str, reviewer: str) -> dict[str, Any]:
-        """The decision that this reviewer could undo after the page was loaded anew."""
-        rows = self._site.database.rows(questions.newest_of(reviewer, since), limit=1)
-        return {"id": rows[0].inspection_id, "newest": rows[0].review_id} if rows else {}
+        """Return the decision that this reviewer can undo after the page was reloaded."""
+        row = self._database.first(_last_question(since, reviewer))
+        return {"id": row.inspection_id, "newest": row.review_id} if row is not None else {}
 
     def write(self, image: int, cookie: str, newest: str, **fields: Any) -> JSONResponse:
-        """Have the daemon write it; what it refuses is the page's to show."""
+        """Have the daemon write a decision, and return its row or the refusal for the page to show."""
         reviewer = name_of(cookie)
         if not reviewer:
-            return _refusal(401, "no_name", "say who you are first: reload the page")
-        given = {name: value for name, value in fields.items() if value is not None}
+            return _refusal(401, "no_name", "give your name first: reload the page")
+        given: dict[str, Any] = {name: value for name, value in fields.items() if value or name == "verdict"}
         if newest:
             given["newest"] = int(newest)
         try:
             written = self._site.ask_daemon(
-                "review", timeout_s=_REVIEW_S, inspection_id=image, reviewer=reviewer, **given
+                "review", timeout_s=_REVIEW_TIMEOUT_S, inspection_id=image, reviewer=reviewer, **given
             )
         except ControlError as error:
             return _refusal(_STATUS.get(error.code, 503), error.code, error.reason)
         self.offers.forget(image)
         return JSONResponse(written)
 
-    def _rendered(self, item: Item) -> dict[str, Any]:
+    def _rendered(self, item: ReviewItem) -> dict[str, Any]:
         html = self._site.render("_review_item.html", item=item, image=item.image)
         return {"id": item.image.inspection_id, "html": html}
+
+    def _item(self, inspection_id: int) -> ReviewItem | None:
+        rows = self._database.rows
+        image = self._database.first(image_question(inspection_id))
+        if image is None:
+            return None
+        past = [Review(**row._mapping) for row in rows(_of_image(reviews, inspection_id), limit=_MAX_ROWS)]
+        standing = decisions(past)
+        return ReviewItem(
+            image=image,
+            size=self._site.pictures.size(image.image_path),
+            answers=rows(_of_image(stages, inspection_id), limit=_MAX_ROWS),
+            boxes=rows(_of_image(detections, inspection_id), limit=_MAX_ROWS),
+            past=past,
+            standing=standing[-1] if standing else None,
+            good_part=self._good_part(image),
+        )
+
+    def _facets(self) -> dict[str, list[tuple[str, int]]]:
+        """Return the values of each filter, and how many images wait with each."""
+        rows = self._database.rows(_some_waiting(), limit=_FACET_IMAGES)
+        columns = {"type": "board_type", "lot": "lot", "component": "component", "verdict": "verdict"}
+        facets = {name: _most_frequent(getattr(row, column) for row in rows) for name, column in columns.items()}
+        experts = self._database.rows(experts_question(), limit=_MAX_ROWS)
+        return facets | {"expert": [(str(expert), int(images)) for expert, images in map(tuple, experts)]}
+
+    def _good_part(self, image: Row[Any]) -> GoodPart | None:
+        """Return the most similar good part: best of the same place and board type, passed by a person, the newest."""
+        parts = self._cache.get(f"good {image.component}", lambda: self._good_parts(image.component))
+        ranked = sorted(
+            (part for part in parts if part.inspection_id != image.inspection_id),
+            key=lambda part: (part.board_type != image.board_type, part.designator != image.designator),
+        )
+        for part in ranked[:3]:
+            size = self._site.pictures.size(part.image_path)
+            if size is not None:
+                return GoodPart(part.inspection_id, size, part.designator, bool(part.is_reviewed))
+        return None
+
+    def _good_parts(self, component: str) -> list[Row[Any]]:
+        try:
+            return [
+                row
+                for question in good_part_questions(component)
+                for row in self._database.rows(question, limit=_GOOD_PARTS, timeout_s=_GOOD_PARTS_TIMEOUT_S)
+            ]
+        except TooMuchToCount:
+            return []  # the page does not wait longer for a comparison
+
+
+def defect_codes(database: Database) -> list[DefectCode]:
+    """Return the rules' codes in their order, then those that people and the line named: their order stays the same."""
+    row = database.first(select(rules_versions.c.text).order_by(rules_versions.c.loaded_at.desc()))
+    rules = validate(RulesFile, read_yaml_text(row.text, "rules"))[0] if row is not None else None
+    labels: dict[str, str] = {}
+    for label, code in (rules.defects if rules else {}).items():
+        labels.setdefault(code, label)
+    codes = [DefectCode(code, label if label != code else None) for code, label in labels.items()]
+    for question in (_codes_of_people(), _codes_of_line()):
+        for code in (row[0] for row in database.rows(question, limit=_MAX_CODES)):
+            if code not in labels:
+                labels[code] = code
+                codes.append(DefectCode(code, None))
+    return codes[:_MAX_CODES]
+
+
+def _most_frequent(values: Iterable[str | None]) -> list[tuple[str, int]]:
+    counts = Counter(value for value in values if value is not None)
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:_MAX_ROWS]
 
 
 def _refusal(status: int, code: str, reason: str) -> JSONResponse:
     return JSONResponse({"code": code, "reason": reason}, status)
 
 
-def name_of(cookie: str) -> str:
-    """The reviewer's name; empty where nobody has said it, or not as a name may be."""
-    try:
-        name = unquote(cookie, errors="strict")
-    except UnicodeDecodeError:
-        return ""
-    return name if NAME.fullmatch(name) and name.strip() else ""
+class ReviewOffers:
+    """The images shown on each open page and those skipped, so that two reviewers seldom meet at one image.
+
+    It lives in the memory of the web process only, and nothing depends on it: the database itself refuses the second
+    decision about an image. A seat is one open page; a page that is reloaded has another seat.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shown: OrderedDict[int, tuple[str, float]] = OrderedDict()
+        self._skipped: OrderedDict[tuple[str, int], float] = OrderedDict()
+
+    def choose(self, seat: str, reviewer: str, waiting: Sequence[int], held: Collection[int], count: int) -> list[int]:
+        """Return `count` of `waiting` for `seat`, beside those it holds.
+
+        Images that no other page shows come first, then those that others show, then those that `reviewer` skipped,
+        the longest ago first.
+        """
+        now_s = time.monotonic()
+        with self._lock:
+            for image in held:
+                self._show(image, seat, now_s)
+            free = [image for image in waiting if image not in held]
+            free.sort(key=lambda image: self._rank(seat, reviewer, image, now_s))  # stable: else the order of `waiting`
+            chosen = free[:count]
+            for image in chosen:
+                if self._rank(seat, reviewer, image, now_s)[0] != 1:
+                    self._show(image, seat, now_s)
+            return chosen
+
+    def skip(self, reviewer: str, inspection_id: int) -> None:
+        """Show this image to `reviewer` last, and to others as if nobody had seen it."""
+        with self._lock:
+            self._skipped[reviewer, inspection_id] = time.monotonic()
+            self._skipped.move_to_end((reviewer, inspection_id))
+            _limit(self._skipped)
+            self._shown.pop(inspection_id, None)
+
+    def remember(self, reviewer: str, skipped: Sequence[int]) -> None:
+        """Add the images that the reviewer's browser has noted as skipped, the longest ago first.
+
+        A restarted web process has forgotten them, except for a skip that arrived since: the others go before it.
+        """
+        with self._lock:
+            at_s = time.monotonic()
+            for inspection_id in reversed(skipped):
+                at_s = self._skipped.setdefault((reviewer, inspection_id), math.nextafter(at_s, -math.inf))
+            _limit(self._skipped)
+
+    def forget(self, inspection_id: int) -> None:
+        """Remove an image that is decided."""
+        with self._lock:
+            self._shown.pop(inspection_id, None)
+
+    @property
+    def excluded(self) -> int:
+        """Return how many of the waiting images may be ranked last: so many more must be read."""
+        return len(self._shown) + len(self._skipped)
+
+    def _show(self, inspection_id: int, seat: str, now_s: float) -> None:
+        self._shown[inspection_id] = (seat, now_s)
+        self._shown.move_to_end(inspection_id)
+        _limit(self._shown)
+
+    def _rank(self, seat: str, reviewer: str, inspection_id: int, now_s: float) -> tuple[int, float]:
+        skipped_s = self._skipped.get((reviewer, inspection_id))
+        if skipped_s is not None and now_s - skipped_s < _SKIPPED_S:
+            return 2, skipped_s
+        shown_to, at_s = self._shown.get(inspection_id, (seat, now_s))
+        return (1 if shown_to != seat and now_s - at_s < _SHOWN_S else 0), 0.0
+
+
+def _limit(entries: OrderedDict[Any, Any]) -> None:
+    while len(entries) > _MAX_OFFERS:
+        entries.popitem(last=False)
+
+
+# Questions
+
+
+def image_question(inspection_id: int) -> Question:
+    """Select one image with its board; `is_copied_later` while its picture is on its way to `images/`."""
+    table, board = inspections.c, boards.c
+    is_pending = exists().where(pending.c.inspection_id == table.inspection_id, pending.c.task == "keep")
+    return (
+        select(
+            *(table.inspection_id, table.board_id, table.component, table.designator, table.status, table.verdict),
+            *(table.defect, table.reason, table.completed_at, table.image_path, is_pending.label("is_copied_later")),
+            *(board.board_type, board.serial, board.attempt, board.lot, board.station),
+        )
+        .join_from(inspections, boards, table.board_id == board.board_id)
+        .where(table.inspection_id == inspection_id)
+    )
+
+
+def _of_image(table: Any, inspection_id: int) -> Question:
+    """Select an image's reviews, the oldest first, its stages in order, or its boxes, the surest first."""
+    order = {
+        reviews: (reviews.c.review_id,),
+        stages: (stages.c.step,),
+        detections: (detections.c.confidence.desc(), detections.c.detection_id),
+    }
+    return select(table).where(table.c.inspection_id == inspection_id).order_by(*order[table])
+
+
+def good_part_questions(component: str) -> tuple[Question, Question]:
+    """Select kept pictures of good parts, the newest first: passed by people, and passed by the line."""
+    table, board = inspections.c, boards.c
+    columns = (table.inspection_id, table.designator, table.image_path, board.board_type)
+    is_shown = and_(table.component == component, table.image_path.is_not(None))
+    by_person = (
+        select(*columns, literal(1).label("is_reviewed"))
+        .select_from(reviews)
+        .join(inspections, table.inspection_id == reviews.c.inspection_id)
+        .join(boards, board.board_id == table.board_id)
+        .where(reviews.c.verdict == "pass", is_newest(), is_shown)
+        .order_by(reviews.c.review_id.desc())
+    )
+    is_reviewed = exists().where(reviews.c.inspection_id == table.inspection_id)
+    by_line = (
+        select(*columns, literal(0).label("is_reviewed"))
+        .select_from(inspections)
+        .join(boards, board.board_id == table.board_id)
+        .where(table.verdict == "pass", is_shown, ~is_reviewed)
+        .order_by(table.completed_at.desc())
+    )
+    return by_person, by_line
+
+
+def _codes_of_people() -> Question:
+    """Select the codes that people named, in the order of their first use: so a code keeps its number."""
+    table = reviews.c
+    first = func.min(table.review_id)
+    return select(table.defect, func.count()).where(table.defect.is_not(None)).group_by(table.defect).order_by(first)
+
+
+def _codes_of_line() -> Question:
+    """Select the codes of the newest fails whose pictures are kept."""
+    table = inspections.c
+    newest = (
+        select(table.inspection_id, table.defect)
+        .where(table.verdict == "fail", table.image_path.is_not(None))
+        .order_by(table.completed_at.desc())
+        .limit(_CODE_IMAGES)
+        .subquery()
+    )
+    code = newest.c.defect
+    return select(code, func.count()).where(code.is_not(None)).group_by(code).order_by(code)
+
+
+def done_question(since: str, reviewer: str) -> Question:
+    """Count the decisions that were not undone, of all reviewers and of one."""
+    is_own = reviews.c.reviewer == reviewer
+    return select(
+        func.count().label("by_all"),
+        func.coalesce(func.sum(case((is_own, 1), else_=0)), 0).label("by_one"),
+    ).where(reviews.c.at >= since, stands())
+
+
+def _last_question(since: str, reviewer: str) -> Question:
+    """Select a reviewer's decisions that were not undone, the newest first."""
+    table = reviews.c
+    is_own = (table.reviewer == reviewer, table.at >= since, stands())
+    return select(table.inspection_id, table.review_id).where(*is_own).order_by(table.review_id.desc())
+
+
+def _some_waiting() -> Question:
+    """Select some waiting images in any order, for the filters: in order the database would read all of them."""
+    return waiting().order_by(None).limit(_FACET_IMAGES)
+
+
+def experts_question() -> Question:
+    """Count those images by the experts that judged them, the most frequent first."""
+    some = _some_waiting().subquery()
+    expert = stages.c.expert
+    query = select(expert, func.count()).join(some, some.c.inspection_id == stages.c.inspection_id)
+    return query.group_by(expert).order_by(func.count().desc(), expert)

@@ -1,4 +1,4 @@
-"""What surrounds and serves every page: access, live events, pictures, the database with its limits, the server.
+"""The services around every page: access, live events, pictures, the database with its limits, the HTTP server.
 
-Pages get all of it through `site.Site`. Nothing here knows a page.
+Pages import `site.Site` and the types here. Nothing here imports a page.
 """

@@ -1,9 +1,9 @@
-"""Who may see the pages, and what a page may do: the outermost layer, before any route.
+"""Access to the pages: the outermost layer, before any route.
 
-On loopback without a token whoever is on this PC may, but only under a loopback name: a web site elsewhere that points
-its own name here (DNS rebinding) is refused. With a token, browsers log in once and carry a cookie that is made from
-the token and is not the token; programs send `Authorization: Bearer TOKEN`. Nothing that changes anything is taken
-from another site's page.
+On loopback without a token everybody on this PC has access, but only under a loopback name: a web site elsewhere that
+points its own name here (DNS rebinding) is refused. With a token, browsers log in once and carry a cookie that is
+signed with the token and does not contain it; programs send `Authorization: Bearer TOKEN`. Requests that change
+something are refused if another site's page sends them.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from daemon.wire.http_token import Token, TokenError, no_token_text, read_token
 
-#: A form has a few fields; nothing else is sent here.
+#: Enough for a form of a few fields; nothing else is sent here.
 MAX_BODY_BYTES = 64 * 1024
 _COOKIE_S = 30 * 86400
-#: How long a wrong token waits for its answer, and how many may wait at once: eight guesses a second in all.
-_WRONG_WAITS_S = 1.0
-_WRONG_AT_ONCE = 8
+#: A wrong token waits this long for its answer, and so many may wait at once: eight guesses a second in all.
+_WRONG_TOKEN_WAIT_S = 1.0
+_MAX_WRONG_TOKENS = 8
 _OPEN_PATHS = ("/login",)
 _OPEN_FOLDER = "/static/"
 
@@ -46,10 +46,10 @@ _HEADERS = {
 
 
 class Keyring:
-    """The token in force, None on loopback without one, and the cookies that are made from it."""
+    """The token in force (None on loopback without one) and the cookies that are signed with it."""
 
     def __init__(self, token_file: Path | None) -> None:
-        """TokenError where the file cannot be used."""
+        """Read the token; TokenError if its file cannot be used."""
         self._file = token_file
         self._token: Token | None = read_token(token_file) if token_file else None
         self._waiting = 0
@@ -60,7 +60,7 @@ class Keyring:
         return self._token is None
 
     def reload(self) -> None:
-        """Read the token again: a new one voids every cookie, one that cannot be used leaves the old in force."""
+        """Read the token again. A new one voids every cookie; after an error the old one stays in force."""
         if self._file is None:
             return
         try:
@@ -70,31 +70,29 @@ class Keyring:
 
     @property
     def cookie_name(self) -> str:
-        """Of this token: two lines on one PC, which differ in their ports only, would share one name."""
+        """Return this token's cookie name: two lines on one PC differ in their ports only, which cookies ignore."""
         return f"coserve_{self._token.sign('name of the cookie')[:8]}" if self._token else "coserve"
 
-    def new_cookie(self) -> str:
+    def set_cookie(self, response: Response, *, secure: bool) -> None:
         until = str(int(time.time()) + _COOKIE_S)
-        return f"{until}.{self._sign(until)}"
-
-    def cookie_s(self) -> int:
-        return _COOKIE_S
+        value = f"{until}.{self._sign(until)}"
+        response.set_cookie(self.cookie_name, value, _COOKIE_S, httponly=True, samesite="strict", secure=secure)
 
     def has_cookie(self, header: str) -> bool:
-        until, _, mark = cookie_parser(header).get(self.cookie_name, "").partition(".")
-        is_ours = hmac.compare_digest(mark.encode("utf-8", "replace"), self._sign(until).encode())
+        until, _, signature = cookie_parser(header).get(self.cookie_name, "").partition(".")
+        is_ours = hmac.compare_digest(signature.encode("utf-8", "replace"), self._sign(until).encode())
         return is_ours and until.isdecimal() and int(until) > time.time()
 
     def is_bearer(self, authorization: str) -> bool:
         return self._token is not None and self._token.matches(authorization)
 
     async def slow_down(self) -> bool:
-        """Let whoever gave a wrong token wait; False where too many wait already."""
-        if self._waiting >= _WRONG_AT_ONCE:
+        """Delay the answer to a wrong token. Return False at once if too many wait already."""
+        if self._waiting >= _MAX_WRONG_TOKENS:
             return False
         self._waiting += 1
         try:
-            await asyncio.sleep(_WRONG_WAITS_S)
+            await asyncio.sleep(_WRONG_TOKEN_WAIT_S)
         finally:
             self._waiting -= 1
         return True
@@ -103,8 +101,8 @@ class Keyring:
         return self._token.sign(f"cookie until {until}") if self._token else ""
 
 
-class Guard:
-    """ASGI: lets a request through to `app`, or answers it."""
+class AccessGuard:
+    """ASGI middleware that passes a request on to `app`, or refuses it."""
 
     def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
         self.app = app
@@ -117,28 +115,28 @@ class Guard:
         app = await self._refusal(scope) or self.app
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # routes know GET; the server leaves the body out
-        await app(scope, _measured(receive), _with_headers(send))
+        await app(scope, _limited(receive), _with_headers(send))
 
     async def _refusal(self, scope: Scope) -> Response | None:
-        """The answer to a request that does not come through; None to one that does."""
+        """Return the refusal of a request, None if it is let through."""
         headers = Headers(scope=scope)
         return (
-            self._misshapen(headers)
-            or await self._not_let_in(scope, headers)
-            or self._not_taken(scope["method"], headers)
+            self._malformed(headers)
+            or await self._unauthorized(scope, headers)
+            or self._forbidden(scope["method"], headers)
         )
 
-    def _misshapen(self, headers: Headers) -> Response | None:
+    def _malformed(self, headers: Headers) -> Response | None:
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
-            return _plain(413, f"at most {MAX_BODY_BYTES} bytes are taken")
+            return _plain(413, f"a request has at most {MAX_BODY_BYTES} bytes")
         if len(headers.getlist("host")) != 1 or len(headers.getlist("authorization")) > 1:
-            return _plain(400, "one Host, and one Authorization at the most")
+            return _plain(400, "expected one Host header and at most one Authorization")
         if self._keyring.is_open and not is_loopback_name(headers["host"]):
-            return _plain(421, "this line's pages answer to loopback names only, such as http://127.0.0.1")
+            return _plain(421, "these pages answer to loopback names only, such as http://127.0.0.1")
         return None
 
-    async def _not_let_in(self, scope: Scope, headers: Headers) -> Response | None:
+    async def _unauthorized(self, scope: Scope, headers: Headers) -> Response | None:
         keyring, authorization, path = self._keyring, headers.get("authorization"), scope["path"]
         if keyring.is_open or path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER):
             return None
@@ -151,17 +149,17 @@ class Guard:
                 return _plain(429, "too many wrong tokens at once", **{"Retry-After": "2"})
         return _ask_for_token(scope, headers)
 
-    def _not_taken(self, method: str, headers: Headers) -> Response | None:
+    def _forbidden(self, method: str, headers: Headers) -> Response | None:
         if method not in ("GET", "HEAD", "POST"):
             return _plain(405, "only GET, HEAD and POST", Allow="GET, HEAD, POST")
         if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
-            return _plain(403, "another site's page may link here, and do no more")
+            return _plain(403, "another site's page may link here and nothing else")
         if method == "POST" and not self._is_same_origin(headers):
-            return _plain(403, "this may be sent from the line's own pages only (Origin, Sec-Fetch-Site)")
+            return _plain(403, "only the line's own pages may send this (Origin, Sec-Fetch-Site)")
         return None
 
     def _is_same_origin(self, headers: Headers) -> bool:
-        """A browser says where a form was sent from. Whoever has the token itself is no browser that was misled."""
+        """Return True if the browser says that our own page sent this, or if the request carries the token itself."""
         if "authorization" in headers:
             return not self._keyring.is_open
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
@@ -173,19 +171,20 @@ class Guard:
 
 
 def _ask_for_token(scope: Scope, headers: Headers) -> Response:
-    """A browser that opens a page is sent to the login; a program, and a fragment of a page, hear what is missing."""
+    """Send a browser that opens a page to the login; tell programs and page fragments what is missing."""
     if "HX-Request" in headers:
         return _plain(401, "log in again", **{"HX-Redirect": "/login"})
     if "authorization" not in headers and "text/html" in headers.get("accept", ""):
         query = scope["query_string"].decode("latin-1")
-        wanted = f"{scope['path']}?{query}" if query else scope["path"]
-        return RedirectResponse(f"/login?next={quote(wanted, safe='/')}", 303)
-    missing = no_token_text(headers.get("authorization", ""))
-    return _plain(401, missing, **{"WWW-Authenticate": 'Bearer realm="coserve"'})
+        target = f"{scope['path']}?{query}" if query else scope["path"]
+        return RedirectResponse(f"/login?next={quote(target, safe='/')}", 303)
+    return _plain(
+        401, no_token_text(headers.get("authorization", "")), **{"WWW-Authenticate": 'Bearer realm="coserve"'}
+    )
 
 
 def is_loopback_name(host: str) -> bool:
-    """Whether a `Host` header names this machine by an address or name that means itself wherever it is said."""
+    """Return True if a `Host` header has a name or address that means this machine wherever it is resolved."""
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
         if name == "localhost":
@@ -198,7 +197,7 @@ def is_loopback_name(host: str) -> bool:
 
 
 def safe_path(path: str) -> str:
-    """Where to go after the login: a path of ours. Anything a browser could read as another site becomes `/`."""
+    """Return `path` if it stays on this site, `/` if a browser could read it as another site."""
     is_ours = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if is_ours and "\\" not in path else "/"
 
@@ -207,21 +206,21 @@ def _plain(status: int, text: str, **headers: str) -> Response:
     return PlainTextResponse(f"{text}\n", status, headers=headers)
 
 
-def _measured(receive: Receive) -> Receive:
-    """A body without an announced length ends where it becomes too long: as if the sender had gone."""
-    taken = 0
+def _limited(receive: Receive) -> Receive:
+    """End a body of unknown length where it becomes too long, as if the sender had disconnected."""
+    received_bytes = 0
 
-    async def measured() -> Message:
-        nonlocal taken
+    async def limited() -> Message:
+        nonlocal received_bytes
         message = await receive()
-        taken += len(message.get("body", b""))
-        return message if taken <= MAX_BODY_BYTES else {"type": "http.disconnect"}
+        received_bytes += len(message.get("body", b""))
+        return message if received_bytes <= MAX_BODY_BYTES else {"type": "http.disconnect"}
 
-    return measured
+    return limited
 
 
 def _with_headers(send: Send) -> Callable[[Message], Awaitable[None]]:
-    async def sending(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             for name, value in _HEADERS.items():
@@ -229,4 +228,4 @@ def _with_headers(send: Send) -> Callable[[Message], Awaitable[None]]:
             headers.setdefault("Cache-Control", "no-store")
         await send(message)
 
-    return sending
+    return send_with_headers

@@ -1,21 +1,32 @@
-"""The results database as pages ask it: read-only, so many rows and so much time at the most, no transaction kept."""
+"""The results database as pages ask it, read-only and limited in rows and time, and answers that are cached.
 
-from collections.abc import Mapping
-from typing import Any
+Every question is a short transaction of its own, so that none holds up the truncation of the database's log.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Executable, Row, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.storage.database.connections import StoreError, open_for_reading
 from daemon.storage.database.patience import TooLongError, at_most
+from daemon.wire.control import ControlError
 
-_AT_MOST_S = 5.0
-#: Rows are fetched as they are asked for: what is beyond the limit is never made.
-_AS_ASKED_FOR = {"stream_results": True}
+T = TypeVar("T")
+
+_MAX_QUESTION_S = 5.0
+#: Rows are fetched one by one: those beyond the limit are never read.
+_STREAMED = {"stream_results": True}
 
 
-class TooMuchToCount(Exception):  # noqa: N818 - what the page says
-    """The question took too long and was broken off: the page says so, and how to ask for less."""
+class TooMuchToCount(Exception):  # noqa: N818 - the title of the page that reports it
+    """The question took too long and was stopped. The text says how to ask for less."""
+
+    def __init__(self, text: str = "the database took too long: ask for a shorter time or fewer rows") -> None:
+        super().__init__(text)
 
 
 class NoDatabase(Exception):  # noqa: N818
@@ -23,10 +34,10 @@ class NoDatabase(Exception):  # noqa: N818
 
 
 class Database:
-    """Questions from any thread. Every one is a short transaction of its own: none holds up the database's log."""
+    """Questions to the results database, from any thread."""
 
     def __init__(self, url: str) -> None:
-        """NoDatabase where there is none at `url`."""
+        """Open the database at `url`; NoDatabase if there is none."""
         try:
             self._engine = open_for_reading(url)
         except StoreError as error:
@@ -38,25 +49,101 @@ class Database:
         parameters: Mapping[str, Any] | None = None,
         *,
         limit: int,
-        at_most_s: float = _AT_MOST_S,
+        timeout_s: float = _MAX_QUESTION_S,
     ) -> list[Row[Any]]:
-        """At most `limit` rows: a page asks for one more than it shows, and then knows that there are more.
+        """Return at most `limit` rows. A page asks for one more than it shows, to know if there are more.
 
-        `parameters` are bound, never put into the text. TooMuchToCount after `at_most_s`, NoDatabase where the
-        database cannot be read.
+        `parameters` are bound, never put into the text. TooMuchToCount after `timeout_s`; NoDatabase if the database
+        cannot be read.
         """
         question = text(statement) if isinstance(statement, str) else statement
         try:
             with (
                 self._engine.connect() as connection,
-                at_most(connection, at_most_s),
-                connection.execute(question, dict(parameters or {}), execution_options=_AS_ASKED_FOR) as found,
+                at_most(connection, timeout_s),
+                connection.execute(question, dict(parameters or {}), execution_options=_STREAMED) as result,
             ):
-                return list(found.fetchmany(limit))
+                return list(result.fetchmany(limit))
         except TooLongError:
             raise TooMuchToCount from None
         except SQLAlchemyError as error:
             raise NoDatabase(str(getattr(error, "orig", None) or error)) from None
 
+    def first(self, statement: str | Executable, **parameters: Any) -> Row[Any] | None:
+        """Return the first row, None if there is none."""
+        return next(iter(self.rows(statement, parameters, limit=1)), None)
+
+    def number(self, statement: str | Executable, **parameters: Any) -> int:
+        """Return the number in the first column of the first row, 0 for NULL."""
+        row = self.first(statement, **parameters)
+        return int(row[0] or 0) if row is not None else 0
+
+    def id_before_newest(self, images: int) -> int:
+        """Return the inspection_id after which the newest `images` images begin."""
+        return self.number("SELECT max(inspection_id) FROM inspections") - images
+
     def close(self) -> None:
         self._engine.dispose()
+
+
+def ask_or(default: T, ask: Callable[[], T], topic: str, problems: list[str]) -> T:
+    """Return `ask()`. If it fails, note the reason in `problems` and return `default`: the page shows the rest."""
+    try:
+        return ask()
+    except (ControlError, NoDatabase, TooMuchToCount) as error:
+        problems.append(f"{topic}: {error}")
+        return default
+
+
+class CachedAnswer(Generic[T]):
+    """An answer kept for `seconds`, for any thread. Callers that come while it is made wait for it.
+
+    A failure is kept as long as an answer.
+    """
+
+    def __init__(self, seconds: float, make: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._make = make
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._until_s = float("-inf")
+        self._result: tuple[T] | Exception = KeyError()
+
+    def get(self) -> T:
+        """Return what `make` returned, or raise what it raised, at most `seconds` ago."""
+        with self._lock:
+            if self._clock() >= self._until_s:
+                try:
+                    self._result = (self._make(),)
+                except Exception as error:  # noqa: BLE001 - raised below, for every caller
+                    self._result = error
+                self._until_s = self._clock() + self._seconds
+            result = self._result
+        if isinstance(result, Exception):
+            raise result.with_traceback(None)  # a traceback would grow with every caller
+        return result[0]
+
+
+class CachedAnswers:
+    """Cached answers by key, the `max_answers` used last. A failure reaches those who wait for it, and is dropped."""
+
+    def __init__(self, seconds: float, max_answers: int) -> None:
+        self._seconds = seconds
+        self._max_answers = max_answers
+        self._lock = threading.Lock()
+        self._answers: dict[Hashable, CachedAnswer[Any]] = {}
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what `make` returned for `key` at most `seconds` ago."""
+        with self._lock:
+            answer = self._answers.pop(key, None) or CachedAnswer(self._seconds, make)
+            self._answers[key] = answer
+            while len(self._answers) > self._max_answers:
+                del self._answers[next(iter(self._answers))]
+        try:
+            return answer.get()
+        except Exception:
+            with self._lock:
+                if self._answers.get(key) is answer:
+                    del self._answers[key]
+            raise

@@ -1,8 +1,8 @@
-"""Events for open pages: one poller for all readers, and nothing is asked while nobody listens.
+"""Server-sent events for open pages: one poller for all listeners, and no polling while there are none.
 
-A topic is a text that somebody can make at any time: a rendered fragment, or JSON. Readers get it whole whenever it has
-changed. So there is nothing to queue: a reader that is slow misses what was in between, never the newest; one that
-comes back says by `Last-Event-ID` what it has, and gets what has changed since.
+A topic is a text that can be made at any time, a rendered fragment or JSON. Listeners get the whole text whenever it
+has changed, so nothing is queued: a slow listener misses texts in between, never the newest. A listener that
+reconnects sends `Last-Event-ID` and gets the topics that have changed since.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ import structlog
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-LISTENERS = 64
+MAX_LISTENERS = 64
 _POLL_S = 0.5
 _HEARTBEAT_S = 15.0
 _RETRY_MS = 2000
 
 
-class Full(Exception):  # noqa: N818
-    """64 pages listen already."""
+class TooManyListeners(Exception):  # noqa: N818
+    """MAX_LISTENERS pages listen already."""
 
 
 class _Topic:
@@ -37,8 +37,8 @@ class _Topic:
         self.version = 0
 
 
-class Live:
-    """Topics and who listens to them. `add` at start; everything else in the event loop's thread."""
+class LiveTopics:
+    """Topics and their listeners. `add` topics at start; use everything else in the event loop's thread."""
 
     def __init__(self) -> None:
         self._topics: dict[str, _Topic] = {}
@@ -48,10 +48,9 @@ class Live:
         self._wake = asyncio.Event()
         self._log: Any = structlog.get_logger("live")
         self._limiter: anyio.CapacityLimiter | None = None
-        self.is_closed = False
 
     def add(self, name: str, make: Callable[[], str], every_s: float = _POLL_S) -> None:
-        """A topic. `make` is called in a thread, every `every_s` while somebody listens; it gives the text whole."""
+        """Add a topic. `make` returns its whole text; a thread calls it every `every_s` while somebody listens."""
         self._topics[name] = _Topic(make, every_s)
 
     @property
@@ -59,18 +58,18 @@ class Live:
         return list(self._topics)
 
     def stream(self, names: Iterable[str], last_event_id: str = "") -> "EventStream":
-        """The answer to a page that listens to `names`. Full where too many do; KeyError for a name there is not."""
-        wanted = {name: self._topics[name] for name in dict.fromkeys(names)}
-        if len(self._listeners) >= LISTENERS:
-            raise Full
+        """Return the event stream of the topics `names`; TooManyListeners, or KeyError for an unknown topic."""
+        topics = {name: self._topics[name] for name in dict.fromkeys(names)}
+        if len(self._listeners) >= MAX_LISTENERS:
+            raise TooManyListeners
         run_id, _, seen = last_event_id.partition("-")
-        known = int(seen) if run_id == self._run_id and seen.isdecimal() and len(seen) < 20 else 0
-        listener = _Listener(wanted, dict.fromkeys(wanted, known))
+        version = int(seen) if run_id == self._run_id and seen.isdecimal() and len(seen) < 20 else 0
+        listener = _Listener(topics, dict.fromkeys(topics, version))
         self._join(listener)
         return EventStream(listener, self._run_id, self._leave)
 
     async def run(self) -> None:
-        """Poll what is listened to, for ever. In a thread that pages cannot take away, however much they ask."""
+        """Poll the topics that have listeners, for ever, in a thread of their own that pages cannot occupy."""
         self._limiter = anyio.CapacityLimiter(1)
         while True:
             if not self._listeners:
@@ -82,8 +81,7 @@ class Live:
             await asyncio.sleep(_POLL_S / 2)
 
     def close(self) -> None:
-        """End every stream, so that the server can."""
-        self.is_closed = True
+        """End every stream, so that the server can stop."""
         for listener in list(self._listeners):
             listener.close()
 
@@ -91,7 +89,7 @@ class Live:
         topic.due_s = time.monotonic() + topic.every_s
         try:
             text = await anyio.to_thread.run_sync(topic.make, limiter=self._limiter)
-        except Exception:  # noqa: BLE001 - the other topics, and this one at its next turn
+        except Exception:  # noqa: BLE001 - other topics go on, this one later
             self._log.exception("topic_failed", topic=name)
             topic.due_s += 10 * topic.every_s
             return
@@ -118,7 +116,7 @@ class Live:
         for topic in listener.topics.values():
             topic.listeners -= 1
             if not topic.listeners:
-                topic.text = None  # old by the time that somebody listens again
+                topic.text = None  # outdated when somebody listens again
 
 
 class _Listener:
@@ -133,18 +131,18 @@ class _Listener:
         self.news.set()
 
     def changed(self) -> list[tuple[str, int, str]]:
-        """What this listener has not seen yet, oldest first."""
+        """Return (topic, version, text) of the topics that this listener has not seen yet, oldest first."""
         self.news.clear()
-        found: list[tuple[str, int, str]] = []
+        changes: list[tuple[str, int, str]] = []
         for name, topic in self.topics.items():
             if topic.text is not None and topic.version > self.seen[name]:
                 self.seen[name] = topic.version
-                found.append((name, topic.version, topic.text))
-        return sorted(found, key=lambda one: one[1])
+                changes.append((name, topic.version, topic.text))
+        return sorted(changes, key=lambda change: change[1])
 
 
 class EventStream(Response):
-    """`text/event-stream` until the reader goes, or the server ends. One that does not read is cut by server.py."""
+    """A `text/event-stream` until the client disconnects or the server stops. server.py cuts off slow clients."""
 
     def __init__(self, listener: _Listener, run_id: str, leave: Callable[[_Listener], None]) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -156,7 +154,7 @@ class EventStream(Response):
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         listener = self._listener
-        gone = asyncio.create_task(_until_gone(receive, listener))
+        disconnect = asyncio.create_task(_close_on_disconnect(receive, listener))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for text in self._texts(listener):
@@ -164,9 +162,9 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._leave(listener)
-            gone.cancel()
+            disconnect.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await gone
+                await disconnect
 
     async def _texts(self, listener: _Listener) -> AsyncIterator[str]:
         yield f"retry: {_RETRY_MS}\n\n"
@@ -179,13 +177,13 @@ class EventStream(Response):
                 yield ": alive\n\n"
 
 
-async def _until_gone(receive: Receive, listener: _Listener) -> None:
+async def _close_on_disconnect(receive: Receive, listener: _Listener) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     listener.close()
 
 
 def _event(name: str, event_id: str, text: str) -> str:
-    """One event. Every kind of line end inside `text` becomes a line of its own: none can begin another field."""
+    """Return one event. Each line of `text`, whatever its line end, is a field of its own: none can forge another."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return f"event: {name}\nid: {event_id}\n" + "".join(f"data: {line}\n" for line in lines) + "\n"

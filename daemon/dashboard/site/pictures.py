@@ -1,7 +1,7 @@
-"""Pictures of images that were kept. Asked for by inspection, never by a file's name.
+"""Pictures of the images that were kept, requested by inspection and never by file name.
 
-The path comes from the database and is still not trusted: every part of it is opened below the images folder, without
-following a link, so that neither a row that somebody changed nor a link in the folder leads anywhere else.
+The path comes from the database and is still not trusted: every part of it is opened below the images folder without
+following a link, so that neither a manipulated row nor a link in the folder leads anywhere else.
 """
 
 import io
@@ -16,15 +16,15 @@ from typing import Any, BinaryIO
 from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
-#: Widths, in pixels, in which a picture may be asked for: for lists and cards, and for a desk's screen.
+#: Widths in pixels in which a picture may be requested: for lists and cards, and for a desktop screen.
 WIDTHS = (480, 1600)
 _MEDIA_TYPES = {".jpg": "image/jpeg", ".png": "image/png", ".bmp": "image/bmp"}
-#: What browsers do not show: they get it as PNG, where it is small enough to be unpacked for them.
+#: Formats that browsers do not show: sent as PNG if the picture is small enough to be unpacked.
 _CONVERTED = (".tif", ".pgm", ".ppm")
-#: What intake takes; Pillow knows dozens more, and starts programs for some.
+#: The formats that intake accepts. Pillow knows dozens more, and starts programs for some.
 _FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "PPM")
 _ORIENTATION = 274
-#: Pillow turns a TIFF by its orientation mark, which experts and boxes know nothing of: what turns it back.
+#: Pillow turns a TIFF by its orientation mark, which experts and boxes ignore. By mark, the turn back.
 _TURNED_BACK = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -35,27 +35,27 @@ _TURNED_BACK = {
     8: Image.Transpose.ROTATE_270,
 }
 _SIDEWAYS = tuple(_TURNED_BACK[mark] for mark in (5, 6, 7, 8))
-#: What is unpacked here at all, by the header and before a pixel is read: four bytes each.
-_UNPACKED_PIXELS = 25_000_000
+#: Larger pictures are not unpacked, judged by their header before a pixel (of four bytes) is read.
+_MAX_UNPACKED_PIXELS = 25_000_000
 _CHUNK_BYTES = 256 * 1024
 _QUALITY = 90
 
 
 class NoPicture(Exception):  # noqa: N818
-    """There is nothing to show; the text says why."""
+    """No picture can be shown; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """In stored pixels, before any EXIF turn: what boxes are measured in."""
+class PictureSize:
+    """Stored pixels, before any EXIF turn: boxes are measured in them."""
 
     width: int
     height: int
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """An open picture; `chunks` gives its bytes once, and closes it."""
+class ServedPicture:
+    """An open picture ready to be sent; `chunks` yields its bytes once and closes it."""
 
     file: BinaryIO
     length_bytes: int
@@ -69,61 +69,61 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A kept picture that is open and not read yet. It is closed by `close`, or with what `picture` gives."""
+class StoredPicture:
+    """A kept picture, open and not read yet. Close it by `close`, or through the ServedPicture made of it."""
 
     file: BinaryIO
     suffix: str
     length_bytes: int
-    _mark: str
+    _version: str
 
     def etag(self, width: int = 0) -> str:
-        """Another for each file, each change of it and each width."""
-        return f'"{self._mark}-{width}"' if width else f'"{self._mark}"'
+        """Return a tag that differs for each file, each change of it and each width."""
+        return f'"{self._version}-{width}"' if width else f'"{self._version}"'
 
     @property
     def is_converted(self) -> bool:
-        """Whether it is unpacked even when it is shown whole."""
+        """Return True if it is unpacked even when it is shown whole."""
         return self.suffix in _CONVERTED
 
     def close(self) -> None:
         self.file.close()
 
-    def picture(self, width: int = 0) -> Picture:
-        """The picture, `width` pixels wide where it is wider; NoPicture where browsers would not show it.
+    def served(self, width: int = 0) -> ServedPicture:
+        """Return the picture, reduced to `width` pixels if it is wider; NoPicture if browsers cannot show it.
 
-        One that cannot be made smaller, too large to be unpacked here or damaged, comes whole.
+        A picture that cannot be reduced (damaged, or too large to be unpacked here) is sent whole.
         """
-        smaller = _smaller(self.file, width) if width else None
-        if smaller is not None:
+        reduced = _reduced(self.file, width) if width else None
+        if reduced is not None:
             self.close()
-            return Picture(io.BytesIO(smaller), len(smaller), "image/jpeg", self.etag(width))
+            return ServedPicture(io.BytesIO(reduced), len(reduced), "image/jpeg", self.etag(width))
         self.file.seek(0)
         if self.suffix in _MEDIA_TYPES:
-            return Picture(self.file, self.length_bytes, _MEDIA_TYPES[self.suffix], self.etag(width))
+            return ServedPicture(self.file, self.length_bytes, _MEDIA_TYPES[self.suffix], self.etag(width))
         with self.file as file:
             png = _as_png(file)
-        return Picture(io.BytesIO(png), len(png), "image/png", self.etag(width))
+        return ServedPicture(io.BytesIO(png), len(png), "image/png", self.etag(width))
 
 
-class Pictures:
-    """The images folder."""
+class PictureFolder:
+    """The line's images folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._size = lru_cache(maxsize=4096)(self._measured)
+        self._size = lru_cache(maxsize=4096)(self._measure)
 
-    def open(self, image_path: str) -> Stored:
-        """What lies at `inspections.image_path`; NoPicture where it may not be shown, or is not there any more."""
-        file, facts = self._open(image_path)
-        mark = f"{facts.st_mtime_ns:x}-{facts.st_size:x}"
-        return Stored(file, PurePosixPath(image_path).suffix, facts.st_size, mark)
+    def open(self, image_path: str) -> StoredPicture:
+        """Open the file at `inspections.image_path`; NoPicture if it was pruned or may not be shown."""
+        file, status = self._open(image_path)
+        version = f"{status.st_mtime_ns:x}-{status.st_size:x}"
+        return StoredPicture(file, PurePosixPath(image_path).suffix, status.st_size, version)
 
-    def size(self, image_path: str | None) -> Size | None:
-        """The size that the picture's own header says; None where there is none to show."""
+    def size(self, image_path: str | None) -> PictureSize | None:
+        """Return the size that the picture's header states, None if there is no picture to show."""
         return self._size(image_path) if image_path else None
 
-    def _measured(self, image_path: str) -> Size | None:
+    def _measure(self, image_path: str) -> PictureSize | None:
         try:
             file, _ = self._open(image_path)
             with file, Image.open(file, formats=_FORMATS) as image:
@@ -132,7 +132,7 @@ class Pictures:
             return None
 
     def _open(self, image_path: str) -> tuple[BinaryIO, os.stat_result]:
-        """The path is `images/DAY/THOUSANDS/ID.jpg`: its first part is the images folder's own name."""
+        """Open `images/DAY/THOUSANDS/ID.jpg` part by part: the first is the images folder's own name."""
         parts = PurePosixPath(image_path).parts
         if len(parts) < 2 or parts[0] != self._folder.name or any(part in ("", "..", "/") for part in parts):
             raise NoPicture("its path leads out of the images folder")
@@ -146,7 +146,7 @@ class Pictures:
                     below = os.open(part, folders, dir_fd=at)
                     os.close(at)
                     at = below
-                # Without O_NONBLOCK a pipe that lies there would hold us up.
+                # Opening a pipe without O_NONBLOCK would block.
                 fd = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
             finally:
                 os.close(at)
@@ -156,40 +156,40 @@ class Pictures:
             raise NoPicture(f"the picture cannot be read: {error.strerror}") from None
         except ValueError:
             raise NoPicture("its path leads out of the images folder") from None
-        facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             os.close(fd)
-            raise NoPicture("there is no ordinary file in its place")
-        return os.fdopen(fd, "rb"), facts
+            raise NoPicture("it is not a regular file")
+        return os.fdopen(fd, "rb"), status
 
 
-def _smaller(file: BinaryIO, width: int) -> bytes | None:
-    """A JPEG of that width; None where the picture is not wider, or is none that may be unpacked here."""
+def _reduced(file: BinaryIO, width: int) -> bytes | None:
+    """Return a JPEG of that width, None if the picture is not wider or cannot be unpacked here."""
     try:
         with Image.open(file, formats=_FORMATS) as image:
             stored = _stored_size(image)
-            if stored.width <= width or stored.width * stored.height > _UNPACKED_PIXELS:
+            if stored.width <= width or stored.width * stored.height > _MAX_UNPACKED_PIXELS:
                 return None
             size = (width, max(1, round(stored.height * width / stored.width)))
             image.draft(None, (2 * size[0], 2 * size[1]))  # a JPEG is unpacked no larger than needed
-            shown = _eight_bits(_as_stored(image)).resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
+            reduced = _eight_bits(_as_stored(image)).resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
             jpeg = io.BytesIO()
-            shown.save(jpeg, "JPEG", quality=_QUALITY, subsampling=0)
+            reduced.save(jpeg, "JPEG", quality=_QUALITY, subsampling=0)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
     return jpeg.getvalue()
 
 
 def _turn_back(image: Image.Image) -> Image.Transpose | None:
-    """Before its pixels are read."""
+    """Return the turn that undoes Pillow's. Call it before the pixels are read."""
     mark: Any = image.tag_v2.get(_ORIENTATION) if isinstance(image, TiffImageFile) else None
     return _TURNED_BACK.get(mark)
 
 
-def _stored_size(image: Image.Image) -> Size:
-    """Of an image whose pixels are not read yet: Pillow gives a TIFF's as turned."""
+def _stored_size(image: Image.Image) -> PictureSize:
+    """Return the size of an image whose pixels are not read yet: Pillow states a TIFF's as turned."""
     width, height = image.size
-    return Size(height, width) if _turn_back(image) in _SIDEWAYS else Size(width, height)
+    return PictureSize(height, width) if _turn_back(image) in _SIDEWAYS else PictureSize(width, height)
 
 
 def _as_stored(image: Image.Image) -> Image.Image:
@@ -198,7 +198,7 @@ def _as_stored(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Grey or RGB, as experts see it: alpha dropped, 16 bits cut to their high byte."""
+    """Return the image in grey or RGB, as experts see it: without alpha, 16 bits cut to their high byte."""
     if image.mode.startswith("I"):
         return image.point(lambda value: value / 256).convert("L")
     return image.convert("L" if image.mode in ("1", "L") else "RGB")
@@ -207,7 +207,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 def _as_png(file: BinaryIO) -> bytes:
     try:
         with Image.open(file, formats=_FORMATS) as image:
-            if image.width * image.height > _UNPACKED_PIXELS:
+            if image.width * image.height > _MAX_UNPACKED_PIXELS:
                 raise NoPicture(f"{image.width} × {image.height} pixels are too many to unpack for a browser")
             png = io.BytesIO()
             _as_stored(image).save(png, "PNG", compress_level=1)

@@ -1,31 +1,35 @@
-"""What every page is given: the configuration, the daemon to ask, the database, live events, pictures, templates.
+"""The services that every page gets: configuration, the daemon, the database, live topics, pictures, templates, charts.
 
-A page is a module with `router(site) -> APIRouter`; app.py names them all. Its routes are plain functions (`def`, not
-`async def`): they run in a few threads, so that a question to the database holds up nobody's events. To show a page:
+A page is a module with `router(site) -> APIRouter`, listed in app.py. Its routes are plain functions (`def`, not
+`async def`): they run in a few threads, so that a question to the database delays nobody's events. To show a page:
 `site.page(request, "line.html", boards=…)`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jinja2
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
+from pydantic import StringConstraints
 
 from daemon.config.settings import Config
-from daemon.dashboard.site.cached_answers import Kept
-from daemon.dashboard.site.database import Database
-from daemon.dashboard.site.live import Live
-from daemon.dashboard.site.pictures import WIDTHS, Pictures
+from daemon.dashboard.site.database import CachedAnswer, Database
+from daemon.dashboard.site.live import LiveTopics
+from daemon.dashboard.site.pictures import WIDTHS, PictureFolder
 from daemon.units import size_text
 from daemon.wire.control import ask
 
-_ANSWER_WITHIN_S = 1.0
-_STATUS_KEEPS_S = 0.5
+_CONTROL_TIMEOUT_S = 1.0
+_STATUS_CACHE_S = 0.5
+#: A text in an address or a form.
+ShortText = Annotated[str, StringConstraints(max_length=128)]
+SearchText = Annotated[ShortText, StringConstraints(strip_whitespace=True)]
+Verdict = Literal["", "pass", "fail", "review", "unknown"]
 #: The pages in the order of the navigation: path, title, and the key that follows `g`.
 NAVIGATION = (
     ("/", "Line", "l"),
@@ -39,29 +43,29 @@ NAVIGATION = (
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One line's web pages. Everything may be used from any thread."""
+    """The services of one line's pages, for any thread."""
 
     config: Config
     database: Database
-    live: Live
-    pictures: Pictures
+    live: LiveTopics
+    pictures: PictureFolder
     templates: jinja2.Environment
-    _status: Kept[Mapping[str, Any]]
+    _status: CachedAnswer[Mapping[str, Any]]
 
-    def ask_daemon(self, kind: str, /, *, timeout_s: float = _ANSWER_WITHIN_S, **fields: Any) -> dict[str, Any]:
-        """Return control's answer to `kind`. ControlError with `code` and `reason` where there is none."""
+    def ask_daemon(self, kind: str, /, *, timeout_s: float = _CONTROL_TIMEOUT_S, **fields: Any) -> dict[str, Any]:
+        """Return control's answer to `kind`; ControlError with `code` and `reason` if there is none."""
         return ask(self.config.endpoints.control, kind, timeout_s=timeout_s, **fields)
 
     def status(self) -> Mapping[str, Any]:
-        """Control's `status`, at most half a second old, asked once for all who wait. ControlError as above."""
+        """Return control's `status`, at most half a second old; ControlError as above."""
         return self._status.get()
 
     def render(self, template: str, **context: Any) -> str:
-        """A fragment's text, for events and htmx."""
+        """Return the text of a fragment, for events and htmx."""
         return self.templates.get_template(template).render(**context)
 
     def page(self, request: Request, template: str, *, status_code: int = 200, **context: Any) -> HTMLResponse:
-        """A whole page. `template` extends base.html; everything in `context` is escaped where it is shown."""
+        """Return a whole page. `template` extends base.html and escapes everything in `context`."""
         shell = {
             "path": request.url.path,
             "navigation": NAVIGATION,
@@ -71,15 +75,27 @@ class Site:
 
 
 def make_site(config: Config) -> Site:
-    """NoDatabase where there is no database."""
+    """Return the services of the line that `config` describes; NoDatabase if it has no database."""
     return Site(
         config=config,
         database=Database(config.database),
-        live=Live(),
-        pictures=Pictures(config.images),
+        live=LiveTopics(),
+        pictures=PictureFolder(config.images),
         templates=_templates(),
-        _status=Kept(_STATUS_KEEPS_S, lambda: ask(config.endpoints.control, "status", timeout_s=_ANSWER_WITHIN_S)),
+        _status=CachedAnswer(
+            _STATUS_CACHE_S, lambda: ask(config.endpoints.control, "status", timeout_s=_CONTROL_TIMEOUT_S)
+        ),
     )
+
+
+def chart_series(
+    label: str, values: Iterable[float | None], tone: str, style: str = "line", *, is_share: bool = False
+) -> dict[str, Any]:
+    """Return one series of a chart (static/charts.js). Shares are shown in percent."""
+    if not is_share:
+        return {"label": label, "values": list(values), "tone": tone, "style": style}
+    percents = [None if value is None else round(100 * value, 3) for value in values]
+    return {"label": label, "values": percents, "tone": tone, "style": style, "unit": "%"}
 
 
 def _templates() -> jinja2.Environment:
@@ -96,14 +112,14 @@ def _templates() -> jinja2.Environment:
 
 
 def _moment(value: str | None, style: str = "full") -> Markup:
-    """A stored time as `<time>`: app.js shows it in the reader's zone. `style` is `full`, `time` or `date`."""
+    """Return a stored time as `<time>`: app.js shows it in the reader's zone. `style` is `full`, `time` or `date`."""
     if not value:
         return Markup("–")
     try:
-        said = f"{datetime.fromisoformat(value):%Y-%m-%d %H:%M:%S} UTC"
+        text = f"{datetime.fromisoformat(value):%Y-%m-%d %H:%M:%S} UTC"
     except ValueError:
         return Markup("{}").format(value)
-    return Markup('<time datetime="{}" data-style="{}" title="{}">{}</time>').format(value, style, said, said)
+    return Markup('<time datetime="{}" data-style="{}" title="{}">{}</time>').format(value, style, text, text)
 
 
 def _percent(share: float | None, digits: int = 1) -> str:
@@ -111,7 +127,7 @@ def _percent(share: float | None, digits: int = 1) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Thousands apart by a thin space."""
+    """Return a number with thin spaces between thousands."""
     return "–" if value is None else f"{value:,}".replace(",", "\u202f")
 
 

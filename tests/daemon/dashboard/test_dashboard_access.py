@@ -284,7 +284,7 @@ def test_the_sixty_fifth_listener_hears_by_name_that_there_are_too_many(open_web
     try:
         assert {stream.status for stream in streams} == {200}
         answer = open_web.get("/events?topic=line")
-        assert (answer.status, "64 pages listen already" in answer.text) == (503, True)
+        assert (answer.status, "64 live pages are open already" in answer.text) == (503, True)
         assert open_web.get("/boards").status == 200
         streams.pop().close()
         until(lambda: _is_taken(open_web))

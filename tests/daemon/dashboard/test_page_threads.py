@@ -10,7 +10,7 @@ pytest.importorskip("fastapi", reason="needs the extra dashboard")
 import anyio
 import anyio.to_thread
 
-from daemon.dashboard.site.page_threads import PageThreads
+from daemon.dashboard.site.server import PageThreads
 
 
 class Held:
@@ -37,7 +37,7 @@ class Held:
 
     def later(self, seconds: float) -> bool:
         self.now_s += seconds
-        return self.threads.are_getting_on()
+        return self.threads.are_progressing()
 
 
 async def hold_and_let_go() -> None:
@@ -64,5 +64,5 @@ async def hold_and_let_go() -> None:
         await asyncio.gather(*(task for _, task in held.work))
 
 
-def test_threads_are_getting_on_where_one_is_free_or_any_has_ended_something_within_a_minute() -> None:
+def test_threads_are_progressing_where_one_is_free_or_any_has_ended_something_within_a_minute() -> None:
     asyncio.run(hold_and_let_go())

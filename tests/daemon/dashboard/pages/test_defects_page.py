@@ -5,6 +5,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from datetime import date
 from html import unescape
 from urllib.parse import quote, urlencode
 
@@ -15,9 +16,7 @@ from tests.daemon.dashboard.web import Web
 
 fastapi = pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
-from daemon.dashboard.pages import questions_defects as questions  # noqa: E402
-from daemon.dashboard.pages import questions_review as review  # noqa: E402
-from daemon.dashboard.pages.defects_account import Tally, pareto  # noqa: E402
+from daemon.dashboard.pages import defects, review  # noqa: E402
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 FORMULA = "=cmd|' /C calc'!A0"
@@ -220,18 +219,19 @@ def test_a_hundred_thousand_images_stay_few_rows_of_a_page(web: Web) -> None:
 
 
 def test_the_questions_are_ones_that_postgresql_understands() -> None:
-    span = questions.Span("a", "b", "type", "lot", "")
-    asked = [questions.not_passed(span), questions.by_board(span), questions.by_component(span)]
+    span = defects.DefectSpan(date(2026, 11, 1), date(2026, 11, 2), "type", "lot", "-")
+    asked = [defects.not_passed_question(span), defects.by_board_question(span), defects.by_component_question(span)]
     asked += [
-        questions.images(span, questions.Among("fail", "c", "", "day", "escape"), 7),
-        *questions.choices().values(),
+        defects.images_question(span, defects.ImageFilter("fail", "c", "-", "2026-11-01", "escape"), 7),
+        *defects.choices_questions().values(),
+        *(review.image_question(1), review.experts_question(), review.done_question("a", "b")),
+        *review.good_part_questions("c"),
     ]
-    asked += [review.image(1), review.experts_of_waiting(), review.done_since("a", "b"), *review.good_parts("c")]
     texts = [str(question.compile(dialect=postgresql.dialect())) for question in asked]
     assert "GROUP BY substr(boards.completed_at, 1, 10)" in texts[0].replace("\n", " ") or "GROUP BY day" in texts[0]
 
 
 def test_an_account_of_nothing_is_nothing() -> None:
-    assert pareto([], "both") == []
-    assert Tally("none").fail_rate is None
-    assert Tally("none").final == {"pass": 0, "fail": 0, "review": 0, "unknown": 0}
+    assert defects.pareto([], "both") == []
+    assert defects.DefectTally("none").fail_rate is None
+    assert defects.DefectTally("none").final == {"pass": 0, "fail": 0, "review": 0, "unknown": 0}

@@ -9,8 +9,8 @@ pytest.importorskip("fastapi", reason="needs the extra dashboard")
 import numpy as np
 
 from daemon.config.settings import load_config
-from daemon.dashboard.pages.alarms import alarms
-from daemon.dashboard.pages.drifted import Drifted, DriftWatch
+from daemon.dashboard.pages.experts import ExpertOverview
+from daemon.dashboard.pages.line import alarms
 from daemon.dashboard.site.site import make_site
 from experts.catalog import write_catalog
 from experts.drift import histogram
@@ -43,18 +43,17 @@ def a_judged_line(folder: Path, experts: Path, now: tuple[float, float], answers
 
 def test_an_expert_that_sees_other_images_raises_a_notice_with_its_name(tmp_path: Path, experts_folder: Path):
     site = make_site(load_config(a_judged_line(tmp_path / "line", experts_folder, (9.0, 3.0))))
-    (found,) = DriftWatch(site).names()
-    assert (found.expert, found.value > 0.25) == ("R0402", True)
-    (alarm,) = alarms({"state": "ready", "drifted": [found]})
+    assert ExpertOverview(site).drifted() == ["R0402"]
+    (alarm,) = alarms({"state": "ready", "drifted": ["R0402"]})
     assert alarm.level == "notice"
-    assert "R0402 answers with other confidence" in alarm.title
-    (two,) = alarms({"state": "ready", "drifted": [found, Drifted("C0603", "v", 0.3)]})
-    assert "R0402, C0603 answer with other confidence" in two.title
+    assert "R0402 answers with another confidence" in alarm.title
+    (two,) = alarms({"state": "ready", "drifted": ["R0402", "C0603"]})
+    assert "R0402, C0603 answer with another confidence" in two.title
     site.database.close()
 
 
 @pytest.mark.parametrize(("now", "answers"), [((30.0, 1.0), 400), ((9.0, 3.0), 20)])
 def test_the_same_images_or_too_few_raise_none(tmp_path: Path, experts_folder: Path, now, answers: int):
     site = make_site(load_config(a_judged_line(tmp_path / "line", experts_folder, now, answers)))
-    assert DriftWatch(site).names() == []
+    assert ExpertOverview(site).drifted() == []
     site.database.close()

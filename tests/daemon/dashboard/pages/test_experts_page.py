@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
+from daemon.dashboard.pages.drawings import NARROW, WIDE, memory_map
 from daemon.dashboard.pages.experts import href
-from daemon.dashboard.pages.memory_picture import NARROW, WIDE, draw
-from daemon.dashboard.site.cached_answers import Kept
+from daemon.dashboard.site.database import CachedAnswer
 from tests.daemon.dashboard.telling import STATUS, an_expert, telling
 from tests.daemon.dashboard.web import AT, Web
 
@@ -271,20 +271,20 @@ POOLS = st.builds(
 @given(POOLS, st.sampled_from([WIDE, NARROW]))
 @settings(deadline=None, max_examples=200)
 def test_a_picture_of_memory_is_as_large_as_the_memory_and_no_block_leaves_it(pool: dict[str, Any], width: int) -> None:
-    drawing = draw(pool, width)
-    rows = {piece.y for piece in drawing.pieces}
-    assert all(piece.x >= 0 and piece.x + piece.width <= width + 0.6 for piece in drawing.pieces)
-    assert all(piece.y >= 0 and piece.y + piece.height <= drawing.height for piece in drawing.pieces)
+    drawing = memory_map(pool, width)
+    rows = {block.y for block in drawing.blocks}
+    assert all(block.x >= 0 and block.x + block.width <= width + 0.6 for block in drawing.blocks)
+    assert all(block.y >= 0 and block.y + block.height <= drawing.height for block in drawing.blocks)
     if pool["budget_bytes"]:
         # 1.5 is the gap behind each block.
-        drawn = sum(piece.width + 1.5 for piece in drawing.pieces)
-        assert drawn == pytest.approx(width * max(1, len(rows)), abs=2.1 * len(drawing.pieces) + 1)
-    shown = {piece.expert for piece in drawing.pieces if piece.expert}
+        drawn = sum(block.width + 1.5 for block in drawing.blocks)
+        assert drawn == pytest.approx(width * max(1, len(rows)), abs=2.1 * len(drawing.blocks) + 1)
+    shown = {block.expert for block in drawing.blocks if block.expert}
     assert shown == {one["expert"] for one in pool["experts"]}
 
 
 def test_a_device_that_gave_up_its_memory_is_an_empty_picture() -> None:
-    assert draw({"pool": "cuda:0", "experts": [], "used_bytes": 0, "budget_bytes": 0}, WIDE).pieces == ()
+    assert memory_map({"pool": "cuda:0", "experts": [], "used_bytes": 0, "budget_bytes": 0}, WIDE).blocks == ()
 
 
 def test_what_is_kept_is_made_once_for_all_and_a_failure_is_told_to_all() -> None:
@@ -297,7 +297,7 @@ def test_what_is_kept_is_made_once_for_all_and_a_failure_is_told_to_all() -> Non
             raise RuntimeError("not now")
         return made
 
-    kept = Kept(5.0, make, clock=lambda: now)
+    kept = CachedAnswer(5.0, make, clock=lambda: now)
     assert [kept.get(), kept.get()] == [1, 1]
     now = 6.0
     for _ in range(2):

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
 from daemon.config.settings import Config, load_config
-from daemon.dashboard.pages import machine_facts as facts
-from daemon.dashboard.pages.questions_machine import Holdings
-from daemon.dashboard.pages.time_picture import NARROW, WIDE, draw
+from daemon.dashboard.pages import machine
+from daemon.dashboard.pages.drawings import NARROW, WIDE, work_chart
 from daemon.host.temperature import Thermometer
 from daemon.monitor.timeline import WorkTimeline
 from daemon.records import BatchDone, ExpertSwitch, QueueSample
@@ -173,7 +172,7 @@ def test_charts_hold_a_value_until_the_next_and_are_never_longer_than_they_may_b
         {"ago_s": 3600.0 - number, "waiting": number, "under_way": 0, "unloaded": 0, "busy": {}}
         for number in range(3600)
     ]
-    points = facts.steps(many, 1e9, 3600, 600)
+    points = machine.steps(many, 1e9, 3600, 600)
     assert len(points) <= 600
     assert points[-1]["waiting"] == 3599  # peaks are kept
 
@@ -222,7 +221,7 @@ def test_bars_stay_in_the_picture_do_not_overlap_and_count_every_image(spans: li
             break
         batches.append(row)
     seen = {"seconds": 60.0, "batches": batches, "loads": []}
-    picture = draw(seen, ["cpu/0", "cpu/1"], width)
+    picture = work_chart(seen, ["cpu/0", "cpu/1"], width)
     for lane in picture.lanes:
         assert all(bar.x >= 0 and bar.x + bar.width <= width + 1.01 for bar in lane.bars)
         assert all(bar.y + picture.lane_height <= picture.height for bar in lane.bars)
@@ -238,31 +237,31 @@ def a_config(tmp_path: Path, **retention: Any) -> Config:
     return load_config(tmp_path / "c.yaml", {})
 
 
-def held(since: datetime, **more: Any) -> Holdings:
+def held(since: datetime, **more: Any) -> machine.DatabaseHoldings:
     known: dict[str, Any] = {
         "images_today": 1000, "since": f"{since:%Y-%m-%dT%H:%M:%S.000Z}", "kept_bytes_today": 3600_000_000,
         "kept_images": 10, "kept_bytes": 10, "oldest_image": None, "oldest_result": None, "results": 2000,
-        "pruned": 0, "pending": [], "rules": [], "experts": [],
+        "pending": [], "rules": [], "experts": [],
     }  # fmt: skip
-    return Holdings(**{**known, **more})
+    return machine.DatabaseHoldings(**{**known, **more})
 
 
 def test_a_disk_says_when_it_is_full_at_todays_rate_unless_retention_keeps_up(tmp_path: Path) -> None:
     now = datetime.now(UTC).replace(microsecond=0)
     since = now - timedelta(hours=1)
-    known = facts.Files(database_bytes=2_000_000, wal_bytes=0, journal_bytes=0, quarantine_bytes=None)
+    known = machine.FileSizes(database_bytes=2_000_000, wal_bytes=0, journal_bytes=0, quarantine_bytes=None)
     config = a_config(tmp_path)
-    rates = facts.growth(config, known, held(since), now)
+    rates = machine.growth(config, known, held(since), now)
     assert rates["images"] == pytest.approx(1_000_000)
     assert rates["database"] == pytest.approx(1000 * 1000 / 3600)
-    (disk,) = facts.disks(config, known, held(since), now)
+    (disk,) = machine.disk_uses(config, known, held(since), now)
     assert disk.full_in_s == pytest.approx(disk.free_bytes / sum(rates.values()), rel=0.2)
     assert set(disk.places) == {"journal", "images", "database"}
-    (bounded,) = facts.disks(a_config(tmp_path, images_for="30d", results_for="1y"), known, held(since), now)
+    (bounded,) = machine.disk_uses(a_config(tmp_path, images_for="30d", results_for="1y"), known, held(since), now)
     assert (bounded.full_in_s, bounded.because) == (None, "nothing on it grows, or retention keeps up")
-    (quiet,) = facts.disks(config, known, replace(held(since), since=None), now)
+    (quiet,) = machine.disk_uses(config, known, replace(held(since), since=None), now)
     assert (quiet.full_in_s, quiet.because) == (None, "no image came today")
-    (unknown,) = facts.disks(config, known, None, now)
+    (unknown,) = machine.disk_uses(config, known, None, now)
     assert unknown.full_in_s is None
 
 
@@ -278,7 +277,7 @@ def test_a_disk_says_when_it_is_full_at_todays_rate_unless_retention_keeps_up(tm
     ],
 )
 def test_durations_are_for_people(seconds: float | None, said: str) -> None:
-    assert facts.duration(seconds) == said
+    assert machine.duration(seconds) == said
 
 
 def test_a_machine_that_tells_no_temperature_is_said_so_and_one_that_does_is_shown(web: Web) -> None:

@@ -14,7 +14,7 @@ from tests.daemon.dashboard.web import AT, Web
 
 fastapi = pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
-from daemon.dashboard.pages.review_offers import Offers  # noqa: E402 - imports what the extra brings
+from daemon.dashboard.pages.review import ReviewOffers  # noqa: E402 - imports what the extra brings
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
 SEAT, OTHER = "0123456789abcdef", "fedcba9876543210"
@@ -230,7 +230,7 @@ def test_what_one_page_shows_is_offered_to_others_last(web: Web) -> None:
 
 
 def test_an_offer_is_soft_and_ends_with_a_decision() -> None:
-    offers = Offers()
+    offers = ReviewOffers()
     assert offers.choose("a", "Ann", [1, 2, 3], [], 1) == [1]
     assert offers.choose("b", "Ben", [1, 2, 3], [], 2) == [2, 3]
     assert offers.choose("c", "Cem", [1, 2, 3], [], 3) == [1, 2, 3], "all are shown to somebody: the order as it is"
@@ -241,7 +241,7 @@ def test_an_offer_is_soft_and_ends_with_a_decision() -> None:
 
 
 def test_what_was_skipped_comes_after_all_else_and_the_longest_ago_first() -> None:
-    offers = Offers()
+    offers = ReviewOffers()
     offers.skip("Ann", 2)
     offers.skip("Ann", 1)
     assert offers.choose("a", "Ann", [1, 2, 3, 4], [], 4) == [3, 4, 2, 1]
@@ -250,7 +250,7 @@ def test_what_was_skipped_comes_after_all_else_and_the_longest_ago_first() -> No
 
 
 def test_a_skip_that_reached_a_new_process_first_keeps_its_place_among_those_the_browser_remembers() -> None:
-    offers = Offers()
+    offers = ReviewOffers()
     offers.skip("Ann", 3)  # it was on its way when the process was started anew
     offers.remember("Ann", [4, 1, 3, 2])
     assert offers.choose("a", "Ann", [1, 2, 3, 4, 5], [], 5) == [5, 4, 1, 3, 2]

@@ -256,9 +256,9 @@ def test_a_question_that_takes_too_long_is_broken_off_and_only_asked_rows_are_ma
     database = Database(lines[1].url)
     try:
         with pytest.raises(TooMuchToCount):
-            database.rows("SELECT pg_sleep(60)", limit=1, at_most_s=0.05)
+            database.rows("SELECT pg_sleep(60)", limit=1, timeout_s=0.05)
         endless = "SELECT generate_series(1, 1000000000)"
-        assert [n for (n,) in database.rows(endless, limit=3, at_most_s=120.0)] == [1, 2, 3]
+        assert [n for (n,) in database.rows(endless, limit=3, timeout_s=120.0)] == [1, 2, 3]
     finally:
         database.close()
 

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from daemon.dashboard.pages.questions_board import Search, find_boards
+from daemon.dashboard.pages.board import BoardSearch, find_boards
 from daemon.dashboard.site.database import Database
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.schema import boards
@@ -130,7 +130,7 @@ def test_a_search_finds_what_begins_so_in_either_case(path: Path, database: Data
         "SELECT board_id FROM boards WHERE lower(substr(serial, 1, ?)) = lower(?) ORDER BY board_id DESC LIMIT 51",
         *(len(text), text),
     )
-    assert [(board.board_id,) for board in find_boards(database, Search(serial=text))] == wanted
+    assert [(board.board_id,) for board in find_boards(database, BoardSearch(serial=text))] == wanted
 
 
 def test_a_search_goes_together_with_every_other_filter(path: Path, database: Database):
@@ -139,16 +139,21 @@ def test_a_search_goes_together_with_every_other_filter(path: Path, database: Da
         "SELECT board_id FROM boards WHERE serial LIKE 'SN-0005%' AND verdict = 'fail' AND board_type = 'type-0'"
         " AND lot = 'L3' AND board_id < 5900 ORDER BY board_id DESC",
     )
-    search = Search("sn-0005", "fail", "type-0", "L3", before=5900)
+    search = BoardSearch("sn-0005", "fail", "type-0", "L3", before=5900)
     found = find_boards(database, search)
     assert [(board.board_id,) for board in found] == wanted
     assert len(wanted) > 1
 
 
 @pytest.mark.parametrize(
-    "search", [Search("SN-0005"), Search("sn-00050", before=5050), Search("SN-0005", "fail", "type-1", "L3", 9000)]
+    "search",
+    [
+        BoardSearch("SN-0005"),
+        BoardSearch("sn-00050", before=5050),
+        BoardSearch("SN-0005", "fail", "type-1", "L3", 9000),
+    ],
 )
-def test_a_search_for_few_is_answered_by_the_index(path: Path, search: Search):
+def test_a_search_for_few_is_answered_by_the_index(path: Path, search: BoardSearch):
     planning = Planning(f"sqlite:///{path}")
     plan = [row.detail for row in find_boards(planning, search)]
     planning.close()
