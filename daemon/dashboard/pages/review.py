@@ -415,12 +415,13 @@ class ReviewOffers:
     def remember(self, reviewer: str, skipped: Sequence[int]) -> None:
         """Add the images that the reviewer's browser has noted as skipped, the longest ago first.
 
-        A restarted web process has forgotten them, except for a skip that arrived since: the others go before it.
+        A restarted web process has forgotten them, or has received the last ones in another order: the browser's counts.
         """
         with self._lock:
             at_s = time.monotonic()
             for inspection_id in reversed(skipped):
-                at_s = self._skipped.setdefault((reviewer, inspection_id), math.nextafter(at_s, -math.inf))
+                known_s = self._skipped.get((reviewer, inspection_id), math.inf)
+                at_s = self._skipped[reviewer, inspection_id] = min(known_s, math.nextafter(at_s, -math.inf))
             _limit(self._skipped)
 
     def forget(self, inspection_id: int) -> None:

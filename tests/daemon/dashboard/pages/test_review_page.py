@@ -257,6 +257,8 @@ def test_a_skip_that_reached_a_new_process_first_keeps_its_place_among_those_the
     offers.skip("Ann", 4)
     offers.remember("Ann", [1, 3, 2, 4])
     assert offers.choose("a", "Ann", [1, 2, 3, 4, 5], [5], 4) == [1, 3, 2, 4]
+    offers.remember("Ann", [2, 1, 3, 4])  # two skips overtook each other on their way
+    assert offers.choose("a", "Ann", [1, 2, 3, 4, 5], [5], 4) == [2, 1, 3, 4]
 
 
 def test_a_review_that_the_reviewer_undid_is_not_offered_to_be_undone_again(web: Web) -> None:
