@@ -19,7 +19,7 @@ from daemon.storage.database.views import VIEWS
 from daemon.wire import messages
 from daemon.wire.frames import Code
 from tests import ROOT
-from tests.tools.client.scripted_daemon import a_daemon, accept
+from tests.tools.client.scripted_daemon import ScriptedDaemon
 from tests.waiting import PATIENCE_S
 from tools.camera.layout import load_layout
 
@@ -150,7 +150,7 @@ def test_the_python_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```$", CAMERAS, re.DOTALL | re.MULTILINE)
     assert len([line for line in block.splitlines() if line.strip()]) <= 20
     before = "def my_camera():\n    return [('A1', b'x'), ('A1', b'y')]\n"
-    with a_daemon(accept) as daemon:
+    with ScriptedDaemon() as daemon:
         done = subprocess.run(
             [sys.executable, "-c", before + block.replace("tcp://127.0.0.1:5570", daemon.endpoint)],
             cwd=tmp_path,

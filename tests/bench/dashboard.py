@@ -47,7 +47,7 @@ def bench_dashboard(
 
     Example: coserve bench dashboard --dir demo
     """
-    from tools.camera.command import rendered_images
+    from tools.camera.rendered import rendered_images
     from tools.demo.prepare import prepare
 
     prepare(folder)

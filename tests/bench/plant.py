@@ -69,7 +69,7 @@ def bench_plant(
 
     Example: coserve bench plant --dir demo
     """
-    from tools.camera.command import rendered_images
+    from tools.camera.rendered import rendered_images
     from tools.demo.prepare import prepare
 
     _must_have_what_it_needs()

@@ -17,8 +17,8 @@ from coserve_client import Publisher, publish_images
 from daemon.config.settings import load_config
 from daemon.storage.database.connections import open_for_reading
 from daemon.wire.control import ask
-from tools.camera.command import board_plan, images_of
 from tools.camera.render import render_board
+from tools.camera.rendered import board_plan, images_of
 from tools.setup.service import Service, free_port
 
 #: Lot, station, and seed of the boards that are published first.

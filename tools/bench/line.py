@@ -56,7 +56,7 @@ def bench_line(
 
 def bench_policies(folder: Path, *, boards: int, rounds: int, policies: list[str], as_json: bool) -> None:
     """Run every policy `rounds` times, interleaved, and print medians and the ratio to the first policy."""
-    from tools.camera.command import rendered_images
+    from tools.camera.rendered import rendered_images
     from tools.cli.progress import Bars
     from tools.demo.prepare import prepare
 

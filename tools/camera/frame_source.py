@@ -1,50 +1,45 @@
-"""Pictures that come one after the other: out of a video file, or from a camera that may be unplugged.
+"""Pictures that come one after the other: from a video file, or from a camera that may be unplugged.
 
-A camera's pictures are all taken and most thrown away, since it keeps some in a buffer: the one that is looked at is
-never an old one.
+A camera buffers some pictures, so all of them are taken and most thrown away: the one that is used is never an old one.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-# Before cv2 is imported: what goes wrong is told in our words.
-os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
-os.environ.setdefault("OPENCV_LOG_LEVEL", "OFF")
 import cv2
 from numpy.typing import NDArray
 
-_MOST_PAUSE_S = 5.0
+_MAX_PAUSE_S = 5.0
 #: A camera that delivers nothing for this many reads in a row is gone.
 _FAILED_READS = 3
 
 
 class SourceError(Exception):
-    """Pictures cannot be had; the text says why and what to do."""
+    """A source that gives no pictures; the text says why and what to do."""
 
 
 class FrameSource(Protocol):
-    """`advance` to the next picture, look at it with `picture` where it is wanted."""
+    """`advance` to the next picture, and decode it with `picture` if it is wanted."""
 
-    #: Whether boards pass while nobody looks: a picture that was missed is gone.
+    #: True for a camera: a picture that was missed is gone.
     is_live: bool
-    #: How often the camera was away: what came meanwhile belongs to no picture.
+    #: The number of times that the camera was away. Lines that came meanwhile belong to no picture.
     times_lost: int
 
     def advance(self) -> bool:
-        """Take the next picture; False where there will be none. SourceError where there should be."""
+        """Take the next picture; False at the end, SourceError for an end that should not be."""
         ...
 
     def picture(self) -> NDArray[Any]:
-        """The picture that `advance` took, (height, width, 3) uint8 BGR."""
+        """Return the picture that `advance` took, (height, width, 3) uint8 BGR."""
         ...
 
     @property
     def now_s(self) -> float:
-        """When that picture was taken, on the source's own clock, which no one sets."""
+        """The time of that picture, on the source's own clock, which cannot be set."""
         ...
 
     def close(self) -> None: ...
@@ -62,7 +57,9 @@ class VideoFile:
         self._path = path
         self._capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
         if not self._capture.isOpened():
-            raise SourceError(f"{path} is no video that can be read: it is damaged, still being written, or no video")
+            raise SourceError(
+                f"{path} is not a readable video: it is damaged, still being written, or another kind of file"
+            )
         self._frames = int(self._capture.get(cv2.CAP_PROP_FRAME_COUNT))
         self._rate = self._capture.get(cv2.CAP_PROP_FPS) or 25.0
         self._taken = 0
@@ -91,8 +88,8 @@ class VideoFile:
         self._capture.release()
 
 
-class Device:
-    """A camera. When it is unplugged it is opened again until it is there, or `stop` is set."""
+class CameraDevice:
+    """A camera. When it is unplugged, it is opened again until it is back, or `stop` is set."""
 
     is_live = True
 
@@ -103,7 +100,7 @@ class Device:
         say: Callable[[str], None],
         stop: threading.Event,
     ) -> None:
-        """`say` tells a person; SourceError where the camera does not open the first time."""
+        """Open the camera; SourceError if that fails the first time. `say` tells a person."""
         self._open_camera = open_camera
         self._name = name
         self._say = say
@@ -119,7 +116,7 @@ class Device:
         while not self._stop.is_set():
             if any(self._capture.grab() for _ in range(_FAILED_READS)):
                 return True
-            self._come_back()
+            self._reopen()
         return False
 
     def picture(self) -> NDArray[Any]:
@@ -135,7 +132,7 @@ class Device:
     def close(self) -> None:
         self._capture.release()
 
-    def _come_back(self) -> None:
+    def _reopen(self) -> None:
         self.times_lost += 1
         self._say(f"{self._name} delivers no pictures: it was unplugged or has failed; trying again until it is back")
         pause_s = 0.5
@@ -146,20 +143,20 @@ class Device:
                 self._say(f"{self._name} is back")
                 return
             self._stop.wait(pause_s)
-            pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
 
 def v4l2(device: str, size: tuple[int, int] | None, rate: float | None) -> Callable[[], cv2.VideoCapture]:
-    """How to open a V4L2 camera, by number or path. It may choose a size and rate near those that are asked for."""
+    """Return a function that opens a V4L2 camera, by number or path. It may choose a size and rate near these."""
 
     def open_camera() -> cv2.VideoCapture:
-        wanted: list[tuple[int, float]] = [(cv2.CAP_PROP_BUFFERSIZE, 1)]
+        settings: list[tuple[int, float]] = [(cv2.CAP_PROP_BUFFERSIZE, 1)]
         if size is not None:
-            wanted += [(cv2.CAP_PROP_FRAME_WIDTH, size[0]), (cv2.CAP_PROP_FRAME_HEIGHT, size[1])]
+            settings += [(cv2.CAP_PROP_FRAME_WIDTH, size[0]), (cv2.CAP_PROP_FRAME_HEIGHT, size[1])]
         if rate is not None:
-            wanted.append((cv2.CAP_PROP_FPS, rate))
+            settings.append((cv2.CAP_PROP_FPS, rate))
         camera = cv2.VideoCapture(int(device) if device.isdigit() else device, cv2.CAP_V4L2)
-        for setting, value in wanted if camera.isOpened() else ():
+        for setting, value in settings if camera.isOpened() else ():
             camera.set(setting, value)
         return camera
 

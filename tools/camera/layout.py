@@ -1,4 +1,4 @@
-"""Where the parts lie in a picture of a whole board: a small YAML file, and cutting them out as it says.
+"""The parts that a picture shows: cut out as a layout says, or one for each file, named by its path.
 
 ```yaml
 board: sensor-node
@@ -6,12 +6,15 @@ size: [880, 680]                # pixels of the picture, width and height
 parts:
   R1: {component: R0603, box: [120, 80, 168, 128], turn: 90}
 ```
-A box is left, top, right, bottom in pixels, right and bottom not included. `turn` is by how many degrees clockwise the
-part is turned before it is sent, so that all of one type lie alike.
+A box is left, top, right, bottom in pixels, right and bottom not included. `turn`: degrees clockwise by which the part
+is turned before it is sent, so that all parts of one type lie alike.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import cv2
@@ -19,13 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from coserve_client import CameraImage
 from daemon.errors import ConfigError
 from routing_rules.load import read_yaml, validate
 
-Pixels = NDArray[Any]
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"}
+PART_FILE = "BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png (or .jpg, .bmp, .tif)"
+_ILLEGAL_IN_KEY = re.compile(r"[^A-Za-z0-9._:-]+")
 
 
-class Part(BaseModel):
+class LayoutPart(BaseModel):
     """One component on the board."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -35,22 +41,22 @@ class Part(BaseModel):
     turn: Literal[0, 90, 180, 270] = 0
 
 
-class Layout(BaseModel):
+class BoardLayout(BaseModel):
     """One board type as the camera sees it. `parts` by designator."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     board: str = Field(min_length=1, max_length=128)
     size: tuple[int, int]
-    parts: dict[str, Part] = Field(min_length=1)
+    parts: dict[str, LayoutPart] = Field(min_length=1)
 
 
-class WrongSizeError(Exception):
-    """A picture that the layout was not made for."""
+class PictureError(Exception):
+    """A picture that no images can be made of; the text says what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class PartImage:
     """One part of one picture, as a PNG."""
 
     designator: str
@@ -58,10 +64,10 @@ class Cut:
     png: bytes
 
 
-def load_layout(path: Path) -> Layout:
-    """The checked file; ConfigError with every mistake, each with its line."""
+def load_layout(path: Path) -> BoardLayout:
+    """Read and check the file; ConfigError with every mistake, each with its line."""
     document = read_yaml(path)
-    layout, problems = validate(Layout, document)
+    layout, problems = validate(BoardLayout, document)
     if layout is not None:
         width, height = layout.size
         if width < 1 or height < 1:
@@ -81,19 +87,85 @@ def load_layout(path: Path) -> Layout:
     return layout
 
 
-def cut(picture: Pixels, layout: Layout) -> list[Cut]:
-    """The parts of `picture`, (height, width) or (height, width, 3) BGR, in the layout's order; WrongSizeError."""
+def cut(picture: NDArray[Any], layout: BoardLayout) -> list[PartImage]:
+    """Return the parts of `picture`, (height, width[, 3]) BGR, in the layout's order; PictureError for a wrong size."""
     height, width = picture.shape[:2]
     if (width, height) != layout.size:
-        raise WrongSizeError(
+        raise PictureError(
             f"the picture has {width} × {height} pixels, the layout of {layout.board} is for "
             f"{layout.size[0]} × {layout.size[1]}: set the camera to that, or measure the boxes anew"
         )
-    return [Cut(designator, part.component, _png(picture, part)) for designator, part in layout.parts.items()]
+    return [PartImage(designator, part.component, _png(picture, part)) for designator, part in layout.parts.items()]
 
 
-def _png(picture: Pixels, part: Part) -> bytes:
+def _png(picture: NDArray[Any], part: LayoutPart) -> bytes:
     x1, y1, x2, y2 = part.box
     done, png = cv2.imencode(".png", np.ascontiguousarray(np.rot90(picture[y1:y2, x1:x2], -part.turn // 90)))
     assert done, "PNG takes every box of 8-bit pixels"
     return png.tobytes()
+
+
+def board_fields(board_type: str, serial: str, lot: str | None) -> dict[str, Any]:
+    """Return `board` of the wire."""
+    return {"type": board_type, "serial": serial} | ({"lot": lot} if lot else {})
+
+
+def key(text: str) -> str:
+    """Return `text` as a part of an id: a dash for each run of characters that an id may not have."""
+    return _ILLEGAL_IN_KEY.sub("-", text) or "-"
+
+
+@dataclass(frozen=True, slots=True)
+class PictureFiles:
+    """The meaning of files: pictures of whole boards named by the serial, or without a layout one part each."""
+
+    layout: BoardLayout | None = None
+    lot: str | None = None
+
+    def find(self, folder: Path) -> tuple[list[Path], list[Path]]:
+        """Return the images below `folder` that fit, and those whose path names no part; both sorted."""
+        files = sorted(path for path in folder.rglob("*.*") if path.suffix.lower() in SUFFIXES)
+        unfit = [path for path in files if self.layout is None and not _names_part(path.relative_to(folder))]
+        return [path for path in files if path not in set(unfit)], unfit
+
+    def read(self, folder: Path, files: Iterable[Path]) -> Iterator[CameraImage]:
+        """Yield the images of `files` below `folder`; PictureError with the path of a file that gives none."""
+        for path in files:
+            try:
+                yield from self.images(path.relative_to(folder), path.read_bytes())
+            except PictureError as error:
+                raise PictureError(f"{path}: {error}") from None
+
+    def images(self, path: PurePath, content: bytes) -> list[CameraImage]:
+        """Return the images of one file; `path` is relative to the folder. PictureError if none can be made of it."""
+        if self.layout is None:
+            if not _names_part(path):
+                raise PictureError(f"expected {PART_FILE}")
+            board_type, serial = path.parts[:2]
+            designator, component = path.stem.split(".", 1)
+            parts = [PartImage(designator, component, content)]
+        else:
+            board_type, serial = self.layout.board, path.stem
+            picture = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR) if content else None
+            if picture is None:
+                raise PictureError("it cannot be decoded")
+            parts = cut(picture, self.layout)
+        board = board_fields(board_type, serial, self.lot)
+        return [
+            CameraImage(f"{serial}/{part.designator}", part.png, board, part.component, {"designator": part.designator})
+            for part in parts
+        ]
+
+    def images_by_content(self, path: PurePath, content: bytes) -> list[CameraImage]:
+        """Return the images with ids that are the same for the same bytes at the same place, and else differ."""
+        digest = hashlib.sha256(content).hexdigest()[:16]
+        images = self.images(path, content)
+        serial = key(images[0].board["serial"])
+        ids = [f"{serial[:100]}/{digest}/{number}" for number in range(len(images))]
+        if self.layout is None:
+            ids = [f"{serial}/{key(images[0].more['designator'])}"[:100] + f"/{digest}"]
+        return [replace(image, image_id=image_id) for image, image_id in zip(images, ids, strict=True)]
+
+
+def _names_part(path: PurePath) -> bool:
+    return len(path.parts) == 3 and "." in path.stem

@@ -1,27 +1,136 @@
-"""A station: one camera, boards that come to it, the parts cut out of each picture and handed to the publisher."""
+"""A station: one camera, boards that come to it, the parts cut out of each picture and handed to the publisher.
 
+A trigger says which pictures are taken, a source of serials whose they are. Lines on standard input can be both.
+"""
+
+import json
+import queue
 import re
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import TextIO
 
 from coserve_client import NoRoomError, SpoolingPublisher
+from experts.durable import replace_durably
 from tools.camera.frame_source import FrameSource, SourceError
-from tools.camera.layout import Layout, WrongSizeError, cut
-from tools.camera.serials import Serials, Trigger, Typed, is_serial
+from tools.camera.layout import BoardLayout, PictureError, board_fields, cut, key
 
-_NOT_OF_A_KEY = re.compile(r"[^A-Za-z0-9._:-]+")
-#: At a recording, where no picture is missed, a person's next line is waited for so long at once.
+#: A serial as the wire takes it.
+_SERIAL = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
+#: The time between two looks whether the station was stopped, while it waits for a line.
 _LINE_WAIT_S = 0.2
-#: Pictures that a camera may have kept from before a line came, while the board before it was cut.
-_KEPT_PICTURES = 4
+#: Pictures that a camera may have buffered before a line came, while the board before it was cut.
+_BUFFERED_PICTURES = 4
+
+#: `trigger(number, now_s)`: True if picture `number` (from 0), taken at `now_s`, is wanted.
+Trigger = Callable[[int, float], bool]
+
+
+def counted_serials(prefix: str, file: Path) -> Iterator[str]:
+    """Return an iterator of `PREFIX-000001` and on; OSError if the file with the numbers cannot be read.
+
+    A number is stored before it is used: none is given twice, whatever is killed.
+    """
+    try:
+        numbers: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    except (ValueError, OSError) as error:
+        raise OSError(f"{file} cannot be read ({error}): restore it from a copy, or take another prefix") from None
+
+    def count() -> Iterator[str]:
+        while True:
+            numbers[prefix] = numbers.get(prefix, 0) + 1
+            replace_durably(file, json.dumps(numbers))
+            yield f"{prefix}-{numbers[prefix]:06d}"
+
+    return count()
+
+
+def listed_serials(file: Path, say: Callable[[str], None]) -> Iterator[str]:
+    """Return an iterator of the lines of a text file, one for each picture that is taken, without empty ones."""
+    lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+    return iter([line for line in (line.rstrip("\r") for line in lines) if is_serial(line, say)])
+
+
+def is_serial(text: str, say: Callable[[str], None]) -> bool:
+    """Return True if the wire takes `text` as a serial; report text that is not empty and wrong."""
+    if not text.strip():
+        return False
+    if _SERIAL.fullmatch(text):
+        return True
+    say(f"no serial: {text[:40]!a} is longer than 128 characters or has control characters; nothing was sent for it")
+    return False
+
+
+def every_nth(count: int) -> Trigger:
+    """Return a trigger for pictures 0, n, 2n, …"""
+    return lambda number, _now_s: number % count == 0
+
+
+def interval(seconds: float) -> Trigger:
+    """Return a trigger for one picture each `seconds`; after a pause there is no burst."""
+    next_s = float("-inf")
+
+    def fires(_number: int, now_s: float) -> bool:
+        nonlocal next_s
+        if now_s < next_s - 1e-6:
+            return False
+        next_s = (now_s if now_s - next_s >= seconds else next_s) + seconds
+        return True
+
+    return fires
+
+
+class ScannedLines:
+    """Lines on standard input, from a barcode reader or a person who presses Enter: a trigger, and its serials."""
+
+    def __init__(self, stream: TextIO, say: Callable[[str], None]) -> None:
+        self.is_over = False
+        self._stream = stream
+        self._say = say
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._line: str | None = None
+        threading.Thread(target=self._read, name="stdin", daemon=True).start()
+
+    def serials(self) -> Iterator[str]:
+        """Yield the line that triggered, each time it is asked for."""
+        while self._line is not None:
+            yield self._line
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return True if a line came within `timeout_s`; it is the one that `serials` yields."""
+        if self.is_over:
+            return False
+        try:
+            line = self._lines.get(timeout=timeout_s) if timeout_s else self._lines.get_nowait()
+        except queue.Empty:
+            return False
+        self.is_over = line is None
+        self._line = line
+        return line is not None
+
+    def drop(self) -> int:
+        """Drop the lines that wait, whose boards are no longer under the camera, and return how many."""
+        dropped = 0
+        while self.wait(0.0):
+            dropped += 1
+        return dropped
+
+    def _read(self) -> None:
+        try:
+            for line in self._stream:
+                self._lines.put(line.rstrip("\r\n"))
+        except (OSError, ValueError) as error:
+            self._say(f"standard input cannot be read any more: {error}")
+        self._lines.put(None)
 
 
 @dataclass(slots=True)
-class Seen:
-    """What passed: pictures of the source, boards that were cut and handed on, boards that were not."""
+class StationCounts:
+    """Pictures of the source, boards that were cut and published, boards that were not."""
 
     pictures: int = 0
     boards: int = 0
@@ -30,87 +139,77 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """`run` until source, serials or standard input end, or `stop` is set; SourceError where the source breaks."""
+    """`run` until the source, the serials or standard input end, or `stop` is set."""
 
     source: FrameSource
-    layout: Layout
-    trigger: Trigger
-    serials: Serials
+    layout: BoardLayout
+    trigger: Trigger | ScannedLines
+    serials: Iterator[str]
     publisher: SpoolingPublisher
     say: Callable[[str], None]
     lot: str | None = None
     stop: threading.Event = field(default_factory=threading.Event)
+    counts: StationCounts = field(default_factory=StationCounts)
 
-    def run(self, seen: Seen) -> None:
-        """Fill in `seen` on the way."""
-        while not self.stop.is_set() and self._advance(seen):
-            if not self._is_wanted(seen):
+    def run(self) -> None:
+        """Publish boards, and count them in `counts`; SourceError if the source breaks."""
+        while not self.stop.is_set() and self._advance():
+            if not self._is_wanted():
                 continue
-            if isinstance(self.trigger, Typed) and self.source.is_live and not self._freshen(seen):
+            if isinstance(self.trigger, ScannedLines) and self.source.is_live and not self._skip_buffered():
                 return
-            serial = self.serials.take()
+            serial = next(self.serials, None)
             if serial is None:
                 return
             if is_serial(serial, self.say):
-                self._show(serial, seen)
+                self._publish(serial)
 
-    def _advance(self, seen: Seen) -> bool:
-        """The next picture. At a recording a line is waited for first, so that each line takes one picture."""
-        typed = self.trigger if isinstance(self.trigger, Typed) else None
-        if typed is not None and not self.source.is_live:
-            while not typed.wait(_LINE_WAIT_S):
-                if typed.is_over or self.stop.is_set():
+    def _advance(self) -> bool:
+        """Take the next picture. A recording waits for a line first, so that each line takes one picture."""
+        lines = self.trigger if isinstance(self.trigger, ScannedLines) else None
+        if lines is not None and not self.source.is_live:
+            while not lines.wait(_LINE_WAIT_S):
+                if lines.is_over or self.stop.is_set():
                     return False
-        lost = self.source.times_lost
+        times_lost = self.source.times_lost
         if not self.source.advance():
             return False
-        seen.pictures += 1
-        if typed is not None and lost != self.source.times_lost and (dropped := typed.forget()):
+        self.counts.pictures += 1
+        if lines is not None and times_lost != self.source.times_lost and (dropped := lines.drop()):
             self.say(f"{dropped} lines were read while the camera was away: scan those boards again")
-        return not (typed is not None and typed.is_over)
+        return not (lines is not None and lines.is_over)
 
-    def _freshen(self, seen: Seen) -> bool:
-        """Pass over what the camera kept: the picture of a line is one that was taken after it."""
-        for _ in range(_KEPT_PICTURES):
+    def _skip_buffered(self) -> bool:
+        """Pass over the pictures that the camera has buffered: a line's picture is one that was taken after it."""
+        for _ in range(_BUFFERED_PICTURES):
             if not self.source.advance():
                 return False
-            seen.pictures += 1
+            self.counts.pictures += 1
         return True
 
-    def _is_wanted(self, seen: Seen) -> bool:
-        if isinstance(self.trigger, Typed) and not self.source.is_live:
-            return True
-        return self.trigger.fires(seen.pictures - 1, self.source.now_s)
+    def _is_wanted(self) -> bool:
+        if isinstance(self.trigger, ScannedLines):
+            return not self.source.is_live or self.trigger.wait(0.0)
+        return self.trigger(self.counts.pictures - 1, self.source.now_s)
 
-    def _show(self, serial: str, seen: Seen) -> None:
+    def _publish(self, serial: str) -> None:
         try:
             parts = cut(self.source.picture(), self.layout)
         except SourceError as error:
-            seen.failed += 1
+            self.counts.failed += 1
             self.say(f"board {serial}: {error}")
             return
-        except WrongSizeError as error:
+        except PictureError as error:
             raise SourceError(str(error)) from None
-        board = {"type": self.layout.board, "serial": serial} | ({"lot": self.lot} if self.lot else {})
+        board = board_fields(self.layout.board, serial, self.lot)
         more = {"captured_at": datetime.now(UTC).isoformat(timespec="milliseconds")} if self.source.is_live else {}
         shot = f"{key(serial)[:60]}/{uuid.uuid4().hex[:12]}"  # no clock, no counter: another picture, another id
         try:
             for number, part in enumerate(parts):
-                self.publisher.publish(
-                    f"{shot}/{number}",
-                    part.png,
-                    board=board,
-                    component=part.component,
-                    designator=part.designator,
-                    **more,
-                )
+                fields = {"component": part.component, "designator": part.designator, **more}
+                self.publisher.publish(f"{shot}/{number}", part.png, board=board, **fields)
         except NoRoomError as error:
-            seen.failed += 1
+            self.counts.failed += 1
             self.say(f"board {serial} is incomplete: {error}")
             return
-        seen.boards += 1
-
-
-def key(text: str) -> str:
-    """`text` with the signs that an id may have; a dash for each run of others."""
-    return _NOT_OF_A_KEY.sub("-", text) or "-"
+        self.counts.boards += 1

@@ -1,33 +1,41 @@
-"""A folder that a camera's software drops files into: which of them are whole and new, and what becomes of them.
+"""A watched folder (`coserve camera --watch`): files that a camera's software drops into it are published once.
 
-A file is whole when two looks find it unchanged and its own structure says that nothing is missing: a file that is
-still being written has no end marker. What was accepted is moved away, or remembered by name, size and time. Its id has
-the sha256 of its bytes, so that a file that is sent again, whatever was forgotten, is a duplicate and no second image.
+A file is whole when two scans find it unchanged and its own structure is complete: a file that is still being written
+has no end marker. The folder is the spool: a file is moved away, or remembered by name, size and time, when all of its
+images have been accepted, and not before. Ids hold the sha256 of the bytes, so that a file that is sent twice is a
+duplicate and not a second image.
 """
 
 import json
 import os
 import shutil
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
 
+from coserve_client import CurveClient, PublishAccount, Publisher
 from daemon.intake.image_header import ImageHeaderError, LongWalkError, check_image
 from daemon.records import Pixels
+from experts.durable import replace_durably
+from tools.camera.layout import SUFFIXES, PictureError, PictureFiles
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"}
-#: A file that stays incomplete for so long is named, once.
+#: A file that stays incomplete for this long is reported, once.
 _PATIENCE_S = 10.0
 MAX_FILE_BYTES = 256 * 2**20
 _MAX_PIXELS = 256_000_000
+_SCAN_PAUSE_S = 0.2
+_SILENCE_S = 5.0
+_LAST_ANSWERS_S = 5.0
 
-Stamp = tuple[int, int]  # size and modification time: another one, another file
+Stamp = tuple[int, int]  # size and modification time: with another stamp it is another file
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class DroppedFile:
     """A whole file that was not accepted yet. `name` is its path within the folder."""
 
     path: Path
@@ -37,33 +45,29 @@ class Dropped:
 
 
 @dataclass(slots=True)
-class _Look:
-    """What the last look at a file found."""
+class _FileState:
+    """A file at its last scan."""
 
     stamp: Stamp
     since_s: float
-    is_told: bool = False
+    is_reported: bool = False
     is_done: bool = False
 
 
-class Remembered:
-    """The files that were accepted and left where they are, in a file of their own. Losing it costs time, no image."""
+class SentFiles:
+    """A file with the names of accepted files that stay in the folder. Without it they are sent again: duplicates."""
 
     def __init__(self, file: Path, folder: Path) -> None:
-        """Read it; where `folder` is there, forget the files that are no longer in it."""
+        """Read it, and drop the files that are no longer in `folder`, unless that is away."""
         self._file = file
         self._stamps: dict[str, Stamp] = {}
         for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
-            try:
+            with suppress(ValueError, TypeError):  # the last line of a process that was killed
                 name, size, modified_ns = json.loads(line)
-            except (ValueError, TypeError):
-                continue  # the last line of a process that was killed
-            self._stamps[str(name)] = (size, modified_ns)
+                self._stamps[str(name)] = (size, modified_ns)
         if folder.is_dir():
             self._stamps = {name: stamp for name, stamp in self._stamps.items() if (folder / name).exists()}
-        fresh = file.with_suffix(".new")
-        fresh.write_text("".join(map(_line, self._stamps, self._stamps.values())), encoding="utf-8")
-        fresh.replace(file)
+        replace_durably(file, "".join(map(_line, self._stamps, self._stamps.values())))
 
     def has(self, name: str, stamp: Stamp) -> bool:
         return self._stamps.get(name) == stamp
@@ -79,88 +83,89 @@ def _line(name: str, stamp: Stamp) -> str:
 
 
 class WatchedFolder:
-    """`look` now and then; `accepted` or `refused` says what became of a file that it gave."""
+    """`scan` repeatedly; call `mark_accepted` with the files whose images were all accepted."""
 
-    def __init__(self, folder: Path, remembered: Remembered, move_to: Path | None, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, sent: SentFiles, move_to: Path | None, say: Callable[[str], None]) -> None:
+        """Accepted files go to `move_to`, or stay and are noted in `sent`. `say` tells a person."""
+        self.incomplete = 0
         self._folder = folder
-        self._remembered = remembered
+        self._sent = sent
         self._move_to = move_to
         self._say = say
-        self._seen: dict[str, _Look] = {}
-        self._is_gone = False
-        self.incomplete = 0
+        self._states: dict[str, _FileState] = {}
+        self._is_away = False
 
-    def look(self) -> Iterator[Dropped]:
-        """The files that are whole and new, the oldest first. What is incomplete for long, or unreadable, is said."""
+    def scan(self) -> Iterator[DroppedFile]:
+        """Yield the files that are whole and new, the oldest first; report those that stay incomplete."""
         now_s = time.monotonic()
-        found = self._files()
-        if found is None:
+        files = self._list()
+        if files is None:
             return
-        for name in self._seen.keys() - {name for name, _, _ in found}:
-            del self._seen[name]
-        for name, path, stamp in sorted(found, key=lambda file: (file[2][1], file[0])):
-            look = self._seen.get(name)
-            if look is None or look.stamp != stamp:
-                self._seen[name] = _Look(stamp, now_s, is_done=self._remembered.has(name, stamp))
-            elif not look.is_done:
-                dropped = self._whole(path, name, look)
+        for name in self._states.keys() - {name for name, _, _ in files}:
+            del self._states[name]
+        for name, path, stamp in sorted(files, key=lambda file: (file[2][1], file[0])):
+            state = self._states.get(name)
+            if state is None or state.stamp != stamp:
+                self._states[name] = _FileState(stamp, now_s, is_done=self._sent.has(name, stamp))
+            elif not state.is_done:
+                dropped = self._read(path, name, state)
                 if dropped is not None:
-                    look.is_done = True
+                    state.is_done = True
                     yield dropped
 
-    def accepted(self, dropped: Dropped) -> None:
-        """Move it away, or remember it."""
-        if self._move_to is not None and self._moved(dropped, self._move_to):
+    def mark_accepted(self, dropped: DroppedFile) -> None:
+        """Move the file away, or remember it."""
+        if self._move_to is not None and self._move(dropped, self._move_to):
             return
         try:
-            self._remembered.add(dropped.name, dropped.stamp)
+            self._sent.add(dropped.name, dropped.stamp)
         except OSError as error:
-            self._say(f"{dropped.path} was accepted, which cannot be written down: {error.strerror}")
+            self._say(f"{dropped.path} was accepted, but this cannot be noted on disk: {error.strerror}")
 
-    def _moved(self, dropped: Dropped, move_to: Path) -> bool:
+    def _move(self, dropped: DroppedFile, move_to: Path) -> bool:
         try:
-            if _stamp(dropped.path) == dropped.stamp:  # else another picture has its name by now, for the next look
-                moved = _move(dropped.path, move_to / dropped.name)
-                with suppress(FileNotFoundError):  # whoever collects pictures from there may be as fast
-                    if moved.read_bytes() != dropped.content:  # the other picture came in this very moment
-                        _move(moved, dropped.path)
+            if _stamp(dropped.path) == dropped.stamp:  # else another picture has this name by now, for the next scan
+                target = _move(dropped.path, move_to / dropped.name)
+                with suppress(FileNotFoundError):  # a program that collects pictures there may be as fast
+                    if target.read_bytes() != dropped.content:  # another picture came in this very moment
+                        _move(target, dropped.path)
         except OSError as error:
-            self._say(f"{dropped.path} was accepted and cannot be moved to {move_to}: {error.strerror or error}")
+            self._say(f"{dropped.path} was accepted, but cannot be moved to {move_to}: {error.strerror or error}")
             return False
         return True
 
-    def _files(self) -> list[tuple[str, Path, Stamp]] | None:
-        """Name, path and stamp of each image file; None while the folder is not there."""
+    def _list(self) -> list[tuple[str, Path, Stamp]] | None:
+        """Return name, path and stamp of each image file; None while the folder is away."""
         try:
-            found = list(_images_in(self._folder, self._folder))
+            files = list(_image_files(self._folder, self._folder))
         except OSError as error:
-            if not self._is_gone:
+            if not self._is_away:
                 self._say(f"{self._folder} cannot be read ({error.strerror}): waiting for it to come back")
-            self._is_gone = True
+            self._is_away = True
             return None
-        if self._is_gone:
+        if self._is_away:
             self._say(f"{self._folder} is back")
-        self._is_gone = False
-        return found
+        self._is_away = False
+        return files
 
-    def _whole(self, path: Path, name: str, look: _Look) -> Dropped | None:
+    def _read(self, path: Path, name: str, state: _FileState) -> DroppedFile | None:
         try:
-            flaw, content = _read_whole(path, look.stamp)
+            problem, content = _read_whole(path, state.stamp)
         except FileNotFoundError:
             return None
         except OSError as error:
-            flaw, content = f"it cannot be read: {error.strerror}", b""
-        if flaw is None:
-            return Dropped(path, name, look.stamp, content)
-        if not look.is_told and time.monotonic() - look.since_s >= _PATIENCE_S:
-            look.is_told = True
+            problem, content = f"it cannot be read: {error.strerror}", b""
+        if problem is None:
+            return DroppedFile(path, name, state.stamp, content)
+        if not state.is_reported and time.monotonic() - state.since_s >= _PATIENCE_S:
+            state.is_reported = True
             self.incomplete += 1
-            self._say(f"{path} stays where it is, not sent: {flaw} (half-written, or damaged)")
+            self._say(f"{path} stays where it is, not sent: {problem} (half-written, or damaged)")
         return None
 
 
-def _images_in(folder: Path, root: Path) -> Iterator[tuple[str, Path, Stamp]]:
-    """Files with an image's suffix, not behind links. A folder that goes meanwhile has none; `root` must be there."""
+def _image_files(folder: Path, root: Path) -> Iterator[tuple[str, Path, Stamp]]:
+    """Yield files with an image's suffix, not behind links. A folder may vanish meanwhile; OSError if `root` does."""
     try:
         entries = list(os.scandir(folder))
     except FileNotFoundError:
@@ -170,17 +175,14 @@ def _images_in(folder: Path, root: Path) -> Iterator[tuple[str, Path, Stamp]]:
     for entry in entries:
         path = Path(entry.path)
         if entry.is_dir(follow_symlinks=False):
-            yield from _images_in(path, root)
+            yield from _image_files(path, root)
         elif path.suffix.lower() in SUFFIXES and entry.is_file(follow_symlinks=False):
-            try:
-                facts = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            yield path.relative_to(root).as_posix(), path, (facts.st_size, facts.st_mtime_ns)
+            with suppress(FileNotFoundError):
+                yield path.relative_to(root).as_posix(), path, _stamp(path)
 
 
 def _read_whole(path: Path, stamp: Stamp) -> tuple[str | None, bytes]:
-    """The file's bytes, and why they are not a whole image, if so."""
+    """Return the problem of a file that is not a whole image, if any, and its bytes."""
     if stamp[0] > MAX_FILE_BYTES:
         return f"it has {stamp[0]} bytes, at most {MAX_FILE_BYTES} are read", b""
     content = path.read_bytes()
@@ -196,12 +198,12 @@ def _read_whole(path: Path, stamp: Stamp) -> tuple[str | None, bytes]:
 
 
 def _stamp(path: Path) -> Stamp:
-    facts = path.stat()
-    return facts.st_size, facts.st_mtime_ns
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _move(path: Path, target: Path) -> Path:
-    """Move, without overwriting: another file of that name gets a number. Where it is now."""
+    """Move a file without overwriting another, which gives it a number, and return where it is now."""
     target.parent.mkdir(parents=True, exist_ok=True)
     free, number = target, 1
     while free.exists():
@@ -209,3 +211,113 @@ def _move(path: Path, target: Path) -> Path:
         free = target.with_name(f"{target.stem}-{number}{target.suffix}")
     shutil.move(path, free)
     return free
+
+
+@dataclass(slots=True)
+class FileCounts:
+    """Files whose images were all accepted, that the daemon refused, and that no image could be made of."""
+
+    accepted: int = 0
+    refused: int = 0
+    unfit: int = 0
+
+
+@dataclass(slots=True)
+class _SentFile:
+    """A file some of whose images have no answer yet."""
+
+    dropped: DroppedFile
+    unanswered: int
+    refusals: list[str] = field(default_factory=list[str])
+
+
+class FolderPublisher:
+    """Publishes a watched folder over one connection, in the caller's thread, until `stop` is set."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        source: str,
+        folder: WatchedFolder,
+        pictures: PictureFiles,
+        say: Callable[[str], None],
+        stop: threading.Event,
+        curve: CurveClient | None = None,
+    ) -> None:
+        """Connect; the errors are those of `Publisher`. `say` tells a person."""
+        self.files = FileCounts()
+        self._folder = folder
+        self._pictures = pictures
+        self._say = say
+        self._stop = stop
+        self._unanswered: dict[str, _SentFile] = {}
+        self._is_silent = False
+        self._publisher = Publisher(
+            endpoint, source, silence_s=_SILENCE_S, patience_s=float("inf"), curve=curve, on_answer=self._take_answer
+        )
+
+    @property
+    def account(self) -> PublishAccount:
+        """The account of the images."""
+        return self._publisher.account
+
+    def run(self) -> None:
+        """Scan and publish until `stop` is set, then wait a little for the last answers, and disconnect.
+
+        Files without their answers are found again at the next start.
+        """
+        try:
+            while not self._stop.is_set():
+                began_s = time.monotonic()
+                for dropped in self._folder.scan():
+                    self._publish(dropped)
+                    if self._stop.is_set():
+                        break
+                else:
+                    self._pump(max(_SCAN_PAUSE_S, 3 * (time.monotonic() - began_s)))  # large folders less often
+            if not self._is_silent:
+                self._publisher.finish(_LAST_ANSWERS_S)
+        finally:
+            self._publisher.close()
+
+    def _publish(self, dropped: DroppedFile) -> None:
+        try:
+            images = self._pictures.images_by_content(PurePosixPath(dropped.name), dropped.content)
+        except PictureError as error:
+            self.files.unfit += 1
+            self._say(f"{dropped.path} stays where it is, not sent: {error}")
+            return
+        file = _SentFile(dropped, len(images))
+        for image in images:
+            while not self._publisher.free_credit or image.image_id in self._unanswered:
+                self._pump(0.2)
+                if self._stop.is_set():
+                    return
+            self._unanswered[image.image_id] = file
+            self._publisher.send(
+                image.image_id, image.payload, board=image.board, component=image.component, **image.more
+            )
+
+    def _pump(self, wait_s: float) -> None:
+        self._publisher.pump(wait_s)
+        silent_s = self._publisher.silent_s
+        if (silent_s > _SILENCE_S) != self._is_silent:
+            self._is_silent = not self._is_silent
+            self._say(self._publisher.silence_text(silent_s) if self._is_silent else "the daemon answers again")
+
+    def _take_answer(self, image_id: str, answer: Mapping[str, Any]) -> None:
+        file = self._unanswered.pop(image_id)
+        file.unanswered -= 1
+        if answer["type"] not in ("accepted", "duplicate") or answer.get("differs"):
+            file.refusals.append(f"{image_id}: {answer.get('code', 'duplicate')}: {answer.get('reason', '')}")
+        if file.unanswered:
+            return
+        if file.refusals:
+            self.files.refused += 1
+            self._say(
+                f"{file.dropped.path} stays where it is, to be tried again at the next start: the daemon refused "
+                f"{len(file.refusals)} of its images, the first is {file.refusals[0]}"
+            )
+        else:
+            self.files.accepted += 1
+            self._folder.mark_accepted(file.dropped)

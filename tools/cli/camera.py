@@ -1,13 +1,11 @@
-"""`coserve camera`: every way in which pictures come to the line, and their account at the end.
+"""`coserve camera`: pictures of a folder, a video, a camera or rendered boards, and the account of their answers."""
 
-Files and rendered boards are published as they are; a watched folder and a camera go on until they are stopped.
-"""
-
+import itertools
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +13,23 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from urllib.parse import quote
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
+from coserve_client import CameraImage, CoserveError, CurveClient, Publisher, SpoolingPublisher, publish_images
+from daemon.errors import ConfigError
 from tools.cli.console import AsJson, errors, fail, print_json, print_table
+from tools.cli.open_line import settings_of
+from tools.cli.progress import Bars
 
 if TYPE_CHECKING:
-    from coserve_client import CurveClient
     from tools.camera.frame_source import FrameSource
-    from tools.camera.layout import Layout
-    from tools.camera.serials import Serials, Trigger
+    from tools.camera.layout import BoardLayout
+    from tools.camera.station import ScannedLines, Trigger
 
-#: Where a video ended, its last answers are waited for so long; where somebody stopped us, so long.
+#: The wait for the last answers at the end of a video, and after Ctrl-C or SIGTERM.
 _END_S, _STOP_S = 60.0, 10.0
+#: A person at a terminal is told of a daemon that does not answer sooner than a camera is.
+_PATIENCE_S = 15.0
 _PICTURES = "Pictures of whole boards"
 _ELSEWHERE = "From another PC"
 
@@ -121,31 +125,53 @@ def camera(
 
     Example: coserve camera demo/coserve.yaml --render 5 --rate 50
     """
-    asked = _Asked(config, source, lot, state, server_key, client_key, as_json)
-    how = [name for name, value in (("FOLDER", folder), ("--video", video), ("--device", device)) if value is not None]
-    if render is not None:
-        others = {"--watch": watch, "--layout": layout, "--serial": serial, "--serials-from": serials_from}
-        others |= {"--every": every, "--interval": interval, "--on-enter": on_enter}
-        _only([*how, *(name for name, value in others.items() if value)], {"--video"}, "--render")
-        # From the clock: the same picture twice is no other part, to the line as little as to who looks at it.
-        _render(asked, render, video, rate=rate, seed=int(time.time()) if seed is None else seed, prefix=serials)
-    if len(how) != 1:
-        fail("name one of: a FOLDER of images, --watch with it, --video FILE, --device DEVICE, --render N", status=2)
+    options = _LineOptions(config, source, lot, state, server_key, client_key, as_json)
+    values = {"FOLDER": folder, "--watch": watch, "--move-to": move_to, "--render": render, "--rate": rate}
+    values |= {"--seed": seed, "--video": video, "--device": device, "--size": size, "--fps": fps, "--layout": layout}
+    values |= {"--serial": serial, "--serials": serials, "--serials-from": serials_from}
+    values |= {"--every": every, "--interval": interval, "--on-enter": on_enter}
+    mode = _mode({name for name, value in values.items() if value is not None and value is not False})
+    if mode == "--render":
+        # From the clock: a picture that was sent before would count as a repetition of that part.
+        _render(options, render or 0, video, int(time.time()) if seed is None else seed, serials, rate)
     if folder is not None:
-        if serial or serials_from or every or interval or on_enter:
-            fail("a FOLDER says the serials, and a file is the trigger: they are for --video and --device", status=2)
-        _folder(asked, folder, layout, watch=watch, move_to=move_to, rate=rate)
+        if not folder.is_dir():
+            fail(f"no folder {folder}", status=2)
+        _watch(options, folder, layout, move_to) if watch else _folder(options, folder, layout, rate)
     if layout is None:
         fail("--layout FILE says where the parts lie in the picture (docs/cameras.md)", status=2)
-    if watch or move_to or rate:
-        fail("--watch, --move-to and --rate are for a FOLDER of images", status=2)
-    when = _When(serial, serials, serials_from, every, interval, on_enter)
-    _station(asked, video, device, _size_of(size), fps, layout, when)
+    if [serial, serials, serials_from].count(None) != 2:
+        fail("name one of --serial SERIAL, --serials PREFIX, --serials-from FILE|-", status=2)
+    if [every is not None, interval is not None, on_enter, serials_from == "-"].count(True) != 1:
+        fail("name one trigger: --every N, --interval S, --on-enter, or --serials-from -", status=2)
+    choice = _Choice(serial, serials, serials_from, every, interval)
+    _station(options, video, device, _size_of(size), fps, layout, choice)
+
+
+_BOARD_OPTIONS = {"--layout", "--serial", "--serials", "--serials-from", "--every", "--interval", "--on-enter"}
+#: The options that each source of pictures takes.
+_OPTIONS = {
+    "--render": {"--video", "--serials", "--seed", "--rate"},
+    "--watch": {"FOLDER", "--layout", "--move-to"},
+    "FOLDER": {"--layout", "--rate"},
+    "--video": _BOARD_OPTIONS,
+    "--device": {"--size", "--fps", *_BOARD_OPTIONS},
+}
+
+
+def _mode(given: set[str]) -> str:
+    """Return the option that names the source of pictures; leave with status 2 if another does not go with it."""
+    mode = next((name for name in _OPTIONS if name in given), None)
+    if mode is None or (mode == "--watch" and "FOLDER" not in given):
+        fail("name one of: a FOLDER of images, --watch with it, --video FILE, --device DEVICE, --render N", status=2)
+    if wrong := sorted(given - _OPTIONS[mode] - {mode}):
+        fail(f"{wrong[0]} does not go with {mode}: coserve camera --help", status=2)
+    return mode
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """Whom to publish to, under which name."""
+class _LineOptions:
+    """The options of every source of pictures: the line, the camera's name, its keys and its folder."""
 
     config: str
     source: str
@@ -160,13 +186,9 @@ class _Asked:
         return self.config.startswith(("tcp://", "ipc://"))
 
     def endpoint(self) -> str:
-        from tools.camera.command import endpoint_of
+        return self.config if self.is_endpoint else settings_of(Path(self.config)).endpoints.intake[0]
 
-        return self.config if self.is_endpoint else endpoint_of(Path(self.config))
-
-    def curve(self) -> "CurveClient | None":
-        from coserve_client import CurveClient
-
+    def curve(self) -> CurveClient | None:
         if (self.server_key is None) != (self.client_key is None):
             fail("--server-key and --client-key belong together (docs/security.md)", status=2)
         if self.server_key is None or self.client_key is None:
@@ -177,7 +199,7 @@ class _Asked:
         return CurveClient(self.server_key, self.client_key)
 
     def folder(self) -> Path:
-        """Where this camera keeps what it has to remember; made."""
+        """Make and return the folder of what this camera has to remember."""
         beside = Path() if self.is_endpoint else Path(self.config).parent
         folder = self.state or beside / "camera" / quote(self.source, safe="")
         try:
@@ -186,151 +208,121 @@ class _Asked:
             fail(f"--state {folder} cannot be made: {error.strerror}", status=2)
         return folder
 
-    def leave(self, account: dict[str, int], *, is_well: bool) -> NoReturn:
+    def publish(self, images: Iterable[CameraImage], total: int, rate: float | None) -> NoReturn:
+        """Publish `images` with a progress bar."""
+        endpoint = self.endpoint()
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with (
+            _failing(status=1),
+            Bars(*columns, console=errors) as bar,
+            Publisher(endpoint, self.source, patience_s=_PATIENCE_S, curve=self.curve()) as publisher,
+        ):
+            task = bar.add_task(f"publishing to {endpoint}", total=total)
+            account = publish_images(
+                publisher, images, rate=rate, progress=lambda account: bar.update(task, completed=account.answered)
+            )
+        for refusal in account.refusals:
+            _say(refusal)
+        self.finish(account.as_dict(), is_complete=account.complete)
+
+    def finish(self, account: dict[str, int], *, is_complete: bool) -> NoReturn:
+        """Print the account, and leave."""
         if self.as_json:
             print_json(account)
         else:
             print_table(f"Account of {self.source}", ("answer", "images"), list(account.items()))
-        raise SystemExit(0 if is_well else 1)
+        raise SystemExit(0 if is_complete else 1)
 
 
 @dataclass(frozen=True, slots=True)
-class _When:
-    """Which board, and which picture of it."""
+class _Choice:
+    """The options that choose a picture and its board: one of the first three, and one trigger."""
 
     serial: str | None
     prefix: str | None
     serials_from: str | None
     every: int | None
     interval: float | None
-    on_enter: bool
-
-    def check(self) -> None:
-        if [self.serial, self.prefix, self.serials_from].count(None) != 2:
-            fail("name one of --serial SERIAL, --serials PREFIX, --serials-from FILE|-", status=2)
-        triggers = [self.every is not None, self.interval is not None, self.on_enter, self.serials_from == "-"]
-        if sum(triggers) != 1:
-            fail("name one trigger: --every N, --interval S, --on-enter, or --serials-from -", status=2)
-
-    def serials(self, state: Path, typed: "Serials | None") -> "Serials":
-        from tools.camera.serials import Counted, Listed, Same
-
-        if self.serial is not None:
-            return Same(self.serial)
-        if self.prefix is not None:
-            return Counted(self.prefix, state / "serials.json")
-        if typed is not None and self.serials_from == "-":
-            return typed
-        return Listed(Path(self.serials_from or ""), _say)
-
-    def trigger(self) -> "Trigger":
-        from tools.camera.serials import EveryPicture, Interval, Typed
-
-        if self.every is not None:
-            return EveryPicture(self.every)
-        return Typed(sys.stdin, _say) if self.interval is None else Interval(self.interval)
 
 
 def _render(
-    asked: _Asked, boards: int, video: Path | None, *, rate: float | None, seed: int, prefix: str | None
+    options: _LineOptions, boards: int, video: Path | None, seed: int, prefix: str | None, rate: float | None
 ) -> NoReturn:
-    from tools.camera.command import publish_rendered, write_video
+    from tools.camera import rendered
 
-    if video is not None:
-        try:
-            layout, serials = write_video(video, boards, seed, prefix)
-        except (ValueError, OSError) as error:
-            fail(str(error), status=2)
-        print(f"{video}: {boards} boards; layout {layout}, serials {serials}")
-        raise SystemExit(0)
-    account = publish_rendered(
-        asked.endpoint(), boards, rate=rate, source=asked.source, seed=seed, lot=asked.lot, prefix=prefix
-    )
-    asked.leave(account.as_dict(), is_well=account.complete)
+    prefix = prefix or rendered.new_prefix()
+    if video is None:
+        total = rendered.count_parts(boards)
+        options.publish(rendered.rendered_images(boards, seed, prefix, options.lot), total, rate)
+    with _failing(status=2):
+        layout, serials = rendered.write_video(video, boards, seed, prefix)
+    print(f"{video}: {boards} boards; layout {layout}, serials {serials}")
+    raise SystemExit(0)
 
 
-def _folder(
-    asked: _Asked, folder: Path, layout_file: Path | None, *, watch: bool, move_to: Path | None, rate: float | None
-) -> NoReturn:
-    from tools.camera.command import publish_folder
+def _folder(options: _LineOptions, folder: Path, layout_file: Path | None, rate: float | None) -> NoReturn:
+    from tools.camera.layout import PART_FILE, PictureFiles
 
-    layout = None if layout_file is None else _layout_of(layout_file)
-    if watch:
-        if rate is not None:
-            fail("--rate is for a folder that is there; a watched one gives what it gets", status=2)
-        _watch(asked, folder, layout, move_to)
-    if move_to is not None:
-        fail("--move-to is for --watch", status=2)
-    account = publish_folder(
-        asked.endpoint(),
-        folder,
-        rate=rate,
-        source=asked.source,
-        lot=asked.lot,
-        curve=asked.curve(),
-        layout=layout,
-    )
-    asked.leave(account.as_dict(), is_well=account.complete)
+    layout = None if layout_file is None else _load_layout(layout_file)
+    pictures = PictureFiles(layout, options.lot)
+    files, unfit = pictures.find(folder)
+    if not files:
+        name = PART_FILE if layout is None else "SERIAL.png (or .jpg, .bmp, .tif)"
+        fail(f"{folder} holds no image named {name}", status=2)
+    if unfit:
+        _say(f"ignored, not named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT: {len(unfit)} images, the first is {unfit[0]}")
+    total = len(files) * (1 if layout is None else len(layout.parts))
+    options.publish(pictures.read(folder, files), total, rate)
 
 
-def _watch(asked: _Asked, folder: Path, layout: "Layout | None", move_to: Path | None) -> NoReturn:
-    from coserve_client import CoserveError
-    from tools.camera import files
-    from tools.camera.watch_folder import Remembered, WatchedFolder
-    from tools.camera.watching import Watcher
+def _watch(options: _LineOptions, folder: Path, layout_file: Path | None, move_to: Path | None) -> NoReturn:
+    from tools.camera.layout import PictureFiles
+    from tools.camera.watch_folder import FolderPublisher, SentFiles, WatchedFolder
 
-    if not folder.is_dir():
-        fail(f"no folder {folder}", status=2)
     if move_to is not None and move_to.resolve().is_relative_to(folder.resolve()):
         fail(f"--move-to {move_to} lies in {folder}, which is watched: name a folder beside it", status=2)
-    images_of = files.parts(asked.lot) if layout is None else files.whole_boards(layout, asked.lot)
-    endpoint = asked.endpoint()
-    try:
-        remembered = Remembered(asked.folder() / "sent.jsonl", folder)
-        watched = WatchedFolder(folder, remembered, move_to, _say)
-        stop = threading.Event()
-        watcher = Watcher(endpoint, asked.source, watched, images_of, _say, stop, asked.curve())
-    except (OSError, CoserveError, ValueError) as error:
-        fail(str(error), status=2)
+    pictures = PictureFiles(None if layout_file is None else _load_layout(layout_file), options.lot)
+    endpoint, curve = options.endpoint(), options.curve()
+    stop = threading.Event()
+    with _failing(status=2):
+        sent = SentFiles(options.folder() / "sent.jsonl", folder)
+        watched = WatchedFolder(folder, sent, move_to, _say)
+        publisher = FolderPublisher(endpoint, options.source, watched, pictures, _say, stop, curve)
     _say(f"watching {folder}; Ctrl-C or SIGTERM ends it")
     with _set_by_signals(stop):
-        watcher.run()
-        watcher.close()
-    done, account = watcher.files, watcher.account
-    table = {"files accepted": done.accepted, "files refused": done.refused, "files not sent": done.unfit}
-    table["files not sent"] += watched.incomplete
-    asked.leave(table | account.as_dict(), is_well=not (done.refused or done.unfit or watched.incomplete))
+        publisher.run()
+    counts = publisher.files
+    not_sent = counts.unfit + watched.incomplete
+    table = {"files accepted": counts.accepted, "files refused": counts.refused, "files not sent": not_sent}
+    options.finish(table | publisher.account.as_dict(), is_complete=not (counts.refused or not_sent))
 
 
 def _station(
-    asked: _Asked,
+    options: _LineOptions,
     video: Path | None,
     device: str | None,
     size: tuple[int, int] | None,
     fps: float | None,
     layout_file: Path,
-    when: _When,
+    choice: _Choice,
 ) -> NoReturn:
-    from coserve_client import CoserveError, SpoolingPublisher
+    from tools.camera import station
     from tools.camera.frame_source import SourceError
-    from tools.camera.serials import Typed
-    from tools.camera.station import Seen, Station
 
-    when.check()
-    endpoint, curve, layout, state = asked.endpoint(), asked.curve(), _layout_of(layout_file), asked.folder()
-    trigger, stop = when.trigger(), threading.Event()
-    try:
-        serials = when.serials(state, trigger if isinstance(trigger, Typed) else None)
-        source = _source_of(video, device, size, fps, stop)
-        publisher = SpoolingPublisher(endpoint, asked.source, state / "spool", curve=curve)
-    except (SourceError, OSError, CoserveError, ValueError) as error:
-        fail(str(error), status=2)
-    seen, problem = Seen(), ""
+    endpoint, curve, layout, state = options.endpoint(), options.curve(), _load_layout(layout_file), options.folder()
+    stop, spool = threading.Event(), state / "spool"
+    with _failing(status=2):
+        trigger = _trigger(choice)
+        serials = _serials(choice, state, trigger)
+        source = _open_source(video, device, size, fps, stop)
+        publisher = SpoolingPublisher(endpoint, options.source, spool, curve=curve)
     if publisher.account.recovered:
-        _say(f"{publisher.account.recovered} images of an earlier run wait in {state / 'spool'}: they are sent first")
+        _say(f"{publisher.account.recovered} images of an earlier run wait in {spool}: they are sent first")
+    at_station = station.Station(source, layout, trigger, serials, publisher, _say, options.lot, stop)
+    problem = ""
     with _set_by_signals(stop):
         try:
-            Station(source, layout, trigger, serials, publisher, _say, asked.lot, stop).run(seen)
+            at_station.run()
         except (SourceError, OSError) as error:
             problem = str(error)
         source.close()
@@ -341,15 +333,36 @@ def _station(
     for text in (*account.refusals, *([problem] if problem else [])):
         _say(text)
     if account.spooled:
-        _say(f"{account.spooled} images wait in {state / 'spool'}: the next run sends them first. {publisher.trouble}")
-    table = {"pictures": seen.pictures, "boards": seen.boards, "boards not sent": seen.failed} | account.as_dict()
-    asked.leave(table, is_well=account.complete and not (problem or seen.failed))
+        _say(f"{account.spooled} images wait in {spool}: the next run sends them first. {publisher.trouble}")
+    counts = at_station.counts
+    table = {"pictures": counts.pictures, "boards": counts.boards, "boards not sent": counts.failed}
+    options.finish(table | account.as_dict(), is_complete=account.complete and not (problem or counts.failed))
 
 
-def _source_of(
+def _trigger(choice: _Choice) -> "Trigger | ScannedLines":
+    from tools.camera.station import ScannedLines, every_nth, interval
+
+    if choice.every is not None:
+        return every_nth(choice.every)
+    return interval(choice.interval) if choice.interval is not None else ScannedLines(sys.stdin, _say)
+
+
+def _serials(choice: _Choice, state: Path, trigger: "Trigger | ScannedLines") -> Iterator[str]:
+    from tools.camera.station import ScannedLines, counted_serials, listed_serials
+
+    if choice.serial is not None:
+        return itertools.repeat(choice.serial)
+    if choice.prefix is not None:
+        return counted_serials(choice.prefix, state / "serials.json")
+    if choice.serials_from == "-" and isinstance(trigger, ScannedLines):
+        return trigger.serials()
+    return listed_serials(Path(choice.serials_from or ""), _say)
+
+
+def _open_source(
     video: Path | None, device: str | None, size: tuple[int, int] | None, fps: float | None, stop: threading.Event
 ) -> "FrameSource":
-    from tools.camera.frame_source import Device, VideoFile, v4l2
+    from tools.camera.frame_source import CameraDevice, VideoFile, v4l2
 
     if video is not None:
         return VideoFile(video)
@@ -358,19 +371,16 @@ def _source_of(
     if not Path(name).exists():
         there = ", ".join(sorted(str(path) for path in Path("/dev").glob("video*"))) or "none"
         fail(f"no camera {name}; cameras here: {there}", status=2)
-    return Device(v4l2(device, size, fps), name, _say, stop)
+    return CameraDevice(v4l2(device, size, fps), name, _say, stop)
 
 
-def _layout_of(file: Path) -> "Layout":
-    from daemon.errors import ConfigError
+def _load_layout(file: Path) -> "BoardLayout":
     from tools.camera.layout import load_layout
 
     if not file.is_file():
         fail(f"no layout {file}: docs/cameras.md shows one", status=2)
-    try:
+    with _failing(status=2):
         return load_layout(file)
-    except ConfigError as error:
-        fail(str(error), status=2)
 
 
 def _size_of(text: str | None) -> tuple[int, int] | None:
@@ -382,21 +392,28 @@ def _size_of(text: str | None) -> tuple[int, int] | None:
     return int(width), int(height)
 
 
-def _only(given: list[str], allowed: set[str], option: str) -> None:
-    if wrong := [name for name in given if name not in allowed]:
-        fail(f"{option} does not go with {wrong[0]}", status=2)
+@contextmanager
+def _failing(status: int) -> Iterator[None]:
+    """Leave with `status` and the sentence of an error that a person can mend."""
+    from tools.camera.frame_source import SourceError
+    from tools.camera.layout import PictureError
+
+    try:
+        yield
+    except (CoserveError, ConfigError, OSError, PictureError, SourceError, ValueError) as error:
+        fail(str(error), status)
 
 
 @contextmanager
 def _set_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Ctrl-C and SIGTERM set `stop`, so that nothing is left half done; a second one ends what hangs."""
+    """Set `stop` on Ctrl-C and SIGTERM, so that nothing is left half done; a second one interrupts."""
 
-    def heard(_signal: int, _frame: Any) -> None:
+    def handle(_signal: int, _frame: Any) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

@@ -5,7 +5,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from tools.camera.render import Board, Placement
+from tools.camera.render import PartPlacement, RenderedBoard
 from tools.demo.verdicts import PartVerdict
 
 #: BGR, as OpenCV draws.
@@ -13,7 +13,7 @@ COLOURS = {"pass": (96, 200, 96), "fail": (48, 48, 235), "review": (40, 180, 245
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
-def draw_board(board: Board, serial: str, verdicts: dict[str, PartVerdict], path: Path) -> None:
+def draw_board(board: RenderedBoard, serial: str, verdicts: dict[str, PartVerdict], path: Path) -> None:
     """Write `path` (PNG): each part framed in its verdict's colour, defects named, detectors' defect boxes inside."""
     canvas = cv2.cvtColor(board.image, cv2.COLOR_RGB2BGR)
     for placement in board.placements:
@@ -22,7 +22,7 @@ def draw_board(board: Board, serial: str, verdicts: dict[str, PartVerdict], path
     cv2.imwrite(str(path), np.vstack([_header(canvas.shape[1], board, serial, verdicts), canvas]))
 
 
-def _draw_part(canvas: np.ndarray, placement: Placement, found: PartVerdict) -> None:
+def _draw_part(canvas: np.ndarray, placement: PartPlacement, found: PartVerdict) -> None:
     colour = COLOURS[found.verdict]
     x1, y1, x2, y2 = placement.box
     cv2.rectangle(canvas, (x1, y1), (x2, y2), colour, 1 if found.verdict == "pass" else 2, cv2.LINE_AA)
@@ -39,7 +39,7 @@ def _draw_part(canvas: np.ndarray, placement: Placement, found: PartVerdict) -> 
     cv2.putText(canvas, text, (left + 2, bottom), _FONT, 0.42, (255, 255, 255), 1, cv2.LINE_AA)
 
 
-def _header(width: int, board: Board, serial: str, verdicts: dict[str, PartVerdict]) -> np.ndarray:
+def _header(width: int, board: RenderedBoard, serial: str, verdicts: dict[str, PartVerdict]) -> np.ndarray:
     header = np.full((34, width, 3), 32, np.uint8)
     counts = {name: sum(found.verdict == name for found in verdicts.values()) for name in COLOURS}
     cv2.putText(header, f"{board.board_type}  {serial}", (10, 23), _FONT, 0.6, (240, 240, 240), 1, cv2.LINE_AA)

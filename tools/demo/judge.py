@@ -11,7 +11,7 @@ from experts.spec import Answer, ExpertId
 from experts.vision.infer import infer
 from experts.vision.preprocess import fit
 from routing_rules.routes import Judgement, Routes, judge
-from tools.camera.render import Placement, board_types, render_board
+from tools.camera.render import PartPlacement, board_types, render_board
 
 _BATCH = 16
 
@@ -53,7 +53,7 @@ def judge_line(
     pool = SlotPool("cpu", sum(spec.weights_bytes for spec in line.catalog.values()))
     for spec in line.catalog.values():
         pool.load(spec)
-    parts: list[tuple[str, Placement]] = []
+    parts: list[tuple[str, PartPlacement]] = []
     boards = [(kind, seed) for seed in seeds for kind in board_types()]
     for number, (kind, seed) in enumerate(boards):
         parts += [(kind, placement) for placement in render_board(kind, seed, defect_rate).placements]
@@ -75,7 +75,7 @@ def judge_line(
 def judge_parts(
     routes: Routes,
     slot: Callable[[ExpertId], Slot],
-    parts: Sequence[tuple[str, Placement]],
+    parts: Sequence[tuple[str, PartPlacement]],
     on_share: Callable[[float], None],
     on_answer: OnAnswer = lambda _expert, _answer: None,
 ) -> list[str]:
@@ -102,7 +102,7 @@ def judge_parts(
     return verdicts
 
 
-def _answers(slot: Slot, parts: Sequence[Placement]) -> list[Answer]:
+def _answers(slot: Slot, parts: Sequence[PartPlacement]) -> list[Answer]:
     found: list[Answer] = []
     for start in range(0, len(parts), _BATCH):
         prepared = [fit(part.pixels, slot.spec.task, slot.spec.input_size) for part in parts[start : start + _BATCH]]

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 
 from daemon.config.settings import load_config
 from daemon.wire.control import ControlError, ask
-from tools.camera.command import DEFECT_RATE, board_plan
-from tools.camera.render import Board, board_types, render_board
+from tools.camera.render import RenderedBoard, board_types, render_board
+from tools.camera.rendered import DEFECT_RATE, board_plan
 from tools.cli.console import as_typed, console, fail, print_table, quiet_start
 from tools.cli.progress import Bars
 from tools.demo.draw import draw_board
@@ -40,7 +40,7 @@ class Shown:
     """One published board with what the line said of its parts."""
 
     serial: str
-    board: Board
+    board: RenderedBoard
     verdicts: dict[str, PartVerdict]
 
 

@@ -5,8 +5,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tools.camera.render import Board, Mark, board_types, part_types, render_board, render_unit, training_panel
-from tools.camera.render.board import Image
+from tools.camera.render import (
+    RenderedBoard,
+    SolderMark,
+    board_types,
+    part_types,
+    render_board,
+    render_unit,
+    training_panel,
+)
+from tools.camera.render.board import PixelArray
 
 #: Share of good parts on a panel; the rest is spread evenly over what can go wrong with that part.
 _GOOD_SHARE = 0.36
@@ -21,8 +29,8 @@ class Sample:
 
     component: str
     truth: str
-    pixels: Image
-    marks: tuple[Mark, ...]
+    pixels: PixelArray
+    marks: tuple[SolderMark, ...]
 
     @property
     def placement_label(self) -> str:
@@ -53,5 +61,5 @@ def render_units(numbers: Sequence[int]) -> list[Sample]:
     return [sample for board in boards for sample in _samples(board)]
 
 
-def _samples(board: Board) -> list[Sample]:
+def _samples(board: RenderedBoard) -> list[Sample]:
     return [Sample(p.component, p.truth, p.crop(), p.marks) for p in board.placements]

@@ -46,7 +46,7 @@ def read_samples(folder: Path) -> Samples:
 
 def rendered_samples() -> Samples:
     """Parts of rendered boards, where there are no photos."""
-    from tools.camera.command import rendered_images
+    from tools.camera.rendered import rendered_images
 
     payloads: list[bytes] = []
     for image in rendered_images(boards=1, seed=11, prefix="profile", lot=None):

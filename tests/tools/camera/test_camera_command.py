@@ -1,70 +1,36 @@
-"""What `coserve camera` publishes, seen by a socket in the daemon's place; test_cli has the command line."""
+"""What `coserve camera` publishes, seen by a socket in the daemon's place; test_cli runs it at a line."""
 
 import inspect
 import json
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
-import yaml
-import zmq
+from typer.testing import CliRunner
 
 from tests.lines import a_jpeg
-from tools.camera.command import (
-    FIRST_SEED,
-    board_plan,
-    images_of,
-    publish_folder,
-    publish_rendered,
-    rendered_images,
-)
+from tests.tools.client.scripted_daemon import ScriptedDaemon
 from tools.camera.render import board_types, render_board
+from tools.camera.rendered import FIRST_SEED, board_plan, images_of, rendered_images
 from tools.cli.demo import demo
+from tools.cli.main import app
 from tools.demo.prepare import JUDGED_SEEDS, PANELS
 
 
-@contextmanager
-def an_intake(folder: Path) -> Iterator[tuple[Path, list[tuple[dict[str, Any], bytes]]]]:
-    """A configuration, and the list that takes every (header, payload) published to it, once; each is accepted."""
-    received: list[tuple[dict[str, Any], bytes]] = []
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        router.linger = 0
-        port = router.bind_to_random_port("tcp://127.0.0.1")
-        config = folder / "coserve.yaml"
-        endpoints = {"intake": [f"tcp://127.0.0.1:{port}"], "results": "ipc://r.sock", "control": "ipc://c.sock"}
-        settings = {"endpoints": endpoints, "rules": "rules.yaml", "catalog": "catalog.yaml"}
-        config.write_text(yaml.safe_dump(settings | {"devices": {"cpu": {"expert_memory": "1GB"}}}), encoding="utf-8")
-        stop = threading.Event()
-        thread = threading.Thread(target=_accept, args=(router, received, stop))
-        thread.start()
-        try:
-            yield config, received
-        finally:
-            stop.set()
-            thread.join()
+def camera(*words: object) -> tuple[int, str, str]:
+    """Run `coserve camera`; status, stdout, stderr."""
+    done = CliRunner().invoke(app, ["camera", *map(str, words)])
+    return done.exit_code, done.stdout, done.stderr
 
 
-def _accept(router: zmq.Socket[bytes], received: list[tuple[dict[str, Any], bytes]], stop: threading.Event) -> None:
-    seen: set[str] = set()
-    while not stop.is_set():
-        if not router.poll(10):
-            continue
-        identity, magic, raw, *payload = router.recv_multipart()
-        header = json.loads(raw)
-        body: dict[str, Any] = {"type": "welcome", "max_payload_bytes": 10**7}
-        if header["type"] != "hello":
-            if header["id"] not in seen:  # else it is sent again, for the answer came late
-                received.append((header, payload[0]))
-            seen.add(header["id"])
-            body = {"type": "accepted", "id": header["id"]}
-        router.send_multipart([identity, magic, json.dumps({"credit": 32, **body}).encode()])
+def published(*words: object) -> tuple[ScriptedDaemon, dict[str, int], str]:
+    """Publish to a daemon that takes everything; it, the account, stderr."""
+    with ScriptedDaemon() as daemon:
+        status, account, errors = camera(daemon.endpoint, *words, "--json")
+    assert status == 0, errors
+    return daemon, json.loads(account), errors
 
 
 def a_picture_folder(root: Path, *names: str) -> Path:
@@ -74,99 +40,92 @@ def a_picture_folder(root: Path, *names: str) -> Path:
     return root
 
 
-def test_a_folder_says_board_serial_designator_and_component(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_a_folder_says_board_serial_designator_and_component(tmp_path: Path) -> None:
     names = ("main/S1/R1.R0402.jpg", "main/S1/U1.QFP64.v2.png", "main/S2/R1.R0402.JPG", "other/S3/C1.C0603.tif")
     folder = a_picture_folder(tmp_path / "pictures", *names)
     a_picture_folder(folder, "main/S1/overview.jpg", "main/S1/notes.R0402.txt", "R9.R0402.jpg")
-    with an_intake(tmp_path) as (config, received):
-        account = publish_folder(config, folder, rate=None, source="camera", lot="L7")
-    assert account.complete
-    assert account.accepted == 4
-    said = {h["id"]: (h["board"]["type"], h["board"]["serial"], h["designator"], h["component"]) for h, _ in received}
-    assert said == {
+    daemon, account, errors = published(folder, "--lot", "L7")
+    assert account["accepted"] == account["sent"] == 4
+
+    def parts(header: dict[str, Any]) -> tuple[str, ...]:
+        return header["board"]["type"], header["board"]["serial"], header["designator"], header["component"]
+
+    assert {image: parts(header) for image, header in daemon.headers.items()} == {
         "S1/R1": ("main", "S1", "R1", "R0402"),
         "S1/U1": ("main", "S1", "U1", "QFP64.v2"),
         "S2/R1": ("main", "S2", "R1", "R0402"),
         "S3/C1": ("other", "S3", "C1", "C0603"),
     }
-    assert {header["board"]["lot"] for header, _ in received} == {"L7"}
-    assert received[0][1] == a_jpeg(0), "the bytes of the file, not decoded"
-    assert f"2 images, the first is {folder / 'R9.R0402.jpg'}" in capfd.readouterr().err
+    assert {header["board"]["lot"] for header in daemon.headers.values()} == {"L7"}
+    assert daemon.payloads["S1/R1"] == a_jpeg(0), "the bytes of the file, not decoded"
+    assert f"2 images, the first is {folder / 'R9.R0402.jpg'}" in errors
+    without_lot, _, _ = published(folder)
+    assert without_lot.headers["S1/R1"]["board"] == {"type": "main", "serial": "S1"}
 
 
-def test_without_a_lot_none_is_sent(tmp_path: Path):
-    folder = a_picture_folder(tmp_path / "pictures", "main/S1/R1.R0402.jpg")
-    with an_intake(tmp_path) as (config, received):
-        publish_folder(config, folder, rate=None, source="camera", lot=None)
-    assert received[0][0]["board"] == {"type": "main", "serial": "S1"}
+def test_pictures_of_whole_boards_in_a_folder_are_cut_by_their_layout(tmp_path: Path) -> None:
+    folder = a_picture_folder(tmp_path / "pictures", "S1.jpg", "late/S2.jpg")
+    layout = tmp_path / "layout.yaml"
+    layout.write_text("board: main\nsize: [80, 60]\nparts:\n  R1: {component: R0402, box: [0, 0, 20, 10]}\n")
+    daemon, account, _ = published(folder, "--layout", layout)
+    assert (account["accepted"], sorted(daemon.order)) == (2, ["S1/R1", "S2/R1"])
+    (folder / "S3.jpg").write_bytes(b"no picture")
+    with ScriptedDaemon() as daemon:
+        status, _, errors = camera(daemon.endpoint, folder, "--layout", layout)
+    assert (status, f"{folder / 'S3.jpg'}: it cannot be decoded" in errors) == (1, True)
 
 
-def test_a_folder_that_holds_nothing_fitting_is_named_with_the_layout(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
-    config = tmp_path / "coserve.yaml"
-    wrong = a_picture_folder(tmp_path / "pictures", "S1/R1.R0402.jpg", "main/S1/overview.jpg")
-    for folder, expected in (
-        (tmp_path / "nowhere", f"no folder {tmp_path / 'nowhere'}"),
-        (wrong, f"{wrong} holds no image named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png"),
-    ):
-        with pytest.raises(SystemExit) as left:
-            publish_folder(config, folder, rate=None, source="camera", lot=None)
-        assert left.value.code == 2
-        assert expected in capfd.readouterr().err
+def test_wrong_use_is_status_2_with_what_to_do(tmp_path: Path) -> None:
+    pictures = a_picture_folder(tmp_path / "pictures", "main/S1/R1.R0402.jpg")
+    wrong = a_picture_folder(tmp_path / "wrong", "S1/R1.R0402.jpg", "main/S1/overview.jpg")
+    at = "tcp://127.0.0.1:1"
+    for words, message in {
+        (at,): "name one of: a FOLDER of images",
+        (at, "--watch"): "name one of: a FOLDER of images",
+        (at, pictures, "--video", "v.avi"): "--video does not go with FOLDER",
+        (at, pictures, "--serial", "S1"): "--serial does not go with FOLDER",
+        (at, pictures, "--watch", "--rate", 1): "--rate does not go with --watch",
+        (at, pictures, "--move-to", "done"): "--move-to does not go with FOLDER",
+        (at, "--render", 1, "--layout", "l"): "--layout does not go with --render",
+        (at, "--video", "v.avi"): "--layout FILE says where the parts lie",
+        (at, "--video", "v.avi", "--layout", "l.yaml", "--every", 1): "name one of --serial SERIAL",
+        (at, "--video", "v.avi", "--layout", "l.yaml", "--serial", "S"): "name one trigger",
+        (at, tmp_path / "nowhere"): f"no folder {tmp_path / 'nowhere'}",
+        (at, wrong): f"{wrong} holds no image named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png",
+        (at, pictures, "--server-key", "k"): "--server-key and --client-key belong together",
+        (at, pictures, "--watch", "--move-to", pictures / "done"): "which is watched: name a folder beside it",
+        (tmp_path / "none.yaml", pictures): f"no file {tmp_path / 'none.yaml'}",
+    }.items():
+        status, _, errors = camera(*words)
+        assert (status, message in errors) == (2, True), errors
 
 
-def test_a_missing_configuration_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    folder = a_picture_folder(tmp_path / "pictures", "main/S1/R1.R0402.jpg")
-    with pytest.raises(SystemExit) as left:
-        publish_folder(tmp_path / "none.yaml", folder, rate=None, source="camera", lot=None)
-    assert left.value.code == 2
-    assert f"no file {tmp_path / 'none.yaml'}" in capfd.readouterr().err
-
-
-def test_every_board_of_a_plan_has_a_serial_and_a_seed_of_its_own():
+def test_every_board_of_a_plan_has_a_serial_and_a_seed_of_its_own() -> None:
     plan = board_plan(10, 7, "D1")
     assert [serial for serial, _, _ in plan] == [f"D1-{n:03d}" for n in range(1, 11)]
     assert {kind for _, kind, _ in plan} == set(board_types())
     seeds = [seed for _, _, seed in (*plan, *board_plan(10, 8, "D2"))]
     assert len(set(seeds)) == len(seeds)
-    assert board_plan(10, 7, "D1") == plan
+    assert min(seeds) >= FIRST_SEED > max(*JUDGED_SEEDS, PANELS), "training and judging saw none of them"
 
 
-def test_published_boards_are_none_that_training_or_judging_saw():
-    assert min(seed for _, _, seed in board_plan(4, 0, "D1")) >= FIRST_SEED > max(*JUDGED_SEEDS, PANELS)
-
-
-def test_the_command_draws_other_boards_than_the_demo_unless_a_seed_says_which(tmp_path: Path):
-    def published(*words: str) -> list[bytes]:
-        with an_intake(tmp_path) as (config, received):
-            command = [sys.executable, "-m", "tools", "camera", str(config), "--render", "1", *words]
-            assert subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == 0
-        return [payload for _, payload in received]
-
+def test_the_command_draws_other_boards_than_the_demo_unless_a_seed_says_which() -> None:
     seed = inspect.signature(demo).parameters["seed"].default
-    shown = {image.payload for image in rendered_images(1, seed, "D1", None)}
-    assert shown.isdisjoint(published())
-    assert shown == set(published("--seed", str(seed)))
+    images = list(rendered_images(1, seed, "D1", None))
+    other, _, _ = published("--render", 1)
+    assert {image.payload for image in images}.isdisjoint(other.payloads.values())
+    same, account, _ = published("--render", 1, "--seed", seed, "--serials", "D1")
+    assert same.order == [image.image_id for image in images]
+    assert list(same.payloads.values()) == [image.payload for image in images]
+    assert account["accepted"] == len(images)
 
 
-def test_rendered_boards_are_published_as_their_crops(tmp_path: Path):
-    with an_intake(tmp_path) as (config, received):
-        account = publish_rendered(config, 1, rate=None, source="camera", seed=3, lot=None, prefix="T")
-    ((serial, kind, seed),) = board_plan(1, 3, "T")
-    assert account.accepted == len(board_types()[kind].places) == len(received)
-    assert [h["designator"] for h, _ in received] == [place.designator for place in board_types()[kind].places]
-    assert {h["board"]["serial"] for h, _ in received} == {serial}
-    assert [h["id"] for h, _ in received] == [image.image_id for image in rendered_images(1, 3, "T", None)]
-    assert seed == FIRST_SEED + 30_000
-
-
-def test_a_published_crop_is_the_rendered_one_pixel_by_pixel():
+@pytest.mark.parametrize("lot", [None, "L1"])
+def test_a_published_crop_is_the_rendered_one_pixel_by_pixel(lot: str | None) -> None:
     board = render_board("sensor-node", 1, 0.1)
-    for placement, image in zip(board.placements, images_of(board, "S1", "L1"), strict=True):
+    for placement, image in zip(board.placements, images_of(board, "S1", lot), strict=True):
         pixels = cv2.imdecode(np.frombuffer(image.payload, np.uint8), cv2.IMREAD_COLOR_RGB)
         assert pixels is not None
         assert np.array_equal(pixels, placement.crop())
-        assert image.component == placement.component
-        assert image.image_id == f"S1/{placement.designator}"
-        assert image.board == {"type": "sensor-node", "serial": "S1", "lot": "L1"}
+        assert (image.image_id, image.component) == (f"S1/{placement.designator}", placement.component)
+        assert image.board == {"type": "sensor-node", "serial": "S1"} | ({"lot": lot} if lot else {})

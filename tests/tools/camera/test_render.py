@@ -2,7 +2,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tools.camera.render import Board, board_types, part_types, render_board, render_unit, training_panel
+from tools.camera.render import RenderedBoard, board_types, part_types, render_board, render_unit, training_panel
 from tools.camera.render.parts import PLACEMENT_DEFECTS, SOLDER_DEFECTS
 
 PARTS = list(part_types())
@@ -11,12 +11,12 @@ SOLDER_LABELS = ("joint", *SOLDER_DEFECTS)
 PANEL_SEED = 3
 
 
-def a_panel(component: str, kinds: list[str], seed: int = PANEL_SEED) -> Board:
+def a_panel(component: str, kinds: list[str], seed: int = PANEL_SEED) -> RenderedBoard:
     """A small board that carries one component type, each part in a given state."""
     return render_unit(training_panel([component] * len(kinds), seed), kinds, np.random.default_rng(seed))
 
 
-def contrasts(board: Board, number: int, component: str) -> np.ndarray:
+def contrasts(board: RenderedBoard, number: int, component: str) -> np.ndarray:
     """Where a part belongs on its panel: edges softened, exposure taken out."""
     place = training_panel([component] * len(board.placements), PANEL_SEED).places[number]
     reach = part_types()[component].crop_px // 2

@@ -2,15 +2,17 @@
 
 import io
 import json
+import queue
+import re
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -20,16 +22,23 @@ from numpy.typing import NDArray
 from coserve_client import SpoolingPublisher
 from daemon.errors import ConfigError
 from tests import ROOT
-from tests.tools.client.scripted_daemon import Daemon, a_daemon, accept
+from tests.tools.client.scripted_daemon import ScriptedDaemon, silent_endpoint
 from tests.waiting import PATIENCE_S, until
-from tools.camera.belt import PICTURES, write_belt
-from tools.camera.frame_source import Device, SourceError, VideoFile, v4l2
-from tools.camera.layout import Layout, Part, WrongSizeError, cut, load_layout
+from tools.camera.frame_source import CameraDevice, SourceError, VideoFile, v4l2
+from tools.camera.layout import BoardLayout, LayoutPart, PictureError, cut, load_layout
 from tools.camera.render import render_board
-from tools.camera.serials import Counted, EveryPicture, Interval, Listed, Same, Typed
-from tools.camera.station import Seen, Station
+from tools.camera.rendered import DEFECT_RATE, VIDEO_PICTURES, board_plan, write_video
+from tools.camera.station import (
+    ScannedLines,
+    Station,
+    StationCounts,
+    counted_serials,
+    every_nth,
+    interval,
+    listed_serials,
+)
 
-LAYOUT = Layout(board="b", size=(64, 48), parts={"R1": Part(component="R0402", box=(8, 8, 40, 40))})
+LAYOUT = BoardLayout(board="b", size=(64, 48), parts={"R1": LayoutPart(component="R0402", box=(8, 8, 40, 40))})
 
 
 def a_video(path: Path, shades: list[int], size: tuple[int, int] = (64, 48)) -> Path:
@@ -47,89 +56,88 @@ def shade_of(png: bytes) -> int:
     return round(float(picture.mean()) / 10) * 10
 
 
-@contextmanager
-def a_publisher(tmp_path: Path) -> Iterator[tuple[Daemon, SpoolingPublisher]]:
+@dataclass(slots=True)
+class StationRun:
+    """Serial and shade of each board that arrived, the counts of the station, its messages, and all that was sent."""
+
+    boards: list[tuple[str, int]]
+    counts: StationCounts
+    messages: list[str]
+    daemon: ScriptedDaemon
+    error: str
+
+
+def run(folder: Path, source: Any, trigger: Any, serials: Any, layout: BoardLayout = LAYOUT, **more: Any) -> StationRun:
+    """Run a station until its source or its serials end."""
+    messages: list[str] = []
+    error = ""
     with (
-        a_daemon(accept, most_bytes=10**6) as daemon,
-        SpoolingPublisher(daemon.endpoint, "cam", tmp_path / "spool") as publisher,
+        ScriptedDaemon() as daemon,
+        SpoolingPublisher(daemon.endpoint, "cam", folder / "spool") as publisher,
     ):
-        yield daemon, publisher
-
-
-def shown(daemon: Daemon) -> list[tuple[str, int]]:
-    """Serial and shade of what arrived, once where it was sent again."""
-    return [(daemon.headers[image]["board"]["serial"], shade_of(daemon.payloads[image])) for image in daemon.seen]
-
-
-def run(
-    tmp_path: Path, source: Any, trigger: Any, serials: Any, **more: Any
-) -> tuple[list[tuple[str, int]], Seen, list[str]]:
-    said: list[str] = []
-    seen = Seen()
-    with a_publisher(tmp_path) as (daemon, publisher):
-        Station(source, LAYOUT, trigger, serials, publisher, said.append, **more).run(seen)
-        assert publisher.wait(PATIENCE_S)
+        station = Station(source, layout, trigger, iter(serials), publisher, messages.append, **more)
+        try:
+            station.run()
+        except SourceError as failure:
+            error = str(failure)
         source.close()
-        return shown(daemon), seen, said
+        assert publisher.wait(PATIENCE_S)
+    boards = [(daemon.headers[image]["board"]["serial"], shade_of(daemon.payloads[image])) for image in daemon.seen]
+    return StationRun(boards, station.counts, messages, daemon, error)
 
 
 def test_every_nth_picture_is_a_board_whose_serial_counts_up_and_goes_on_after_a_restart(tmp_path: Path) -> None:
     video = a_video(tmp_path / "v.avi", [10, 20, 30, 40, 50, 60])
     counter = tmp_path / "serials.json"
-    first, seen, _ = run(tmp_path, VideoFile(video), EveryPicture(2), Counted("A", counter))
-    assert first == [("A-000001", 10), ("A-000002", 30), ("A-000003", 50)]
-    assert (seen.pictures, seen.boards) == (6, 3)
-    second, _, _ = run(tmp_path, VideoFile(video), EveryPicture(5), Counted("A", counter))
-    assert second == [("A-000004", 10), ("A-000005", 60)]
+    first = run(tmp_path, VideoFile(video), every_nth(2), counted_serials("A", counter))
+    assert first.boards == [("A-000001", 10), ("A-000002", 30), ("A-000003", 50)]
+    assert (first.counts.pictures, first.counts.boards) == (6, 3)
+    second = run(tmp_path, VideoFile(video), every_nth(5), counted_serials("A", counter))
+    assert second.boards == [("A-000004", 10), ("A-000005", 60)]
     counter.write_text("{")
     with pytest.raises(OSError, match=r"serials\.json cannot be read"):
-        Counted("A", counter)
+        counted_serials("A", counter)
 
 
 def test_an_interval_is_on_the_recordings_own_clock(tmp_path: Path) -> None:
     video = a_video(tmp_path / "v.avi", [10, 20, 30, 40, 50, 60, 70, 80])
-    got, _, _ = run(tmp_path, VideoFile(video), Interval(0.3), Same("S1"), lot="L1")
-    assert got == [("S1", 10), ("S1", 40), ("S1", 70)]
+    station = run(tmp_path, VideoFile(video), interval(0.3), repeat("S1"), lot="L1")
+    assert station.boards == [("S1", 10), ("S1", 40), ("S1", 70)]
+    assert {header["board"]["lot"] for header in station.daemon.headers.values()} == {"L1"}
 
 
 def test_serials_from_a_file_end_with_it_and_a_line_that_is_none_is_said(tmp_path: Path) -> None:
     video = a_video(tmp_path / "v.avi", [10, 20, 30, 40])
     listed = tmp_path / "serials.txt"
     listed.write_text(f"A1\n\n{'x' * 200}\nB\x1d2\nA3\n", encoding="utf-8")
-    said: list[str] = []
-    got, seen, _ = run(tmp_path, VideoFile(video), EveryPicture(1), Listed(listed, said.append))
-    assert got == [("A1", 10), ("A3", 20)]
-    assert seen.pictures == 3
-    assert len(said) == 2
-    assert "control characters" in said[1]
+    messages: list[str] = []
+    station = run(tmp_path, VideoFile(video), every_nth(1), listed_serials(listed, messages.append))
+    assert station.boards == [("A1", 10), ("A3", 20)]
+    assert station.counts.pictures == 3
+    assert len(messages) == 2
+    assert "control characters" in messages[1]
 
 
 def test_each_line_of_a_barcode_reader_takes_the_next_picture_of_a_recording(tmp_path: Path) -> None:
     video = a_video(tmp_path / "v.avi", [10, 20, 30, 40])
-    said: list[str] = []
-    typed = Typed(io.StringIO("A1\r\nB\x1d2\nA3\n"), said.append)
-    got, _, station_said = run(tmp_path, VideoFile(video), typed, typed)
-    assert got == [("A1", 10), ("A3", 30)]
-    assert "control characters" in station_said[0]
-    typed = Typed(io.StringIO("\n\n"), said.append)
-    entered, _, _ = run(tmp_path, VideoFile(video), typed, Same("S1"))
-    assert entered == [("S1", 10), ("S1", 20)]
+    lines = ScannedLines(io.StringIO("A1\r\nB\x1d2\nA3\n"), print)
+    station = run(tmp_path, VideoFile(video), lines, lines.serials())
+    assert station.boards == [("A1", 10), ("A3", 30)]
+    assert "control characters" in station.messages[0]
+    entered = run(tmp_path, VideoFile(video), ScannedLines(io.StringIO("\n\n"), print), repeat("S1"))
+    assert entered.boards == [("S1", 10), ("S1", 20)]
 
 
 def test_a_video_that_is_cut_off_says_where_after_what_it_had(tmp_path: Path) -> None:
     video = a_video(tmp_path / "v.avi", [10, 20, 30, 40] * 5, size=(640, 480))
     video.write_bytes(video.read_bytes()[: video.stat().st_size // 2])
     layout = LAYOUT.model_copy(update={"size": (640, 480)})
-    with a_publisher(tmp_path) as (daemon, publisher):
-        source = VideoFile(video)
-        with pytest.raises(SourceError, match=r"ends after \d+ of 20 pictures: it is cut off or damaged"):
-            Station(source, layout, EveryPicture(1), Same("S1"), publisher, print).run(Seen())
-        source.close()
-        assert publisher.wait(PATIENCE_S)
-        assert 1 < len(daemon.seen) < 20
+    station = run(tmp_path, VideoFile(video), every_nth(1), repeat("S1"), layout)
+    assert re.search(r"ends after \d+ of 20 pictures: it is cut off or damaged", station.error)
+    assert 1 < len(station.boards) < 20
     for content in (b"", b"no video", np.random.default_rng(1).bytes(5000)):
         video.write_bytes(content)
-        with pytest.raises(SourceError, match="is no video that can be read"):
+        with pytest.raises(SourceError, match="is not a readable video"):
             VideoFile(video)
     with pytest.raises(SourceError, match="no video"):
         VideoFile(tmp_path / "none.avi")
@@ -137,30 +145,27 @@ def test_a_video_that_is_cut_off_says_where_after_what_it_had(tmp_path: Path) ->
 
 def test_a_picture_of_another_size_ends_the_station_by_name(tmp_path: Path) -> None:
     video = a_video(tmp_path / "v.avi", [10], size=(128, 96))
-    with pytest.raises(SourceError, match="has 128 × 96 pixels, the layout of b is for 64 × 48"):
-        run(tmp_path, VideoFile(video), EveryPicture(1), Same("S1"))
+    station = run(tmp_path, VideoFile(video), every_nth(1), repeat("S1"))
+    assert "has 128 × 96 pixels, the layout of b is for 64 × 48" in station.error
 
 
 def test_a_full_spool_leaves_boards_out_by_name_and_the_station_goes_on(tmp_path: Path) -> None:
-    video = a_video(tmp_path / "v.avi", [10] * 6)
-    said: list[str] = []
-    with a_daemon(accept) as probe:
-        nowhere = probe.endpoint
-    seen = Seen()
-    with SpoolingPublisher(nowhere, "cam", tmp_path / "spool", spool_bytes=1000) as publisher:
-        Station(
-            VideoFile(video), LAYOUT, EveryPicture(1), Counted("A", tmp_path / "n.json"), publisher, said.append
-        ).run(seen)
+    source = VideoFile(a_video(tmp_path / "v.avi", [10] * 6))
+    messages: list[str] = []
+    serials = counted_serials("A", tmp_path / "n.json")
+    with SpoolingPublisher(silent_endpoint(), "cam", tmp_path / "spool", spool_bytes=1000) as publisher:
+        station = Station(source, LAYOUT, every_nth(1), serials, publisher, messages.append)
+        station.run()
         account = publisher.close(0.0)
-    assert seen.boards == account.published == account.spooled
-    assert seen.boards + seen.failed == 6
-    assert seen.failed == account.refused == len(said) > 0
-    assert said[0].startswith("board A-00000")
-    assert "is incomplete: image" in said[0]
+    assert station.counts.boards == account.published == account.spooled
+    assert station.counts.boards + station.counts.failed == 6
+    assert station.counts.failed == account.refused == len(messages) > 0
+    assert messages[0].startswith("board A-00000")
+    assert "is incomplete: image" in messages[0]
 
 
 class Cameras:
-    """What `open` gives, one after the other: videos, which end as a camera does that is unplugged, or nothing."""
+    """Videos that `open` returns in turn, each of which ends as an unplugged camera does, or None: no camera."""
 
     def __init__(self, *videos: Path | None) -> None:
         self._videos = list(videos)
@@ -179,12 +184,12 @@ def test_a_camera_that_is_unplugged_is_opened_again_until_it_is_back(tmp_path: P
     cameras = Cameras(videos[0], None, videos[1], None)
     stop = threading.Event()
     cameras.on_open = lambda count: stop.set() if count >= 4 else None
-    said: list[str] = []
-    source = Device(cameras.open, "/dev/video0", said.append, stop)
-    got, _, _ = run(tmp_path, source, EveryPicture(1), Same("S1"))
-    assert got[:3] == [("S1", 10)] * 3
-    assert ("S1", 50) in got
-    assert said[:2] == [
+    messages: list[str] = []
+    source = CameraDevice(cameras.open, "/dev/video0", messages.append, stop)
+    station = run(tmp_path, source, every_nth(1), repeat("S1"))
+    assert station.boards[:3] == [("S1", 10)] * 3
+    assert ("S1", 50) in station.boards
+    assert messages[:2] == [
         "/dev/video0 delivers no pictures: it was unplugged or has failed; trying again until it is back",
         "/dev/video0 is back",
     ]
@@ -196,35 +201,27 @@ def test_scans_made_while_the_camera_was_away_are_dropped_aloud(tmp_path: Path) 
     videos = [a_video(tmp_path / f"{shade}.avi", [shade] * 4) for shade in (10, 50)]
     cameras = Cameras(videos[0], videos[1], None)
     stop = threading.Event()
-    lines: list[str] = []
-
-    class Reader(io.StringIO):
-        def __iter__(self) -> Iterator[str]:
-            while True:
-                if lines:
-                    yield lines.pop(0)
-                elif stop.is_set():
-                    return
-                time.sleep(0.005)
-
-    typed = Typed(Reader(), print)
+    scans: queue.SimpleQueue[str] = queue.SimpleQueue()
+    lines = ScannedLines(cast("Any", iter(scans.get, "")), print)
 
     def plug(count: int) -> None:
         if count == 2:
-            lines.extend(["OLD-1\n", "OLD-2\n"])
-            until(lambda: typed._lines.qsize() == 2)
+            scans.put("OLD-1\n")
+            scans.put("OLD-2\n")
+            until(lambda: lines._lines.qsize() == 2)
         if count == 3:
             stop.set()
+            scans.put("")
 
     cameras.on_open = plug
-    got, _, said = run(tmp_path, Device(cameras.open, "cam", print, stop), typed, typed)
-    assert got == []
-    assert said == ["2 lines were read while the camera was away: scan those boards again"]
+    station = run(tmp_path, CameraDevice(cameras.open, "cam", print, stop), lines, lines.serials())
+    assert station.boards == []
+    assert station.messages == ["2 lines were read while the camera was away: scan those boards again"]
 
 
 def test_a_camera_that_does_not_open_is_said_with_what_to_do() -> None:
     with pytest.raises(SourceError, match="is it plugged in, used by nothing else, and are you in the group `video`"):
-        Device(cv2.VideoCapture, "/dev/video0", print, threading.Event())
+        CameraDevice(cv2.VideoCapture, "/dev/video0", print, threading.Event())
     assert not v4l2("/dev/video987", (640, 480), 30.0)().isOpened()
 
 
@@ -232,7 +229,7 @@ def test_a_real_camera_delivers_pictures() -> None:
     devices = sorted(Path("/dev").glob("video*"))
     if not devices:
         pytest.skip("no camera here: there is no /dev/video*")
-    source = Device(v4l2(str(devices[0]), (640, 480), None), str(devices[0]), print, threading.Event())
+    source = CameraDevice(v4l2(str(devices[0]), (640, 480), None), str(devices[0]), print, threading.Event())
     assert source.advance()
     assert source.picture().shape[2] == 3
     source.close()
@@ -265,34 +262,29 @@ def test_mistakes_in_a_layout_come_with_their_line(tmp_path: Path, text: str) ->
 def test_parts_are_cut_and_turned_as_the_layout_says() -> None:
     picture: NDArray[np.uint8] = np.arange(64 * 48 * 3, dtype=np.uint32).astype(np.uint8).reshape(48, 64, 3)
     parts = {f"R{turn}": {"component": "R", "box": [4, 8, 20, 18], "turn": turn} for turn in (0, 90, 180, 270)}
-    found = cut(picture, Layout.model_validate({"board": "b", "size": (64, 48), "parts": parts}))
-    for part in found:
+    for part in cut(picture, BoardLayout.model_validate({"board": "b", "size": (64, 48), "parts": parts})):
         pixels = cv2.imdecode(np.frombuffer(part.png, np.uint8), cv2.IMREAD_COLOR)
-        wanted = picture[8:18, 4:20]
-        for _ in range(int(part.designator[1:]) // 90):
-            wanted = cv2.rotate(wanted, cv2.ROTATE_90_CLOCKWISE)
         assert pixels is not None
-        assert np.array_equal(pixels, wanted)
-    with pytest.raises(WrongSizeError):
+        assert np.array_equal(pixels, np.rot90(picture[8:18, 4:20], -int(part.designator[1:]) // 90))
+    with pytest.raises(PictureError):
         cut(picture[:40], LAYOUT)
 
 
 @pytest.mark.parametrize("suffix", ["avi", "mp4"])
 def test_boards_pass_in_a_rendered_video_and_every_part_is_where_its_layout_says(tmp_path: Path, suffix: str) -> None:
-    layout_file, serials = write_belt(tmp_path / f"belt.{suffix}", ["B-1", "B-2"], [11, 12], 0.1, "sensor-node")
+    video = tmp_path / f"belt.{suffix}"
+    layout_file, serials = write_video(video, 2, 11, "B")
     layout = load_layout(layout_file)
-    source = VideoFile(tmp_path / f"belt.{suffix}")
-    with a_publisher(tmp_path) as (daemon, publisher):
-        Station(source, layout, EveryPicture(PICTURES), Listed(serials, print), publisher, print).run(Seen())
-        source.close()
-        assert publisher.wait(PATIENCE_S)
-        arrived = [(daemon.headers[image], daemon.payloads[image]) for image in daemon.seen]
-    assert len(arrived) == 2 * len(layout.parts)
-    truth = {placement.designator: placement for placement in render_board("sensor-node", 11, 0.1).placements}
-    for header, png in arrived[: len(layout.parts)]:
+    trigger = every_nth(VIDEO_PICTURES)
+    station = run(tmp_path, VideoFile(video), trigger, listed_serials(serials, print), layout)
+    (serial, _, seed), _ = board_plan(2, 11, "B")
+    truth = {part.designator: part for part in render_board("sensor-node", seed, DEFECT_RATE).placements}
+    assert len(station.boards) == 2 * len(layout.parts) == 2 * len(truth)
+    for image in station.daemon.order[: len(truth)]:
+        header = station.daemon.headers[image]
         placement = truth[header["designator"]]
-        assert (header["board"]["serial"], header["component"]) == ("B-1", placement.component)
-        pixels = cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_COLOR_RGB)
+        assert (header["board"]["serial"], header["component"]) == (serial, placement.component)
+        pixels = cv2.imdecode(np.frombuffer(station.daemon.payloads[image], np.uint8), cv2.IMREAD_COLOR_RGB)
         assert pixels is not None
         shift = [
             np.abs(np.roll(pixels, (y, x), (0, 1)).astype(int) - placement.crop()).mean()
@@ -301,17 +293,14 @@ def test_boards_pass_in_a_rendered_video_and_every_part_is_where_its_layout_says
         ]
         assert min(shift) < 12, header["designator"]  # the crops drift by two pixels, and the video is compressed
     with pytest.raises(ValueError, match=r"ends with \.avi or \.mp4"):
-        write_belt(tmp_path / "belt.gif", [], [], 0.1, "sensor-node")
+        write_video(tmp_path / "belt.gif", 1, 11, "B")
 
 
 def test_ids_differ_although_a_board_is_seen_again(tmp_path: Path) -> None:
     video = a_video(tmp_path / "v.avi", [10, 10])
-    with a_publisher(tmp_path) as (daemon, publisher):
-        Station(VideoFile(video), LAYOUT, EveryPicture(1), Same("S 1/ü"), publisher, print).run(Seen())
-        assert publisher.wait(PATIENCE_S)
-        assert len(daemon.seen) == 2
-        assert all(image.startswith("S-1-/") for image in daemon.seen)
-    assert json.loads((tmp_path / "spool/spool.json").read_text())["source"] == "cam"
+    station = run(tmp_path, VideoFile(video), every_nth(1), repeat("S 1/ü"))
+    assert len(station.boards) == 2
+    assert all(image.startswith("S-1-/") for image in station.daemon.seen)
 
 
 def test_the_picture_of_a_scanned_line_is_one_that_was_taken_after_it(tmp_path: Path) -> None:
@@ -320,29 +309,25 @@ def test_the_picture_of_a_scanned_line_is_one_that_was_taken_after_it(tmp_path: 
     stop = threading.Event()
     cameras = Cameras(video, None)
     cameras.on_open = lambda count: stop.set() if count > 1 else None
-    typed = Typed(io.StringIO("A1\n"), print)
-    until(lambda: typed._lines.qsize() == 2)  # the line, and that there are no more
-    got, _, _ = run(tmp_path, Device(cameras.open, "cam", print, stop), typed, typed, stop=stop)
-    assert got == [("A1", 50)]
+    lines = ScannedLines(io.StringIO("A1\n"), print)
+    until(lambda: lines._lines.qsize() == 2)  # the line, and that there are no more
+    source = CameraDevice(cameras.open, "cam", print, stop)
+    assert run(tmp_path, source, lines, lines.serials(), stop=stop).boards == [("A1", 50)]
 
 
 def test_a_station_that_is_stopped_spools_what_it_has_and_says_so(tmp_path: Path) -> None:
-    write_belt(tmp_path / "belt.avi", ["B-1"], [11], 0.1, "sensor-node")
+    write_video(tmp_path / "belt.avi", 1, 11, "B")
     words = [sys.executable, "-m", "tools", "camera", "tcp://127.0.0.1:1", "--video", "belt.avi"]
     words += ["--layout", "belt.yaml", "--serials-from", "-", "--state", str(tmp_path / "state"), "--json"]
     with subprocess.Popen(
-        words,
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as station:
+        words, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as station:  # fmt: skip
         assert station.stdin is not None
         station.stdin.write("S-1\n")
         station.stdin.flush()
         until(lambda: len(list((tmp_path / "state/spool").glob("*.image"))) == 35)
         station.send_signal(signal.SIGTERM)
-        said = station.communicate(timeout=120)[0]
+        account = json.loads(station.communicate(timeout=120)[0])
     assert station.returncode == 1
-    assert json.loads(said)["left in the spool"] == 35 == json.loads(said)["published"]
+    assert account["left in the spool"] == 35 == account["published"]

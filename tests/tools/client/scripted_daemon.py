@@ -1,25 +1,28 @@
-"""The daemon's side of the wire, scripted: for tests of publishers, which want it silent, busy or wrong at will."""
+"""The daemon's side of the wire, scripted, for tests of publishers: silent, busy or wrong at will."""
 
 import json
 import os
-import queue
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import zmq
 import zmq.auth
 
 BOARD = {"type": "b", "serial": "S1"}
-#: This process's own among the addresses of this machine: a port of it that was free a moment ago is taken by nobody.
+#: An address of this machine for this process alone: no other process takes a port of it that was free a moment ago.
 HOST = f"127.{1 + (os.getpid() >> 16)}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
 Answer = dict[str, Any]
 
 
-class Daemon:
-    """The daemon's side of the wire, scripted: `answers(header, times_seen)` says what to answer, None for silence.
+def accept(_header: Answer, _times: int) -> Answer:
+    return {"type": "accepted"}
+
+
+class ScriptedDaemon:
+    """Answers each message with `answers(header, times_seen)`, or not at all where that is None.
 
     `order` has the ids as they came, `seen` how often each did. With `secret_key` (of zmq.auth) only clients that know
     its public one are heard.
@@ -27,18 +30,18 @@ class Daemon:
 
     def __init__(
         self,
-        answers: Callable[[Answer, int], Answer | None],
+        answers: Callable[[Answer, int], Answer | None] = accept,
         endpoint: str = f"tcp://{HOST}:*",
         secret_key: Path | None = None,
-        most_bytes: int = 1000,
+        max_bytes: int = 10**6,
     ) -> None:
-        self._most_bytes = most_bytes
         self.seen: dict[str, int] = {}
         self.order: list[str] = []
         self.payloads: dict[str, bytes] = {}
         self.headers: dict[str, Answer] = {}
-        self.most_outstanding = 0
+        self.max_outstanding = 0
         self._answers = answers
+        self._max_bytes = max_bytes
         self._context: zmq.Context[Any] = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.linger = 0
@@ -47,27 +50,32 @@ class Daemon:
             self._router.curve_publickey, self._router.curve_secretkey = zmq.auth.load_certificate(secret_key)
         self._router.bind(endpoint)
         self.endpoint = self._router.last_endpoint.decode()
-        self._stop: queue.Queue[None] = queue.Queue()
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def stop(self) -> None:
-        self._stop.put(None)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
         self._thread.join()
         self._context.destroy(linger=0)
 
     def _run(self) -> None:
-        while self._stop.empty():
+        while not self._stop.is_set():
             if not self._router.poll(10):
                 continue
             batch = []
             while self._router.poll(0):
                 batch.append(self._router.recv_multipart())
-            self.most_outstanding = max(self.most_outstanding, len(batch))
+            self.max_outstanding = max(self.max_outstanding, len(batch))
             for identity, magic, raw, *payload in batch:
                 header = json.loads(raw)
                 if header["type"] == "hello":
-                    answer: Answer | None = {"type": "welcome", "max_payload_bytes": self._most_bytes}
+                    answer: Answer | None = {"type": "welcome", "max_payload_bytes": self._max_bytes}
                 else:
                     self.order.append(header["id"])
                     self.payloads[header["id"]] = payload[0]
@@ -79,19 +87,7 @@ class Daemon:
                     self._router.send_multipart([identity, magic, json.dumps(body).encode()])
 
 
-@contextmanager
-def a_daemon(
-    answers: Callable[[Answer, int], Answer | None],
-    endpoint: str = f"tcp://{HOST}:*",
-    secret_key: Path | None = None,
-    most_bytes: int = 1000,
-) -> Iterator[Daemon]:
-    daemon = Daemon(answers, endpoint, secret_key, most_bytes)
-    try:
-        yield daemon
-    finally:
-        daemon.stop()
-
-
-def accept(_header: Answer, _times: int) -> Answer:
-    return {"type": "accepted"}
+def silent_endpoint() -> str:
+    """Return an endpoint where no daemon answers, and one may later."""
+    with ScriptedDaemon() as daemon:
+        return daemon.endpoint

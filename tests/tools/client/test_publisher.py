@@ -2,17 +2,16 @@
 
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from coserve_client import CameraImage, PublishAccount, Publisher, PublishError, publish_images
 from coserve_client import publisher as publisher_module
-from tests.tools.client.scripted_daemon import BOARD, Answer, Daemon, a_daemon, accept
+from tests.tools.client.scripted_daemon import BOARD, Answer, ScriptedDaemon, accept, silent_endpoint
 
 
 class Clock:
-    """The publisher's time, which goes on when a test says so: whoever is slow on this machine is not silent."""
+    """The publisher's time, which moves when a test says so: a slow machine is not a silent daemon."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -32,37 +31,35 @@ def some_images(count: int) -> list[CameraImage]:
     return [CameraImage(f"i{n}", b"bytes", BOARD, "R0402", {"designator": f"R{n}"}) for n in range(count)]
 
 
+def send(publisher: Publisher, image_id: str = "i", payload: bytes = b"x") -> None:
+    publisher.send(image_id, payload, board=BOARD, component="R0402")
+
+
+def begin(publisher: Publisher, count: int, until_open: int) -> None:
+    """Send, and take answers until so many are missing."""
+    for image in some_images(count):
+        publisher.send(image.image_id, image.payload, board=BOARD, component="R0402", **image.more)
+    while publisher.outstanding > until_open:
+        publisher.step(1.0)
+
+
 def test_images_are_pipelined_within_the_credit_and_all_accounted(clock: Clock) -> None:
-    with a_daemon(accept) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
+    with ScriptedDaemon() as daemon, Publisher(daemon.endpoint, "cam") as publisher:
         account = publish_images(publisher, some_images(200))
-        assert account.as_dict() == {
-            "sent": 200,
-            "accepted": 200,
-            "duplicate": 0,
-            "unanswered": 0,
-            "busy": 0,
-            "resent": 0,
-        }
-        assert account.complete
-        assert 1 < daemon.most_outstanding <= 8
+    row = {"sent": 200, "accepted": 200, "duplicate": 0, "unanswered": 0, "busy": 0, "resent": 0}
+    assert account.as_dict() == row
+    assert account.complete
+    assert 1 < daemon.max_outstanding <= 8
 
 
 def test_busy_is_sent_again_after_its_time_and_ends_once() -> None:
     def busy_twice(_header: Answer, times: int) -> Answer:
         return {"type": "busy", "retry_after_ms": 20} if times < 3 else {"type": "accepted"}
 
-    with a_daemon(busy_twice) as daemon, Publisher(daemon.endpoint, "cam", silence_s=60.0) as publisher:
+    with ScriptedDaemon(busy_twice) as daemon, Publisher(daemon.endpoint, "cam", silence_s=60.0) as publisher:
         account = publish_images(publisher, some_images(20))
-        assert (account.accepted, account.busy, account.resent) == (20, 40, 40)
-        assert set(daemon.seen.values()) == {3}
-
-
-def begin(publisher: Publisher, count: int, until_open: int) -> None:
-    """Send, and take answers until so many are missing."""
-    for image in some_images(count):
-        publisher.send(image.image_id, image.payload, board=image.board, component=image.component, **image.more)
-    while publisher.outstanding > until_open:
-        publisher.step(1.0)
+    assert (account.accepted, account.busy, account.resent) == (20, 40, 40)
+    assert set(daemon.seen.values()) == {3}
 
 
 def test_silence_is_answered_by_sending_again(clock: Clock) -> None:
@@ -71,34 +68,34 @@ def test_silence_is_answered_by_sending_again(clock: Clock) -> None:
             return None
         return {"type": "accepted"} if times == 1 else {"type": "duplicate", "differs": False}
 
-    with a_daemon(deaf_once) as daemon, Publisher(daemon.endpoint, "cam", silence_s=5.0) as publisher:
+    with ScriptedDaemon(deaf_once) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
         begin(publisher, 10, until_open=1)
         clock.now_s += 5.0
         account = publisher.finish()
-        assert (account.accepted, account.duplicate, account.resent) == (9, 1, 1)
-        assert {image for image, times in daemon.seen.items() if times > 1} == {"i3"}
+    assert (account.accepted, account.duplicate, account.resent) == (9, 1, 1)
+    assert {image for image, times in daemon.seen.items() if times > 1} == {"i3"}
 
 
 def test_a_late_pair_of_answers_counts_once(clock: Clock) -> None:
-    goes_on = threading.Event()
+    may_continue = threading.Event()
 
     def hanging(header: Answer, times: int) -> Answer:
         if header["id"] == "i3":
-            assert goes_on.wait(60.0)
+            assert may_continue.wait(60.0)
         return {"type": "accepted"} if times == 1 else {"type": "duplicate", "differs": False}
 
-    with a_daemon(hanging) as daemon, Publisher(daemon.endpoint, "cam", silence_s=5.0) as publisher:
+    with ScriptedDaemon(hanging) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
         try:
             begin(publisher, 10, until_open=7)
             clock.now_s += 5.0
             publisher.step(0.0)
         finally:
-            goes_on.set()
+            may_continue.set()
         account = publisher.finish()
         assert (account.accepted, account.duplicate, account.resent) == (10, 0, 7)
-        publisher.send("i10", b"x", board=BOARD, component="R0402")  # behind the second answers
-        assert publisher.finish().as_dict()["accepted"] == 11
-        assert sum(daemon.seen.values()) == 10 + 7 + 1
+        send(publisher, "i10")  # behind the second answers
+        assert publisher.finish().accepted == 11
+    assert sum(daemon.seen.values()) == 10 + 7 + 1
 
 
 def test_rejections_are_counted_by_code_and_not_sent_again(clock: Clock) -> None:
@@ -107,54 +104,36 @@ def test_rejections_are_counted_by_code_and_not_sent_again(clock: Clock) -> None
             return {"type": "rejected", "code": "bad_image", "reason": "cut off"}
         return {"type": "accepted"}
 
-    with a_daemon(fussy) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
+    with ScriptedDaemon(fussy, max_bytes=1000) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
         account = publish_images(publisher, some_images(5))
-        assert account.as_dict()["rejected bad_image"] == 2
-        assert not account.complete
         assert list(account.refusals) == ["i1: bad_image: cut off", "i2: bad_image: cut off"]
-        assert set(daemon.seen.values()) == {1}
-
-
-def test_a_payload_that_the_daemon_would_cut_off_is_not_sent() -> None:
-    with a_daemon(accept) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
-        publisher.send("large", bytes(1001), board=BOARD, component="R0402")
-        assert publisher.finish().rejected == {"too_large": 1}
-        assert daemon.seen == {}
+        send(publisher, "large", bytes(1001))  # the daemon would cut the connection: it is not sent
+        assert publisher.finish().rejected == {"bad_image": 2, "too_large": 1}
+    assert account.as_dict()["rejected bad_image"] == 2
+    assert not account.complete
+    assert daemon.seen == {f"i{n}": 1 for n in range(5)}
 
 
 def test_a_daemon_that_comes_later_gets_everything() -> None:
-    with a_daemon(accept) as probe:
-        endpoint = probe.endpoint
+    endpoint = silent_endpoint()
     with Publisher(endpoint, "cam") as publisher:
-        daemons: list[Daemon] = []
-
-        def come_later() -> None:
-            time.sleep(0.3)
-            daemons.append(Daemon(accept, endpoint))
-
-        coming = threading.Thread(target=come_later)
-        coming.start()
-        account = publish_images(publisher, some_images(20))
-        coming.join()
-        daemons[0].stop()
-        assert account.complete
+        publisher.pump(0.3)
+        with ScriptedDaemon(accept, endpoint):
+            assert publish_images(publisher, some_images(20)).complete
 
 
-def test_nobody_answering_is_said_with_the_endpoint() -> None:
-    with a_daemon(accept) as probe:
-        endpoint = probe.endpoint
-    with (
-        Publisher(endpoint, "cam", silence_s=0.05, patience_s=0.3) as publisher,
-        pytest.raises(PublishError, match=endpoint),
-    ):
-        publisher.send("i", b"x", board=BOARD, component="R0402")
+def test_silence_for_longer_than_the_patience_is_an_error_with_the_endpoint() -> None:
+    endpoint = silent_endpoint()
+    refused = pytest.raises(PublishError, match=f"no answer from {endpoint} for 0.3 s: is the daemon running")
+    with Publisher(endpoint, "cam", silence_s=0.05, patience_s=0.3) as publisher, refused:
+        send(publisher)
 
 
 def test_a_pause_longer_than_the_patience_is_no_silence(clock: Clock) -> None:
-    with a_daemon(accept) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
+    with ScriptedDaemon() as daemon, Publisher(daemon.endpoint, "cam") as publisher:
         publish_images(publisher, some_images(3))
         clock.now_s += 3600.0
-        publisher.send("later", b"x", board=BOARD, component="R0402")
+        send(publisher, "later")
         assert publisher.finish().accepted == 4
 
 
@@ -165,8 +144,8 @@ def test_an_answer_that_came_while_the_publisher_itself_stood_still_is_heard(clo
         sent.wait(60)
         return accept(header, times)
 
-    with a_daemon(late) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
-        publisher.send("i", b"x", board=BOARD, component="R0402")
+    with ScriptedDaemon(late) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
+        send(publisher)
         sent.set()
         assert publisher._socket.poll(60_000)
         clock.now_s += 3600.0
@@ -174,28 +153,27 @@ def test_an_answer_that_came_while_the_publisher_itself_stood_still_is_heard(clo
 
 
 def test_finish_gives_up_after_its_time_and_says_what_is_open() -> None:
-    with a_daemon(lambda _header, _times: None) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
-        publisher.send("i", b"x", board=BOARD, component="R0402")
-        assert publisher.finish(0.1).as_dict()["unanswered"] == 1
-        assert publisher.outstanding == 1
+    with ScriptedDaemon(lambda _header, _times: None) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
+        send(publisher)
+        assert publisher.finish(0.1).as_dict()["unanswered"] == publisher.outstanding == 1
 
 
-def test_what_could_never_be_accounted_is_refused_at_once(tmp_path: Path) -> None:
+def test_what_could_never_be_accounted_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="source"):
         Publisher("tcp://127.0.0.1:1", "a camera")
-    with a_daemon(accept) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
+    with ScriptedDaemon() as daemon, Publisher(daemon.endpoint, "cam") as publisher:
         with pytest.raises(ValueError, match="id"):
-            publisher.send("a b", b"x", board=BOARD, component="R0402")
+            send(publisher, "a b")
         with pytest.raises(ValueError, match="header"):
             publisher.send("i", b"x", board=BOARD, component="R0402", note="x" * 70_000)
         assert publisher.account == PublishAccount()
 
 
-def test_a_rate_is_kept_and_progress_is_told() -> None:
-    told: list[int] = []
-    with a_daemon(accept) as daemon, Publisher(daemon.endpoint, "cam") as publisher:
+def test_a_rate_is_kept_and_progress_is_reported() -> None:
+    answered: list[int] = []
+    with ScriptedDaemon() as daemon, Publisher(daemon.endpoint, "cam") as publisher:
         began_s = time.monotonic()
-        publish_images(publisher, some_images(21), rate=100, progress=lambda account: told.append(account.answered))
+        publish_images(publisher, some_images(21), rate=100, progress=lambda now: answered.append(now.answered))
         assert time.monotonic() - began_s >= 0.2
-    assert told == sorted(told)
-    assert told[-1] == 21
+    assert answered == sorted(answered)
+    assert answered[-1] == 21

@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 
 from tools.camera.render.bodies import draw_body
 from tools.camera.render.condition import Condition, make_condition
-from tools.camera.render.layouts import BoardType, Place, board_types
+from tools.camera.render.layouts import BoardType, PartPlace, board_types
 from tools.camera.render.parts import PartType, part_types
 from tools.camera.render.solder import (
+    BoardScene,
     Box,
-    Mark,
-    Scene,
+    SolderMark,
     bridge_boxes,
     draw_bridges,
     draw_flux,
@@ -23,11 +23,11 @@ from tools.camera.render.solder import (
 from tools.camera.render.substrate import bare_board
 from tools.camera.render.surface import Floats, Layer, Light
 
-Image = NDArray[np.uint8]
+PixelArray = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class PartPlacement:
     """One part on one board. `box` is the crop on the board; `marks` are boxes in crop pixels.
 
     `truth` is `ok` or the defect kind. `marks` is empty where the body is not where it should be: what the solder
@@ -39,10 +39,10 @@ class Placement:
     truth: str
     box: tuple[int, int, int, int]
     quarter_turns: int
-    marks: tuple[Mark, ...]
-    pixels: Image
+    marks: tuple[SolderMark, ...]
+    pixels: PixelArray
 
-    def crop(self) -> Image:
+    def crop(self) -> PixelArray:
         """(n, n, 3) uint8 RGB of this part, turned so that it lies as in the library."""
         return self.pixels
 
@@ -56,15 +56,15 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class RenderedBoard:
     """One unit of a board type: (height, width, 3) uint8 RGB and its placements."""
 
     board_type: str
-    image: Image
-    placements: tuple[Placement, ...]
+    image: PixelArray
+    placements: tuple[PartPlacement, ...]
 
 
-def render_board(board_type: str, seed: int, defect_rate: float) -> Board:
+def render_board(board_type: str, seed: int, defect_rate: float) -> RenderedBoard:
     """One unit of a product. The same arguments give the same pixels.
 
     Raises:
@@ -80,12 +80,12 @@ def render_board(board_type: str, seed: int, defect_rate: float) -> Board:
     return render_unit(board, kinds, rng)
 
 
-def render_unit(board: BoardType, kinds: list[str], rng: np.random.Generator) -> Board:
+def render_unit(board: BoardType, kinds: list[str], rng: np.random.Generator) -> RenderedBoard:
     """One unit of a board type whose parts are in the given states (`ok` or a defect kind each)."""
     library = part_types()
     canvas = bare_board(board, rng)
     scene = _scene(board, rng)
-    found: list[tuple[PartType, Place, Condition, list[Box]]] = []
+    found: list[tuple[PartType, PartPlace, Condition, list[Box]]] = []
     for place, kind in zip(board.places, kinds, strict=True):
         part = library[place.component]
         condition = make_condition(part, kind, rng)
@@ -93,21 +93,21 @@ def render_unit(board: BoardType, kinds: list[str], rng: np.random.Generator) ->
     image = _photograph(canvas, rng)
     drift = (int(rng.integers(-2, 3)), int(rng.integers(-2, 3)))
     placements = tuple(_cut(image, part, place, condition, bridges, drift) for part, place, condition, bridges in found)
-    return Board(board.name, image, placements)
+    return RenderedBoard(board.name, image, placements)
 
 
-def _scene(board: BoardType, rng: np.random.Generator) -> Scene:
+def _scene(board: BoardType, rng: np.random.Generator) -> BoardScene:
     angle, tilt = rng.uniform(0, 2 * np.pi), np.deg2rad(rng.uniform(30, 50))
     light = Light(float(np.cos(angle) * np.sin(tilt)), float(np.sin(angle) * np.sin(tilt)), float(np.cos(tilt)))
     grain = cv2.GaussianBlur(rng.standard_normal((512, 512), dtype=np.float32), (0, 0), 0.8) * 2
-    return Scene(light=light, finish=board.finish, grain=grain.astype(np.float32), rng=rng)
+    return BoardScene(light=light, finish=board.finish, grain=grain.astype(np.float32), rng=rng)
 
 
-def _place_part(canvas: Floats, part: PartType, place: Place, condition: Condition, scene: Scene) -> list[Box]:
+def _place_part(canvas: Floats, part: PartType, place: PartPlace, condition: Condition, scene: BoardScene) -> list[Box]:
     """Draw one part onto the board; returns the boxes of solder bridges around the part's centre."""
     side, scale = part.crop_px + 16, 2 if part.crop_px > 100 else 3
     light = scene.light.turned(place.quarter_turns)
-    own = Scene(light=light, finish=scene.finish, grain=scene.grain, rng=scene.rng)
+    own = BoardScene(light=light, finish=scene.finish, grain=scene.grain, rng=scene.rng)
     ground, body, top = (Layer(side, scale) for _ in range(3))
     draw_ground(ground, part, condition, own)
     draw_flux(ground, part, own)
@@ -136,7 +136,7 @@ def _shadow(cover: Floats, light: Light, height: float) -> Floats:
     return np.dstack([np.zeros((*cover.shape, 3), np.float32), 0.55 * soft]).astype(np.float32)
 
 
-def _photograph(canvas: Floats, rng: np.random.Generator) -> Image:
+def _photograph(canvas: Floats, rng: np.random.Generator) -> PixelArray:
     """Uneven light, white balance, exposure, focus and sensor noise."""
     height, width = canvas.shape[:2]
     y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j].astype(np.float32)
@@ -151,26 +151,26 @@ def _photograph(canvas: Floats, rng: np.random.Generator) -> Image:
 
 
 def _cut(
-    image: Image,
+    image: PixelArray,
     part: PartType,
-    place: Place,
+    place: PartPlace,
     condition: Condition,
     bridges: list[Box],
     drift: tuple[int, int],
-) -> Placement:
+) -> PartPlacement:
     """Cut a part out of the board image; the crop sits off by the board's drift, as after a fiducial fit."""
     side = part.crop_px
     x, y = place.x - side // 2 + drift[0], place.y - side // 2 + drift[1]
     turned = np.rot90(image[y : y + side, x : x + side], -place.quarter_turns)
     off = Light(*drift, 0).turned(place.quarter_turns)
-    marks: list[Mark] = []
+    marks: list[SolderMark] = []
     if condition.kind == "ok" or condition.kind in ("bridge", "insufficient", "lifted_lead"):
         for mark in marks_of(part, condition, bridges):
             x1, y1, x2, y2 = mark.box
             left, right = (min(max(x + side / 2 - off.x, 0.0), side) for x in (x1, x2))
             top, bottom = (min(max(y + side / 2 - off.y, 0.0), side) for y in (y1, y2))
-            marks.append(Mark(mark.label, (left, top, right, bottom)))
-    return Placement(
+            marks.append(SolderMark(mark.label, (left, top, right, bottom)))
+    return PartPlacement(
         designator=place.designator,
         component=part.name,
         truth=condition.kind,

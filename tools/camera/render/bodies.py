@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from tools.camera.render.condition import Condition, Look
+from tools.camera.render.condition import BodyLook, Condition
 from tools.camera.render.parts import PartType
-from tools.camera.render.solder import Scene
+from tools.camera.render.solder import BoardScene
 from tools.camera.render.surface import Colour, Layer, disc, metal, plastic, rectangle, scaled
 
 _TIN: Colour = (0.8, 0.81, 0.84)
 _PRINT: Colour = (0.87, 0.88, 0.88)
 
 
-def draw_body(layer: Layer, part: PartType, condition: Condition, scene: Scene) -> None:
+def draw_body(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) -> None:
     """Everything of the part that moves with it. Draws nothing where the part is missing."""
     if condition.kind == "missing":
         return
@@ -21,7 +21,7 @@ def draw_body(layer: Layer, part: PartType, condition: Condition, scene: Scene) 
     _BODIES[condition.look.body](layer, part, condition, scene)
 
 
-def _chip(layer: Layer, part: PartType, condition: Condition, scene: Scene) -> None:
+def _chip(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) -> None:
     """Ceramic between two tinned caps; a resistor is dark and marked, a capacitor plain and rounder."""
     look = condition.look
     length, width, scale = part.length * look.size, part.width * look.size, layer.scale
@@ -42,7 +42,7 @@ def _chip(layer: Layer, part: PartType, condition: Condition, scene: Scene) -> N
         layer.paint(bar, (0.35, 0.16, 0.1))
 
 
-def _led(layer: Layer, part: PartType, condition: Condition, scene: Scene) -> None:
+def _led(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) -> None:
     """White carrier, phosphor lens, green mark at the cathode."""
     length, width, scale = part.length, part.width, layer.scale
     ends = layer.fill([rectangle(s * (length - 8) / 2, 0, 8, width, 1) for s in (-1, 1)])
@@ -58,7 +58,7 @@ def _led(layer: Layer, part: PartType, condition: Condition, scene: Scene) -> No
     layer.paint(mark, (0.14, 0.48, 0.24), opacity=0.95)
 
 
-def _leads(layer: Layer, part: PartType, condition: Condition, scene: Scene) -> None:
+def _leads(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) -> None:
     """Gull wings from the body to the pads; a lifted one is bent aside, longer, and throws a shadow on its pad."""
     flat, raised, shadows = [], [], []
     for pad, state in zip(part.pads, condition.joints, strict=True):
@@ -87,7 +87,7 @@ def _leads(layer: Layer, part: PartType, condition: Condition, scene: Scene) -> 
         layer.paint(patch, metal(patch, (0.98, 0.98, 1.0), scene.light, 1.6 * layer.scale, gloss=1.4))
 
 
-def _ic(layer: Layer, part: PartType, condition: Condition, scene: Scene) -> None:
+def _ic(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) -> None:
     """A moulded package: leads, bevelled body, pin-1 dimple at the bottom left, lasered marking."""
     _leads(layer, part, condition, scene)
     look, scale = condition.look, layer.scale
@@ -108,7 +108,7 @@ def _ic(layer: Layer, part: PartType, condition: Condition, scene: Scene) -> Non
         layer.paint(layer.text(words, (2 if len(lines) > 1 else 0, y), height * 0.8, 0.75), (0.72, 0.72, 0.7), 0.75)
 
 
-def _can(layer: Layer, part: PartType, condition: Condition, scene: Scene) -> None:
+def _can(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) -> None:
     """An electrolytic: plastic base with two cut corners at the plus side, aluminium can, dark segment at minus."""
     base, scale, look = part.length, layer.scale, condition.look
     half, cut = base / 2, base * 0.2
@@ -137,7 +137,7 @@ def _can(layer: Layer, part: PartType, condition: Condition, scene: Scene) -> No
         layer.paint(patch, (0.12, 0.12, 0.16), opacity=0.9)
 
 
-def _header(layer: Layer, part: PartType, condition: Condition, scene: Scene) -> None:
+def _header(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) -> None:
     """A shrouded pin header: box, cavity, two rows of gold pins, key notch and arrow on pin 1's side."""
     _leads(layer, part, condition, scene)
     length, width, scale, colour = part.length, part.width, layer.scale, condition.look.colour
@@ -156,7 +156,7 @@ def _header(layer: Layer, part: PartType, condition: Condition, scene: Scene) ->
     layer.paint(arrow, (red, green, blue), opacity=0.85)
 
 
-def _standing(layer: Layer, part: PartType, look: Look, scene: Scene) -> None:
+def _standing(layer: Layer, part: PartType, look: BodyLook, scene: BoardScene) -> None:
     """A tombstone: the chip stands on one pad, its other cap faces the camera."""
     side = float(scene.rng.choice([-1, 1]))
     scale, width = layer.scale, part.width

@@ -19,7 +19,7 @@ _SHROUD: Colour = (0.13, 0.13, 0.14)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class BodyLook:
     """What lies on the board: the kind of body, its colour and marking, its size against the right one."""
 
     body: Body
@@ -33,7 +33,7 @@ class Condition:
     """One part as it came out of the oven. `joints` and `solder` have one entry per pad of the part."""
 
     kind: str
-    look: Look
+    look: BodyLook
     dx: float
     dy: float
     angle_deg: float
@@ -43,35 +43,35 @@ class Condition:
     bridges: tuple[tuple[int, int], ...]
 
 
-def right_look(part: PartType) -> Look:
+def right_look(part: PartType) -> BodyLook:
     """The look of the part that belongs there."""
     match part.family:
         case "chip" if part.name.startswith("R"):
-            return Look("resistor", _BLACK, part.marking)
+            return BodyLook("resistor", _BLACK, part.marking)
         case "chip":
-            return Look("capacitor", _TAN, "")
+            return BodyLook("capacitor", _TAN, "")
         case "led":
-            return Look("led", (0.93, 0.86, 0.42), "")
+            return BodyLook("led", (0.93, 0.86, 0.42), "")
         case "electrolytic":
-            return Look("can", (0.16, 0.16, 0.19), part.marking)
+            return BodyLook("can", (0.16, 0.16, 0.19), part.marking)
         case "connector":
-            return Look("header", _SHROUD, "")
+            return BodyLook("header", _SHROUD, "")
         case _:
-            return Look("ic", (0.17, 0.17, 0.18), part.marking)
+            return BodyLook("ic", (0.17, 0.17, 0.18), part.marking)
 
 
-def wrong_look(part: PartType, rng: np.random.Generator) -> Look:
+def wrong_look(part: PartType, rng: np.random.Generator) -> BodyLook:
     """The look of a part that a wrong reel would have put there."""
     right = right_look(part)
     match right.body:
         case "resistor":
-            other = Look("capacitor", _TAN, "")
+            other = BodyLook("capacitor", _TAN, "")
             smaller = replace(right, size=0.72)
             marked = replace(right, marking=str(rng.choice(["R00", "681", "225"])))
             return _one_of([other, smaller, marked if part.marking else other], rng)
         case "capacitor":
-            other = Look("resistor", _BLACK, "" if part.length < 30 else "103")
-            return _one_of([other, replace(right, size=0.72), Look("tantalum", (0.86, 0.68, 0.25), "")], rng)
+            other = BodyLook("resistor", _BLACK, "" if part.length < 30 else "103")
+            return _one_of([other, replace(right, size=0.72), BodyLook("tantalum", (0.86, 0.68, 0.25), "")], rng)
         case "led":
             return replace(right, colour=_one_of([(0.8, 0.22, 0.18), (0.25, 0.62, 0.3), (0.9, 0.93, 0.95)], rng))
         case "can":

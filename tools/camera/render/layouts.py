@@ -9,7 +9,7 @@ from tools.camera.render.surface import Colour
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PartPlace:
     """One position of a board type: centre in board pixels, quarter turns counter-clockwise."""
 
     designator: str
@@ -31,7 +31,7 @@ class BoardType:
     silk: Colour
     finish: Colour
     design_seed: int
-    places: tuple[Place, ...]
+    places: tuple[PartPlace, ...]
 
     def designators(self) -> dict[str, list[str]]:
         """The designators of each component type."""
@@ -151,7 +151,7 @@ def training_panel(components: list[str], design_seed: int) -> BoardType:
     for index, name in enumerate(components):
         x = 70 + pitch // 2 + index % columns * pitch + int(rng.integers(-4, 5))
         y = 70 + pitch // 2 + index // columns * pitch + int(rng.integers(-4, 5))
-        places.append(Place(f"{library[name].prefix}{index + 1}", name, x, y, int(rng.integers(4))))
+        places.append(PartPlace(f"{library[name].prefix}{index + 1}", name, x, y, int(rng.integers(4))))
     return BoardType(
         name="training-panel",
         title=f"PANEL {design_seed}",
@@ -168,7 +168,7 @@ def training_panel(components: list[str], design_seed: int) -> BoardType:
 def _board(
     name: str, title: str, size: tuple[int, int], mask: Colour, finish: Colour, seed: int, blocks: tuple[_Rows, ...]
 ) -> BoardType:
-    library, numbers, places = part_types(), dict[str, int](), list[Place]()
+    library, numbers, places = part_types(), dict[str, int](), list[PartPlace]()
     for block in blocks:
         part: PartType = library[block.component]
         for row in range(block.rows):
@@ -176,5 +176,5 @@ def _board(
                 numbers[part.prefix] = numbers.get(part.prefix, 0) + 1
                 x, y = block.x + column * block.step[0], block.y + row * block.step[1]
                 designator = f"{part.prefix}{numbers[part.prefix]}"
-                places.append(Place(designator, block.component, x, y, block.turns))
+                places.append(PartPlace(designator, block.component, x, y, block.turns))
     return BoardType(name, title, *size, mask, _WHITE, finish, seed, tuple(places))

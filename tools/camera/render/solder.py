@@ -14,7 +14,7 @@ _SOLDER: Colour = (0.83, 0.85, 0.88)
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class SolderMark:
     """Something a solder detector should find; the box (x1, y1, x2, y2) is in pixels around the part's centre."""
 
     label: str
@@ -22,7 +22,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class BoardScene:
     """What all parts of one board share: lamp, pad finish, and the grain that surfaces take their texture from."""
 
     light: Light
@@ -36,7 +36,7 @@ class Scene:
         return self.grain[y:, x:]
 
 
-def draw_ground(layer: Layer, part: PartType, condition: Condition, scene: Scene) -> None:
+def draw_ground(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) -> None:
     """Pads, then the solder on them as the part's condition left it."""
     rng, light, scale = scene.rng, scene.light, layer.scale
     pads = layer.fill([rectangle(p.x, p.y, p.w, p.h, 1.5) for p in part.pads])
@@ -63,7 +63,7 @@ def draw_ground(layer: Layer, part: PartType, condition: Condition, scene: Scene
         layer.paint(joints, metal(joints, _SOLDER, light, 0.5 * thickness * scale))
 
 
-def _starved(layer: Layer, pad: Pad, scene: Scene) -> None:
+def _starved(layer: Layer, pad: Pad, scene: BoardScene) -> None:
     """A joint with too little solder: the bare pad shows, tarnished, with a thin smear at the lead."""
     tarnish = layer.fill([rectangle(pad.x, pad.y, pad.w * 0.96, pad.h * 0.96, 1)])
     layer.paint(tarnish, (0.6, 0.42, 0.24), opacity=0.75)
@@ -93,14 +93,14 @@ def bridge_boxes(part: PartType, condition: Condition, rng: np.random.Generator)
     return boxes
 
 
-def draw_bridges(layer: Layer, boxes: list[Box], scene: Scene) -> None:
+def draw_bridges(layer: Layer, boxes: list[Box], scene: BoardScene) -> None:
     """Solder that runs from joint to joint; drawn over the leads, which it covers."""
     for x1, y1, x2, y2 in boxes:
         run = layer.fill([blob((x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1, scene.rng, 0.07)])
         layer.paint(run, metal(run, _SOLDER, scene.light, min(x2 - x1, y2 - y1) * 0.4 * layer.scale, gloss=1.2))
 
 
-def marks_of(part: PartType, condition: Condition, bridges: list[Box]) -> tuple[Mark, ...]:
+def marks_of(part: PartType, condition: Condition, bridges: list[Box]) -> tuple[SolderMark, ...]:
     """What a solder detector should see of a part that lies where it should."""
     marks = []
     for pad, state in zip(part.pads, condition.joints, strict=True):
@@ -109,11 +109,11 @@ def marks_of(part: PartType, condition: Condition, bridges: list[Box]) -> tuple[
         x2, y2 = x1 + pad.w, y1 + pad.h
         grow_x, grow_y = pad.out[0] * pad.w * reach, pad.out[1] * pad.h * reach
         box = (x1 + min(grow_x, 0), y1 + min(grow_y, 0), x2 + max(grow_x, 0), y2 + max(grow_y, 0))
-        marks.append(Mark(state, box))
-    return (*marks, *(Mark("bridge", box) for box in bridges))
+        marks.append(SolderMark(state, box))
+    return (*marks, *(SolderMark("bridge", box) for box in bridges))
 
 
-def draw_flux(layer: Layer, part: PartType, scene: Scene) -> None:
+def draw_flux(layer: Layer, part: PartType, scene: BoardScene) -> None:
     """Harmless residue around some joints, so that dirt alone is not a defect."""
     if scene.rng.random() > 0.3:
         return

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.camera.render.layouts import BoardType, Place
+from tools.camera.render.layouts import BoardType, PartPlace
 from tools.camera.render.parts import PartType, part_types
 from tools.camera.render.surface import Floats
 
@@ -52,7 +52,7 @@ def _route(board: BoardType, design: np.random.Generator, copper: Mask, vias: Ma
             if part.crop_px > 110 and design.random() < 0.25:
                 continue
             start = _turned((pad.x, pad.y), place)
-            out = _turned(pad.out, Place("", "", 0, 0, place.quarter_turns))
+            out = _turned(pad.out, PartPlace("", "", 0, 0, place.quarter_turns))
             _escape(design, copper, vias, start, out, narrow=min(pad.w, pad.h) < 7)
 
 
@@ -156,7 +156,7 @@ def _reach(part: PartType, quarter_turns: int) -> tuple[float, float]:
     return (y, x) if quarter_turns % 2 else (x, y)
 
 
-def _turned(point: tuple[float, float], place: Place) -> tuple[float, float]:
+def _turned(point: tuple[float, float], place: PartPlace) -> tuple[float, float]:
     x, y = point
     for _ in range(place.quarter_turns % 4):
         x, y = y, -x
