@@ -7,7 +7,7 @@ Paths are relative to the file. An environment variable overrides one value: `CO
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
 
@@ -18,6 +18,7 @@ from daemon.consumers.settings import NAME as _CONSUMER_NAME
 from daemon.consumers.settings import MqttSettings, consumer_mistakes
 from daemon.errors import ConfigError
 from daemon.units import Bytes, Count, Seconds
+from experts.moe.modes import MODES
 from routing_rules.load import Document, KeyPath, Problem, read_yaml, salvage
 
 #: As PROTOCOL.md lets a publisher name one, without what a shell would trip over.
@@ -64,9 +65,10 @@ class Device(_Section):
     profile: Path | None = None
 
 
-ModeName = Literal[
-    "resident", "ondemand", "lookahead", "popularity", "prune", "duoserve", "swapmoe", "emoe", "brownout"
-]
+if TYPE_CHECKING:
+    ModeName = str
+else:
+    ModeName = Literal[tuple(MODES)]
 
 
 class Model(_Section):

@@ -19,10 +19,10 @@ def model_problems(path: Path, config: Config) -> list[str]:
 
 
 def _problem(model: Model) -> str | None:
-    from experts.moe.served import examine  # noqa: PLC0415  brings torch, which a line without models is checked without
+    from experts.moe.served import require_servable  # noqa: PLC0415  brings torch, which a line without models is checked without
 
     try:
-        examine(
+        require_servable(
             model.checkpoint,
             model.mode,
             model.mode_options,

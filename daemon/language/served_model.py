@@ -15,7 +15,7 @@ from experts.moe.model.runtime import MoeRuntime
 from experts.moe.model.text import PromptError, TextCodec
 from experts.moe.modes import open_mode
 from experts.moe.policy.schedule import BatchLimits, FirstCome, GenerationScheduler, SloSlack, StepCosts, TaskProfiles
-from experts.moe.served import file_states
+from experts.moe.weights.folder import file_states
 
 #: What a token of a prompt and a step cost before any was measured; then the mean of the last so many.
 _COSTS = StepCosts(prefill_token_s=0.001, step_s=0.02, row_s=0.0)
@@ -197,7 +197,7 @@ class ServedModel:
 
     def _finished(self, ended: Completion) -> tuple[int, Finished]:
         taken = self._taken.pop(ended.request)
-        counts = self._runtime.cache.metrics.take(ended.request)
+        counts = self._runtime.cache.metrics.pop_request(ended.request)
         return taken.text.generation_id, Finished(
             text=ended.text,
             reason=MODEL_FAILED if ended.error is not None else ended.reason,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from daemon.config.settings import Config, Model
 from daemon.policy.lease import Lease, Share
 from experts.moe.errors import ModelError
-from experts.moe.weights.dense import dense_bytes
+from experts.moe.weights.folder import dense_bytes
 
 
 @dataclass(slots=True)

@@ -1,10 +1,10 @@
-"""What can be wrong with a language model's checkpoint, or with what was prepared for it; says what to do next."""
+"""Errors about a language model's checkpoint or a file prepared for it; each message says what to do next."""
 
 from pathlib import Path
 
 
 class ModelError(Exception):
-    """A checkpoint (its folder, or one file of it) cannot be used: `message` says what was expected and what to do."""
+    """A checkpoint (its folder or one file of it) cannot be used; `message` says what was expected and what to do."""
 
     def __init__(self, file: Path, message: str) -> None:
         super().__init__(f"{file}: {message}")
@@ -13,4 +13,4 @@ class ModelError(Exception):
 
 
 class InvalidLogitsError(ModelError):
-    """What was computed for one text is no number: it lies in this text, or the weights are damaged."""
+    """The model computed NaN or infinity for one text: the text is at fault, or the weights are damaged."""

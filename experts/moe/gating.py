@@ -1,27 +1,34 @@
-"""What passes between the model, its mode and whoever watches: one step, its rows, and one layer's routing."""
+"""Values that pass between the model, its mode and observers: one forward step, its rows, and one layer's routing.
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+Masked gating (SwapMoE §3.2, figure 7b) is here too: a gate's choice repeated over the experts that are in memory.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
 
 
 class ExpertKey(NamedTuple):
-    """One expert of a model. `layer` counts the model's mixture-of-experts layers from 0, dense ones left out."""
+    """One expert of a model. `layer` counts the mixture-of-experts layers from 0; dense layers do not count."""
 
     layer: int
     expert: int
 
 
 class ExpertWeights(NamedTuple):
-    """Views of one slot. `gate_up` is (2I, H), the gate's rows first; (I, H) where the family has no gated experts.
+    """Views of one slot. `gate_up` is (2I, H), the gate's rows first; (I, H) in families without gated experts.
 
     `down` is (H, I).
     """
 
     gate_up: torch.Tensor
     down: torch.Tensor
+
+
+#: Experts that a mode serves to a layer, in ascending order; each is valid until the next one is requested.
+ExpertIterator = Iterator[tuple[int, ExpertWeights]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class ForwardStep:
-    """One forward of the model. Prefill means that nothing came before, not that there is more than one token.
+    """One forward of the model. A prefill is a step without a past, however many tokens it has.
 
     Tokens of a step's routings lie row after row: row 0 has the first `rows[0].tokens` of them.
     """
@@ -51,28 +58,56 @@ class ForwardStep:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What one layer's gate said of one step's tokens; T tokens, E experts, k of them for each token.
+    """One layer's gate output for one step; T tokens, E experts, k of them for each token.
 
-    An index may also be the sentinel E: nothing is computed for it and its weight does not count. An index above E is
-    an expert that only the mode knows (a united expert, say), and computed from the weights that the mode gives.
+    An index may be the sentinel E: nothing is computed for it and its weight does not count. An index above E is an
+    expert that only the mode knows (a united expert, for example), computed from the weights that the mode serves.
     """
 
     layer: int
-    #: (T, H): what the gate saw and the experts will see.
+    #: (T, H): input of the gate and of the experts.
     hidden: torch.Tensor
     #: (T, E) before the softmax, nothing masked.
     logits: torch.Tensor
     #: (T, k) int64, best first.
     index: torch.Tensor
-    #: (T, k): what each expert's output is multiplied by.
+    #: (T, k): factors of the experts' outputs.
     weight: torch.Tensor
 
-    def wanted(self) -> tuple[int, ...]:
-        """The distinct experts of this layer, ascending, the sentinel left out."""
+    def distinct_experts(self) -> tuple[int, ...]:
+        """Return the experts of this layer in ascending order, without the sentinel."""
         sentinel = self.logits.shape[-1]
         # A set of Python numbers: for one token five times as fast as Tensor.unique, for a prompt no slower.
         return tuple(sorted(set(self.index.flatten().tolist()) - {sentinel}))
 
 
-#: What a mode gives a layer to compute with: experts in ascending order, each valid until the next one is asked for.
-ExpertIterator = Iterator[tuple[int, ExpertWeights]]
+def expert_mask(experts: Iterable[int], count: int) -> torch.Tensor:
+    """Return a (count,) bool mask that is true for `experts`."""
+    mask = torch.zeros(count, dtype=torch.bool)
+    mask[list(experts)] = True
+    return mask
+
+
+def mask_gate(routing: Routing, allowed: torch.Tensor, *, renormalise: bool) -> Routing:
+    """Return the routing that the gate would have given if it had only the `allowed` experts.
+
+    Every family ends its gate the same way: softmax over the logits in float32, the k largest, and in some families
+    those k divided by their sum (`renormalise`, of the MoeArch). Masking sets the logits of absent experts to -inf
+    before that softmax. If all experts are allowed, the same object comes back.
+
+    `allowed`: (E,) bool, or (T, E) where tokens differ; a mask on the host costs a GPU no synchronisation. Rows that
+    the gate itself had dropped (padding, Switch's capacity: the sentinel everywhere) stay dropped. If fewer than k
+    experts are allowed, the remaining places carry the sentinel and weight 0.
+    """
+    if bool(allowed.all()):
+        return routing
+    sentinel = routing.logits.shape[-1]
+    scores = routing.logits.float().masked_fill(~allowed.to(routing.logits.device), float("-inf"))
+    # By score and not by probability: far-off ones underflow to 0, and absent experts have 0 too.
+    best, index = torch.topk(scores, routing.index.shape[-1], dim=-1)
+    dropped = torch.isneginf(best) | (routing.index >= sentinel).all(dim=-1, keepdim=True)
+    # In a row with nothing allowed the softmax is 0/0, and all of it is filled here.
+    weight = torch.softmax(scores, dim=-1).gather(-1, index).masked_fill(dropped, 0.0)
+    if renormalise:
+        weight = weight / weight.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
+    return replace(routing, index=index.masked_fill(dropped, sentinel), weight=weight.to(routing.weight.dtype))

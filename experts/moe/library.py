@@ -1,7 +1,7 @@
-"""transformers, imported the way this program needs it: torchvision first.
+"""Import transformers the way this program needs it: offline, and torchvision first.
 
 Its modelling modules import torchvision, whose published wheel fails to import beside a build of torch that it was not
-compiled for; `experts.vision.frameworks` repairs that. And offline: what a checkpoint lacks, nobody is asked for.
+compiled for; `experts.vision.frameworks` repairs that.
 """
 
 import importlib
@@ -11,11 +11,11 @@ from typing import Any
 
 
 def transformers() -> ModuleType:
-    """The library. Raises ModuleNotFoundError where the extra `moe` is not installed."""
+    """Return the library. Raises ModuleNotFoundError if the extra `moe` is not installed."""
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")  # read when the libraries are imported
     library = importlib.import_module("transformers")
     constants: Any = importlib.import_module("huggingface_hub.constants")
-    constants.HF_HUB_OFFLINE = True  # somebody may have imported it before
+    constants.HF_HUB_OFFLINE = True  # other code may have imported it before
     from experts.vision.frameworks import torchvision  # noqa: PLC0415  (brings cv2; only what builds models needs it)
 
     torchvision()

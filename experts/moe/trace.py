@@ -1,12 +1,13 @@
-"""Routing traces: which experts each token of a text went to, with what weight. Predictors are fitted on them.
+"""Routing traces: the experts and weights of each token of a text, and predictions by counting them.
 
-A trace is taken with every expert in memory, teacher-forced: tokens are the text's own. Routing of a token depends on
-what stands before it only, so the first tokens of a prompt count as prefill and the others as decode steps.
+A trace is taken with every expert in memory, teacher-forced: tokens are the text's own. Routing of a token depends only
+on the tokens before it, so the first tokens of a prompt count as prefill and the others as decode steps.
+
+Every learned predictor is shown beside popularity and affinity. Shapes: N tokens, L layers, E experts, k a token.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -36,55 +37,52 @@ class Trace:
         return self.index.shape[1]
 
     def span(self, prompt: int) -> slice:
-        """The tokens of one prompt."""
+        """Return the tokens of one prompt."""
         return slice(int(self.start[prompt]), int(self.start[prompt + 1]))
 
     def token_tasks(self) -> torch.Tensor:
-        """(N,) int64, the task of each token."""
+        """Return the task of each token, (N,) int64."""
         return self.task.long().repeat_interleave(self.start.diff())
+
+
+#: Types of a trace's columns in a file.
+_STORED = {
+    "index": torch.int16,
+    "weight": torch.float16,
+    "token": torch.int32,
+    "decode": torch.uint8,
+    "start": torch.int64,
+    "task": torch.int16,
+}
 
 
 def save_trace(prepared: PreparedFiles, name: str, trace: Trace) -> None:
     """Write a trace beside its checkpoint; `name` is TRAIN or HELD_OUT of experts.moe.weights.prepared."""
-    tensors = {
-        "index": trace.index.to(torch.int16),
-        "weight": trace.weight.to(torch.float16),
-        "token": trace.token.to(torch.int32),
-        "decode": trace.decode.to(torch.uint8),
-        "start": trace.start.to(torch.int64),
-        "task": trace.task.to(torch.int16),
-    }
+    tensors = {name: getattr(trace, name).to(stored) for name, stored in _STORED.items()}
     prepared.save(name, tensors, {"tasks": list(trace.tasks), "experts": trace.experts})
 
 
 def load_trace(prepared: PreparedFiles, name: str) -> Trace:
-    """Read what `save_trace` wrote. Raises ModelError where it is missing, broken or of other weights."""
+    """Read a trace. Raises ModelError if it is missing, broken or of other weights."""
     tensors, notes = prepared.load(name)
     try:
-        return Trace(
-            index=tensors["index"],
-            weight=tensors["weight"],
-            token=tensors["token"],
-            decode=tensors["decode"].bool(),
-            start=tensors["start"],
-            task=tensors["task"],
-            tasks=tuple(notes["tasks"]),
-            experts=int(notes["experts"]),
-        )
+        columns = {column: tensors[column] for column in _STORED}
+        columns["decode"] = columns["decode"].bool()
+        return Trace(**columns, tasks=tuple(notes["tasks"]), experts=int(notes["experts"]))
     except KeyError as missing:
-        raise ModelError(prepared.path(name), f"is no trace: {missing} is not in it") from missing
+        raise ModelError(prepared.path(name), f"is not a trace: it lacks {missing}") from missing
 
 
 def join_traces(traces: Sequence[Trace]) -> Trace:
-    """One trace of several of the same model, in their order; tasks keep their names."""
-    tasks = tuple(dict.fromkeys(task for each in traces for task in each.tasks))
-    numbers = [torch.tensor([tasks.index(task) for task in each.tasks])[each.task.long()] for each in traces]
-    lengths = torch.cat([each.start.diff() for each in traces])
+    """Join traces of the same model, in their order; tasks keep their names."""
+    tasks = tuple(dict.fromkeys(task for trace in traces for task in trace.tasks))
+    numbers = [torch.tensor([tasks.index(task) for task in trace.tasks])[trace.task.long()] for trace in traces]
+    lengths = torch.cat([trace.start.diff() for trace in traces])
+    by_token = {
+        name: torch.cat([getattr(trace, name) for trace in traces]) for name in ("index", "weight", "token", "decode")
+    }
     return Trace(
-        index=torch.cat([each.index for each in traces]),
-        weight=torch.cat([each.weight for each in traces]),
-        token=torch.cat([each.token for each in traces]),
-        decode=torch.cat([each.decode for each in traces]),
+        **by_token,
         start=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
         task=torch.cat(numbers).to(torch.int16),
         tasks=tasks,
@@ -93,12 +91,12 @@ def join_traces(traces: Sequence[Trace]) -> Trace:
 
 
 def popularity(trace: Trace) -> torch.Tensor:
-    """(L, E) float32: the share of a layer's routed tokens that went to each expert; each row sums to 1."""
+    """Return each expert's share of its layer's routed tokens, (L, E) float32; each row sums to 1."""
     return torch.stack([_share(trace.index[:, layer], trace.experts) for layer in range(trace.layers)])
 
 
 def popularity_by_task(trace: Trace) -> torch.Tensor:
-    """(tasks, L, E) float32: `popularity` of each task's tokens alone; zeros for a task without tokens."""
+    """Return `popularity` of each task's tokens, (tasks, L, E) float32; zeros for a task without tokens."""
     of_token = trace.token_tasks()
     rows = [
         torch.stack([_share(trace.index[of_token == task, layer], trace.experts) for layer in range(trace.layers)])
@@ -108,16 +106,28 @@ def popularity_by_task(trace: Trace) -> torch.Tensor:
 
 
 def save_popularity(prepared: PreparedFiles, trace: Trace) -> None:
-    """Write both of the training trace, where modes that start from popularity find them."""
+    """Write the popularity of experts in the training trace, in total and by task."""
     tensors = {"popularity": popularity(trace), "by_task": popularity_by_task(trace)}
     prepared.save("popularity", tensors, {"tasks": list(trace.tasks)})
 
 
 def load_popularity(prepared: PreparedFiles) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """(L, E) over all tasks, and the same of each task by name. Raises ModelError as `PreparedFiles.load` does."""
+    """Return (L, E) over all tasks, and the same of each task by name. Raises ModelError as `PreparedFiles.load`."""
     tensors, notes = prepared.load("popularity")
-    tasks: list[Any] = notes["tasks"]
-    return tensors["popularity"], dict(zip(tasks, tensors["by_task"], strict=True))
+    return tensors["popularity"], dict(zip(notes["tasks"], tensors["by_task"], strict=True))
+
+
+def affinity(trace: Trace, before: int, layer: int) -> torch.Tensor:
+    """Return how tokens with expert i of layer `before` spread over the experts of `layer`: (E, E) float32, row i.
+
+    Each row sums to 1 (DuoServe-MoE Eq. 3, there for neighbours); the row of an expert that no token chose is the
+    layer's popularity.
+    """
+    index = trace.index.long()
+    pairs = index[:, before, :, None] * trace.experts + index[:, layer, None, :]
+    counts = torch.bincount(pairs.flatten(), minlength=trace.experts**2).view(trace.experts, trace.experts)
+    totals = counts.sum(1, keepdim=True)
+    return torch.where(totals > 0, counts / totals.clamp(min=1), popularity(trace)[layer])
 
 
 def _share(index: torch.Tensor, experts: int) -> torch.Tensor:

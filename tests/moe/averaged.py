@@ -3,14 +3,14 @@
 import torch
 
 from experts.moe.modes.brownout.united import UnitedExperts, averaged, read_expert
-from experts.moe.policy.brownout import in_order
+from experts.moe.policy.brownout import groups_in_order
 from experts.moe.weights.expert_store import ExpertStore
 
 
 def averaged_united(store: ExpertStore, way: int) -> UnitedExperts:
     """For a whole model."""
     arch = store.arch
-    groups = in_order(arch.experts, way)
+    groups = groups_in_order(arch.experts, way)
     gate_up: list[torch.Tensor] = []
     down: list[torch.Tensor] = []
     for layer in range(arch.layers):

@@ -11,13 +11,22 @@ import torch
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.brownout.mode import Brownout
 from experts.moe.modes.brownout.united import UnitedExperts, load_united
-from experts.moe.policy.salc import Phase, SalcRule
+from experts.moe.policy.brownout import Phase, SalcRule
 from experts.moe.policy.schedule import FirstCome
 from experts.moe.weights.prepared import PreparedFiles
 from tests.moe.averaged import averaged_united
-from tools.moe.burst import ACCESS_S, CALM_S, AccessTable, Scene, Static, burst, measure_accesses, scene_of
+from tests.moe.burst import (
+    ACCESS_S,
+    CALM_S,
+    AccessTable,
+    BurstScene,
+    StaticThreshold,
+    burst,
+    measure_accesses,
+    scene_of,
+)
+from tests.moe.load import capacity_per_s
 from tools.moe.evaluate import budget_of, held_out_prompts, open_runtime, perplexity
-from tools.moe.load import capacity_per_s
 
 FIXTURE = Path("build/moe/fixture")
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
@@ -104,11 +113,11 @@ def table() -> AccessTable:
 
 
 @pytest.fixture(scope="module")
-def scene(table: AccessTable) -> Scene:
+def scene(table: AccessTable) -> BurstScene:
     return scene_of(table)
 
 
-def test_under_a_burst_the_threshold_falls_within_two_checks_and_returns_to_1(table: AccessTable, scene: Scene):
+def test_under_a_burst_the_threshold_falls_within_two_checks_and_returns_to_1(table: AccessTable, scene: BurstScene):
     print(f"\nan expert access is made to cost {1000 * ACCESS_S:.0f} ms; experts run by a step, measured, of way 4:")
     for phase in PHASES:
         for row, threshold in enumerate(table.thresholds):
@@ -134,11 +143,11 @@ def test_under_a_burst_the_threshold_falls_within_two_checks_and_returns_to_1(ta
 
 
 @pytest.mark.parametrize("capacity", ["keeping its SLO", "throughput"])
-def test_with_the_load_doubled_violations_are_less_than_half(table: AccessTable, scene: Scene, capacity: str):
+def test_with_the_load_doubled_violations_are_less_than_half(table: AccessTable, scene: BurstScene, capacity: str):
     """At 90 % of what threshold 1 can take: nine of ten tokens within the SLO, or with always one request waiting."""
     top = scene.capacity_per_s
     if capacity == "throughput":
-        top = capacity_per_s(scene.tasks, FirstCome(scene.limits), scene.machine, Static(table))
+        top = capacity_per_s(scene.tasks, FirstCome(scene.limits), scene.machine, StaticThreshold(table))
     print(f"\n90 % of {top:.2f} requests a second ({capacity}), doubled for {CALM_S:.0f} s; access {ACCESS_S * 1e3} ms")
     missed: dict[Phase, list[tuple[float, float]]] = {phase: [] for phase in PHASES}
     for seed in (1, 2, 3):

@@ -13,8 +13,7 @@ from experts.moe.cache.metrics import FetchCounts, PredictionCounts
 from experts.moe.gating import StepRow
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes import Mode, open_mode
-from experts.moe.modes.duoserve.accuracy import accuracies
-from experts.moe.modes.duoserve.fitting import load_predictors
+from experts.moe.modes.duoserve.fitting import accuracies, load_predictors
 from experts.moe.modes.duoserve.mode import DuoServe
 from experts.moe.trace import load_popularity, load_trace
 from experts.moe.weights.prepared import HELD_OUT, TRAIN, PreparedFiles

@@ -3,19 +3,29 @@
 make test-moe, or: .venv/bin/python -m pytest -q -s tests/moe/fixture_emoe.py
 """
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from experts.moe.modes.emoe.fitting import load_predictor
-from experts.moe.modes.emoe.recall import recalls
-from experts.moe.modes.emoe.sensitivity import load_shares, sensitive, weights
-from experts.moe.policy.schedule import BatchLimits, FirstCome, SloSlack, TaskProfiles
+from experts.moe.modes.emoe.fitting import load_predictor, recalls
+from experts.moe.modes.emoe.sensitivity import load_shares, sensitive, sensitivity_weights
+from experts.moe.policy.expected import Frequencies
+from experts.moe.policy.schedule import FirstCome, SloSlack, TaskProfiles
 from experts.moe.trace import load_popularity, load_trace
 from experts.moe.weights.prepared import HELD_OUT, PreparedFiles
+from tests.moe.load import (
+    LIMITS,
+    TASKS,
+    SimulatedMachine,
+    TaskLoading,
+    capacity_per_s,
+    measure_costs,
+    poisson,
+    replay,
+    slos,
+)
 from tools.moe.evaluate import TextQuality, held_out_prompts, open_runtime, perplexity
-from tools.moe.load import Machine, Task, capacity_per_s, poisson, replay, slos
-from tools.moe.serving_costs import TaskLoading, measure_costs
 
 FIXTURE = Path("build/moe/fixture")
 PERIODS = (1, 2, 5, 10, 20, 40)
@@ -84,35 +94,37 @@ def test_choosing_for_the_tasks_at_hand_is_no_worse_on_sensitive_tasks_than_choo
         assert aware[1].of_domain[task] <= alike[1].of_domain[task]
 
 
-def test_by_slack_fewer_requests_are_late_than_first_come_first_served():
-    prepared = PreparedFiles(FIXTURE)
+def measured_machine() -> SimulatedMachine:
     runtime = open_runtime(FIXTURE, "resident")
     try:
-        machine = Machine(measure_costs(runtime), load_s=2e-3)
+        return SimulatedMachine(measure_costs(runtime), load_s=2e-3)
     finally:
         runtime.close()
-    tasks = [
-        Task("licence", prompt_tokens=96, output_tokens=48),
-        Task("python", prompt_tokens=64, output_tokens=24),
-        Task("manual", prompt_tokens=128, output_tokens=64),
-        Task("config", prompt_tokens=48, output_tokens=8),
-        Task("docstring", prompt_tokens=64, output_tokens=32),
-    ]
+
+
+@cache
+def _frequencies_and_weights() -> tuple[dict[str | None, Frequencies], dict[str | None, tuple[float, ...]]]:
+    prepared = PreparedFiles(FIXTURE)
     _, popular = load_popularity(prepared)
-    frequencies = {task: shares.tolist() for task, shares in popular.items()}
-    limits, graded = BatchLimits(rows=8, tokens=8 * 1024), weights(load_shares(prepared))
+    frequencies: dict[str | None, Frequencies] = {task: shares.tolist() for task, shares in popular.items()}
+    return frequencies, sensitivity_weights(load_shares(prepared))
 
-    def loading() -> TaskLoading:
-        return TaskLoading(frequencies, graded, slots=48, period=1)
 
-    capacity = capacity_per_s(tasks, FirstCome(limits), machine, loading())
+def emoe_loading() -> TaskLoading:
+    """Half of the fixture's experts fit."""
+    return TaskLoading(*_frequencies_and_weights(), slots=48, period=1)
+
+
+def test_by_slack_fewer_requests_are_late_than_first_come_first_served():
+    machine = measured_machine()
+    capacity = capacity_per_s(TASKS, FirstCome(LIMITS), machine, emoe_loading())
     print(f"\n  {machine}; first come, first served does {capacity:.2f} requests a second")
     late = {"first": 0.0, "slack": 0.0}
     for seed in range(5):
-        trace = poisson(tasks, 0.9 * capacity, 600, seed, slo_s=slos(tasks, machine))
-        profiles = TaskProfiles({task.name: task.output_tokens for task in tasks})
-        first = replay(trace, FirstCome(limits), machine, loading())
-        slack = replay(trace, SloSlack(limits, machine.compute, profiles), machine, loading(), profiles)
+        trace = poisson(TASKS, 0.9 * capacity, 600, seed, slo_s=slos(TASKS, machine))
+        profiles = TaskProfiles({task.name: task.output_tokens for task in TASKS})
+        first = replay(trace, FirstCome(LIMITS), machine, emoe_loading())
+        slack = replay(trace, SloSlack(LIMITS, machine.compute, profiles), machine, emoe_loading(), profiles)
         late["first"] += first.violations
         late["slack"] += slack.violations
         print(

@@ -14,14 +14,13 @@ from pathlib import Path
 
 import torch
 
-from experts.moe.cache.link import SlowLink
+from experts.moe.cache.weight_transfer import SlowLink
 from experts.moe.gating import StepRow
 from experts.moe.model.mode import Mode
 from experts.moe.model.runtime import MoeRuntime
-from experts.moe.modes.prune import Prune
-from experts.moe.modes.resident import Resident
+from experts.moe.modes.baselines import Prune, Resident
 from experts.moe.modes.swapmoe.mode import SwapMoe, token_count
-from experts.moe.modes.swapmoe.plan import Preparation, load_preparation, plan_for
+from experts.moe.modes.swapmoe.planner import Preparation, load_preparation, plan_for
 from experts.moe.trace import load_popularity
 from experts.moe.weights.prepared import PreparedFiles
 from tools.moe.evaluate import TextQuality, arch_of, held_out_prompts, perplexity

@@ -10,12 +10,12 @@ from experts.moe.errors import ModelError
 from tools.cli.console import fail
 from tools.moe import bench, fit, fixture, importing, plan, trace, unite
 
-_EXTRA = {"accelerate", "tokenizers", "transformers"}
+_EXTRA = {"tokenizers", "transformers"}
 _COMMANDS = (fixture, importing, trace, fit, unite, plan, bench)  # modules with a `register`, one command each
 
 
 class _Group(TyperGroup):
-    """Commands of this group end with one sentence where a checkpoint is wrong or the extra `moe` is not installed."""
+    """End with one sentence if a checkpoint is wrong or the extra `moe` is not installed."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -26,8 +26,7 @@ class _Group(TyperGroup):
             package = (missing.name or "").partition(".")[0]
             if package not in _EXTRA:
                 raise
-            extra = "dev" if package == "accelerate" else "moe"
-            fail(str(MissingExtraError(package, "a language model", extra)), status=2)
+            fail(str(MissingExtraError(package, "a language model", "moe")), status=2)
 
 
 moe_app = typer.Typer(cls=_Group, no_args_is_help=True, help="Language models whose experts stay on disk.")

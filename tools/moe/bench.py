@@ -1,4 +1,4 @@
-"""`coserve moe bench`: all modes and baselines of serving at equal memory, and their peer, in one run."""
+"""`coserve moe bench`: all modes of serving at equal memory, in one run."""
 
 import json
 import os
@@ -12,15 +12,19 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from experts.moe.modes import MODES
 from tools.cli.console import console, fail, print_table, quiet_start
 from tools.moe.fixture import DEFAULT_FIXTURE
-from tools.moe.job import ACCELERATE, JOB, REPORT, Job, Report
+
+if TYPE_CHECKING:
+    from tools.moe.side import SideJob, SideReport
 
 _SHARES = (0.5, 0.25)
+#: Columns of the two tables: title, figure, digits.
 _TIMES = (
     ("TTFT ms", "ttft_p50_ms", 1),
     ("p95", "ttft_p95_ms", 1),
@@ -41,8 +45,8 @@ _TRAFFIC = (
 
 
 @dataclass(slots=True)
-class Cell:
-    """One side at one budget over one link: medians over the rounds."""
+class BenchCell:
+    """One mode at one budget over one link: medians over the rounds."""
 
     side: str
     share: float
@@ -58,57 +62,49 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="PreparedFiles.")] = DEFAULT_FIXTURE,
-    rounds: Annotated[int, typer.Option(min=1, help="Runs of every side, interleaved; medians are shown.")] = 3,
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Prepared.")] = DEFAULT_FIXTURE,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of every mode, interleaved; medians are shown.")] = 3,
     link_ms: Annotated[float, typer.Option(min=0, help="Also with a link this slow for each expert.")] = 2.0,
-    device: Annotated[str, typer.Option(help="cpu, cuda:0, or auto for a GPU where one is.")] = "auto",
-    only: Annotated[list[str] | None, typer.Option("--side", help="Of the sides, this one. Repeat.")] = None,
-    as_json: Annotated[Path | None, typer.Option("--json", help="Write the whole account here.")] = None,
-    charts: Annotated[Path | None, typer.Option(help="Draw curves into this folder: minutes more.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda:0, or auto for a GPU if there is one.")] = "auto",
+    only: Annotated[list[str] | None, typer.Option("--side", help="Only this mode. Repeat.")] = None,
+    as_json: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
+    charts: Annotated[Path | None, typer.Option(help="Draw the times per token into this folder.")] = None,
 ) -> None:
-    """Measure every mode of serving beside the baselines and `accelerate`, with half and a quarter of the experts.
+    """Measure every mode of serving with half and a quarter of the experts.
 
-    Prepare with `coserve moe fixture`, `trace`, `fit`, `unite` and `plan`. A side that lacks something is named.
+    Prepare with `coserve moe fixture`, `trace`, `fit`, `unite` and `plan`. The output names modes that lack something.
     """
     if re.fullmatch(r"auto|cpu|cuda(:\d+)?", device) is None:
         fail(f"--device: expected cpu, cuda:0, cuda:1, … or auto, not {device!r}", status=2)
+    if unknown := [side for side in only or () if side not in MODES]:
+        fail(f"--side {unknown[0]}: sides are {', '.join(MODES)}", status=2)
     import torch
 
-    from experts.moe.modes import MODES
     from experts.moe.weights.prepared import PreparedFiles
     from tools.moe.evaluate import require_decoder
     from tools.moe.text import HELD_OUT
 
     chosen = "cuda:0" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
-    sides = [*MODES, ACCELERATE]
-    if unknown := [side for side in only or () if side not in sides]:
-        fail(f"--side {unknown[0]}: sides are {', '.join(sides)}", status=2)
     require_decoder(checkpoint)
-    PreparedFiles(checkpoint).load(HELD_OUT)  # says which command makes it
-    jobs = list(_jobs(checkpoint, only or sides, link_ms, chosen))
+    PreparedFiles(checkpoint).load(HELD_OUT)  # if it is missing, the error names the command
+    jobs = list(_jobs(checkpoint, only or list(MODES), link_ms, chosen))
     cells = _measure(jobs, rounds)
     account: dict[str, Any] = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": _machine(chosen),
-        "weights": weights_of(checkpoint),
+        "weights": _describe_weights(checkpoint),
         "rounds": rounds,
         "prompts": {"count": 5 * jobs[0].prompts, "tokens": jobs[0].prompt_tokens, "new_tokens": jobs[0].new_tokens},
         "cells": [asdict(cell) for cell in cells],
     }
     _print(account, cells)
-    if charts is not None:
-        from tools.moe.charts import draw
-        from tools.moe.curves import measure_curves
-
-        account["curves"] = measure_curves(checkpoint)
-        for file in draw(account, charts):
-            console.print(f"drawn: {file}")
+    if charts is not None and (file := draw_times(cells, charts)):
+        console.print(f"drawn: {file}")
     if as_json is not None:
         as_json.write_text(json.dumps(account, indent=1), encoding="utf-8")
 
 
-def weights_of(checkpoint: Path) -> str:
-    """What kind of weights these are, for the report."""
+def _describe_weights(checkpoint: Path) -> str:
     report = checkpoint / "training.json"
     if not report.is_file():
         return f"{checkpoint.name}, not trained here"
@@ -116,16 +112,18 @@ def weights_of(checkpoint: Path) -> str:
     return f"trained fixture, {trained['parameters'] / 1e6:.1f} M parameters, {trained['recipe']['steps']} steps"
 
 
-def _jobs(checkpoint: Path, sides: Sequence[str], link_ms: float, device: str) -> Iterator[Job]:
-    """Every side at every budget; `resident` has all experts, the peer no link that could be slowed."""
+def _jobs(checkpoint: Path, sides: Sequence[str], link_ms: float, device: str) -> "Iterator[SideJob]":
+    """Yield every mode at every budget; `resident` has all experts."""
+    from tools.moe.side import SideJob
+
     for side in sides:
         for share in (1.0,) if side == "resident" else _SHARES:
-            yield Job(
+            yield SideJob(
                 checkpoint=checkpoint,
                 side=side,
                 share=share,
                 links_ms=(0.0, link_ms) if link_ms else (0.0,),
-                device="cpu" if side == ACCELERATE else device,
+                device=device,
                 prompts=1,
                 prompt_tokens=128,
                 new_tokens=32,
@@ -135,52 +133,54 @@ def _jobs(checkpoint: Path, sides: Sequence[str], link_ms: float, device: str) -
 
 
 def _options(side: str, share: float) -> dict[str, Any]:
-    """Brownout where it has something to do, its united experts in half of the memory; eMoE's choice every 5 prompts.
+    """Return options other than the default, with which short runs would show nothing.
 
-    At its default, threshold 1, `brownout` answers what `resident` does.
+    `brownout` at its default, threshold 1, answers as `resident` does; its united experts take half of the memory here.
     """
     if side == "brownout":
         return {"way": 4 if share >= 0.5 else 8, "threshold": 0.6}
     return {"period": 5} if side == "emoe" else {}
 
 
-def _measure(jobs: list[Job], rounds: int) -> list[Cell]:
-    """Rounds over all jobs, each in a process; a job that failed once is not run again."""
+def _measure(jobs: "list[SideJob]", rounds: int) -> list[BenchCell]:
+    """Run all jobs in rounds, each in a process; a job that failed once is not run again."""
     from rich.progress import track
 
-    reports: dict[int, list[Report]] = {number: [] for number in range(len(jobs))}
+    reports: dict[int, list[SideReport]] = {number: [] for number in range(len(jobs))}
     turns = [number for _ in range(rounds) for number in range(len(jobs))]
-    for number in track(turns, description="sides", console=console):
-        done = reports[number]
-        if not any(report.error for report in done):
+    for number in track(turns, description="modes", console=console):
+        earlier = reports[number]
+        if not any(report.error for report in earlier):
             # Perplexity is the same in every round, and half of the time.
-            done.append(_run(replace(jobs[number], judged=0) if done else jobs[number]))
+            earlier.append(_run(replace(jobs[number], judged=0) if earlier else jobs[number]))
     return [cell for number, job in enumerate(jobs) for cell in _cells(job, reports[number])]
 
 
-def _run(job: Job) -> Report:
+def _run(job: "SideJob") -> "SideReport":
+    from tools.moe.side import JOB, REPORT, SideReport
+
     with tempfile.TemporaryDirectory(prefix="coserve-moe-bench-") as folder:
-        asked, told = Path(folder) / "job.json", Path(folder) / "report.json"
-        asked.write_bytes(JOB.dump_json(job))
-        command = [sys.executable, "-m", "tools.moe.side", str(asked), str(told)]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=quiet_start())  # noqa: S603
-        if done.returncode or not told.is_file():
-            last = done.stderr.strip().splitlines()[-1:] or [f"ended with {done.returncode}"]
-            return Report(error=last[0])
-        return REPORT.validate_json(told.read_bytes())
+        job_file, report_file = Path(folder) / "job.json", Path(folder) / "report.json"
+        job_file.write_bytes(JOB.dump_json(job))
+        command = [sys.executable, "-m", "tools.moe.side", str(job_file), str(report_file)]
+        process = subprocess.run(command, check=False, capture_output=True, text=True, env=quiet_start())  # noqa: S603
+        if process.returncode or not report_file.is_file():
+            last = process.stderr.strip().splitlines()[-1:] or [f"ended with {process.returncode}"]
+            return SideReport(error=last[0])
+        return REPORT.validate_json(report_file.read_bytes())
 
 
-def _cells(job: Job, reports: list[Report]) -> Iterator[Cell]:
+def _cells(job: "SideJob", reports: "list[SideReport]") -> Iterator[BenchCell]:
     error = next((report.error for report in reports if report.error), None)
     if error is not None:
-        yield Cell(job.side, job.share, job.links_ms[0], job.options, error=error)
+        yield BenchCell(job.side, job.share, job.links_ms[0], job.options, error=error)
         return
     for runs in zip(*(report.runs for report in reports), strict=True):
-        figures = {name: _middle([run.figures.get(name) for run in runs]) for name in runs[0].figures}
-        yield Cell(job.side, job.share, runs[0].link_ms, job.options, figures)
+        figures = {name: _median([run.figures.get(name) for run in runs]) for name in runs[0].figures}
+        yield BenchCell(job.side, job.share, runs[0].link_ms, job.options, figures)
 
 
-def _middle(values: list[float | None]) -> float | None:
+def _median(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
@@ -192,31 +192,60 @@ def _machine(device: str) -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores, {place}"
 
 
-def _print(account: dict[str, Any], cells: list[Cell]) -> None:
+def _print(account: dict[str, Any], cells: list[BenchCell]) -> None:
     console.print(f"{account['weights']} · {account['machine']} · medians of {account['rounds']} runs")
     prompts = account["prompts"]
     console.print(
         f"{prompts['count']} prompts of {prompts['tokens']} tokens, {prompts['new_tokens']} new ones, batch 1; "
-        "peak: memory beyond what the libraries had; fetches that were waited for, fetches in time and MB: a token"
+        "peak: memory beyond the libraries'; fetches that were waited for, fetches in time and MB: per token"
     )
     for cell in cells:
         if cell.options and not cell.link_ms:
-            given = ", ".join(f"{name} {value}" for name, value in cell.options.items())
-            console.print(f"{cell.side} at {cell.share:.0%}: {given}")
+            options = ", ".join(f"{name} {value}" for name, value in cell.options.items())
+            console.print(f"{cell.side} at {cell.share:.0%}: {options}")
     for link_ms in dict.fromkeys(cell.link_ms for cell in cells):
-        there = [cell for cell in cells if cell.link_ms == link_ms and cell.error is None]
+        measured = [cell for cell in cells if cell.link_ms == link_ms and cell.error is None]
         title = f"with {link_ms:g} ms more for each expert" if link_ms else "as is"
         for columns in (_TIMES, _TRAFFIC):
             names = ("side", "experts", *(name for name, _, _ in columns))
-            print_table(title, names, [(cell.side, f"{cell.share:.0%}", *_row(cell, columns)) for cell in there])
+            print_table(title, names, [(cell.side, f"{cell.share:.0%}", *_row(cell, columns)) for cell in measured])
     for cell in cells:
         if cell.error is not None:
             console.print(f"{cell.side} at {cell.share:.0%} was not measured: {cell.error}", markup=False)
 
 
-def _row(cell: Cell, columns: Sequence[tuple[str, str, int]]) -> list[str | None]:
-    return [_shown(cell.figures.get(name), digits) for _, name, digits in columns]
+def _row(cell: BenchCell, columns: Sequence[tuple[str, str, int]]) -> list[str | None]:
+    values = [(cell.figures.get(name), digits) for _, name, digits in columns]
+    return [None if value is None else f"{value:.{digits}f}" for value, digits in values]
 
 
-def _shown(value: float | None, digits: int) -> str | None:
-    return None if value is None else f"{value:.{digits}f}"
+def draw_times(cells: list[BenchCell], folder: Path) -> Path | None:
+    """Draw milliseconds per token of every mode, p50 and p95, for each link and budget; None without figures."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    measured = [cell for cell in cells if cell.error is None]
+    panels = list(dict.fromkeys((cell.link_ms, cell.share) for cell in measured if cell.side != "resident"))
+    if not panels:
+        return None
+    height = -(-len(panels) // 2)
+    figure, axes = plt.subplots(height, 2, figsize=(9.0, 3.6 * height), squeeze=False, layout="constrained")
+    for panel in axes.flat[len(panels) :]:
+        panel.set_axis_off()
+    for panel, (link_ms, share) in zip(axes.flat, panels, strict=False):
+        shown = [cell for cell in measured if cell.link_ms == link_ms and cell.share in {share, 1.0}][::-1]
+        names = [cell.side for cell in shown]
+        p50 = [cell.figures["tpot_p50_ms"] for cell in shown]
+        panel.barh(names, [cell.figures["tpot_p95_ms"] for cell in shown], color="#d5d5d5")
+        bars = panel.barh(names, p50, color="#2f6f9f")
+        panel.bar_label(bars, labels=[f"{value:.1f}" for value in p50], padding=3, fontsize=8)
+        panel.set_title(f"{share:.0%} of the experts, {f'{link_ms:g} ms link' if link_ms else 'as is'}", fontsize=10)
+        panel.set_xlabel("ms a token (grey: p95)")
+        panel.spines[["top", "right"]].set_visible(False)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "moe-sides.png"
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+    return file

@@ -1,6 +1,6 @@
 """Text of five domains that any machine with this project's Python environment has, split by file.
 
-Whatever is cut out of one file (its code, its manual page, its docstrings) falls on the same side of the split.
+All texts from one file (its code, its manual page, its docstrings) are on the same side of the split.
 """
 
 import ast
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DOMAINS = ("licence", "python", "manual", "config", "docstring")
-_MOST_CHARACTERS = 60_000  # of one file, so that none is a domain by itself
-_FEWEST_CHARACTERS = 200
+_MAX_CHARACTERS = 60_000  # of one file, so that none is a domain by itself
+_MIN_CHARACTERS = 200
 _LICENCE = re.compile(r"(licen[cs]e|copying|notice)", re.IGNORECASE)
 _CODE = {".py", ".pyc", ".pyi", ".so", ".xml", ".html", ".json"}
 _NO_MANUAL = {"antigravity", "this", "idlelib", "turtledemo", "test", "lib2to3", "ensurepip", "__phello__", "tkinter"}
@@ -32,7 +32,7 @@ _DOCUMENTED = (
 
 @dataclass(frozen=True, slots=True)
 class CorpusDocument:
-    """One file's text of one domain; `source` names the file below its root, and decides the side of the split."""
+    """One file's text of one domain; `source` is the file's path below its root, and determines its side."""
 
     domain: str
     source: str
@@ -40,7 +40,7 @@ class CorpusDocument:
 
     @property
     def held_out(self) -> bool:
-        """Whether the file belongs to the 12 % that nothing is fitted on."""
+        """True if the file belongs to the 12 % used for measurements only."""
         return int.from_bytes(hashlib.sha256(f"split {self.source}".encode()).digest()[:4], "big") / 2**32 < 0.12
 
     @property
@@ -48,23 +48,23 @@ class CorpusDocument:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def collect(characters: int, say: Callable[[str], None] = lambda _: None) -> list[CorpusDocument]:
-    """At most about `characters` of each domain, without duplicates, in an order that the files' names decide."""
-    found: list[CorpusDocument] = []
+def collect(characters: int, report: Callable[[str], None] = lambda _: None) -> list[CorpusDocument]:
+    """Return about `characters` of each domain, without duplicates, in an order determined by the files' names."""
+    documents: list[CorpusDocument] = []
     finders = (licences, python_source, manuals, configurations, docstrings)
     for domain, find in zip(DOMAINS, finders, strict=True):
-        say(f"text: {domain}")
-        found += _enough(domain, find(characters), characters)
-    return found
+        report(f"text: {domain}")
+        documents += _enough(domain, find(characters), characters)
+    return documents
 
 
 def _enough(domain: str, texts: Iterable[tuple[str, str]], characters: int) -> Iterator[CorpusDocument]:
     seen: set[str] = set()
     total = 0
     for source, whole in texts:
-        text = whole[: min(_MOST_CHARACTERS, characters // 20)]
+        text = whole[: min(_MAX_CHARACTERS, characters // 20)]
         words = hashlib.sha256(" ".join(text.split()).encode()).hexdigest()
-        if len(text) < _FEWEST_CHARACTERS or words in seen:
+        if len(text) < _MIN_CHARACTERS or words in seen:
             continue
         seen.add(words)
         yield CorpusDocument(domain, source, text)
@@ -74,7 +74,7 @@ def _enough(domain: str, texts: Iterable[tuple[str, str]], characters: int) -> I
 
 
 def licences(_characters: int) -> Iterator[tuple[str, str]]:
-    """Licences and notices of everything installed."""
+    """Yield licences and notices of all installed packages."""
     roots = (_packages(), Path("/usr/share/common-licenses"))
     for root in roots:
         for file in _files(root, lambda file: bool(_LICENCE.search(str(file))) and file.suffix not in _CODE):
@@ -82,7 +82,7 @@ def licences(_characters: int) -> Iterator[tuple[str, str]]:
 
 
 def python_source(_characters: int) -> Iterator[tuple[str, str]]:
-    """The standard library's modules without their docstrings."""
+    """Yield the standard library's modules without their docstrings."""
     root = _library()
     for file in _files(root, lambda file: file.suffix == ".py" and not _TESTS & set(file.relative_to(root).parts)):
         source, text = _read(root, file)
@@ -90,26 +90,26 @@ def python_source(_characters: int) -> Iterator[tuple[str, str]]:
 
 
 def manuals(characters: int) -> Iterator[tuple[str, str]]:
-    """Manual pages of the standard library's modules (NAME, DESCRIPTION, FUNCTIONS …), as `pydoc` prints them.
+    """Yield manual pages of the standard library's modules (NAME, DESCRIPTION, FUNCTIONS …), as `pydoc` prints them.
 
-    They are made in a process of their own, because a page is made by importing its module.
+    They are made in a process of their own, because making a page imports its module.
     """
     command = [sys.executable, "-W", "ignore", "-m", "tools.moe.corpus", str(2 * characters)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  (ourselves)
-    yield from (tuple(pair) for pair in json.loads(done.stdout.splitlines()[-1]))
+    process = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  (ourselves)
+    yield from (tuple(pair) for pair in json.loads(process.stdout.splitlines()[-1]))
 
 
 def configurations(_characters: int) -> Iterator[tuple[str, str]]:
-    """JSON and TOML files of everything installed, and each distribution's metadata as JSON."""
-    for distribution in sorted(importlib.metadata.distributions(), key=lambda each: each.name.lower()):
-        described = {key: value for key, value in distribution.metadata.json.items() if key != "description"}
-        yield f"{distribution.name}/metadata.json", json.dumps(described, indent=2)
+    """Yield each distribution's metadata as JSON, and JSON and TOML files of all installed packages."""
+    for distribution in sorted(importlib.metadata.distributions(), key=lambda distribution: distribution.name.lower()):
+        metadata = {key: value for key, value in distribution.metadata.json.items() if key != "description"}
+        yield f"{distribution.name}/metadata.json", json.dumps(metadata, indent=2)
     for root in (_packages(), _library()):
         yield from (_read(root, file) for file in _files(root, lambda file: file.suffix in {".json", ".toml"}))
 
 
 def docstrings(_characters: int) -> Iterator[tuple[str, str]]:
-    """English docstrings of well documented packages, one text a file."""
+    """Yield English docstrings of well documented packages, one text for each file."""
     root = _packages()
     wanted = set(_DOCUMENTED)
 
@@ -161,13 +161,13 @@ def _pages(characters: int) -> Iterator[tuple[str, str]]:
             continue
         page = re.sub(r"(?m)^ *FILE\n.*\n", "", page).replace(str(root), "/usr/lib/python3")
         yield str(file.relative_to(root)), page
-        total += min(len(page), _MOST_CHARACTERS)
+        total += min(len(page), _MAX_CHARACTERS)
         if total >= characters:
             return
 
 
 def _files(root: Path, wanted: Callable[[Path], bool]) -> list[Path]:
-    """Regular files below `root`, shuffled by name so that a prefix holds a little of everything."""
+    """Return regular files below `root`, shuffled by name so that a prefix has some of everything."""
     return sorted(
         (file for file in _below(root) if wanted(file) and file.is_file() and not file.is_symlink()),
         key=lambda file: hashlib.sha256(str(file.relative_to(root)).encode()).digest(),

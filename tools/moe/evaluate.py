@@ -1,4 +1,4 @@
-"""How good and how fast a model is as it is served: perplexity on held-out text, and time to tokens."""
+"""Quality and speed of a served model: perplexity on held-out text, and the times of its tokens."""
 
 import math
 import random
@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import quantiles
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from experts.moe.cache.link import SlowLink
 from experts.moe.cache.metrics import FetchCounts
+from experts.moe.cache.weight_transfer import SlowLink
 from experts.moe.errors import ModelError
 from experts.moe.gating import StepRow
 from experts.moe.weights.prepared import PreparedFiles
@@ -34,7 +34,7 @@ class HeldOutPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextQuality:
-    """Perplexity over all prompts and over each domain's, and what the cache did meanwhile."""
+    """Perplexity over all prompts and of each domain, and the cache's counts meanwhile."""
 
     perplexity: float
     of_domain: dict[str, float]
@@ -44,7 +44,7 @@ class TextQuality:
 
 @dataclass(slots=True)
 class DecodeTiming:
-    """Seconds to each prompt's first token, and between tokens after it; what the cache did, by phase."""
+    """Seconds to each prompt's first token and between later ones; the cache's counts, in total and while decoding."""
 
     first_s: list[float] = field(default_factory=list)
     between_s: list[float] = field(default_factory=list)
@@ -57,29 +57,26 @@ class DecodeTiming:
         return len(self.first_s) + len(self.between_s)
 
     def as_dict(self) -> dict[str, float]:
-        """Milliseconds and rates for a report."""
+        """Return milliseconds and rates for a report."""
         return {
-            "ttft_p50_ms": 1000 * percentile(self.first_s, 50),
-            "ttft_p95_ms": 1000 * percentile(self.first_s, 95),
-            "tpot_p50_ms": 1000 * percentile(self.between_s, 50),
-            "tpot_p95_ms": 1000 * percentile(self.between_s, 95),
+            "ttft_p50_ms": _percentile_ms(self.first_s, 50),
+            "ttft_p95_ms": _percentile_ms(self.first_s, 95),
+            "tpot_p50_ms": _percentile_ms(self.between_s, 50),
+            "tpot_p95_ms": _percentile_ms(self.between_s, 95),
             "tokens_per_s": self.tokens / self.total_s if self.total_s else 0.0,
         }
 
 
-def percentile(values: Sequence[float], percent: int) -> float:
-    """Interpolated between neighbours; NaN without values."""
-    if len(values) < 2:
-        return values[0] if values else math.nan
-    return quantiles(values, n=100, method="inclusive")[percent - 1]
+def _percentile_ms(seconds: Sequence[float], percent: int) -> float:
+    return 1000 * float(np.percentile(seconds, percent)) if seconds else math.nan
 
 
 def held_out_prompts(
     checkpoint: Path, *, of_domain: int, length: int = 256, seed: int = 0, mixed: bool = True
 ) -> list[HeldOutPrompt]:
-    """Prompts of held-out files, as many of each domain: mixed, or one domain after the other.
+    """Return as many prompts of held-out files of each domain: mixed, or one domain after the other.
 
-    Raises ModelError where there is no text yet.
+    Raises ModelError if there is no text yet.
     """
     text = load_text(PreparedFiles(checkpoint), HELD_OUT)
     prompts = [HeldOutPrompt(domain, row) for domain in text.ids for row in text.windows(domain, length, of_domain)]
@@ -97,23 +94,23 @@ def open_runtime(
     options: dict[str, Any] | None = None,
     device: str = "cpu",
 ) -> "MoeRuntime":
-    """The model in a mode, with memory for `share` of each layer's experts. Raises ModelError."""
+    """Open the model in a mode, with memory for `share` of each layer's experts. Raises ModelError."""
     from experts.moe.model.runtime import MoeRuntime
     from experts.moe.modes import open_mode
 
     link = SlowLink(link_ms) if link_ms else None
-    chosen = open_mode(mode, checkpoint, options or {})
-    return MoeRuntime.open(checkpoint, chosen, budget_of(checkpoint, share), device=device, link=link)
+    opened = open_mode(mode, checkpoint, options)
+    return MoeRuntime.open(checkpoint, opened, budget_of(checkpoint, share), device=device, link=link)
 
 
 def budget_of(checkpoint: Path, share: float) -> int:
-    """Bytes of `share` of each layer's experts, whole experts in each layer. Raises ModelError."""
+    """Return the bytes of `share` of each layer's experts, whole experts in each layer. Raises ModelError."""
     arch = arch_of(checkpoint)
     return arch.layers * max(1, round(share * arch.experts)) * arch.expert_bytes
 
 
 def arch_of(checkpoint: Path) -> "MoeArch":
-    """What the model is made of. Raises ModelError."""
+    """Return the shapes of the model. Raises ModelError."""
     from experts.moe.arch import load_config, read_arch
     from experts.moe.weights.checkpoint import read_checkpoint
 
@@ -122,7 +119,7 @@ def arch_of(checkpoint: Path) -> "MoeArch":
 
 
 def require_decoder(checkpoint: Path) -> None:
-    """Raise ModelError for a model whose text is not continued but answered by a decoder of its own."""
+    """Raise ModelError for an encoder-decoder, which answers a text instead of continuing it."""
     arch = arch_of(checkpoint)
     if arch.encoder_layers:
         message = f"{arch.family} has an encoder and a decoder; traces and benchmarks are for models that continue text"
@@ -131,28 +128,28 @@ def require_decoder(checkpoint: Path) -> None:
 
 @torch.no_grad()
 def perplexity(runtime: "MoeRuntime", prompts: Iterable[HeldOutPrompt], *, decoded: int = 0) -> TextQuality:
-    """Perplexity of the prompts' own tokens, one prompt after the other (batch 1).
+    """Measure perplexity of the prompts' own tokens, one prompt after the other (batch 1).
 
-    A prompt is one prefill, but for its last `decoded` tokens, which come one at a time as in decoding.
+    A prompt is one prefill, except for its last `decoded` tokens, which come one at a time as in decoding.
     """
     before = runtime.cache.metrics.counts.copy()
-    loss: dict[str, float] = {}
-    count: dict[str, int] = {}
+    losses: dict[str, float] = {}
+    tokens: dict[str, int] = {}
     for number, prompt in enumerate(prompts):
-        spent = _losses(runtime, prompt, f"evaluate-{number}", decoded)
-        loss[prompt.task] = loss.get(prompt.task, 0.0) + float(spent.sum())
-        count[prompt.task] = count.get(prompt.task, 0) + len(spent)
-    tokens = sum(count.values())
+        of_prompt = _losses(runtime, prompt, f"evaluate-{number}", decoded)
+        losses[prompt.task] = losses.get(prompt.task, 0.0) + float(of_prompt.sum())
+        tokens[prompt.task] = tokens.get(prompt.task, 0) + len(of_prompt)
+    total = sum(tokens.values())
     return TextQuality(
-        perplexity=math.exp(sum(loss.values()) / tokens),
-        of_domain={task: math.exp(loss[task] / count[task]) for task in loss},
-        tokens=tokens,
+        perplexity=math.exp(sum(losses.values()) / total),
+        of_domain={task: math.exp(losses[task] / tokens[task]) for task in losses},
+        tokens=total,
         counts=runtime.cache.metrics.counts - before,
     )
 
 
 def _losses(runtime: "MoeRuntime", prompt: HeldOutPrompt, request: str, decoded: int) -> torch.Tensor:
-    """(T - 1,) natural logarithms, negated, of what the model gave to each next token."""
+    """Return the negative log-likelihood of each next token, (T - 1,)."""
     ids = prompt.ids.to(runtime.model.device)[None]
     prefill = ids.shape[1] - decoded
     logits: list[torch.Tensor] = []
@@ -166,7 +163,7 @@ def _losses(runtime: "MoeRuntime", prompt: HeldOutPrompt, request: str, decoded:
 
 
 def decode_timing(runtime: "MoeRuntime", prompts: Iterable[HeldOutPrompt], *, new_tokens: int = 32) -> DecodeTiming:
-    """Greedy decoding of each prompt in turn (batch 1), with what the cache did meanwhile."""
+    """Time greedy decoding of each prompt in turn (batch 1), and count what the cache does meanwhile."""
     metrics = runtime.cache.metrics
     before, decode_before = metrics.counts.copy(), metrics.of_phase["decode"].copy()
     timing = greedy(runtime.model, prompts, new_tokens, lambda row: runtime.step([row]))
@@ -179,19 +176,19 @@ def decode_timing(runtime: "MoeRuntime", prompts: Iterable[HeldOutPrompt], *, ne
 def greedy(
     model: Any, prompts: Iterable[HeldOutPrompt], new_tokens: int, step: Callable[[StepRow], Any] | None = None
 ) -> DecodeTiming:
-    """Times of any model's tokens; each is read before the next step begins, on a GPU too."""
+    """Time any model's tokens; each is read before the next step begins, on a GPU too."""
     timing = DecodeTiming()
     for number, prompt in enumerate(prompts):
         ids = prompt.ids.to(model.device)[None]
         past = None
         for position in range(new_tokens):
-            began = time.perf_counter()
+            began_s = time.perf_counter()
             with step(StepRow(f"decode-{number}", prompt.task, ids.shape[1])) if step else nullcontext():
                 output = model(ids, past_key_values=past, use_cache=True, logits_to_keep=1)
             token = int(output.logits[0, -1].argmax())
-            spent = time.perf_counter() - began
-            (timing.between_s if position else timing.first_s).append(spent)
-            timing.total_s += spent
+            seconds = time.perf_counter() - began_s
+            (timing.between_s if position else timing.first_s).append(seconds)
+            timing.total_s += seconds
             past = output.past_key_values
             ids = torch.tensor([[token]], device=ids.device)
     return timing

@@ -1,27 +1,15 @@
-"""`coserve moe fit`: train what a mode predicts with, on routing traces of the training files."""
+"""`coserve moe fit`: train the predictors of modes on routing traces of the training files."""
 
-from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from tools.cli.console import console, print_table
-from tools.moe.fit_emoe import fit_emoe
+from experts.moe.modes import MODES, load_registered
+from tools.cli.console import print_table
+from tools.cli.option_values import must_be_one_of
 
-if TYPE_CHECKING:
-    from rich.progress import TaskID
-
-    from experts.moe.weights.prepared import PreparedFiles
-
-
-class Fitted(StrEnum):
-    """Modes that need a predictor, and all of them."""
-
-    DUOSERVE = "duoserve"
-    EMOE = "emoe"
-    ALL = "all"
+_FITTED = [name for name, entry in MODES.items() if entry.fit]
 
 
 def register(app: typer.Typer) -> None:
@@ -31,58 +19,34 @@ def register(app: typer.Typer) -> None:
 
 def fit(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A checkpoint's folder with its traces.")],
-    mode: Annotated[Fitted, typer.Option(help="Whose predictor to train.")] = Fitted.ALL,
+    mode: Annotated[str, typer.Option(help=f"Train the predictor of {', '.join(_FITTED)}, or all.")] = "all",
 ) -> None:
     """Train the predictors that modes need, after `coserve moe trace`.
 
-    Stopped, it goes on with the first layer that is missing; what is there and was made from the same trace stays.
+    A stopped run resumes with the first layer that is missing; predictors made from the same trace stay.
 
     Example: coserve moe fit build/moe/fixture --mode duoserve
     """
+    must_be_one_of("--mode", mode, (*_FITTED, "all"))
+    fit_modes(model, _FITTED if mode == "all" else [mode])
+
+
+def fit_modes(model: Path, modes: list[str]) -> None:
+    """Run the fits of these modes, and print their results."""
+    from experts.moe.model.mode import FitFunction, FitInputs
     from experts.moe.weights.prepared import PreparedFiles
+    from tools.moe.progress import progress_bars
+    from tools.moe.text import TRAIN, load_text
 
     prepared = PreparedFiles(model)
-    for name, fit_mode in _FITS.items():
-        if mode in {Fitted.ALL, name}:
-            fit_mode(prepared)
 
+    def training_windows(length: int, count: int):
+        text = load_text(prepared, TRAIN)
+        return {task: text.windows(task, length, count) for task in text.ids}
 
-def fit_duoserve(prepared: "PreparedFiles") -> None:
-    """The perceptrons of DuoServe, layer by layer; prints how often they are right on held-out files."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-
-    from experts.moe.modes.duoserve.fitting import DuoServeRecipe, fit_layer, is_fitted, save_layer
-    from experts.moe.trace import load_trace
-    from experts.moe.weights.prepared import TRAIN
-    from tools.cli.progress import Bars
-
-    trace, recipe = load_trace(prepared, TRAIN), DuoServeRecipe()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=console) as progress:
-        for layer in range(1, trace.layers):
-            what = f"duoserve, layer {layer} of {trace.layers - 1}"
-            if is_fitted(prepared, layer, trace, recipe):
-                progress.add_task(f"{what}, there already", total=1, completed=1)
-                continue
-            bar = progress.add_task(what, total=None)
-
-            def report(done: int, steps: int, loss: float, bar: "TaskID" = bar, what: str = what) -> None:
-                progress.update(bar, completed=done, total=steps, description=f"{what}, loss {loss:.3f}")
-
-            save_layer(prepared, layer, fit_layer(trace, layer, recipe, report), trace, recipe)
-    _show(prepared)
-
-
-def _show(prepared: "PreparedFiles") -> None:
-    """Predictions on held-out files beside those by counting."""
-    from experts.moe.modes.duoserve.accuracy import accuracies
-    from experts.moe.modes.duoserve.fitting import load_predictors
-    from experts.moe.trace import load_trace
-    from experts.moe.weights.prepared import HELD_OUT, TRAIN
-
-    found = accuracies(load_trace(prepared, HELD_OUT), load_trace(prepared, TRAIN), load_predictors(prepared))
-    rows = [(how, f"{hits.all_rate:.3f}", f"{hits.any_rate:.3f}", f"{hits.recall:.3f}") for how, hits in found.items()]
-    print_table("experts predicted on held-out files", ("by", "all", "at least one", "share"), rows)
-
-
-_FITS: "dict[str, Callable[[PreparedFiles], None]]" = {"duoserve": fit_duoserve, "emoe": fit_emoe}
+    for name in modes:
+        run: FitFunction = load_registered(MODES[name].fit or "")
+        with progress_bars() as progress:
+            tables = run(FitInputs(prepared, training_windows, progress))
+        for table in tables:
+            print_table(table.title, table.columns, table.rows)

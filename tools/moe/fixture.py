@@ -1,4 +1,4 @@
-"""`coserve moe fixture`: train the small mixture of experts that the thresholds of the modes are measured on."""
+"""`coserve moe fixture`: train a small mixture of experts, on which the promises of the modes are measured."""
 
 import json
 import shutil
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from tools.moe.corpus import CorpusDocument
 
 DEFAULT_FIXTURE = Path("build/moe/fixture")
-_KEPT_EVERY = 50  # steps
+_SAVED_EVERY = 50  # steps
 
 
 @dataclass(frozen=True, slots=True)
 class FixtureRecipe:
-    """Everything that decides the fixture but the text of the machine; kept beside it, and compared."""
+    """Everything that determines the fixture except the machine's text; stored with it, and compared."""
 
     layers: int = 6
     width: int = 128
@@ -50,7 +50,7 @@ def fixture(
 ) -> None:
     """Train a Mixtral of 5.3 M parameters on text found on this machine: five minutes on two cores, once.
 
-    Stopped, it goes on where it was. A fixture that is there is not made again.
+    A stopped run resumes. An existing fixture is not made again.
     """
     if make_fixture(out, FixtureRecipe()):
         console.print(f"trained: {out}")
@@ -59,15 +59,15 @@ def fixture(
     report = json.loads((out / "training.json").read_text(encoding="utf-8"))
     rows = [(domain, f"{value:.1f}", report["files"][domain]) for domain, value in report["perplexity"].items()]
     print_table("held-out files", ("domain", "perplexity", "files"), rows)
-    shares = [(layer, f"{min(each):.3f}", f"{max(each):.3f}") for layer, each in enumerate(report["load"])]
+    shares = [(layer, f"{min(row):.3f}", f"{max(row):.3f}") for layer, row in enumerate(report["load"])]
     even = 1 / report["recipe"]["experts"]
     print_table(f"share of tokens an expert gets ({even:.3f} is even)", ("layer", "least", "most"), shares)
 
 
 def make_fixture(out: Path, recipe: FixtureRecipe, text: "list[CorpusDocument] | None" = None) -> bool:
-    """Write a checkpoint in Hugging Face format, its text and a report; false where exactly this is there already.
+    """Write a checkpoint in Hugging Face format, its text and a report; return False if it exists already.
 
-    `text`: what to train on; found on the machine where None.
+    `text`: the training text, found on the machine if None.
     """
     from tools.moe.corpus import collect
     from tools.moe.text import ensure_text
@@ -95,16 +95,16 @@ def make_fixture(out: Path, recipe: FixtureRecipe, text: "list[CorpusDocument] |
 
 
 def _begin(part: Path, recipe: FixtureRecipe) -> None:
-    """Keep what an earlier run of the same recipe left, throw away another's."""
-    kept = part / "recipe.json"
-    if part.exists() and not (kept.is_file() and json.loads(kept.read_text(encoding="utf-8")) == asdict(recipe)):
+    """Keep the progress of an earlier run of the same recipe, and delete that of another one."""
+    file = part / "recipe.json"
+    if part.exists() and not (file.is_file() and json.loads(file.read_text(encoding="utf-8")) == asdict(recipe)):
         shutil.rmtree(part)
     part.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(asdict(recipe)), encoding="utf-8")
+    file.write_text(json.dumps(asdict(recipe)), encoding="utf-8")
 
 
 def _tokenizer(documents: "list[CorpusDocument]", recipe: FixtureRecipe, part: Path) -> Any:
-    """Byte-pair encoding over bytes, learned from the training files only."""
+    """Return a byte-pair encoding over bytes, learned from the training files only."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -119,7 +119,7 @@ def _tokenizer(documents: "list[CorpusDocument]", recipe: FixtureRecipe, part: P
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    learned.train_from_iterator((each.text for each in documents if not each.held_out), trainer)
+    learned.train_from_iterator((document.text for document in documents if not document.held_out), trainer)
     special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=learned, padding_side="left", **special)
     tokenizer.save_pretrained(part)
@@ -152,12 +152,11 @@ def _model(recipe: FixtureRecipe) -> Any:
 
 
 def _train(part: Path, recipe: FixtureRecipe, documents: "list[CorpusDocument]", tokenizer: Any) -> dict[str, Any]:
-    """Train from where an earlier run stopped, and keep how far it got now and then; returns the report."""
+    """Train from where an earlier run stopped, and save the progress now and then; return the report."""
     import torch
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from tools.cli.progress import Bars
     from tools.moe.corpus import DOMAINS
+    from tools.moe.progress import progress_bars
     from tools.moe.text import encode
 
     text = encode(documents, tokenizer, held_out=False)
@@ -166,17 +165,15 @@ def _train(part: Path, recipe: FixtureRecipe, documents: "list[CorpusDocument]",
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, recipe.learning_rate, total_steps=recipe.steps, pct_start=0.06, cycle_momentum=False
     )
-    kept = part / "progress.pt"
+    saved = part / "progress.pt"
     seconds, losses = 0.0, []
-    if kept.is_file():
-        state = torch.load(kept, weights_only=True)
+    if saved.is_file():
+        state = torch.load(saved, weights_only=True)
         model.load_state_dict(state["model"])
         optimiser.load_state_dict(state["optimiser"])
         schedule.load_state_dict(state["schedule"])
         seconds, losses = state["seconds"], state["losses"]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=console) as progress:
-        bar = progress.add_task("training", total=recipe.steps, completed=len(losses))
+    with progress_bars() as progress:
         while len(losses) < recipe.steps:
             began = time.monotonic()
             batch = _batch(text.ids, recipe, len(losses))
@@ -184,25 +181,30 @@ def _train(part: Path, recipe: FixtureRecipe, documents: "list[CorpusDocument]",
             losses.append(loss)
             schedule.step()
             seconds += time.monotonic() - began
-            progress.update(bar, advance=1, description=f"training, loss {loss:.2f}, balance {balance:.2f}")
-            if len(losses) % _KEPT_EVERY == 0:
+            progress("training", len(losses), recipe.steps, f", loss {loss:.2f}, balance {balance:.2f}")
+            if len(losses) % _SAVED_EVERY == 0:
                 state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "losses": losses}
-                torch.save(state | {"schedule": schedule.state_dict(), "seconds": seconds}, f"{kept}.new")
-                Path(f"{kept}.new").rename(kept)
+                torch.save(state | {"schedule": schedule.state_dict(), "seconds": seconds}, f"{saved}.new")
+                Path(f"{saved}.new").rename(saved)
     with _quiet():
         model.save_pretrained(part)
     for file in part.glob("*.safetensors"):
         file.chmod(0o644)
     held_out = encode(documents, tokenizer, held_out=True)
-    measured = _measure(model.eval(), {each: held_out.windows(each, recipe.window, 64) for each in DOMAINS}, recipe)
-    files = {each: len(held_out.start[each]) - 1 for each in DOMAINS}
-    trained = {"recipe": asdict(recipe), "parameters": model.num_parameters(), "files": files}
-    return trained | {"seconds": round(seconds, 1), "losses": [round(each, 3) for each in losses[::10]]} | measured
+    windows = {domain: held_out.windows(domain, recipe.window, 64) for domain in DOMAINS}
+    return {
+        "recipe": asdict(recipe),
+        "parameters": model.num_parameters(),
+        "files": {domain: len(held_out.start[domain]) - 1 for domain in DOMAINS},
+        "seconds": round(seconds, 1),
+        "losses": [round(loss, 3) for loss in losses[::10]],
+        **_measure(model.eval(), windows, recipe),
+    }
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the library's own progress bars."""
+    """Hide the library's own progress bars."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -215,7 +217,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _batch(ids: "dict[str, torch.Tensor]", recipe: FixtureRecipe, step: int) -> "torch.Tensor":
-    """(windows, window + 1) int64, as many of each domain; which ones is decided by seed and step alone."""
+    """Return (windows, window + 1) int64, as many of each domain; determined by seed and step alone."""
     import torch
 
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
@@ -230,7 +232,7 @@ def _batch(ids: "dict[str, torch.Tensor]", recipe: FixtureRecipe, step: int) -> 
 def _step(
     model: Any, batch: "torch.Tensor", optimiser: "torch.optim.Optimizer", recipe: FixtureRecipe
 ) -> tuple[float, float]:
-    """One step on a batch; the loss, and the auxiliary loss averaged over layers."""
+    """Train one step on a batch; return the loss, and the auxiliary loss averaged over layers."""
     import torch
 
     outputs = model.model(batch[:, :-1], output_router_logits=True, use_cache=False)
@@ -245,7 +247,7 @@ def _step(
 
 
 def _imbalance(logits: "torch.Tensor", top_k: int) -> "torch.Tensor":
-    """The auxiliary loss of one layer, 1 where all experts get the same (Switch Transformers, equations 4 to 6).
+    """Return the auxiliary loss of one layer, 1 for an even load (Switch Transformers, equations 4 to 6).
 
     The library pools counts over layers first: each layer may then collapse to a few experts while the sum is even.
     """
@@ -259,7 +261,7 @@ def _imbalance(logits: "torch.Tensor", top_k: int) -> "torch.Tensor":
 
 
 def _measure(model: Any, windows: "dict[str, torch.Tensor]", recipe: FixtureRecipe) -> dict[str, Any]:
-    """Perplexity of each domain and what share of a layer's tokens each expert got, on held-out files."""
+    """Measure perplexity of each domain and each expert's share of a layer's tokens, on held-out files."""
     import torch
 
     perplexity: dict[str, float] = {}
@@ -275,4 +277,4 @@ def _measure(model: Any, windows: "dict[str, torch.Tensor]", recipe: FixtureReci
                 chosen = logits.topk(recipe.top_k).indices.flatten()
                 load[layer] += torch.bincount(chosen, minlength=recipe.experts)
     shares = load / load.sum(dim=1, keepdim=True)
-    return {"perplexity": perplexity, "load": [[round(each, 4) for each in row] for row in shares.tolist()]}
+    return {"perplexity": perplexity, "load": [[round(share, 4) for share in row] for row in shares.tolist()]}

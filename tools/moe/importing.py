@@ -1,17 +1,14 @@
-"""`coserve moe import`: check a checkpoint, and lay its experts out so that each is one read."""
+"""`coserve moe import`: check a checkpoint, and write its experts so that each is one read."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from tools.cli.console import AsJson, errors, print_json, print_table
 from tools.cli.option_values import must_be_one_of
-from tools.cli.progress import Bars
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
     from experts.moe.weights.expert_store import ExpertStore
     from experts.moe.weights.slot_file import Storage
 
-#: Tokens of the text that logits are compared on, and of an answer where the model has a decoder.
+#: Tokens of the text on which logits are compared.
 _PROBE_TOKENS = 64
 
 
@@ -36,8 +33,8 @@ def import_model(
 ) -> None:
     """Check a checkpoint, and write its experts in slot layout into its folder `coserve/`.
 
-    Missing, extra, mis-shaped or truncated tensors and unknown architectures are refused by name. Stopped, it goes on
-    where it was. int8 and int4 lose accuracy, and the command says how much: `coserve moe import models/mixtral
+    Missing, extra, mis-shaped or truncated tensors and unknown architectures are refused by name. A stopped run
+    resumes. int8 and int4 lose accuracy, and the command says how much: `coserve moe import models/mixtral
     --storage int8`.
     """
     from experts.moe.weights.slot_file import STORAGES
@@ -56,17 +53,24 @@ def import_model(
 
 
 def import_checkpoint(folder: Path, storage: "Storage") -> dict[str, Any]:
-    """Do it, and say what came of it. Raises ModelError."""
+    """Check and import a checkpoint; return the report. Raises ModelError."""
+    from experts.moe.gating import ExpertKey
     from experts.moe.model.runtime import read_model
     from experts.moe.weights.expert_store import CheckpointStore
     from experts.moe.weights.slot_file import SlotFileStore, write_slot_file
+    from tools.moe.progress import progress_bars
 
     _, arch, checkpoint = read_model(folder)
     original = CheckpointStore(arch, checkpoint)
-    begin = time.monotonic()
-    with _progress("experts", len(arch.keys())) as advance:
-        file = write_slot_file(original, checkpoint, storage, lambda _: advance())
-    written_s = time.monotonic() - begin
+    count = len(arch.expert_keys)
+    began_s = time.monotonic()
+    with progress_bars(errors, transient=True) as progress:
+
+        def on_written(key: ExpertKey) -> None:
+            progress("experts", key.layer * arch.experts + key.expert + 1, count)
+
+        file = write_slot_file(original, checkpoint, storage, on_written)
+    written_s = time.monotonic() - began_s
     stored = SlotFileStore(arch, checkpoint, storage)
     report: dict[str, Any] = {
         "file": str(file),
@@ -81,16 +85,18 @@ def import_checkpoint(folder: Path, storage: "Storage") -> dict[str, Any]:
         "layer_errors": [],
     }
     if storage != "exact":
-        with _progress("error", len(arch.keys())) as advance:
-            report["layer_errors"] = list(_layer_errors(original, stored, advance))
+        with progress_bars(errors, transient=True) as progress:
+            for layer, error in enumerate(_layer_errors(original, stored), 1):
+                report["layer_errors"].append(error)
+                progress("error", layer, arch.layers)
         report |= _logit_errors(folder, storage)
     original.close()
     stored.close()
     return report
 
 
-def _layer_errors(original: "ExpertStore", stored: "ExpertStore", advance: Callable[[], None]) -> Iterator[float]:
-    """Root mean square of what storing changed, over that of the weights, for each layer."""
+def _layer_errors(original: "ExpertStore", stored: "ExpertStore") -> Iterator[float]:
+    """Yield for each layer the root mean square of the weights' changes over that of the weights."""
     import torch
 
     from experts.moe.gating import ExpertKey
@@ -102,19 +108,18 @@ def _layer_errors(original: "ExpertStore", stored: "ExpertStore", advance: Calla
         for expert in range(arch.experts):
             original.read(ExpertKey(layer, expert), before.numpy().data)
             stored.read(ExpertKey(layer, expert), after.numpy().data)
-            for old, new in zip(original.weights(before), stored.weights(after), strict=True):
+            for old, new in zip(arch.weights(before), arch.weights(after), strict=True):
                 lost += float((new.float() - old.float()).square().sum(dtype=torch.float64))
                 total += float(old.float().square().sum(dtype=torch.float64))
-            advance()
         yield (lost / total) ** 0.5 if total else 0.0
 
 
 def _logit_errors(folder: Path, storage: str) -> dict[str, float]:
-    """How far the model's answers move on one random text; its experts pass through as few slots as it takes."""
+    """Compare the model's logits before and after on one random text."""
     exact, packed = (_logits(folder, name) for name in ("checkpoint", storage))
     agreed = (exact.argmax(dim=-1) == packed.argmax(dim=-1)).float().mean()
-    said = exact.log_softmax(dim=-1)
-    divergence = (said.exp() * (said - packed.log_softmax(dim=-1))).sum(dim=-1).mean()
+    expected = exact.log_softmax(dim=-1)
+    divergence = (expected.exp() * (expected - packed.log_softmax(dim=-1))).sum(dim=-1).mean()
     return {
         "logit_error_max": round(float((packed - exact).abs().max()), 5),
         "logit_error_relative": round(float((packed - exact).norm() / exact.norm()), 5),
@@ -124,7 +129,7 @@ def _logit_errors(folder: Path, storage: str) -> dict[str, float]:
 
 
 def _logits(folder: Path, storage: str) -> "torch.Tensor":
-    """(tokens, vocabulary) float32 on seeded tokens."""
+    """Return (tokens, vocabulary) float32 logits on seeded tokens, with few experts in memory."""
     import torch
 
     from experts.moe.model.runtime import MoeRuntime, read_model
@@ -142,12 +147,3 @@ def _logits(folder: Path, storage: str) -> "torch.Tensor":
             return runtime.model(input_ids=ids, **more).logits[0].float()
     finally:
         runtime.close()
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr; the function moves it by one."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=errors, transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda: progress.advance(task)

@@ -1,8 +1,7 @@
 """`coserve moe plan`: SwapMoE's planner for a memory budget."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -19,24 +18,23 @@ if TYPE_CHECKING:
     from experts.moe.arch import MoeArch
     from experts.moe.gating import ForwardStep, Routing
     from experts.moe.model.runtime import MoeRuntime
-    from experts.moe.modes.swapmoe.plan import MemoryPlan, Preparation
-    from experts.moe.modes.swapmoe.planner import MeasuredPlan, PlanLimits
+    from experts.moe.modes.swapmoe.planner import MeasuredPlan, MemoryPlan, PlanLimits, Preparation
     from experts.moe.policy.genetic import Configuration, SearchSettings
-    from experts.moe.weights.prepared import PreparedFiles
 
 #: Update cycles that are tried, from the highest frequency to the lowest (§3.5.1).
 _PERIODS = (1, 2, 4, 8, 16, 32)
-#: Searches, each with what the one before has found measured and learned from.
+#: Searches; each learns from the measurement of the one before.
 _ROUNDS = 8
 _MEASURED = "plan-measured"
+_COLUMNS = ("plan", "virtual experts of each layer", "nats per token", "loads per step")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanProfile:
     """The text that configurations are measured on: windows of the training files, domain after domain.
 
-    Of `length` tokens the first half is a prompt, the others come `chunk` at a time: a step each, as decoding would
-    take them one by one, and as quick as prefill.
+    The first half of `length` tokens is a prompt; the others come `chunk` in a step, which is as quick as prefill and
+    swaps experts as decoding would.
     """
 
     of_domain: int = 6
@@ -46,7 +44,7 @@ class PlanProfile:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What one pass over the profile gave."""
+    """Results of one pass over the profile."""
 
     loss: float
     loads: float
@@ -69,38 +67,31 @@ def plan(
 ) -> None:
     """Divide a memory budget among a model's layers, and say how often experts are swapped (mode swapmoe).
 
-    Stopped, it goes on with the configuration it was at. What is planned already for this budget is planned anew, from
-    the measurements that are there.
+    A stopped run resumes with the configuration it was at. An existing plan for this budget is made again from the
+    saved measurements.
     """
     planner = Planner(checkpoint, budget, PlanProfile(), link_ms)
     made = planner.run(configurations)
-    even = planner.measured(planner.even, made.period)
     rows = [
-        ("even split", _spelled(planner.even), f"{even.loss:.4f}", f"{even.loads:.2f}"),
-        ("planned", _spelled(made.counts), *_figures(planner.measured(made.counts, made.period))),
+        _row("even split", planner.measured(planner.even, made.period)),
+        _row("planned", planner.measured(made.counts, made.period)),
     ]
     print_table(f"{checkpoint}, {made.budget_bytes} bytes, an update cycle of {made.period} steps", _COLUMNS, rows)
 
 
-_COLUMNS = ("plan", "virtual experts of each layer", "nats per token", "loads per step")
-
-
-def _spelled(counts: "Configuration") -> str:
-    return " ".join(str(count) for count in counts)
-
-
-def _figures(one: "MeasuredPlan") -> tuple[str, str]:
-    return f"{one.loss:.4f}", f"{one.loads:.2f}"
+def _row(name: str, measured: "MeasuredPlan") -> tuple[str, ...]:
+    counts = " ".join(str(count) for count in measured.counts)
+    return name, counts, f"{measured.loss:.4f}", f"{measured.loads:.2f}"
 
 
 class Planner:
-    """One budget of one checkpoint; measurements are kept beside it and not taken twice. Raises ModelError."""
+    """Plans one budget of one checkpoint; measurements are saved and not repeated. Raises ModelError."""
 
     def __init__(self, checkpoint: Path, budget: str, profile: PlanProfile, link_ms: float | None) -> None:
-        from experts.moe.modes.swapmoe.plan import load_preparation
-        from experts.moe.modes.swapmoe.planner import even_counts
+        from experts.moe.modes.swapmoe.planner import even_counts, load_preparation
         from experts.moe.weights.prepared import PreparedFiles
         from tools.moe.evaluate import arch_of
+        from tools.moe.text import TRAIN, load_text
 
         self._prepared = PreparedFiles(checkpoint)
         self._profile = profile
@@ -108,69 +99,78 @@ class Planner:
         self._arch = arch_of(checkpoint)
         self._slots = _slots(self._arch, budget, checkpoint)
         self.budget_bytes = self._slots * self._arch.expert_bytes
-        self._windows = _windows(self._prepared, profile)
+        text = load_text(self._prepared, TRAIN)
+        # Domain after domain: text has a subject and keeps to it (§2.4).
+        self._windows = [row for domain in text.ids for row in text.windows(domain, profile.length, profile.of_domain)]
         self._preparation = load_preparation(checkpoint) or self._prepare()
-        self._kept = self._load_measured()
+        self._measured = self._load_measured()
         self.even = even_counts(self._arch.layers, self._arch.experts, self._slots)
 
     def run(self, configurations: int, settings: "SearchSettings | None" = None) -> "MemoryPlan":
-        """Measure, search, and write the plan; the paper's `settings` of the search by default."""
-        from experts.moe.modes.swapmoe.plan import MemoryPlan, save_preparation, with_plan
-        from experts.moe.modes.swapmoe.planner import random_counts
-        from experts.moe.policy.genetic import SearchSettings
+        """Measure, search, and save the plan; `settings` of the search are the paper's by default."""
+        from experts.moe.modes.swapmoe.planner import MemoryPlan, random_counts, save_preparation, with_plan
+        from tools.moe.progress import progress_bars
 
         limits, period = self._frequency()
         drawn = random_counts(self._arch.layers, self._arch.experts, self._arch.top_k, self._slots, configurations)
-        with _progress("configurations", len(drawn)) as advance:
-            for counts in drawn:
+        with progress_bars() as progress:
+            for number, counts in enumerate(drawn, 1):
                 self.measured(counts, period)
-                advance()
+                progress("configurations", number, len(drawn))
         for _ in range(_ROUNDS):
             try:
-                found = self._search(limits, period, drawn, settings or SearchSettings())
+                best = self._search(limits, period, drawn, settings)
             except ValueError:
-                break  # what the budget allows is all measured
-            drawn = (*drawn, found)
-            self.measured(found, period)
+                break  # every configuration within the budget is measured
+            drawn = (*drawn, best)
+            self.measured(best, period)
         fits = [self.measured(counts, period) for counts in drawn if sum(counts) <= self._slots]
-        made = MemoryPlan(self.budget_bytes, min(fits, key=lambda one: one.loss).counts, period)
-        ready = self._preparation
-        plans = with_plan(ready.plans, made)
-        save_preparation(self._prepared, type(ready)(ready.norms, ready.importance, plans))
+        made = MemoryPlan(self.budget_bytes, min(fits, key=lambda measured: measured.loss).counts, period)
+        old = self._preparation
+        save_preparation(self._prepared, type(old)(old.norms, old.importance, with_plan(old.plans, made)))
         return made
 
     def measured(self, counts: "Configuration", period: int) -> "MeasuredPlan":
-        """What a configuration loses on the profile; measured now, unless it was before."""
+        """Return the measurement of a configuration, taken now unless it is saved."""
         from experts.moe.modes.swapmoe.planner import MeasuredPlan
 
         key = f"{'-'.join(map(str, counts))}@{period}"
-        if key not in self._kept:
-            served = self._serve(counts, period, self._windows, None)
-            self._kept[key] = MeasuredPlan(counts, period, served.loss, served.loads)
-            self._save_measured()
-        return self._kept[key]
+        if key not in self._measured:
+            result = self._serve(counts, period, self._windows, None)
+            self._measured[key] = MeasuredPlan(counts, period, result.loss, result.loads)
+            table = {name: asdict(measured) for name, measured in self._measured.items()}
+            self._prepared.save_json(_MEASURED, {"profile": asdict(self._profile), "measured": table})
+        return self._measured[key]
 
     def _frequency(self) -> "tuple[PlanLimits, int]":
-        """How many loads a step has time for, and the highest frequency that keeps to it (§3.5.1)."""
+        """Measure the loads that a step has time for, and find the highest frequency within them (§3.5.1)."""
         from experts.moe.modes.swapmoe.planner import PlanLimits, fastest_period
+        from tools.moe.progress import progress_bars
 
-        served = self._serve(self.even, self._arch.layers, self._windows[:4], self._link_ms)
-        limits = PlanLimits(self._slots, served.load_ms, served.step_ms)
-        with _progress("update frequencies", len(_PERIODS)) as advance:
-            tried: list[MeasuredPlan] = []
+        result = self._serve(self.even, self._arch.layers, self._windows[:4], self._link_ms)
+        limits = PlanLimits(self._slots, result.load_ms, result.step_ms)
+        tried: list[MeasuredPlan] = []
+        with progress_bars() as progress:
             for period in _PERIODS:
                 tried.append(self.measured(self.even, period))
-                advance()
+                progress("update frequencies", len(tried), len(_PERIODS))
         return limits, fastest_period(tried, limits)
 
     def _search(
-        self, limits: "PlanLimits", period: int, drawn: "Sequence[Configuration]", settings: "SearchSettings"
+        self,
+        limits: "PlanLimits",
+        period: int,
+        drawn: "Sequence[Configuration]",
+        settings: "SearchSettings | None",
     ) -> "Configuration":
         from experts.moe.modes.swapmoe.planner import LossModel, plan_counts
+        from experts.moe.policy.genetic import SearchSettings
+        from tools.moe.progress import progress_bars
 
+        settings = settings or SearchSettings()
         measured = [self.measured(counts, period) for counts in drawn]
         model = LossModel(measured, self._arch.experts)
-        with _progress("generations", settings.generations) as advance:
+        with progress_bars() as progress:
             return plan_counts(
                 model,
                 measured,
@@ -178,17 +178,18 @@ class Planner:
                 experts=self._arch.experts,
                 floor=self._arch.top_k,
                 settings=settings,
-                progress=lambda _: advance(),
+                progress=lambda generation: progress("generations", generation, settings.generations),
             )
 
     def _prepare(self) -> "Preparation":
-        """Norms of all experts, and what Eq. 2 says of them on the profile when every expert takes part."""
+        """Measure the norms of all experts, and Eq. 2 on the profile with every expert taking part."""
         import torch
 
         from experts.moe.model.runtime import MoeRuntime
-        from experts.moe.modes.ondemand import OnDemand
+        from experts.moe.modes.baselines import OnDemand
         from experts.moe.modes.swapmoe.mode import expert_norms, importance
-        from experts.moe.modes.swapmoe.plan import Preparation, save_preparation
+        from experts.moe.modes.swapmoe.planner import Preparation, save_preparation
+        from tools.moe.progress import progress_bars
 
         runtime = MoeRuntime.open(self._prepared.checkpoint, OnDemand(), self.budget_bytes)
         try:
@@ -196,25 +197,25 @@ class Planner:
                 norms = expert_norms(runtime.store)
             sums = torch.zeros_like(norms)
 
-            def watch(_step: "ForwardStep", gate: "Routing", _carried_out: "Routing") -> None:
+            def add_importance(_step: "ForwardStep", gate: "Routing", _carried_out: "Routing") -> None:
                 sums[gate.layer] += importance(gate, norms[gate.layer])
 
-            runtime.observers.append(watch)
-            with _progress("importance", len(self._windows)) as advance, torch.no_grad():
-                for window in self._windows:
+            runtime.observers.append(add_importance)
+            with progress_bars() as progress, torch.no_grad():
+                for number, window in enumerate(self._windows, 1):
                     runtime.model(window[None], use_cache=False, logits_to_keep=1)
-                    advance()
+                    progress("importance", number, len(self._windows))
         finally:
             runtime.close()
-        ready = Preparation(norms, sums)
-        save_preparation(self._prepared, ready)
-        return ready
+        preparation = Preparation(norms, sums)
+        save_preparation(self._prepared, preparation)
+        return preparation
 
     def _serve(
         self, counts: "Configuration", period: int, windows: "Sequence[torch.Tensor]", link_ms: float | None
     ) -> PassResult:
-        """One pass over the windows in a configuration, which the model is opened for."""
-        from experts.moe.cache.link import SlowLink
+        """Open the model with a configuration, and pass over the windows."""
+        from experts.moe.cache.weight_transfer import SlowLink
         from experts.moe.model.runtime import MoeRuntime
         from experts.moe.modes.swapmoe.mode import SwapMoe
 
@@ -228,56 +229,45 @@ class Planner:
             runtime.close()
 
     def _load_measured(self) -> "dict[str, MeasuredPlan]":
-        """What was measured on this profile before, by configuration."""
+        """Return the saved measurements on this profile, by configuration."""
         from experts.moe.errors import ModelError
         from experts.moe.modes.swapmoe.planner import MeasuredPlan
 
         try:
-            kept = self._prepared.load_json(_MEASURED)
+            saved = self._prepared.load_json(_MEASURED)
         except ModelError:
             return {}
-        if kept["profile"] != asdict(self._profile):
+        if saved["profile"] != asdict(self._profile):
             return {}
         return {
-            key: MeasuredPlan(tuple(one["counts"]), one["period"], one["loss"], one["loads"])
-            for key, one in kept["measured"].items()
+            key: MeasuredPlan(tuple(row["counts"]), row["period"], row["loss"], row["loads"])
+            for key, row in saved["measured"].items()
         }
-
-    def _save_measured(self) -> None:
-        measured = {key: asdict(one) for key, one in self._kept.items()}
-        self._prepared.save_json(_MEASURED, {"profile": asdict(self._profile), "measured": measured})
 
 
 def _slots(arch: "MoeArch", budget: str, checkpoint: Path) -> int:
-    """Experts that a budget holds. Raises ModelError where it is no size, or too small for the mode."""
+    """Return how many experts a budget holds. Raises ModelError if it is not a size, or too small for the mode."""
     from daemon.units import parse_bytes
     from experts.moe.errors import ModelError
 
-    everybody = arch.layers * arch.experts
+    experts = len(arch.expert_keys)
     try:
-        part = float(budget.removesuffix("%")) / 100 if budget.endswith("%") else None
-        slots = int(part * everybody + 1e-9) if part is not None else parse_bytes(budget) // arch.expert_bytes
+        if budget.endswith("%"):
+            slots = int(float(budget.removesuffix("%")) / 100 * experts + 1e-9)
+        else:
+            slots = parse_bytes(budget) // arch.expert_bytes
     except ValueError as error:
-        raise ModelError(checkpoint, f"{budget!r} is no budget: give a size, 600MiB, or a part, 50%") from error
-    least = arch.layers * arch.top_k
-    if slots < least:
+        raise ModelError(checkpoint, f"{budget!r} is not a budget: give a size, 600MiB, or a part, 50%") from error
+    min_slots = arch.layers * arch.top_k
+    if slots < min_slots:
         message = f"a budget of {budget} holds {slots} experts of {arch.expert_bytes} bytes"
-        raise ModelError(
-            checkpoint, f"{message}; mode swapmoe needs {least}, {arch.top_k} for each layer: give it more"
-        )
-    return min(slots, everybody)
-
-
-def _windows(prepared: "PreparedFiles", profile: PlanProfile) -> "list[torch.Tensor]":
-    """(length,) int64 each, domain after domain: text has a subject and keeps to it (§2.4). Raises ModelError."""
-    from tools.moe.text import TRAIN, load_text
-
-    text = load_text(prepared, TRAIN)
-    return [row for domain in text.ids for row in text.windows(domain, profile.length, profile.of_domain)]
+        message += f"; mode swapmoe needs {min_slots}, {arch.top_k} for each layer: give it more"
+        raise ModelError(checkpoint, message)
+    return min(slots, experts)
 
 
 def _pass(runtime: "MoeRuntime", windows: "Sequence[torch.Tensor]", profile: PlanProfile) -> PassResult:
-    """The windows one after the other; swaps end before the next step, so that a measurement can be repeated."""
+    """Run the windows one after the other; swaps end before the next step, so that a measurement can be repeated."""
     import torch
 
     lost, tokens, step_ms = 0.0, 0, list[float]()
@@ -292,22 +282,9 @@ def _pass(runtime: "MoeRuntime", windows: "Sequence[torch.Tensor]", profile: Pla
                 logits.append(output.logits[0].float().cpu())
                 step_ms.append((time.perf_counter() - began_s) * 1000)
                 runtime.cache.quiesce()
-            said = torch.cat(logits)[:-1]
-            lost += float(torch.nn.functional.cross_entropy(said, window[1:], reduction="sum"))
+            predicted = torch.cat(logits)[:-1]
+            lost += float(torch.nn.functional.cross_entropy(predicted, window[1:], reduction="sum"))
             tokens += len(window) - 1
     spent = runtime.cache.metrics.counts - before
     load_ms = 1000 * spent.transfer_s / spent.fetches if spent.fetches else 0.0
     return PassResult(lost / tokens, spent.fetches / len(step_ms), load_ms, median(step_ms))
-
-
-@contextmanager
-def _progress(what: str, total: int) -> "Iterator[Callable[[], None]]":
-    """A bar, and what moves it on by one."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-
-    from tools.cli.progress import Bars
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=console) as progress:
-        bar = progress.add_task(what, total=total)
-        yield lambda: progress.advance(bar)

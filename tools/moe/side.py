@@ -1,28 +1,59 @@
-"""One side in a process of its own, so that its memory is its own: `python -m tools.moe.side JOB REPORT`."""
+"""One mode measured in a process of its own, so that its memory is its own: `python -m tools.moe.side JOB REPORT`."""
 
 import re
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from experts.moe.errors import ModelError
-from tools.moe.evaluate import (
-    DecodeTiming,
-    HeldOutPrompt,
-    decode_timing,
-    held_out_prompts,
-    open_runtime,
-    perplexity,
-)
-from tools.moe.job import ACCELERATE, JOB, REPORT, Job, Report, Run
+from tools.moe.evaluate import DecodeTiming, HeldOutPrompt, decode_timing, held_out_prompts, open_runtime, perplexity
 
-_DECODED = 64  # tokens of a judged prompt that come one at a time
+#: Tokens of a judged prompt that come one at a time.
+_DECODED = 64
 
 
-def measure(job: Job) -> Report:
-    """Imports come first and are not counted as the side's memory."""
+@dataclass(frozen=True, slots=True)
+class SideJob:
+    """A mode at one budget. `share`: of each layer's experts in memory; `links_ms`: one timing for each, 0 without."""
+
+    checkpoint: Path
+    side: str
+    share: float
+    links_ms: tuple[float, ...]
+    device: str
+    prompts: int  # of each domain, timed
+    prompt_tokens: int
+    new_tokens: int
+    judged: int  # of each domain, for perplexity; 0 for none
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFigures:
+    """Figures of a mode with one link; rates are 0 to 1, None if the mode has no such figure."""
+
+    link_ms: float
+    figures: dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SideReport:
+    """`error` is the reason why a mode could not be measured."""
+
+    runs: tuple[LinkFigures, ...] = ()
+    error: str | None = None
+
+
+JOB = TypeAdapter(SideJob)
+REPORT = TypeAdapter(SideReport)
+
+
+def measure(job: SideJob) -> SideReport:
+    """Measure a mode. Imports come first and do not count as its memory."""
     from experts.moe.library import transformers
 
     _ = transformers().MixtralForCausalLM
@@ -30,38 +61,30 @@ def measure(job: Job) -> Report:
     length = 128 + _DECODED
     judged = held_out_prompts(job.checkpoint, of_domain=job.judged, length=length, mixed=False) if job.judged else []
     try:
-        if job.side == ACCELERATE:
-            from tools.moe.peer import measure_accelerate
-
-            return Report((Run(0.0, measure_accelerate(job, timed) | {"perplexity": None}),))
-        return Report(tuple(_measure(job, link_ms, timed, judged) for link_ms in job.links_ms))
+        return SideReport(tuple(_measure(job, link_ms, timed, judged) for link_ms in job.links_ms))
     except ModelError as error:
-        return Report(error=str(error))
+        return SideReport(error=str(error))
 
 
-def _measure(job: Job, link_ms: float, timed: list[HeldOutPrompt], judged: list[HeldOutPrompt]) -> Run:
-    memory = Memory(job.device)
+def _measure(job: SideJob, link_ms: float, timed: list[HeldOutPrompt], judged: list[HeldOutPrompt]) -> LinkFigures:
+    is_first = link_ms == job.links_ms[0]
+    memory = PeakMemory(job.device)
     runtime = open_runtime(
-        job.checkpoint,
-        job.side,
-        share=job.share,
-        link_ms=link_ms or None,
-        options=dict(job.options),
-        device=job.device,
+        job.checkpoint, job.side, share=job.share, link_ms=link_ms or None, options=job.options, device=job.device
     )
     try:
         decode_timing(runtime, timed[:1], new_tokens=4)
         timing = decode_timing(runtime, timed, new_tokens=job.new_tokens)
-        # What an earlier runtime of this process freed is not given back to the system: its peak is the first one's.
-        figures = _figures(timing, memory.peak_mb() if link_ms == job.links_ms[0] else None)
-        hits = runtime.cache.metrics.predictions.total()
-        if hits.tokens:
-            figures |= {"all_predicted": hits.all_rate, "any_predicted": hits.any_rate}
-        if judged and link_ms == job.links_ms[0]:
+        # An earlier runtime's memory is not given back to the system, so only the first peak of a process counts.
+        figures = _figures(timing, memory.peak_mb() if is_first else None)
+        predictions = runtime.cache.metrics.predictions.total()
+        if predictions.tokens:
+            figures |= {"all_predicted": predictions.all_rate, "any_predicted": predictions.any_rate}
+        if judged and is_first:
             figures["perplexity"] = perplexity(runtime, judged, decoded=_DECODED).perplexity
     finally:
         runtime.close()
-    return Run(link_ms, figures)
+    return LinkFigures(link_ms, figures)
 
 
 def _figures(timing: DecodeTiming, peak_mb: float | None) -> dict[str, float | None]:
@@ -80,15 +103,15 @@ def _figures(timing: DecodeTiming, peak_mb: float | None) -> dict[str, float | N
     }
 
 
-class Memory:
-    """The most memory that was resident since now, beyond what was there: the process's own, or the GPU's."""
+class PeakMemory:
+    """Peak memory since its creation beyond the memory at that time: the process's own, or the GPU's."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         if device != "cpu":
             torch.cuda.reset_peak_memory_stats(device)
             return
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         self._before_kb = _status_kb("VmRSS")
 
     def peak_mb(self) -> float:
@@ -98,16 +121,11 @@ class Memory:
 
 
 def _status_kb(name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found, f"Linux tells {name} of every process"
-    return int(found[1])
-
-
-def main(job_file: str, report_file: str) -> None:
-    """Read the job, measure, write what was found."""
-    job: Any = JOB.validate_json(Path(job_file).read_bytes())
-    Path(report_file).write_bytes(REPORT.dump_json(measure(job)))
+    match = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert match, f"Linux reports {name} of every process"
+    return int(match[1])
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    job_file, report_file = map(Path, sys.argv[1:])
+    report_file.write_bytes(REPORT.dump_json(measure(JOB.validate_json(job_file.read_bytes()))))

@@ -1,4 +1,4 @@
-"""`coserve moe trace`: which experts the text of a model's tasks goes to; what predictors and plans are fitted on."""
+"""`coserve moe trace`: record the experts of each token of the corpus, on which predictors and plans are fitted."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,28 +30,28 @@ def trace(
     prompts: Annotated[int, typer.Option(min=1, help="Of each domain for training; a fifth of it held out.")] = 600,
     length: Annotated[int, typer.Option(min=8, help="Tokens of a prompt; the second half counts as decoded.")] = 256,
 ) -> None:
-    """Run the corpus through the model with all experts in memory, and keep where each token went.
+    """Run the corpus through the model with all experts in memory, and record the experts of each token.
 
-    Stopped, it goes on with the domain it was at. Traces that are there are not taken again; delete them for others.
+    A stopped run resumes with the domain it was at. Existing traces are not taken again; delete them for others.
     """
     rows = take_traces(checkpoint, prompts, length)
     print_table(f"traces of {checkpoint}", ("trace", "prompts", "tokens", "layers", "experts"), rows)
 
 
 def take_traces(checkpoint: Path, prompts: int, length: int) -> list[tuple[str, int, int, int, int]]:
-    """Traces of both sides and the popularity of experts, written beside the checkpoint; a row of numbers for each."""
+    """Write traces of both sides and the popularity of experts; return a row of numbers for each trace."""
     from experts.moe.trace import load_trace, save_popularity
     from experts.moe.weights.prepared import HELD_OUT, POPULARITY, TRAIN, PreparedFiles
 
     prepared = PreparedFiles(checkpoint)
     wanted = {TRAIN: ("text/train", prompts), HELD_OUT: ("text/heldout", max(1, prompts // 5))}
-    missing = {name: what for name, what in wanted.items() if not prepared.has(name)}
+    missing = {name: source for name, source in wanted.items() if not prepared.has(name)}
     if missing:
         _take(prepared, missing, length)
     taken = {name: load_trace(prepared, name) for name in wanted}
     if not prepared.has(POPULARITY):
         save_popularity(prepared, taken[TRAIN])
-    return [(name, each.prompts, len(each.token), each.layers, each.experts) for name, each in taken.items()]
+    return [(name, trace.prompts, len(trace.token), trace.layers, trace.experts) for name, trace in taken.items()]
 
 
 def _take(prepared: "PreparedFiles", missing: dict[str, tuple[str, int]], length: int) -> None:
@@ -87,7 +87,7 @@ def _corpus() -> "list[CorpusDocument]":
 
 
 def _collect(runtime: "MoeRuntime", text: "CorpusText", domain: str, prompts: int, length: int) -> "Trace":
-    """A trace of `prompts` pieces of one domain, several in a step."""
+    """Take a trace of `prompts` pieces of one domain, several in a step."""
     import torch
     from rich.progress import track
 
@@ -109,17 +109,17 @@ def _collect(runtime: "MoeRuntime", text: "CorpusText", domain: str, prompts: in
             rows = [StepRow(f"trace-{row}", domain, length) for row in range(len(batch))]
             with torch.no_grad(), runtime.step(rows):
                 runtime.model(batch.to(runtime.model.device), use_cache=False, logits_to_keep=1)
-            index.append(torch.stack([each for each, _ in layers], dim=1).to(torch.int16))
-            weight.append(torch.stack([each for _, each in layers], dim=1).to(torch.float16))
+            index.append(torch.stack([experts for experts, _ in layers], dim=1).to(torch.int16))
+            weight.append(torch.stack([weights for _, weights in layers], dim=1).to(torch.float16))
     finally:
         runtime.observers.remove(watch)
-    of_prompt = torch.arange(length) >= length // 2
+    is_decoded = torch.arange(length) >= length // 2
     count = len(windows)
     return Trace(
         index=torch.cat(index) if index else torch.empty(0, runtime.arch.layers, runtime.arch.top_k, dtype=torch.int16),
         weight=torch.cat(weight) if weight else torch.empty(0, runtime.arch.layers, runtime.arch.top_k),
         token=windows.flatten().to(torch.int32),
-        decode=of_prompt.repeat(count),
+        decode=is_decoded.repeat(count),
         start=torch.arange(count + 1) * length,
         task=torch.zeros(count, dtype=torch.int16),
         tasks=(domain,),

@@ -1,17 +1,16 @@
-"""`coserve moe unite`: distil united experts, which the mode `brownout` answers with under load."""
+"""`coserve moe unite`: distil united experts, with which the mode `brownout` answers under load."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.cli.console import console, fail, print_table
+from tools.cli.console import fail, print_table
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
+    from experts.moe.model.mode import FitProgress
     from experts.moe.model.runtime import MoeRuntime
-    from experts.moe.modes.brownout.united import Activation, Activations, Distillation, DistillRecipe
+    from experts.moe.modes.brownout.united import Activations, Distillation, DistillRecipe
     from experts.moe.weights.prepared import PreparedFiles
 
 
@@ -28,26 +27,25 @@ def unite(
 ) -> None:
     """Distil united experts on activations of the training files, after `coserve moe trace`.
 
-    Stopped, it goes on with the first layer that is missing; what is there and was made in the same way stays.
+    A stopped run resumes with the first layer that is missing; united experts made in the same way stay.
 
     Example: coserve moe unite build/moe/fixture --way 4
     """
     from experts.moe.modes.brownout.united import WAYS, DistillRecipe
 
     ways = tuple(dict.fromkeys(way or WAYS))
-    for each in ways:
-        if each not in WAYS:
-            fail(f"--way {each}: expected one of {', '.join(map(str, WAYS))}", status=2)
+    if unknown := [chosen for chosen in ways if chosen not in WAYS]:
+        fail(f"--way {unknown[0]}: expected one of {', '.join(map(str, WAYS))}", status=2)
     rows = unite_all(model, ways, DistillRecipe())
     print_table(
-        "united experts, and what they miss of the answers of those they stand in for (share of the energy)",
+        "united experts, and their error as a share of the energy of the replaced experts' answers",
         ("way", "of a layer", "MB", "distilled", "averaged"),
         rows,
     )
 
 
 def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: "DistillRecipe") -> list[tuple[str, ...]]:
-    """Make what is missing; a row of the report for each way."""
+    """Distil what is missing; return a row of the report for each way."""
     from experts.moe.modes.brownout.united import Distillation, load_united
     from experts.moe.weights.prepared import PreparedFiles
     from tools.moe.evaluate import open_runtime
@@ -73,30 +71,26 @@ def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: "DistillRecipe") 
 def _make(
     runtime: "MoeRuntime", prepared: "PreparedFiles", jobs: "list[Distillation]", recipe: "DistillRecipe"
 ) -> None:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-
     from experts.moe.modes.brownout.united import Activations
-    from tools.cli.progress import Bars
+    from tools.moe.progress import progress_bars
 
     steps = [(job, layer) for job in jobs for layer in job.missing()]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=console) as progress:
+    with progress_bars() as progress:
         activations = Activations(runtime.arch.layers, recipe.tokens)
         if steps:
             _collect(runtime, prepared, activations, progress)
-        bar = progress.add_task("", total=len(steps))
-        for job, layer in steps:
-            progress.update(bar, description=f"way {job.way}, layer {layer + 1} of {runtime.arch.layers}")
-            job.make(layer, activations.of(layer), _activation(runtime, layer))
-            progress.advance(bar)
+        for number, (job, layer) in enumerate(steps, 1):
+            activation = runtime.model.get_submodule(runtime.arch.blocks[layer]).experts.act_fn
+            job.make(layer, activations.of(layer), activation)
+            progress("united experts", number, len(steps), f", way {job.way}, layer {layer + 1}")
         for job in jobs:
             job.finish()
 
 
 def _collect(
-    runtime: "MoeRuntime", prepared: "PreparedFiles", activations: "Activations", progress: "Progress"
+    runtime: "MoeRuntime", prepared: "PreparedFiles", activations: "Activations", progress: "FitProgress"
 ) -> None:
-    """Run prompts of the training trace through the model, evenly chosen, as many as activations are kept of."""
+    """Run evenly chosen prompts of the training trace through the model, until there are enough activations."""
     import torch
 
     from experts.moe.trace import load_trace
@@ -104,21 +98,14 @@ def _collect(
 
     trace = load_trace(prepared, TRAIN)
     wanted = min(trace.prompts, -(-activations.tokens * trace.prompts // max(1, len(trace.token))))
-    prompts = [
-        trace.token[trace.span(each)].long() for each in torch.linspace(0, trace.prompts - 1, wanted).int().tolist()
-    ]
+    prompts = torch.linspace(0, trace.prompts - 1, wanted).int().tolist()
     runtime.observers.append(activations.observe)
     try:
         with torch.no_grad():
-            for prompt in progress.track(prompts, description="activations"):
-                ids = prompt[None]
-                given = {"decoder_input_ids": ids} if runtime.arch.encoder_layers else {}
-                runtime.model(ids, use_cache=False, **given)
+            for number, prompt in enumerate(prompts, 1):
+                ids = trace.token[trace.span(prompt)].long()[None]
+                decoder_inputs = {"decoder_input_ids": ids} if runtime.arch.encoder_layers else {}
+                runtime.model(ids, use_cache=False, **decoder_inputs)
+                progress("activations", number, wanted)
     finally:
         runtime.observers.remove(activations.observe)
-
-
-def _activation(runtime: "MoeRuntime", layer: int) -> "Activation":
-    """The function between an expert's two matrices."""
-    experts = runtime.model.get_submodule(runtime.arch.blocks[layer]).experts
-    return experts.act if runtime.arch.encoder_layers else experts.act_fn

@@ -1,4 +1,4 @@
-"""The slot cache of a language model: slots within a byte budget, its ledger, the way of an expert into a slot.
+"""The slot cache of a language model: slots within a byte budget, their ledger, the transfer of weights into a slot.
 
-Which expert leaves is a pure policy's decision (experts/moe/policy).
+Import `slots.SlotCache`. Eviction is a pure policy's decision (experts/moe/policy).
 """

@@ -1,11 +1,10 @@
-"""What a cache of experts did, in counts that add up, and how good predictions were.
+"""Counts of what a cache of experts did, and of how many predictions of experts were right.
 
-A fetch is *blocking* where computing had to wait for it at its first use, however short the rest of the way was, and
-*overlapped* where it was there in time. A prefetch that is waited for at once is therefore blocking.
+A fetch is *blocking* if computing had to wait for it at its first use, even for an instant, and *overlapped* if it was
+finished in time. A prefetch that is waited for at once is therefore blocking.
 """
 
 from dataclasses import dataclass, fields
-from itertools import groupby
 from operator import add, attrgetter, sub
 from typing import Literal, Self
 
@@ -13,13 +12,21 @@ import torch
 
 from experts.moe.gating import ForwardStep, Routing
 
+#: Reasons for loading an expert.
+FetchReason = Literal["startup", "demand", "prefetch"]
+
+#: Predictions that are compared with the gate in one go.
+_COUNTED_TOGETHER = 512
+#: Two events of a GPU's stream with nothing between them are some microseconds apart.
+_NO_WAIT_S = 20e-6
+
 
 @dataclass(slots=True)
 class FetchCounts:
-    """Everything since the start, or a difference of two such accounts."""
+    """Totals since the start, or the difference of two such totals."""
 
-    #: Experts that ran, once for each layer and step; of these, what the gate found when it had spoken: ready in a
-    #: slot, on the way already, or not even begun.
+    #: Experts that ran, once for each layer and step. Of these, when the gate had spoken: ready in a slot, being
+    #: loaded, or not even begun.
     served: int = 0
     hits: int = 0
     joined: int = 0
@@ -32,13 +39,9 @@ class FetchCounts:
     blocking: int = 0
     overlapped: int = 0
     unused: int = 0
-    #: Loads that ended in an error; prefetches withdrawn; prefetches for which nobody could make room.
-    failed: int = 0
-    cancelled: int = 0
-    refused: int = 0
-    #: Read from where experts lie, as they are stored there.
+    #: Stored bytes that loads have read.
     bytes_moved: int = 0
-    #: Seconds that computing stood still for experts, and seconds that transfers took in all.
+    #: Seconds that computing stood still for experts, and seconds of all transfers.
     wait_s: float = 0.0
     transfer_s: float = 0.0
 
@@ -49,7 +52,7 @@ class FetchCounts:
 
     @property
     def hit_rate(self) -> float:
-        """Of the experts that ran, those ready when the gate had spoken; 0 where none ran."""
+        """Share of the experts that ran which were ready when the gate had spoken; 0 if none ran."""
         return self.hits / self.served if self.served else 0.0
 
     def copy(self) -> "FetchCounts":
@@ -61,49 +64,21 @@ class FetchCounts:
     def __sub__(self, other: "FetchCounts") -> "FetchCounts":
         return FetchCounts(*map(sub, _values(self), _values(other)))
 
-    def as_dict(self) -> dict[str, float]:
-        """For a report: every count by its name."""
-        return dict(zip(_COUNTS, _values(self), strict=True))
 
-
-#: Why an expert is loaded.
-FetchReason = Literal["startup", "demand", "prefetch"]
-
-#: Layers whose predictions wait to be counted.
-_MANY = 512
-
-#: Two events of a GPU's stream with nothing between them are some microseconds apart.
-_NO_WAIT_S = 20e-6
-
-_COUNTS = tuple(field.name for field in fields(FetchCounts))
-_values = attrgetter(*_COUNTS)
-
-
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """One layer of one step: (T, P) predicted and (T, k) chosen int64."""
-
-    layer: int
-    predicted: torch.Tensor
-    chosen: torch.Tensor
-    sentinel: int
-
-    @property
-    def width(self) -> int:
-        return self.predicted.shape[-1]
+_values = attrgetter(*(field.name for field in fields(FetchCounts)))
 
 
 @dataclass(slots=True)
 class PredictionCounts:
-    """How often experts were predicted, over tokens and layers where there was a prediction."""
+    """How often experts were predicted, over tokens and layers that had a prediction."""
 
     tokens: int = 0
-    #: Tokens all of whose experts were predicted ("both hit" for top-2), and at least one of them.
+    #: Tokens all of whose experts were predicted ("both hit" for top-2), and tokens with at least one predicted.
     all_hit: int = 0
     any_hit: int = 0
-    #: Experts chosen, and those of them that were predicted.
+    #: Experts that the gate chose, and those of them that were predicted.
     chosen: int = 0
-    found: int = 0
+    predicted: int = 0
 
     @property
     def all_rate(self) -> float:
@@ -115,88 +90,91 @@ class PredictionCounts:
 
     @property
     def recall(self) -> float:
-        return self.found / self.chosen if self.chosen else 0.0
+        return self.predicted / self.chosen if self.chosen else 0.0
 
-    def add(self, predicted: torch.Tensor, chosen: torch.Tensor, sentinel: int) -> Self:
-        """Count tokens. `predicted`: (T, P) or, the same for all tokens, (P,) int64; `chosen`: (T, k) int64.
+    def add(self, guesses: torch.Tensor, chosen: torch.Tensor, sentinel: int) -> Self:
+        """Count tokens. `guesses`: (T, P) or, the same for all tokens, (P,) int64; `chosen`: (T, k) int64.
 
-        A chosen `sentinel` is no expert; a token with nothing else does not count. An expert predicted twice counts
-        once.
+        A chosen `sentinel` is not an expert; a token with nothing else does not count. An expert predicted twice
+        counts once.
         """
         real = chosen < sentinel
-        guesses = predicted.reshape(1, 1, -1) if predicted.dim() == 1 else predicted[:, None, :]
-        found = (chosen[:, :, None] == guesses).any(-1) & real
-        wanted, got = real.sum(-1), found.sum(-1)
+        guesses = guesses.reshape(1, 1, -1) if guesses.dim() == 1 else guesses[:, None, :]
+        right = ((chosen[:, :, None] == guesses).any(-1) & real).sum(-1)
+        wanted = real.sum(-1)
         rows = wanted > 0
-        table = torch.stack([rows, (got == wanted) & rows, got > 0, wanted, got]).sum(-1).tolist()
+        table = torch.stack([rows, (right == wanted) & rows, right > 0, wanted, right]).sum(-1).tolist()
+        return self._increase(table)
+
+    def merge(self, other: "PredictionCounts") -> Self:
+        return self._increase([other.tokens, other.all_hit, other.any_hit, other.chosen, other.predicted])
+
+    def _increase(self, table: list[int]) -> Self:
         self.tokens += table[0]
         self.all_hit += table[1]
         self.any_hit += table[2]
         self.chosen += table[3]
-        self.found += table[4]
+        self.predicted += table[4]
         return self
 
 
 class Predictions:
-    """Predictions of a layer's experts against what its gate then said. Every predicting mode counts with this.
+    """Compares predictions of a layer's experts with its gate's choice, for every mode that predicts.
 
-    Tokens are counted by the hundred, when they are looked at or have become many: on a GPU counting waits for the
+    Tokens are counted by the hundred, when the counts are read or many are pending: on a GPU counting waits for the
     device, and takes as long for one token as for all.
     """
 
     def __init__(self, layers: int) -> None:
         self._of_layer = [PredictionCounts() for _ in range(layers)]
         self._open: dict[int, torch.Tensor] = {}
-        self._checked: list[_Checked] = []
+        #: By layer and number of guesses: (T, P) guesses, (T, k) chosen experts, and the sentinel.
+        self._pending: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor, int]]] = {}
+        self._pending_count = 0
 
     @property
     def of_layer(self) -> list[PredictionCounts]:
         self._count()
         return self._of_layer
 
+    def total(self) -> PredictionCounts:
+        """Return the counts of all layers together."""
+        total = PredictionCounts()
+        for counts in self.of_layer:
+            total.merge(counts)
+        return total
+
     def predict(self, layer: int, experts: torch.Tensor) -> None:
-        """(T, P) int64 experts for the tokens of this step, or (P,) for all of them; replaces an earlier one."""
+        """Note (T, P) int64 experts for the tokens of this step, or (P,) for all of them; replaces an earlier note."""
         self._open[layer] = experts
 
     def check(self, routing: Routing) -> None:
         """Compare with the gate's own choice; a layer without a prediction does not count."""
-        predicted = self._open.pop(routing.layer, None)
-        if predicted is None:
+        guesses = self._open.pop(routing.layer, None)
+        if guesses is None:
             return
-        chosen = routing.index
-        each = predicted.expand(len(chosen), -1) if predicted.dim() == 1 else predicted
-        self._checked.append(_Checked(routing.layer, each, chosen, routing.logits.shape[-1]))
-        if len(self._checked) >= _MANY:
+        guesses = guesses.expand(len(routing.index), -1) if guesses.dim() == 1 else guesses
+        group = self._pending.setdefault((routing.layer, guesses.shape[-1]), [])
+        group.append((guesses, routing.index, routing.logits.shape[-1]))
+        self._pending_count += 1
+        if self._pending_count >= _COUNTED_TOGETHER:
             self._count()
 
     def forget(self) -> None:
-        """A step has ended: what was predicted for it and not checked does not count."""
+        """Drop predictions of a step that has ended without checking them."""
         self._open.clear()
 
-    def total(self) -> PredictionCounts:
-        """Over all layers."""
-        sums = PredictionCounts()
-        for one in self.of_layer:
-            sums.tokens += one.tokens
-            sums.all_hit += one.all_hit
-            sums.any_hit += one.any_hit
-            sums.chosen += one.chosen
-            sums.found += one.found
-        return sums
-
     def _count(self) -> None:
-        checked, self._checked = self._checked, []
-        alike = attrgetter("layer", "width")
-        for (layer, _), group in groupby(sorted(checked, key=alike), alike):
-            same = list(group)
-            predicted, chosen = torch.cat([one.predicted for one in same]), torch.cat([one.chosen for one in same])
-            self._of_layer[layer].add(predicted, chosen, same[0].sentinel)
+        pending, self._pending, self._pending_count = self._pending, {}, 0
+        for (layer, _), group in pending.items():
+            guesses, chosen, sentinels = zip(*group, strict=True)
+            self._of_layer[layer].add(torch.cat(guesses), torch.cat(chosen), sentinels[0])
 
 
 class CacheMetrics:
-    """The account of one cache: in all, by phase, and by request.
+    """The counts of one cache: in total, by phase, and by request.
 
-    A step's counts belong to each of its requests in full: what is fetched for a batch is fetched once for all.
+    A step's counts belong to each of its requests in full: a batch's experts are fetched once for all of it.
     """
 
     def __init__(self, layers: int) -> None:
@@ -206,33 +184,32 @@ class CacheMetrics:
         self._of_request: dict[str, FetchCounts] = {}
         self._at_begin = FetchCounts()
 
-    def began(self, origin: FetchReason) -> None:
-        """A load begins."""
-        if origin == "demand":
+    def load_begun(self, reason: FetchReason) -> None:
+        if reason == "demand":
             self.counts.fetches_demand += 1
-        elif origin == "prefetch":
+        elif reason == "prefetch":
             self.counts.fetches_prefetch += 1
         else:
             self.counts.fetches_startup += 1
 
     def first_use(self, *, late: bool) -> None:
-        """A fetched expert runs for the first time; `late` where computing waited for it."""
+        """Count the first run of a fetched expert; `late` if computing waited for it."""
         if late:
             self.counts.blocking += 1
         else:
             self.counts.overlapped += 1
 
-    def waited_on_device(self, wait_s: float, *, late: bool) -> None:
-        """A GPU's stream waited for a copy, which it tells afterwards; `late` where the thread had waited too."""
+    def device_waited(self, wait_s: float, *, late: bool) -> None:
+        """Count a wait of a GPU's stream, known only afterwards; `late` if the thread had waited too."""
         self.counts.wait_s += wait_s
         if wait_s > _NO_WAIT_S and not late:
             self.counts.overlapped -= 1
             self.counts.blocking += 1
 
-    def begin(self, _step: ForwardStep) -> None:
+    def begin_step(self) -> None:
         self._at_begin = self.counts.copy()
 
-    def end(self, step: ForwardStep) -> None:
+    def end_step(self, step: ForwardStep) -> None:
         spent = self.counts - self._at_begin
         self.of_phase[step.phase] = self.of_phase[step.phase] + spent
         for row in step.rows:
@@ -240,6 +217,6 @@ class CacheMetrics:
                 self._of_request[row.request] = self._of_request.get(row.request, FetchCounts()) + spent
         self.predictions.forget()
 
-    def take(self, request: str) -> FetchCounts:
-        """The counts of a request that has ended; they are kept no longer."""
+    def pop_request(self, request: str) -> FetchCounts:
+        """Return the counts of a request that has ended, and forget them."""
         return self._of_request.pop(request, FetchCounts())

@@ -1,7 +1,7 @@
-"""The slot cache: experts of a model pass through a fixed number of places in memory, and run where they are.
+"""The slot cache: experts of a model pass through a fixed number of slots in memory, and run there.
 
-One thread computes and calls `serve`. What it wants now it loads itself, unless that is already on its way; what it
-will want soon a loader thread brings meanwhile. All loads share one channel, one after the other, and a load that
+One thread computes and calls `serve`. It loads the experts that it needs now itself, unless they are being loaded
+already; a loader thread loads the ones needed soon. All loads share one channel, one after the other, and a load that
 computing waits for goes before every other one that has not begun.
 """
 
@@ -10,11 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from experts.moe.cache.link import SlowLink
-from experts.moe.cache.loader import PrefetchThread
 from experts.moe.cache.metrics import CacheMetrics, FetchReason
 from experts.moe.cache.slot_ledger import CachedExpert, ExpertSlot, SlotLedger
-from experts.moe.cache.weight_transfer import WeightTransfer
+from experts.moe.cache.weight_transfer import SlowLink, WeightTransfer
 from experts.moe.gating import ExpertKey, ExpertWeights, ForwardStep
 from experts.moe.policy.eviction import EvictionPolicy
 from experts.moe.weights.expert_store import ExpertStore
@@ -23,16 +21,16 @@ from experts.moe.weights.expert_store import ExpertStore
 class SlotCache:
     """Experts of one model in memory, never above `budget_bytes`, empty slots and those being filled included.
 
-    `residency` says whom to evict. `prefetch`, `cancel` and `resize` may be called by any thread, `serve` by the one
-    that computes. Raises ModelError where the budget holds no expert, or memory for it cannot be had.
+    `prefetch`, `cancel` and `resize` may be called by any thread, `serve` by the one that computes. Raises ModelError
+    if the budget holds no expert, or its memory cannot be allocated.
     """
 
     def __init__(
         self,
         store: ExpertStore,
         budget_bytes: int,
-        residency: EvictionPolicy,
-        carrier: WeightTransfer,
+        policy: EvictionPolicy,
+        transfer: WeightTransfer,
         *,
         link: SlowLink | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -40,102 +38,105 @@ class SlotCache:
         layers, experts = range(store.arch.layers), range(store.arch.experts)
         self.store = store
         self.metrics = CacheMetrics(len(layers))
-        self._carrier = carrier
+        self._transfer = transfer
         self._link = link
         self._clock = clock
         self._keys = [[ExpertKey(layer, expert) for expert in experts] for layer in layers]
-        self._books = SlotLedger(store, budget_bytes, residency, carrier, self.metrics)
-        # Two conditions of one lock: waking the loader where it has nothing to do costs a switch between threads.
+        self._ledger = SlotLedger(store, budget_bytes, policy, transfer, self.metrics)
+        # Two conditions of one lock: waking the loader when it has nothing to do costs a switch between threads.
         lock = threading.Lock()
         self._changed = threading.Condition(lock)
-        self._loader = PrefetchThread(threading.Condition(lock), self._next_load)
-        # Who fills a slot has the channel. Threads that computing depends on are counted, and go first.
+        self._work = threading.Condition(lock)
+        self._loader: threading.Thread | None = None
+        self._closed = False
+        # The thread that fills a slot holds the channel. Threads that computing depends on are counted, and go first.
         self._channel_busy = False
-        self._hurried = 0
+        self._urgent_threads = 0
+        #: Awaited experts of the running layer that the loader may load before they are requested.
         self._ahead: dict[ExpertKey, None] = {}
-        # Prefetches with whom they replace; those that are to come after a layer, by that layer.
+        #: Prefetches, each with the expert that it replaces; `_deferred` ones follow a layer.
         self._prefetches: dict[ExpertKey, ExpertKey | None] = {}
         self._deferred: dict[int, dict[ExpertKey, ExpertKey | None]] = {}
-        # The layer that runs: which call of `serve`, in which thread.
-        self._turn: object | None = None
-        self._serving: int | None = None
-        #: Threads that are in `resize`.
+        #: The call of `serve` whose layer runs, and its thread.
+        self._serving: object | None = None
+        self._serving_thread: int | None = None
+        #: Threads in `resize`.
         self._resizing = 0
 
     @property
     def slots(self) -> int:
-        """How many experts fit."""
-        return self._books.limit
+        """Number of experts that fit."""
+        return self._ledger.limit
 
     @property
     def budget_bytes(self) -> int:
-        return self._books.budget_bytes
+        return self._ledger.budget_bytes
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of all slots; above the budget only while a smaller one waits for experts that run."""
-        return self._books.allocated_bytes
+        """Bytes of all slots; above the budget only while a smaller budget waits for experts that run."""
+        return self._ledger.allocated_bytes
 
     def resident(self, layer: int, *, guard: bool = False) -> tuple[int, ...]:
-        """Experts of a layer that are ready, ascending. `guard`: they stay until the layer has been served."""
+        """Return the ready experts of a layer, ascending. `guard`: they stay until the layer has been served."""
         with self._changed:
             if guard:
-                self._books.guarded[layer] = None
-            return tuple(sorted(self._books.ready[layer]))
+                self._ledger.guarded[layer] = None
+            return tuple(sorted(self._ledger.ready[layer]))
 
-    def begin(self, step: ForwardStep) -> None:
-        """A step begins; what one that failed had left behind is forgotten."""
+    def begin_step(self) -> None:
+        """Begin a step, and discard what a failed one has left."""
         with self._changed:
-            self._forget()
-        self.metrics.begin(step)
+            self._reset_step()
+        self.metrics.begin_step()
 
-    def end(self, step: ForwardStep) -> None:
-        """The step has ended, well or not."""
+    def end_step(self, step: ForwardStep) -> None:
+        """End a step, whether it succeeded or not."""
         with self._changed:
-            self._forget()
-        for wait_s, late in self._carrier.waits():
-            self.metrics.waited_on_device(wait_s, late=late)
-        self.metrics.end(step)
+            self._reset_step()
+        for wait_s, late in self._transfer.device_waits():
+            self.metrics.device_waited(wait_s, late=late)
+        self.metrics.end_step(step)
 
     def serve(self, layer: int, experts: Sequence[int], *, ahead: bool) -> Iterator[tuple[int, ExpertWeights]]:
-        """The experts in ascending order, each when it is ready and valid until the next one is asked for.
+        """Yield the experts in ascending order, each when it is ready and valid until the next one is requested.
 
-        More experts than slots come in waves. `ahead`: those still to come are loaded while one is computed.
-        Raises ModelError where one cannot be loaded; what was loaded before stays usable.
+        More experts than slots come in waves. `ahead`: the following ones are loaded while one is computed.
+        Raises ModelError if one cannot be loaded; experts loaded before stay usable.
         """
         names = self._keys[layer]
         keys = [names[expert] for expert in sorted(experts)]
-        turn = object()
-        entries = self._use_all(layer, keys, turn)
+        serving = object()
+        resident = self._use_all(layer, keys, serving)
         try:
-            if entries is None:
-                yield from self._one_by_one(keys, ahead, turn)
+            if resident is None:
+                yield from self._serve_one_by_one(keys, ahead, serving)
                 return
-            for entry in entries:
-                yield from self._yield(entry, late=False)
+            for cached in resident:
+                yield from self._yield(cached, late=False)
         finally:
             with self._changed:
-                if self._turn is turn:
-                    self._end_turn()
-                    self._books.guarded.pop(layer, None)
-                    self._defer_no_longer(layer)
-                    self._released()
+                if self._serving is serving:
+                    self._end_serving()
+                    self._ledger.guarded.pop(layer, None)
+                    self._start_deferred(layer)
+                    self._on_release()
 
     def prefetch(
         self, keys: Sequence[ExpertKey], *, replace: Sequence[ExpertKey] = (), after: int | None = None
     ) -> None:
-        """Load experts when nothing more urgent is to do; at once back. `replace[i]` makes room for `keys[i]`.
+        """Queue experts to be loaded when nothing more urgent is to do. `replace[i]` makes room for `keys[i]`.
 
-        `after`: not before all that this layer, which is about to be served, has to wait for is there. An expert that
-        runs, or is about to, is never evicted: the prefetch waits until it is idle. One for which there is nobody to
-        evict is refused; a demand for the same expert takes it over.
+        `after`: not before the layer of this number, which is about to be served, has all that it waits for. An expert
+        that runs, or is about to, is never evicted: the prefetch waits until it is idle. A prefetch for which no expert
+        can be evicted is dropped; a demand for the same expert replaces it.
         """
         with self._changed:
             queue = self._prefetches if after is None else self._deferred.setdefault(after, {})
             for position, key in enumerate(keys):
-                if self._books.get(key) is not None:
-                    self._books.predicted(key)
-                elif key not in self._books.loading and key not in self._prefetches:
+                if self._ledger.get(key) is not None:
+                    self._ledger.note_predicted(key)
+                elif key not in self._ledger.loading and key not in self._prefetches:
                     queue[key] = replace[position] if position < len(replace) else None
             self._wake()
 
@@ -145,46 +146,45 @@ class SlotCache:
             for queue in (self._prefetches, *self._deferred.values()):
                 for key in [key for key in queue if key.layer == layer]:
                     del queue[key]
-                    self.metrics.counts.cancelled += 1
                     self._changed.notify_all()
 
     def pending(self) -> tuple[ExpertKey, ...]:
-        """Experts that are being loaded, or are to be prefetched."""
+        """Return the experts that are being loaded or queued."""
         with self._changed:
-            queues = (self._books.loading, self._prefetches, *self._deferred.values())
+            queues = (self._ledger.loading, self._prefetches, *self._deferred.values())
             return tuple(dict.fromkeys(key for queue in queues for key in queue))
 
     def quiesce(self) -> None:
-        """Wait until nothing is being loaded or to be prefetched any more; never while an expert is in use here."""
+        """Wait until no load runs or is queued; the calling thread must have no expert in use."""
         with self._changed:
-            while self._books.loading or self._prefetches:
+            while self._ledger.loading or self._prefetches:
                 self._changed.wait()
 
-    def fill(self, keys: Iterable[ExpertKey]) -> None:
-        """Load experts before anything runs, in this order, as far as there are empty slots. Raises ModelError."""
+    def preload(self, keys: Iterable[ExpertKey]) -> None:
+        """Load experts before anything runs, in this order, until no slot is empty. Raises ModelError."""
         for key in keys:
             with self._changed:
                 while self._channel_busy:
                     self._changed.wait()
-                if self._books.get(key) is not None:
+                if self._ledger.get(key) is not None:
                     continue
-                slot = self._books.empty()
+                slot = self._ledger.take_empty()
                 if slot is None:
                     return
-                entry = self._begin(key, slot, "startup")
-            self._carry(entry)
-            if entry.error is not None:
-                raise entry.error
+                load = self._begin_load(key, slot, "startup")
+            self._carry_out(load)
+            if load.error is not None:
+                raise load.error
 
     def resize(self, budget_bytes: int) -> None:
-        """Another budget, also while serving: more slots at once, fewer as soon as what is in them may go.
+        """Change the budget, also while serving: more slots at once, fewer as soon as their experts can be evicted.
 
-        Returns when it holds. Called by the thread that has experts in use just now, it returns at once and holds when
-        they are released. Raises ModelError as the constructor; the slots that were to be had stay.
+        Returns when the budget holds. A call by the thread that has experts in use returns at once, and holds when they
+        are released. Raises ModelError as the constructor; slots that could be allocated stay.
         """
         with self._changed:
-            self._books.aim(budget_bytes)
-            limit = self._books.limit
+            self._ledger.set_budget(budget_bytes)
+            limit = self._ledger.limit
             self._resizing += 1
             self._changed.notify_all()
         try:
@@ -193,225 +193,244 @@ class SlotCache:
         finally:
             with self._changed:
                 self._resizing -= 1
-                self._released()
+                self._on_release()
 
     def _resize_by_one(self, limit: int) -> bool:
-        """Give one slot's memory back or take it, or wait for one that is in use; False where that is all."""
-        books = self._books
+        """Remove or add one slot, or wait for one that is in use; False if there is nothing left to do."""
+        ledger = self._ledger
         with self._changed:
-            if books.limit != limit:
-                return False  # somebody has changed it again
-            moved = books.give_back() or books.add()
-            if moved:
+            if ledger.limit != limit:
+                return False  # another call has changed it again
+            changed = ledger.remove_slot() or ledger.add_slot()
+            if changed:
                 self._changed.notify_all()
                 self._wake()
-            elif books.count > limit and self._serving != threading.get_ident():
+            elif ledger.count > limit and self._serving_thread != threading.get_ident():
                 self._changed.wait()
-                moved = True
-            return moved
+                changed = True
+            return changed
 
     def check(self) -> None:
-        """Raise AssertionError or LedgerError where the books do not add up."""
+        """Raise AssertionError or LedgerError if the ledger is not consistent."""
         with self._changed:
-            self._books.check()
-            _require(self._channel_busy == bool(self._books.loading), "the channel is held by nobody")
+            self._ledger.check()
+            if self._channel_busy != bool(self._ledger.loading):
+                raise AssertionError("the channel is held without a load")
 
     def close(self) -> None:
-        """Stop loading and give all memory back. Nothing may be in use."""
-        self._loader.close()
+        """Stop loading and give all memory back. No expert may be in use."""
+        with self._work:
+            self._closed = True
+            self._work.notify()
+        if self._loader is not None:
+            self._loader.join()
         with self._changed:
             self._prefetches.clear()
             self._deferred.clear()
-            self._books.vacate()
+            self._ledger.close()
 
-    # Computing. Methods from here on are called with the lock held, but for those that say otherwise.
+    # Computing. The methods below are called with the lock held, unless they say otherwise.
 
-    def _use_all(self, layer: int, keys: list[ExpertKey], turn: object) -> list[CachedExpert] | None:
-        """All experts at once where all are ready, else None; takes the lock. What the gate found is counted here."""
-        books, counts = self._books, self.metrics.counts
+    def _use_all(self, layer: int, keys: list[ExpertKey], serving: object) -> list[CachedExpert] | None:
+        """Use all experts at once if all are ready, else return None; count hits and misses. Takes the lock."""
+        ledger, counts = self._ledger, self.metrics.counts
         with self._changed:
-            _require(self._turn is None, "a layer is served while another one is")
-            self._turn = turn
-            self._serving = threading.get_ident()
-            ready = books.ready[layer]
-            entries = [ready[key.expert] for key in keys if key.expert in ready]
+            if self._serving is not None:
+                raise AssertionError("a layer is served while another one is")
+            self._serving = serving
+            self._serving_thread = threading.get_ident()
+            ready = ledger.ready[layer]
+            resident = [ready[key.expert] for key in keys if key.expert in ready]
             counts.served += len(keys)
-            counts.hits += len(entries)
-            if len(entries) < len(keys):
-                joined = sum(key in books.loading for key in keys)
+            counts.hits += len(resident)
+            if len(resident) < len(keys):
+                joined = sum(key in ledger.loading for key in keys)
                 counts.joined += joined
-                counts.misses += len(keys) - len(entries) - joined
-                books.awaited.update(dict.fromkeys(keys))
+                counts.misses += len(keys) - len(resident) - joined
+                ledger.awaited.update(dict.fromkeys(keys))
                 return None
-            for entry in entries:
-                books.use(entry, late=False)
-            self._defer_no_longer(layer)
-            return entries
+            for cached in resident:
+                ledger.use(cached, late=False)
+            self._start_deferred(layer)
+            return resident
 
-    def _one_by_one(self, keys: list[ExpertKey], ahead: bool, turn: object) -> Iterator[tuple[int, ExpertWeights]]:
-        """Experts of which some are missing; takes the lock."""
+    def _serve_one_by_one(
+        self, keys: list[ExpertKey], ahead: bool, serving: object
+    ) -> Iterator[tuple[int, ExpertWeights]]:
+        """Yield experts of which some are missing; takes the lock."""
         for key in keys:
-            entry, late = self._obtain(key)
+            cached, late = self._obtain(key)
             with self._changed:
                 if key is keys[-1]:
-                    self._defer_no_longer(key.layer)
+                    self._start_deferred(key.layer)
                 elif ahead:
-                    self._look_ahead()
+                    self._load_ahead()
             try:
-                yield from self._yield(entry, late=late)
+                yield from self._yield(cached, late=late)
             finally:
                 with self._changed:
-                    if self._turn is turn:
-                        self._books.release()
-                        self._released()
+                    if self._serving is serving:
+                        self._ledger.release()
+                        self._on_release()
 
-    def _yield(self, entry: CachedExpert, *, late: bool) -> Iterator[tuple[int, ExpertWeights]]:
-        """Without the lock: the expert, between what its device needs to know."""
-        self._carrier.arrive(entry.slot.place, late=late)
+    def _yield(self, cached: CachedExpert, *, late: bool) -> Iterator[tuple[int, ExpertWeights]]:
+        """Yield the expert between the calls that order its use on the device; without the lock."""
+        self._transfer.begin_use(cached.slot.place, late=late)
         try:
-            yield entry.key.expert, entry.slot.weights
+            yield cached.key.expert, cached.slot.weights
         finally:
-            self._carrier.leave(entry.slot.place)
+            self._transfer.end_use(cached.slot.place)
 
     def _obtain(self, key: ExpertKey) -> tuple[CachedExpert, bool]:
-        """An expert for computing, and whether computing had to wait; takes the lock. Raises ModelError."""
+        """Return an expert in use, and True if computing had to wait for it; takes the lock. Raises ModelError."""
         began_s = None
         load = None
         with self._changed:
-            if self._books.get(key) is None:
+            if self._ledger.get(key) is None:
                 began_s = self._clock()
                 load = self._join_or_begin(key)
         if load is not None:
-            self._carry(load)
+            self._carry_out(load)
             if load.error is not None:
                 raise load.error
         with self._changed:
-            entry = self._books.get(key)
-            assert entry is not None, "nobody else evicts what is awaited"
+            cached = self._ledger.get(key)
+            assert cached is not None, "an awaited expert is not evicted"
             if began_s is not None:
                 self.metrics.counts.wait_s += self._clock() - began_s
-            self._books.use(entry, late=began_s is not None)
-            del self._books.awaited[key]
-            return entry, began_s is not None
+            self._ledger.use(cached, late=began_s is not None)
+            del self._ledger.awaited[key]
+            return cached, began_s is not None
 
     def _join_or_begin(self, key: ExpertKey) -> CachedExpert | None:
-        """Wait for a load in flight (None), or the load that the caller must now carry out. Raises ModelError."""
+        """Wait for a load in flight and return None, or return a load for the caller to carry out.
+
+        Raises ModelError.
+        """
         self._ahead.pop(key, None)
-        self._hurried += 1
+        self._urgent_threads += 1
         try:
-            while self._books.get(key) is None:
-                load = self._books.loading.get(key)
+            while self._ledger.get(key) is None:
+                load = self._ledger.loading.get(key)
                 if load is not None:
-                    while key in self._books.loading:
+                    while key in self._ledger.loading:
                         self._changed.wait()
                     if load.error is not None:
                         raise load.error
-                elif not self._channel_busy and (slot := self._books.room_for(key, urgent=True)) is not None:
-                    return self._begin(key, slot, "demand")
+                elif not self._channel_busy and (slot := self._ledger.take_slot(key, urgent=True)) is not None:
+                    return self._begin_load(key, slot, "demand")
                 else:
                     self._changed.wait()
             return None
         finally:
-            self._hurried -= 1
+            self._urgent_threads -= 1
             self._wake()
 
-    def _look_ahead(self) -> None:
-        """Have the loader bring what is awaited and not there."""
-        for key in self._books.awaited:
-            if self._books.get(key) is None and key not in self._books.loading:
+    def _load_ahead(self) -> None:
+        """Let the loader load awaited experts that are missing."""
+        for key in self._ledger.awaited:
+            if self._ledger.get(key) is None and key not in self._ledger.loading:
                 self._ahead[key] = None
         self._wake()
 
-    def _end_turn(self) -> None:
-        self._books.release()
-        self._books.awaited.clear()
+    def _end_serving(self) -> None:
+        self._ledger.release()
+        self._ledger.awaited.clear()
         self._ahead.clear()
-        self._turn = self._serving = None
+        self._serving = self._serving_thread = None
 
-    def _forget(self) -> None:
-        """What a step that failed may have left: a layer half served, guards, prefetches that were to come after it.
+    def _reset_step(self) -> None:
+        """Discard what a failed step may have left: a layer half served, guards, deferred prefetches.
 
         An error keeps the frames alive that it passed through, and with them the iterator that it broke off.
         """
-        self._end_turn()
-        self._books.guarded.clear()
-        self.metrics.counts.cancelled += sum(len(keys) for keys in self._deferred.values())
+        self._end_serving()
+        self._ledger.guarded.clear()
         self._deferred.clear()
-        self._released()
+        self._on_release()
 
-    def _defer_no_longer(self, layer: int) -> None:
-        """This layer's experts are there: prefetches that were to come after them may begin."""
+    def _start_deferred(self, layer: int) -> None:
+        """Queue the prefetches that were to follow this layer, whose experts are there now."""
         keys = self._deferred.pop(layer, None)
         if keys:
-            self._prefetches.update({key: keys[key] for key in keys if self._books.get(key) is None})
+            self._prefetches.update({key: keys[key] for key in keys if self._ledger.get(key) is None})
             self._wake()
 
-    # Loading
-
-    def _next_load(self) -> Callable[[], None] | None:
-        """For the loader thread: what awaited experts need first, then prefetches in the order of asking."""
-        if self._channel_busy or self._hurried:
-            return None
-        if self._ahead:
-            key = min(self._ahead)
-            slot = self._books.room_for(key, urgent=False)
-            if slot is None:
-                return None  # nor may a prefetch take the place that is freed next
-            del self._ahead[key]
-            return partial(self._carry, self._begin(key, slot, "demand"))
-        for key, victim in list(self._prefetches.items()):
-            if self._books.get(key) is not None:
-                self._drop(key)  # a demand was faster
-                continue
-            slot = self._books.room_by(victim, key)
-            if slot is not None:
-                return partial(self._carry, self._begin(key, slot, "prefetch"))
-            if not self._books.moving:
-                self.metrics.counts.refused += 1
-                self._drop(key)
-        return None
-
-    def _drop(self, key: ExpertKey) -> None:
-        del self._prefetches[key]
-        self._changed.notify_all()
-
-    def _begin(self, key: ExpertKey, slot: ExpertSlot, origin: FetchReason) -> CachedExpert:
-        """The slot is the expert's and the channel the caller's, who must `_carry` the load out."""
-        self._prefetches.pop(key, None)
-        self._channel_busy = True
-        return self._books.begin(key, slot, origin)
-
-    def _carry(self, entry: CachedExpert) -> None:
-        """Fill the slot, without the lock. An error is left in the entry, whose slot is then empty again."""
-        began_s = self._clock()
-        try:
-            if self._link is None:
-                self._carrier.bring(entry.key, entry.slot.place)
-            else:
-                self._link.carry(partial(self._carrier.bring, entry.key, entry.slot.place))
-        except BaseException as error:  # noqa: BLE001 — told to whoever waits for this expert, on whichever thread
-            entry.error = error
-        with self._changed:
-            self._channel_busy = False
-            self.metrics.counts.transfer_s += self._clock() - began_s
-            self._books.end(entry)
-            self._released()
-            self._changed.notify_all()
-
-    def _released(self) -> None:
-        """Somebody may go who could not before. A thread that resizes sees to the slots, else it is done here."""
-        if self._books.count > self._books.limit:
+    def _on_release(self) -> None:
+        """Evict or load what had to wait for experts in use. A thread in `resize` removes slots itself."""
+        if self._ledger.count > self._ledger.limit:
             if not self._resizing:
-                self._books.shrink()
+                self._ledger.shrink()
             self._changed.notify_all()
         self._wake()
 
+    # Loading
+
     def _wake(self) -> None:
-        """The loader may have found no room, or had to let somebody go first."""
-        if self._prefetches or self._ahead:
-            self._loader.wake()
+        """Wake the loader thread if there may be something to load; it starts with the first call."""
+        if not (self._prefetches or self._ahead):
+            return
+        if self._loader is None and not self._closed:
+            self._loader = threading.Thread(target=self._run_loader, name="moe-loader", daemon=True)
+            self._loader.start()
+        self._work.notify()
 
+    def _run_loader(self) -> None:
+        """Carry out one load after the other, on the loader thread; takes the lock."""
+        while True:
+            with self._work:
+                load = None
+                while not self._closed and (load := self._next_load()) is None:
+                    self._work.wait()
+            if load is None:
+                return
+            self._carry_out(load)
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)
+    def _next_load(self) -> CachedExpert | None:
+        """Begin the loader's next load: awaited experts first, then prefetches in their order."""
+        if self._channel_busy or self._urgent_threads:
+            return None
+        if self._ahead:
+            key = min(self._ahead)
+            slot = self._ledger.take_slot(key, urgent=False)
+            if slot is None:
+                return None  # nor may a prefetch take the place that is freed next
+            del self._ahead[key]
+            return self._begin_load(key, slot, "demand")
+        for key, victim in list(self._prefetches.items()):
+            if self._ledger.get(key) is not None:
+                self._drop_prefetch(key)  # a demand was faster
+                continue
+            slot = self._ledger.take_slot_of(victim, key)
+            if slot is not None:
+                return self._begin_load(key, slot, "prefetch")
+            if not self._ledger.may_free_slots:
+                self._drop_prefetch(key)
+        return None
+
+    def _drop_prefetch(self, key: ExpertKey) -> None:
+        del self._prefetches[key]
+        self._changed.notify_all()
+
+    def _begin_load(self, key: ExpertKey, slot: ExpertSlot, reason: FetchReason) -> CachedExpert:
+        """Give the slot to the expert and the channel to the caller, who must `_carry_out` the load."""
+        self._prefetches.pop(key, None)
+        self._channel_busy = True
+        return self._ledger.begin_load(key, slot, reason)
+
+    def _carry_out(self, load: CachedExpert) -> None:
+        """Fill the slot, without the lock. An error is stored in the load, whose slot is then empty again."""
+        began_s = self._clock()
+        try:
+            if self._link is None:
+                self._transfer.fill(load.key, load.slot.place)
+            else:
+                self._link.carry(partial(self._transfer.fill, load.key, load.slot.place))
+        except BaseException as error:  # noqa: BLE001  raised by the thread that waits for this expert
+            load.error = error
+        with self._changed:
+            self._channel_busy = False
+            self.metrics.counts.transfer_s += self._clock() - began_s
+            self._ledger.end_load(load)
+            self._on_release()
+            self._changed.notify_all()

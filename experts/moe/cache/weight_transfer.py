@@ -1,11 +1,13 @@
-"""How an expert comes into a slot and when computing may read it: in host memory, and by way of pinned memory on CUDA.
+"""Transfer of experts' weights into slots, in host memory or through pinned memory on CUDA, ordered with computing.
 
-Calls of `bring` never overlap (the cache has one channel). In host memory they return when the last byte is there. On a
-GPU they return when the copy has been *given* to the communication stream: the computing stream waits for its event
-(`arrive`), the next copy into the slot waits for the event behind the kernels that read it (`leave`), and no thread
-waits for either.
+Calls of `fill` never overlap (the cache has one channel). In host memory they return when the last byte is there. On a
+GPU they return when the copy is queued on the communication stream: the computing stream waits for its event
+(`begin_use`), the next copy into the slot waits for the event behind the kernels that read it (`end_use`), and no
+thread waits for either.
 """
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,50 +24,50 @@ from experts.transfer import HostTransfer, Place, Transfer, transfer_for
 
 
 class WeightTransfer(Protocol):
-    """One device's way from the file into slots."""
+    """Transfer from the files into the slots of one device."""
 
     def allocate(self) -> Place:
-        """Memory of one slot. Raises MemoryError, RuntimeError, OSError where there is none left."""
+        """Allocate the memory of one slot. Raises MemoryError, RuntimeError or OSError if none is left."""
         ...
 
     def retire(self, place: Place) -> None:
-        """Give a slot's memory back, once nothing reads it any more. Views of it stay."""
+        """Give a slot's memory back once nothing reads it any more. Views of it stay."""
         ...
 
     def restore(self, place: Place) -> None:
-        """Memory again for a retired slot. Raises as `allocate`."""
+        """Allocate memory for a retired slot again. Raises as `allocate`."""
         ...
 
-    def bring(self, key: ExpertKey, place: Place) -> None:
-        """Fill the slot. Raises ModelError; the slot then holds nothing."""
+    def fill(self, key: ExpertKey, place: Place) -> None:
+        """Fill the slot. Raises ModelError; the slot is then empty."""
         ...
 
-    def arrive(self, place: Place, *, late: bool) -> None:
-        """What this thread computes from now on reads the slot after it is filled; `late`: it has waited already."""
+    def begin_use(self, place: Place, *, late: bool) -> None:
+        """Order this thread's computing after the slot's fill; `late`: the thread has waited for it already."""
         ...
 
-    def leave(self, place: Place) -> None:
-        """What this thread has been computing was the last to read the slot."""
+    def end_use(self, place: Place) -> None:
+        """Order the slot's next fill after this thread's computing so far."""
         ...
 
-    def waits(self) -> list[tuple[float, bool]]:
-        """Seconds for which the device stood still at each `arrive`, with its `late`, where known and not yet told."""
+    def device_waits(self) -> list[tuple[float, bool]]:
+        """Return the known waits of the device since the last call: seconds and `late` of each `begin_use`."""
         ...
 
 
 def weight_transfer_for(store: ExpertStore, device: str, ram_bytes: int | None = None) -> WeightTransfer:
-    """For "cpu" or "cuda:N"; `ram_bytes` of pinned memory keep experts between file and GPU."""
+    """Return the transfer for "cpu" or "cuda:N"; `ram_bytes` of pinned memory keep experts between file and GPU."""
     transfer = transfer_for(device)
     if transfer.device.type == "cpu":
         return HostWeightTransfer(store, transfer)
     if ram_bytes is None:
-        ram_bytes = min(len(store.arch.keys()) * store.expert_bytes, psutil.virtual_memory().available // 2)
+        ram_bytes = min(len(store.arch.expert_keys) * store.expert_bytes, psutil.virtual_memory().available // 2)
     tier = PinnedTier(store, ram_bytes, HostTransfer(pin=True))
     return DeviceWeightTransfer(store.expert_bytes, transfer, tier, CudaCopyStreams(transfer.device))
 
 
 class HostWeightTransfer:
-    """Slots in host memory, each filled straight from the file."""
+    """Slots in host memory, each filled directly from the file."""
 
     def __init__(self, store: ExpertStore, transfer: Transfer) -> None:
         self._store = store
@@ -80,17 +82,48 @@ class HostWeightTransfer:
     def restore(self, place: Place) -> None:
         self._transfer.occupy(place)
 
-    def bring(self, key: ExpertKey, place: Place) -> None:
+    def fill(self, key: ExpertKey, place: Place) -> None:
         self._store.read(key, _memory(place).view)
 
-    def arrive(self, place: Place, *, late: bool) -> None:
+    def begin_use(self, place: Place, *, late: bool) -> None:
         pass
 
-    def leave(self, place: Place) -> None:
+    def end_use(self, place: Place) -> None:
         pass
 
-    def waits(self) -> list[tuple[float, bool]]:
+    def device_waits(self) -> list[tuple[float, bool]]:
         return []
+
+
+class SlowLink:
+    """A slower serial channel to the weights than this machine has, for experiments: milliseconds for each expert.
+
+    All threads share it. A transfer begins when the last one ends, or now if that is later, and takes at least the
+    link's time; a disk slower than the link stays as slow as it is. The waiting thread sleeps without the GIL.
+    """
+
+    def __init__(
+        self,
+        ms_per_expert: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not ms_per_expert > 0:
+            raise ValueError(f"a link cannot take {ms_per_expert} ms per expert; give more than 0")
+        self._seconds = ms_per_expert / 1000
+        self._clock = clock
+        self._sleep = sleep
+        self._free_at_s = clock()
+        self._channel = threading.Lock()
+
+    def carry(self, transfer: Callable[[], None]) -> None:
+        """Run `transfer` and return no earlier than the link would."""
+        with self._channel:
+            self._free_at_s = max(self._free_at_s, self._clock()) + self._seconds
+            transfer()
+            # A sleep may end early by the clock's grain, hence the loop.
+            while (left_s := self._free_at_s - self._clock()) > 0:
+                self._sleep(left_s)
 
 
 #: A point in a stream's work; on CUDA a torch.cuda.Event.
@@ -101,28 +134,28 @@ class CopyStreams(Protocol):
     """A communication stream beside the stream that a thread computes on."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, after: StreamEvent | None) -> StreamEvent:
-        """Start a copy that begins once `after` has come to pass; the mark of its end."""
+        """Queue a copy that begins after the event `after`; return the event of its end."""
         ...
 
-    def mark(self) -> StreamEvent:
-        """Everything that this thread has given its computing stream so far."""
+    def record(self) -> StreamEvent:
+        """Return an event behind everything that this thread has queued on its computing stream."""
         ...
 
-    def join(self, mark: StreamEvent, *, late: bool) -> None:
-        """What this thread computes from now on begins once the mark has come to pass. The thread goes on."""
+    def wait_event(self, event: StreamEvent, *, late: bool) -> None:
+        """Let this thread's computing stream wait for the event. The thread itself goes on."""
         ...
 
-    def settle(self, mark: StreamEvent) -> None:
-        """Block this thread until the mark has come to pass."""
+    def synchronise(self, event: StreamEvent) -> None:
+        """Block this thread until the event has come to pass."""
         ...
 
-    def waits(self) -> list[tuple[float, bool]]:
-        """Seconds between the two sides of each `join` that waited, with its `late`, where known and not yet told."""
+    def device_waits(self) -> list[tuple[float, bool]]:
+        """Return the known waits since the last call: seconds and `late` of each `wait_event` that waited."""
         ...
 
 
 class CudaCopyStreams:
-    """One communication stream of a GPU; threads compute on whatever stream is current for them."""
+    """One communication stream of a GPU; threads compute on the stream that is current for them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -138,25 +171,25 @@ class CudaCopyStreams:
             done.record(self._stream)
         return done
 
-    def mark(self) -> StreamEvent:
+    def record(self) -> StreamEvent:
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def join(self, mark: StreamEvent, *, late: bool) -> None:
-        if mark.query():
+    def wait_event(self, event: StreamEvent, *, late: bool) -> None:
+        if event.query():
             return
         stream = torch.cuda.current_stream(self._device)
         before, behind = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         before.record(stream)
-        stream.wait_event(mark)
+        stream.wait_event(event)
         behind.record(stream)
         self._waits.append((before, behind, late))
 
-    def settle(self, mark: StreamEvent) -> None:
-        mark.synchronize()
+    def synchronise(self, event: StreamEvent) -> None:
+        event.synchronize()
 
-    def waits(self) -> list[tuple[float, bool]]:
+    def device_waits(self) -> list[tuple[float, bool]]:
         known: list[tuple[float, bool]] = []
         while self._waits and self._waits[0][1].query():  # in the order of the stream
             before, behind, late = self._waits.pop(0)
@@ -166,16 +199,16 @@ class CudaCopyStreams:
 
 @dataclass(eq=False, slots=True)
 class _Page:
-    """One expert's host memory, and the copy out of it that was started last."""
+    """One expert's host memory, and the event of the last copy out of it."""
 
     place: Place
     copied: StreamEvent | None = None
 
 
 class PinnedTier:
-    """Experts in host memory between the file and a GPU, the one used longest ago replaced first.
+    """Experts in host memory between the file and a GPU; the least recently used one is replaced first.
 
-    Two are the least: one is copied on while the next one is read.
+    Holds at least two: one is copied to the GPU while the next one is read.
     """
 
     def __init__(self, store: ExpertStore, budget_bytes: int, transfer: Transfer) -> None:
@@ -185,15 +218,15 @@ class PinnedTier:
         self._pages: dict[ExpertKey, _Page] = {}
         self._spare: list[_Page] = []
 
-    def page(self, key: ExpertKey, settle: Callable[[StreamEvent], None]) -> _Page:
-        """The page that holds an expert, read from the file if need be. Raises ModelError, MemoryError."""
+    def page(self, key: ExpertKey, synchronise: Callable[[StreamEvent], None]) -> _Page:
+        """Return the page that holds an expert, reading the file if needed. Raises ModelError, MemoryError."""
         page = self._pages.pop(key, None)
         if page is None:
             page = self._empty()
             self.ledger.begin_load(_name(key), self._store.expert_bytes)
             try:
                 if page.copied is not None:
-                    settle(page.copied)  # the GPU may still be reading what the file is about to overwrite
+                    synchronise(page.copied)  # the GPU may still be reading the page
                 self._store.read(key, _memory(page.place).view)
             except BaseException:
                 self.ledger.abandon_load(_name(key))
@@ -214,8 +247,8 @@ class PinnedTier:
 
 
 @dataclass(slots=True)
-class _Turns:
-    """The last copy into a slot, and the last computing out of it."""
+class _SlotEvents:
+    """Events of the last copy into a slot and of the last computing that read it."""
 
     copied: StreamEvent | None = None
     computed: StreamEvent | None = None
@@ -229,41 +262,41 @@ class DeviceWeightTransfer:
         self._transfer = transfer
         self._tier = tier
         self._streams = streams
-        self._turns: dict[int, _Turns] = {}
+        self._events: dict[int, _SlotEvents] = {}
 
     def allocate(self) -> Place:
         place = self._transfer.allocate(self._expert_bytes)
-        # The allocator hands memory out in the order of this thread's stream: what is before must be done first.
-        self._turns[id(place)] = _Turns(computed=self._streams.mark())
+        # The allocator hands memory out in the order of this thread's stream: earlier work must be done first.
+        self._events[id(place)] = _SlotEvents(computed=self._streams.record())
         return place
 
     def retire(self, place: Place) -> None:
-        turns = self._turns[id(place)]
-        for mark in (turns.copied, turns.computed):
-            if mark is not None:
-                self._streams.settle(mark)
+        events = self._events[id(place)]
+        for event in (events.copied, events.computed):
+            if event is not None:
+                self._streams.synchronise(event)
         self._transfer.vacate(place)
 
     def restore(self, place: Place) -> None:
         self._transfer.occupy(place)
-        self._turns[id(place)] = _Turns(computed=self._streams.mark())
+        self._events[id(place)] = _SlotEvents(computed=self._streams.record())
 
-    def bring(self, key: ExpertKey, place: Place) -> None:
-        turns = self._turns[id(place)]
-        page = self._tier.page(key, self._streams.settle)
-        page.copied = turns.copied = self._streams.copy(place.buffer, _memory(page.place).tensor, turns.computed)
-        turns.computed = None
+    def fill(self, key: ExpertKey, place: Place) -> None:
+        events = self._events[id(place)]
+        page = self._tier.page(key, self._streams.synchronise)
+        page.copied = events.copied = self._streams.copy(place.buffer, _memory(page.place).tensor, events.computed)
+        events.computed = None
 
-    def arrive(self, place: Place, *, late: bool) -> None:
-        copied = self._turns[id(place)].copied
+    def begin_use(self, place: Place, *, late: bool) -> None:
+        copied = self._events[id(place)].copied
         if copied is not None:
-            self._streams.join(copied, late=late)
+            self._streams.wait_event(copied, late=late)
 
-    def leave(self, place: Place) -> None:
-        self._turns[id(place)].computed = self._streams.mark()
+    def end_use(self, place: Place) -> None:
+        self._events[id(place)].computed = self._streams.record()
 
-    def waits(self) -> list[tuple[float, bool]]:
-        return self._streams.waits()
+    def device_waits(self) -> list[tuple[float, bool]]:
+        return self._streams.device_waits()
 
 
 def _name(key: ExpertKey) -> ExpertId:

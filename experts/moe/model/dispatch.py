@@ -1,4 +1,4 @@
-"""The module that stands in for a layer's experts: it holds no weights, asks the mode for them, and adds up.
+"""Modules that replace a layer's experts: without weights of their own, they compute with the experts a mode serves.
 
 Bit for bit what the unmodified modules compute. transformers has two orders of adding a token's experts, chosen by
 `experts_implementation` of the model's configuration, and this module follows the same setting: `eager` adds them one
@@ -7,6 +7,7 @@ after the other by ascending index, all others (`grouped_mm` is the default) sum
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -16,22 +17,27 @@ from torch.nn import functional
 from experts.moe.arch import MoeArch
 from experts.moe.gating import ExpertIterator, ExpertWeights, Routing
 
+#: One layer's gate without its choice: (T, H) to logits (T, E).
+Gate = Callable[[torch.Tensor], torch.Tensor]
+#: (n, H) to (n, H) through one expert.
+Compute = Callable[[torch.Tensor, ExpertWeights], torch.Tensor]
 
-class Router(Protocol):
-    """Whom a layer asks: the runtime, on behalf of the mode."""
 
-    def carry_out(self, routing: Routing) -> tuple[Routing, ExpertIterator]:
-        """The routing to compute, and the weights for it in ascending order of experts."""
+class LayerRouter(Protocol):
+    """The runtime, through which a layer consults the mode."""
+
+    def route_layer(self, routing: Routing) -> tuple[Routing, ExpertIterator]:
+        """Return the routing to compute, and its experts' weights in ascending order."""
         ...
 
 
 class OffloadedExperts(nn.Module):
-    """In place of `mlp.experts` of Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE. No parameters.
+    """Replaces `mlp.experts` of Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE. No parameters.
 
-    `logits` are the gate's, (T, E), left here by a hook on it just before this module is called.
+    `logits` are the gate's, set by a hook on the gate just before this module is called.
     """
 
-    def __init__(self, layer: int, arch: MoeArch, config: Any, activation: nn.Module, router: Router) -> None:
+    def __init__(self, layer: int, arch: MoeArch, config: Any, activation: nn.Module, router: LayerRouter) -> None:
         super().__init__()
         self.layer = layer
         self.sentinel = arch.experts
@@ -44,24 +50,78 @@ class OffloadedExperts(nn.Module):
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """hidden_states: (T, H); top_k_index: (T, k), the sentinel E computes nothing; top_k_weights: (T, k)."""
-        assert self.logits is not None, "the gate runs before its experts"
-        logits, self.logits = self.logits, None
-        routing = Routing(self.layer, hidden_states, logits, top_k_index, top_k_weights)
-        routing, served = self._router.carry_out(routing)
+        routing = Routing(self.layer, hidden_states, self._take_logits(), top_k_index, top_k_weights)
+        routing, served = self._router.route_layer(routing)
         by_index = self.config._experts_implementation == "eager"
         return (add_by_index if by_index else add_by_rank)(routing, served, self.sentinel, self._compute)
 
+    def _take_logits(self) -> torch.Tensor:
+        """Return the gate's logits as (T, E)."""
+        assert self.logits is not None, "the gate runs before its experts"
+        logits, self.logits = self.logits.reshape(-1, self.sentinel), None
+        return logits
+
     def _compute(self, states: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
-        """(n, H) to (n, H) through one expert."""
         gate, up = functional.linear(states, weights.gate_up).chunk(2, dim=-1)
         return functional.linear(self.act_fn(gate) * up, weights.down)
 
 
-Compute = Callable[[torch.Tensor, ExpertWeights], torch.Tensor]
+class SwitchExperts(OffloadedExperts):
+    """Replaces `mlp.experts` of Switch Transformers: one expert for each token, experts without a gate.
+
+    Its router answers with a one-hot choice in which tokens beyond an expert's capacity have no 1: they skip the
+    layer, and carry the sentinel here.
+    """
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """hidden_states: (T, H); top_k_index: (T, 1, E) one-hot or all 0; top_k_weights: (T, 1)."""
+        index = top_k_index.argmax(dim=-1).masked_fill(top_k_index.sum(dim=-1) == 0, self.sentinel)
+        routing = Routing(self.layer, hidden_states, self._take_logits(), index, top_k_weights)
+        routing, served = self._router.route_layer(routing)
+        return add_by_index(routing, served, self.sentinel, self._compute)
+
+    def _compute(self, states: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
+        inner = self.act_fn(functional.linear(states, weights.gate_up))
+        return functional.linear(inner.to(weights.down.dtype), weights.down)
+
+
+def replace_experts(block: Any, layer: int, arch: MoeArch, config: Any, router: LayerRouter) -> None:
+    """Replace a block's experts by a module without weights, and hand it the gate's logits by a hook."""
+    if arch.naming.encoder_decoder:
+        activation = next(iter(block.experts.values())).act
+        block.experts = SwitchExperts(layer, arch, config, activation, router)
+    else:
+        block.experts = OffloadedExperts(layer, arch, config, block.experts.act_fn, router)
+    position = 2 if arch.naming.encoder_decoder else 0
+    block.get_submodule(arch.naming.gate).register_forward_hook(partial(_pass_logits, block.experts, position))
+
+
+def gate_of(block: Any, arch: MoeArch) -> Gate:
+    """Return the block's gate without its choice."""
+    gate = block.get_submodule(arch.naming.gate)
+    return partial(_switch_logits if arch.naming.encoder_decoder else _gate_logits, gate)
+
+
+def _pass_logits(
+    experts: OffloadedExperts, position: int, _gate: nn.Module, _args: Any, output: tuple[torch.Tensor, ...]
+) -> None:
+    experts.logits = output[position]
+
+
+def _gate_logits(gate: Any, states: torch.Tensor) -> torch.Tensor:
+    return functional.linear(states, gate.weight)
+
+
+def _switch_logits(router: Any, states: torch.Tensor) -> torch.Tensor:
+    classifier = router.classifier
+    bias = None if classifier.bias is None else classifier.bias.to(router.dtype)
+    return functional.linear(states.to(router.dtype), classifier.weight.to(router.dtype), bias)
 
 
 def add_by_index(routing: Routing, served: ExpertIterator, sentinel: int, compute: Compute) -> torch.Tensor:
-    """As `eager` does: rows of one expert by rank and then by token, added into the sum at once."""
+    """Add experts as `eager` does: rows of one expert by rank and then by token, added into the sum at once."""
     total = torch.zeros_like(routing.hidden)
     ranked = routing.index.t()
     left = int((ranked != sentinel).sum())
@@ -75,17 +135,17 @@ def add_by_index(routing: Routing, served: ExpertIterator, sentinel: int, comput
 
 
 def add_by_rank(routing: Routing, served: ExpertIterator, sentinel: int, compute: Compute) -> torch.Tensor:
-    """As `grouped_mm` does: rows of one expert in the order of a sort, summed over ranks when all are there."""
+    """Add experts as `grouped_mm` does: rows of one expert in the order of a sort, summed over ranks at the end."""
     tokens, ranks = routing.index.shape
     ordered, places = torch.sort(routing.index.reshape(-1))
     flat_weight = routing.weight.reshape(-1)
     # Mixtral's weights stay float32 beside states of bfloat16, and so does the sum.
     dtype = torch.promote_types(routing.hidden.dtype, routing.weight.dtype)
     outputs = routing.hidden.new_zeros(tokens * ranks, routing.hidden.shape[-1], dtype=dtype)
-    known = ordered.tolist()  # once, so that no expert makes the host wait for the GPU
-    left = len(known) - known.count(sentinel)
+    experts = ordered.tolist()  # once, so that no expert makes the host wait for the GPU
+    left = len(experts) - experts.count(sentinel)
     for expert, weights in served:
-        begin, end = bisect_left(known, expert), bisect_right(known, expert)
+        begin, end = bisect_left(experts, expert), bisect_right(experts, expert)
         rows = places[begin:end]
         output = compute(routing.hidden[rows // ranks], weights)
         outputs[rows] = output * flat_weight[rows].unsqueeze(-1)
@@ -96,4 +156,4 @@ def add_by_rank(routing: Routing, served: ExpertIterator, sentinel: int, compute
 
 def _require_all(left: int, layer: int) -> None:
     if left:
-        raise AssertionError(f"layer {layer}: the mode left {left} tokens without the expert it gave them")
+        raise AssertionError(f"layer {layer}: the mode did not serve the experts of {left} choices")

@@ -1,7 +1,7 @@
-"""The keys and values of a running batch: rows of several lengths in one cache, padded on the left, in counted bytes.
+"""Keys and values of a running batch: rows of several lengths in one cache, padded on the left, in counted bytes.
 
-Rows come and go between steps; what is left is cut to its longest row. Padding is masked, and each row counts its own
-positions, so a row's tokens do not depend on who is beside it. What a text may come to hold is known before its
+Rows join and leave between steps; the cache is cut to its longest row. Padding is masked, and each row counts its own
+positions, so a row's tokens do not depend on the rows beside it. The memory that a text may need is known before its
 prefill, and claimed then.
 """
 
@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from experts.ledger import LedgerError
+from experts.moe.arch import FAMILIES
 from experts.moe.errors import ModelError
 from experts.moe.library import transformers
 
 
 class KeyValues:
-    """One cache of transformers (`DynamicCache`), edited as rows join and leave. `config` is the model's."""
+    """A `DynamicCache` of transformers, edited as rows join and leave. `config` is the model's."""
 
     def __init__(self, config: Any) -> None:
         _require_decoder(config)
@@ -26,36 +27,33 @@ class KeyValues:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of its tensors, padding included."""
+        """Bytes of its tensors, including padding."""
         layers = () if self._cache is None else self._cache.layers
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
 
     def fresh(self) -> Any:
-        """An empty cache for a prefill. Every layer keeps all it has seen: a sliding window is left to the mask."""
+        """Return an empty cache for a prefill. Every layer keeps all tokens: a sliding window is left to the mask."""
         return transformers().DynamicCache()
 
-    def join(self, one: Any, tokens: int) -> None:
-        """Add the cache of one row that has seen `tokens`, and that is empty then.
-
-        Where memory runs out amid it, the others stay as they were.
-        """
+    def join(self, row: Any, tokens: int) -> None:
+        """Add a row's cache after `tokens`, and empty that cache. If memory runs out, the other rows stay unchanged."""
         if not self._lengths:
-            self._cache = one
+            self._cache = row
             self._lengths.append(tokens)
             return
         longest = max(*self._lengths, tokens)
         try:
-            for mine, its in zip(self._cache.layers, one.layers, strict=True):
-                # Layer by layer, and what was taken over is let go: never a second copy of the whole.
-                mine.keys, its.keys = _joined(mine.keys, its.keys, longest), None
-                mine.values, its.values = _joined(mine.values, its.values, longest), None
+            for layer, added in zip(self._cache.layers, row.layers, strict=True):
+                # Layer by layer, each released when it was copied: never a second copy of the whole.
+                layer.keys, added.keys = _joined(layer.keys, added.keys, longest), None
+                layer.values, added.values = _joined(layer.values, added.values, longest), None
         except BaseException:
             self._cut(slice(len(self._lengths)), max(self._lengths))
             raise
         self._lengths.append(tokens)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Only `rows` go on, in this order."""
+        """Keep only `rows`, in this order."""
         if not rows:
             self.clear()
             return
@@ -67,15 +65,15 @@ class KeyValues:
         self._lengths = []
 
     def arguments(self, device: torch.device) -> dict[str, Any]:
-        """What a forward of one token per row takes beside the tokens."""
+        """Return the arguments of a forward of one token per row, beside the tokens."""
         lengths = torch.tensor(self._lengths, device=device)
         longest = max(self._lengths)
         places = torch.arange(longest + 1, device=device)
         mask = (places >= (longest - lengths)[:, None]).long()
         return {"past_key_values": self._cache, "position_ids": lengths[:, None], "attention_mask": mask}
 
-    def grew(self) -> None:
-        """Each row has one more token."""
+    def count_token(self) -> None:
+        """Count one more token of each row."""
         self._lengths = [length + 1 for length in self._lengths]
 
     def _cut(self, rows: slice | list[int], longest: int) -> None:
@@ -85,10 +83,10 @@ class KeyValues:
 
 
 class TextMemory:
-    """The books of what the texts that run may come to hold, in tokens: never more than fit into `budget_bytes`.
+    """Ledger of the tokens that running texts may come to hold, never more than fit into `budget_bytes`.
 
-    A row is padded to the longest beside it, so each counts as the longest that any of them may become. `token_bytes`
-    is what a token of a row takes (`bytes_per_token`).
+    A row is padded to the longest beside it, so each counts as the longest that any of them may become. `token_bytes`:
+    see `bytes_per_token`.
     """
 
     def __init__(self, token_bytes: int, budget_bytes: int) -> None:
@@ -98,7 +96,7 @@ class TextMemory:
 
     @property
     def tokens(self) -> int:
-        """Tokens that fit, padding included; of one text alone, prompt and answer together."""
+        """Tokens that fit, including padding; prompt and answer of one text alone."""
         return self.budget_bytes // self.token_bytes
 
     @property
@@ -107,7 +105,7 @@ class TextMemory:
         return len(self._claims) * max(self._claims.values(), default=0) * self.token_bytes
 
     def claim(self, request: str, tokens: int) -> None:
-        """A text may come to hold `tokens`. LedgerError where the others leave no room: nobody should have asked."""
+        """Claim memory for the `tokens` that a text may reach. LedgerError if it does not fit: a caller's defect."""
         if request in self._claims:
             raise LedgerError(f"text {request} has its memory already")
         self._claims[request] = tokens
@@ -117,12 +115,12 @@ class TextMemory:
             raise LedgerError(f"text {request} of up to {tokens} tokens is too much for {free_bytes} free bytes")
 
     def release(self, request: str) -> None:
-        """The text has ended, well or not."""
+        """Release the memory of a text that has ended."""
         if self._claims.pop(request, None) is None:
             raise LedgerError(f"text {request} has no memory to give back")
 
     def check(self, running: Sequence[str], held_bytes: int) -> None:
-        """Raise LedgerError where the books are not those of the texts that run and of the bytes that they hold."""
+        """Raise LedgerError unless the claims are those of the running texts and cover the bytes that they hold."""
         if list(self._claims) != list(running):
             raise LedgerError(f"texts {', '.join(self._claims)} have memory, {', '.join(running)} run")
         if not held_bytes <= self.used_bytes <= self.budget_bytes:
@@ -130,9 +128,9 @@ class TextMemory:
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
-    """What a token of a row takes: keys and values in each layer, and in one more, for a layer is copied as it grows.
+    """Return the bytes of a row's token: keys and values of each layer and one more, as a growing layer is copied.
 
-    `config` is the model's, `dtype` what it computes in. ModelError where it is an encoder-decoder.
+    `config` is the model's, `dtype` its type. Raises ModelError for an encoder-decoder.
     """
     _require_decoder(config)
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -141,25 +139,26 @@ def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
 
 
 def require_text_memory(folder: Path, memory: TextMemory, context: int | None, new_tokens: int) -> None:
-    """Raise ModelError where there is not even room for a prompt of one token with the longest answer."""
-    least = new_tokens + 1 if context is None else min(new_tokens + 1, context)
-    if memory.tokens < least:
+    """Raise ModelError if not even a prompt of one token fits with the longest answer."""
+    min_tokens = new_tokens + 1 if context is None else min(new_tokens + 1, context)
+    if memory.tokens < min_tokens:
         message = f"text_memory (a quarter of memory where it is not set) of {memory.budget_bytes} bytes holds"
-        message += f" {memory.tokens} tokens of {memory.token_bytes} bytes, a text may come to {least}"
-        raise ModelError(folder, f"{message}: give at least {least * memory.token_bytes}, or lower max_new_tokens")
+        message += f" {memory.tokens} tokens of {memory.token_bytes} bytes, a text may come to {min_tokens}"
+        message += f": give at least {min_tokens * memory.token_bytes}, or lower max_new_tokens"
+        raise ModelError(folder, message)
 
 
 def _require_decoder(config: Any) -> None:
     if getattr(config, "is_encoder_decoder", False):
         folder = Path(getattr(config, "name_or_path", "") or ".")
-        message = "an encoder-decoder model is not served: name a decoder (Mixtral, Qwen2-MoE, OLMoE, Qwen3-MoE)"
-        raise ModelError(folder, message)
+        decoders = ", ".join(name for name, family in FAMILIES.items() if not family.encoder_decoder)
+        raise ModelError(folder, f"an encoder-decoder model is not served: name a decoder ({decoders})")
 
 
-def _joined(mine: torch.Tensor, its: torch.Tensor, longest: int) -> torch.Tensor:
-    """(B, heads, T, D) and (1, heads, T', D) as (B + 1, heads, longest, D), zeros on the left."""
-    rows, heads, length, width = mine.shape
-    both = mine.new_zeros((rows + 1, heads, longest, width))
-    both[:rows, :, longest - length :] = mine
-    both[rows:, :, longest - its.shape[2] :] = its
-    return both
+def _joined(batch: torch.Tensor, row: torch.Tensor, longest: int) -> torch.Tensor:
+    """Join (B, heads, T, D) and (1, heads, T', D) to (B + 1, heads, longest, D), with zeros on the left."""
+    rows, heads, length, width = batch.shape
+    joined = batch.new_zeros((rows + 1, heads, longest, width))
+    joined[:rows, :, longest - length :] = batch
+    joined[rows:, :, longest - row.shape[2] :] = row
+    return joined

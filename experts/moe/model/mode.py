@@ -1,92 +1,75 @@
-"""What a mode of serving is: who computes which token with which expert, and which experts are in memory for it."""
+"""The base class of modes, and the interface of their fits.
 
-from collections.abc import Callable, Sequence
+A mode decides which experts are in memory, and which expert computes which token.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
+from pydantic import BaseModel
 
 from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
+from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertIterator, ForwardStep, Routing
+from experts.moe.model.dispatch import Gate
 from experts.moe.policy.eviction import EvictionPolicy, LayeredLru
-
-#: One layer's gate without its choice: (T, H) to logits (T, E).
-Gate = Callable[[torch.Tensor], torch.Tensor]
+from experts.moe.weights.prepared import PreparedFiles
 
 
-class Mode(Protocol):
-    """One object for each model in service. The runtime calls it from the one thread that computes.
+class ModeOptions(BaseModel, extra="forbid", frozen=True):
+    """Options of a mode as a configuration gives them. Modes with options have a subclass, whose fields they are."""
 
-    In this order: `residency`, `attach` once; then for each step `begin`, for each layer `route` and `experts`, and
-    `end`, also where the step failed.
+
+class Mode:
+    """One object for each model in service; this class itself loads on demand and evicts by last use.
+
+    The runtime calls, from the one thread that computes: `eviction_policy` and `attach` once, then for each step
+    `begin`, for each layer `route` and `experts`, and `end`, also if the step failed.
     """
 
-    name: str
-    #: Whether the answers are those of the unmodified model, to the bit.
-    lossless: bool
-
-    @property
-    def reserved_bytes(self) -> int:
-        """What it holds of the model's budget itself; slots have the rest."""
-        ...
-
-    #: One for each layer, given by the runtime before `attach`.
-    gates: Sequence[Gate]
-
-    def require(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
-        """Raise ModelError where the mode needs more than every mode does (`runtime.require_budget`)."""
-        ...
-
-    def residency(self, arch: MoeArch) -> EvictionPolicy:
-        """The policy of the cache that is made for this mode."""
-        ...
-
-    def attach(self, cache: SlotCache, arch: MoeArch) -> None:
-        """The cache is there; what is to be in memory from the start is loaded now. Raises ModelError."""
-        ...
-
-    def begin(self, step: ForwardStep) -> None: ...
-
-    def route(self, routing: Routing) -> Routing:
-        """What is to be carried out; a lossless mode returns the routing as it is."""
-        ...
-
-    def experts(self, routing: Routing) -> ExpertIterator:
-        """The weights for a routing that `route` returned. Raises ModelError."""
-        ...
-
-    def end(self, step: ForwardStep) -> None: ...
-
-    def resize(self, budget_bytes: int) -> None:
-        """Another budget while serving. Raises ModelError where the mode cannot work with so little."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class BaseMode:
-    """What most modes share: slots evicted by last use, everything wanted is served as the gate said."""
-
-    name = ""
-    lossless = True
-    #: Whether the next expert is fetched while one is computed.
-    ahead = False
-
-    @property
-    def reserved_bytes(self) -> int:
-        return 0
+    Options: ClassVar[type[ModeOptions]] = ModeOptions
+    #: True if the answers are those of the unmodified model, to the bit.
+    lossless: ClassVar[bool] = True
+    #: True if the next expert is loaded while one computes.
+    load_ahead: ClassVar[bool] = False
 
     def __init__(self) -> None:
+        #: One for each layer, set by the runtime before `attach`.
         self.gates: Sequence[Gate] = ()
 
-    def require(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
-        """What every mode needs is enough."""
+    @classmethod
+    def open(cls, checkpoint: Path, options: Any) -> "Mode":  # noqa: ARG003  not every mode reads the checkpoint
+        """Make the mode; `options` are of the class `Options`. Raises ModelError if a prepared file is missing."""
+        return cls()
 
-    def residency(self, arch: MoeArch) -> EvictionPolicy:
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of the model's budget that the mode itself holds; slots have the rest."""
+        return 0
+
+    def require_budget(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
+        """Raise ModelError if the budget is too small.
+
+        A lossless mode may serve a layer in waves: it needs one slot for each layer, or one token's experts. A mode
+        that chooses among resident experts needs a token's experts in each layer.
+        """
+        experts = min(arch.top_k, arch.layers) if self.lossless else arch.top_k * arch.layers
+        min_bytes = experts * arch.expert_bytes
+        if budget_bytes < min_bytes:
+            message = f"a budget of {budget_bytes} bytes is too small: a token takes {arch.top_k} experts of "
+            message += f"{arch.expert_bytes} bytes in each of {arch.layers} layers"
+            raise ModelError(folder, f"{message}; give at least {min_bytes} bytes")
+
+    def eviction_policy(self, arch: MoeArch) -> EvictionPolicy:
+        """Return the policy of the cache that is made for this mode."""
         return LayeredLru(arch.layers)
 
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
+        """Take the cache, and load the experts that should be in memory from the start. Raises ModelError."""
         self.cache = cache
         self.arch = arch
 
@@ -94,16 +77,51 @@ class BaseMode:
         self.step = step
 
     def route(self, routing: Routing) -> Routing:
+        """Return the routing to carry out; a lossless mode returns `routing` itself."""
         return routing
 
     def experts(self, routing: Routing) -> ExpertIterator:
-        return self.cache.serve(routing.layer, routing.wanted(), ahead=self.ahead)
+        """Serve the experts of a routing that `route` returned. Raises ModelError."""
+        return self.cache.serve(routing.layer, routing.distinct_experts(), ahead=self.load_ahead)
 
     def end(self, step: ForwardStep) -> None:
-        pass
+        """End a step."""
 
     def resize(self, budget_bytes: int) -> None:
+        """Change the budget while serving. Raises ModelError if it is too small for the mode."""
+        self.require_budget(budget_bytes, self.arch, self.cache.store.folder)
         self.cache.resize(budget_bytes)
 
     def close(self) -> None:
-        pass
+        """Release what the mode holds beside the cache."""
+
+
+class FitProgress(Protocol):
+    """Reports how far one part of a fit is."""
+
+    def __call__(self, part: str, done: int, total: int, note: str = "") -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FitInputs:
+    """Inputs of a mode's fit. Raises ModelError where traces or text of the checkpoint are missing."""
+
+    prepared: PreparedFiles
+    #: (length, count) to at most `count` windows of the training files of each task, (n, length) int64.
+    training_windows: Callable[[int, int], Mapping[str, torch.Tensor]]
+    progress: FitProgress
+
+
+@dataclass(frozen=True, slots=True)
+class FitTable:
+    """A result of a fit for a person to read."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+class FitFunction(Protocol):
+    """Fits a mode's predictor on training files and saves it. A stopped fit goes on; a finished one is not repeated."""
+
+    def __call__(self, inputs: FitInputs) -> Sequence[FitTable]: ...

@@ -1,7 +1,7 @@
-"""A checkpoint in service: the model as transformers builds it, without its experts' weights.
+"""A checkpoint in service: the model that transformers builds, without its experts' weights.
 
-The model is built on the `meta` device, which costs no memory; each layer's experts are replaced by a module that has
-none; all other tensors are read from the files and assigned. Nothing downloads anything.
+The model is built on the `meta` device, which costs no memory; each layer's experts are replaced by a module without
+weights; all other tensors are read from the files and assigned. Nothing is downloaded.
 """
 
 import threading
@@ -9,51 +9,42 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional
 
-from experts.moe.arch import MoeArch, load_config, read_arch
-from experts.moe.cache.link import SlowLink
+from experts.moe.arch import MoeArch, first_line, load_config, read_arch
 from experts.moe.cache.slots import SlotCache
-from experts.moe.cache.weight_transfer import weight_transfer_for
+from experts.moe.cache.weight_transfer import SlowLink, weight_transfer_for
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertIterator, ForwardStep, Routing, StepRow
 from experts.moe.library import transformers
-from experts.moe.model import switch
-from experts.moe.model.dispatch import OffloadedExperts
-from experts.moe.weights.checkpoint import Checkpoint, check_tensors, expert_shapes, read_checkpoint
+from experts.moe.model.dispatch import gate_of, replace_experts
+from experts.moe.model.mode import Mode
+from experts.moe.weights.checkpoint import Checkpoint, check_tensors, expert_shapes, load_tensors, read_checkpoint
 from experts.moe.weights.expert_store import CheckpointStore, ExpertStore
 from experts.moe.weights.slot_file import STORAGES, SlotFileStore, slot_file
-from experts.moe.weights.tensors import load_tensors
 
-if TYPE_CHECKING:  # modes import this module
-    from experts.moe.model.mode import Gate, Mode
-
+#: Called for each layer with the step, the gate's routing and the routing that is carried out.
 Observer = Callable[[ForwardStep, Routing, Routing], None]
 
-#: Whose shape says how many rows and tokens a forward has, the first that is there.
+#: Arguments whose shape is (rows, tokens) of a forward; the first one present counts.
 _INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 
 
 class MoeRuntime:
-    """One model in service. Forwards run one at a time, in the thread that calls `model` or `model.generate`.
+    """One model in service. Forwards run one at a time, in the thread that calls `model` or `model.generate`."""
 
-    `observers` are told, layer by layer, the routing as the gate gave it and as it was carried out.
-    """
-
-    def __init__(self, model: Any, tokenizer: Any, arch: MoeArch, store: ExpertStore, mode: "Mode") -> None:
+    def __init__(self, model: Any, tokenizer: Any, arch: MoeArch, store: ExpertStore, mode: Mode) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.arch = arch
         self.store = store
         self.mode = mode
         self.observers: list[Observer] = []
-        self._number = 0
+        self._steps = 0
         self._step: ForwardStep | None = None
-        self._named: tuple[StepRow, ...] | None = None
+        self._named_rows: tuple[StepRow, ...] | None = None
         self._lock = threading.RLock()
         self.cache: SlotCache
 
@@ -61,7 +52,7 @@ class MoeRuntime:
     def open(
         cls,
         folder: Path,
-        mode: "Mode",
+        mode: Mode,
         budget_bytes: int,
         *,
         device: str = "cpu",
@@ -70,137 +61,118 @@ class MoeRuntime:
     ) -> "MoeRuntime":
         """Check a checkpoint and put it in service, its experts within `budget_bytes`. Raises ModelError.
 
-        `device`: "cpu" or "cuda:N". `storage`: where experts are read from, "checkpoint" for its own files, "exact",
-        "int8" or "int4" for what `coserve moe import` wrote; "auto" is "exact" where that is there, else "checkpoint".
+        `device`: "cpu" or "cuda:N". `storage`: "checkpoint" reads experts from its own files, "exact", "int8" or "int4"
+        from the file of `coserve moe import`; "auto" means "exact" if that file exists, else "checkpoint".
         """
         folder = Path(folder)
         model, arch, checkpoint = read_model(folder)
-        require_budget(folder, arch, budget_bytes, lossless=mode.lossless)
-        mode.require(budget_bytes, arch, folder)
+        mode.require_budget(budget_bytes, arch, folder)
         with ExitStack() as undo:
             store = open_store(arch, checkpoint, storage)
             undo.callback(store.close)
             runtime = cls(model, read_tokenizer(folder), arch, store, mode)
-            runtime._replace_experts()
+            blocks = [model.get_submodule(name) for name in arch.blocks]
+            for layer, block in enumerate(blocks):
+                replace_experts(block, layer, arch, model.config, runtime)
             load_tensors(model, checkpoint, device)
-            runtime._watch()
-            carrier = weight_transfer_for(store, device)
+            runtime._wrap_forwards()
+            transfer = weight_transfer_for(store, device)
             slots_bytes = budget_bytes - mode.reserved_bytes
-            runtime.cache = SlotCache(store, slots_bytes, mode.residency(arch), carrier, link=link)
+            runtime.cache = SlotCache(store, slots_bytes, mode.eviction_policy(arch), transfer, link=link)
             undo.callback(runtime.cache.close)
-            mode.gates = runtime._gates()
+            mode.gates = tuple(gate_of(block, arch) for block in blocks)
             mode.attach(runtime.cache, arch)
             undo.pop_all()
         return runtime
 
     @contextmanager
     def step(self, rows: Sequence[StepRow]) -> Iterator[None]:
-        """Name the rows of the forward that follows; forwards outside have anonymous rows."""
-        self._named = tuple(rows)
+        """Name the rows of the forward inside this context; forwards outside have anonymous rows."""
+        self._named_rows = tuple(rows)
         try:
             yield
         finally:
-            self._named = None
-
-    def check_prompt(self, tokens: int, new_tokens: int = 0) -> None:
-        """Raise ModelError for a prompt that is empty, or that does not fit into the context with its answer."""
-        file = self.store.folder
-        if tokens < 1:
-            raise ModelError(file, "the prompt is empty; give at least one token")
-        limit = self.arch.context_tokens
-        if limit is not None and tokens + new_tokens > limit:
-            answer = f" and {new_tokens} new ones" if new_tokens else ""
-            message = f"the prompt has {tokens} tokens{answer}, the model's context {limit}; shorten it"
-            raise ModelError(file, f"{message} to {max(limit - new_tokens, 0)}" if new_tokens else message)
+            self._named_rows = None
 
     def check(self) -> None:
-        """Raise what a failed step has left that later ones would stumble over: books that are wrong, a lost device."""
+        """Raise if a failed step has left state that later ones would meet: a wrong ledger, a lost device."""
         self.cache.check()
         device = next(self.model.parameters()).device
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
     def close(self) -> None:
-        """End loading and give the memory of all slots back."""
+        """Stop loading and give the memory of all slots back."""
         self.mode.close()
         self.cache.close()
         self.store.close()
 
-    def carry_out(self, routing: Routing) -> tuple[Routing, ExpertIterator]:
-        """For a layer: what the mode makes of its routing, and the weights for that."""
-        done = self.mode.route(routing)
+    def route_layer(self, routing: Routing) -> tuple[Routing, ExpertIterator]:
+        """Let the mode change a layer's routing, and return it with the weights of its experts."""
+        carried_out = self.mode.route(routing)
         if self.observers:
-            step = self._step
-            assert step is not None, "layers run within a forward of the model"
+            assert self._step is not None, "layers run within a forward of the model"
             for observer in self.observers:
-                observer(step, routing, done)
-        return done, self.mode.experts(done)
+                observer(self._step, routing, carried_out)
+        return carried_out, self.mode.experts(carried_out)
 
-    def _replace_experts(self) -> None:
-        """Each layer's experts give way to a module without weights, which a hook tells what the gate said."""
-        for layer, name in enumerate(self.arch.blocks):
-            block = self.model.get_submodule(name)
-            if self.arch.family == switch.FAMILY:
-                switch.replace_experts(block, layer, self.arch, self)
-                continue
-            block.experts = OffloadedExperts(layer, self.arch, self.model.config, block.experts.act_fn, self)
-            block.gate.register_forward_hook(partial(_leave_logits, block.experts))
-
-    def _gates(self) -> "tuple[Gate, ...]":
-        """Each layer's gate without its choice: (T, H) to logits (T, E)."""
-        blocks = [self.model.get_submodule(name) for name in self.arch.blocks]
-        if self.arch.family == switch.FAMILY:
-            return tuple(switch.gate(block) for block in blocks)
-        return tuple(partial(_gate_logits, block.gate) for block in blocks)
-
-    def _watch(self) -> None:
-        """A step is one forward of the model, or of the encoder where `generate` calls that by itself."""
+    def _wrap_forwards(self) -> None:
+        """Make a step of each forward of the model, or of the encoder when `generate` calls it separately."""
         modules = [self.model]
-        if self.arch.family == switch.FAMILY:
+        if self.arch.naming.encoder_decoder:
             modules.append(self.model.get_submodule("encoder"))
         for module in modules:
             module.forward = wraps(module.forward)(partial(self._forward, module.forward))
         self.model.generate = wraps(self.model.generate)(partial(self._generate, self.model.generate))
 
-    def _generate(self, inner: Callable[..., Any], inputs: torch.Tensor | None = None, **given: Any) -> Any:
-        prompt = inputs if inputs is not None else given.get("input_ids")
+    def _generate(self, inner: Callable[..., Any], inputs: torch.Tensor | None = None, **arguments: Any) -> Any:
+        prompt = inputs if inputs is not None else arguments.get("input_ids")
         if prompt is not None:
-            self.check_prompt(prompt.shape[-1])
-        return inner(inputs, **given)
+            self._check_prompt(prompt.shape[-1])
+        return inner(inputs, **arguments)
 
-    def _forward(self, inner: Callable[..., Any], *args: Any, **given: Any) -> Any:
-        """One step, the first to come; a forward within it (an encoder's) belongs to it."""
+    def _forward(self, inner: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
+        """Run one step; a forward within it (an encoder's) belongs to it."""
         with self._lock:
             if self._step is not None:
-                return inner(*args, **given)
-            self._step = self._next_step(args, given)
+                return inner(*args, **arguments)
+            self._step = self._next_step(args, arguments)
             try:
-                self.cache.begin(self._step)
+                self.cache.begin_step()
                 self.mode.begin(self._step)
-                return inner(*args, **given)
+                return inner(*args, **arguments)
             finally:
                 step, self._step = self._step, None
                 try:
                     self.mode.end(step)
                 finally:
-                    self.cache.end(step)
+                    self.cache.end_step(step)
 
-    def _next_step(self, args: tuple[Any, ...], given: Mapping[str, Any]) -> ForwardStep:
-        named = [given[name] for name in _INPUTS if given.get(name) is not None]
-        batch, tokens = (named or list(args))[0].shape[:2]
-        past = given.get("past_key_values")
+    def _next_step(self, args: tuple[Any, ...], arguments: Mapping[str, Any]) -> ForwardStep:
+        inputs = [arguments[name] for name in _INPUTS if arguments.get(name) is not None]
+        batch, tokens = (inputs or list(args))[0].shape[:2]
+        past = arguments.get("past_key_values")
         prefill = past is None or past.get_seq_length() == 0
         if prefill:
-            self.check_prompt(tokens)
-        self._number += 1
-        rows = self._named or (StepRow("", None, tokens),) * batch
-        return ForwardStep(self._number, "prefill" if prefill else "decode", rows)
+            self._check_prompt(tokens)
+        self._steps += 1
+        rows = self._named_rows or (StepRow("", None, tokens),) * batch
+        return ForwardStep(self._steps, "prefill" if prefill else "decode", rows)
+
+    def _check_prompt(self, tokens: int) -> None:
+        """Raise ModelError for a prompt that is empty or does not fit into the context."""
+        if tokens < 1:
+            raise ModelError(self.store.folder, "the prompt is empty; give at least one token")
+        limit = self.arch.context_tokens
+        if limit is not None and tokens > limit:
+            message = f"the prompt has {tokens} tokens, the model's context {limit}; shorten it"
+            raise ModelError(self.store.folder, message)
 
 
 def read_model(folder: Path) -> tuple[Any, MoeArch, Checkpoint]:
-    """The model on `meta`, experts and all, its shapes, and where its tensors lie. Raises ModelError.
+    """Return the model on `meta` with its experts, its shapes, and the places of its tensors. Raises ModelError.
 
-    The checkpoint fits: no tensor is missing, none left over, all are of the right shape.
+    Checks that the checkpoint has exactly the tensors of the model, in the right shapes.
     """
     library = transformers()
     config = load_config(folder)
@@ -225,27 +197,13 @@ def read_model(folder: Path) -> tuple[Any, MoeArch, Checkpoint]:
         try:
             model.generation_config = library.GenerationConfig.from_pretrained(folder, local_files_only=True)
         except Exception as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ModelError(file, f"cannot be read ({reason}); restore the file, or delete it") from error
+            message = f"cannot be read ({first_line(error)}); restore the file, or delete it"
+            raise ModelError(file, message) from error
     return model, arch, checkpoint
 
 
-def require_budget(folder: Path, arch: MoeArch, budget_bytes: int, *, lossless: bool) -> None:
-    """Raise ModelError for a budget that a mode cannot work with.
-
-    A mode that changes no answer may serve a layer in waves: one slot for each layer, or one token's experts. One that
-    chooses among the experts it has needs a token's experts in each layer.
-    """
-    experts = min(arch.top_k, arch.layers) if lossless else arch.top_k * arch.layers
-    least = experts * arch.expert_bytes
-    if budget_bytes < least:
-        message = f"a budget of {budget_bytes} bytes is too small: a token takes {arch.top_k} experts of "
-        message += f"{arch.expert_bytes} bytes in each of {arch.layers} layers"
-        raise ModelError(folder, f"{message}; give at least {least} bytes")
-
-
 def open_store(arch: MoeArch, checkpoint: Checkpoint, storage: str) -> ExpertStore:
-    """Experts of a checkpoint; `storage` as in `MoeRuntime.open`. Raises ModelError."""
+    """Open the experts of a checkpoint; `storage` as in `MoeRuntime.open`. Raises ModelError."""
     if storage == "checkpoint" or (storage == "auto" and not slot_file(checkpoint.folder, "exact").is_file()):
         return CheckpointStore(arch, checkpoint)
     wanted = "exact" if storage == "auto" else storage
@@ -256,20 +214,12 @@ def open_store(arch: MoeArch, checkpoint: Checkpoint, storage: str) -> ExpertSto
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer, None where there is none. Raises ModelError for one that cannot be read."""
+    """Return the folder's tokenizer, None if there is none. Raises ModelError if it cannot be read."""
     names = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
     if not any((folder / name).is_file() for name in names):
         return None
     try:
         return transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(folder, f"its tokenizer cannot be read ({reason}); restore tokenizer.json") from error
-
-
-def _leave_logits(experts: OffloadedExperts, _gate: nn.Module, _args: Any, said: tuple[torch.Tensor, ...]) -> None:
-    experts.logits = said[0]
-
-
-def _gate_logits(gate: Any, states: torch.Tensor) -> torch.Tensor:
-    return functional.linear(states, gate.weight)
+        message = f"its tokenizer cannot be read ({first_line(error)}); restore tokenizer.json"
+        raise ModelError(folder, message) from error

@@ -1,4 +1,4 @@
-"""Prompts into tokens and tokens into text: what of a checkpoint a request for text meets before any weight is read."""
+"""Prompts into tokens and tokens into text, with a checkpoint's tokenizer; imports neither torch nor transformers."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,19 +11,21 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-#: What bytes that are no UTF-8 read as.
+#: Decoded form of bytes that are not UTF-8.
 _REPLACEMENT = "\ufffd"
 
 
 class PromptError(ValueError):
-    """A prompt that this model cannot continue: empty, or longer than its context."""
+    """The model cannot continue a prompt: it is empty or longer than the context."""
 
 
 class TextCodec:
-    """The tokenizer of a checkpoint, with its context's length and the tokens that end a text. Any thread."""
+    """The tokenizer of a checkpoint, its context length, and the tokens that end a text. Thread-safe.
+
+    `context`: tokens of prompt and answer together, None if positions are relative; `ends` may be empty.
+    """
 
     def __init__(self, tokenizer: "Tokenizer", context: int | None, ends: frozenset[int]) -> None:
-        """`context`: tokens of prompt and answer together, None where positions are relative; `ends` may be empty."""
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self.context = context
@@ -32,7 +34,7 @@ class TextCodec:
 
     @classmethod
     def open(cls, folder: Path) -> "TextCodec":
-        """Read `tokenizer.json`, `config.json` and `generation_config.json`; ModelError names what is wrong."""
+        """Read `tokenizer.json`, `config.json` and `generation_config.json`. Raises ModelError."""
         from tokenizers import Tokenizer  # noqa: PLC0415  comes with the extra `moe`
 
         config = read_json(folder / "config.json")
@@ -48,30 +50,30 @@ class TextCodec:
         try:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises no other kind
-            raise ModelError(file, f"is no tokenizer: {error}") from error
+            raise ModelError(file, f"is not a tokenizer: {error}") from error
         numbers = ends if isinstance(ends, list) else [] if ends is None else [ends]
         if not all(isinstance(number, int) for number in numbers):
             raise ModelError(folder, f"eos_token_id is {ends!r}; expected a number, or a list of numbers")
         return cls(tokenizer, config.get("max_position_embeddings"), frozenset(numbers))
 
     def encode(self, prompt: str) -> list[int]:
-        """The tokens of `prompt`. PromptError where there are none, or no room for one more after them."""
+        """Return the tokens of `prompt`. Raises PromptError for none, or if no new token fits after them."""
         if not prompt.strip():
             raise PromptError("the prompt is empty")
         tokens: list[int] = self._tokenizer.encode(prompt).ids
         if not tokens:
-            raise PromptError("the prompt is empty: the tokenizer makes no token of it")
+            raise PromptError("the prompt is empty: it has no token")
         if self.context is not None and len(tokens) >= self.context:
             raise PromptError(f"the prompt has {len(tokens)} tokens, at most {self.context - 1} fit its context")
         return tokens
 
     def max_total_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
-        """Tokens that a text may come to, prompt and answer: what its context holds, at most."""
+        """Return the tokens that prompt and answer may reach, at most the context."""
         wanted = prompt_tokens + new_tokens
         return wanted if self.context is None else min(wanted, self.context)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of `tokens`, special ones left out."""
+        """Return the text of `tokens` without special ones."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def stream(self) -> "TextStream":
@@ -79,49 +81,49 @@ class TextCodec:
 
 
 class TextStream:
-    """Text as its tokens come: `text` is all that was said so far.
+    """Text as its tokens arrive: `text` is everything emitted so far.
 
-    A piece is what the newest tokens add to the few before them. It waits while it ends in U+FFFD: so reads the first
-    part of a character. (The library's own stream raises where a character that it gave out turns out to be part of
-    bytes that are none, as with every tokenizer that falls back to bytes.)
+    A piece is the text that the newest tokens add to the few before them. It is held back while it ends in U+FFFD,
+    which may be the first part of a character. (The library's own stream raises if a character that it emitted turns
+    out to be part of invalid bytes, as with every tokenizer that falls back to bytes.)
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         #: Tokens of the last piece, and those after it.
         self._tokens: list[int] = []
-        self._said_tokens = 0
+        self._emitted_tokens = 0
         self.text = ""
 
     def add(self, token: int) -> str:
-        """What `token` adds; empty while a character is not whole."""
+        """Return the text that `token` adds; empty while a character is incomplete."""
         self._tokens.append(token)
-        piece = self._unsaid()
-        return "" if piece.endswith(_REPLACEMENT) else self._say(piece)
+        piece = self._pending()
+        return "" if piece.endswith(_REPLACEMENT) else self._emit(piece)
 
     def end(self) -> str:
-        """What waited for more."""
-        return self._say(self._unsaid())
+        """Return the text that was held back."""
+        return self._emit(self._pending())
 
-    def _unsaid(self) -> str:
-        return self._decode(self._tokens)[len(self._decode(self._tokens[: self._said_tokens])) :]
+    def _pending(self) -> str:
+        return self._decode(self._tokens)[len(self._decode(self._tokens[: self._emitted_tokens])) :]
 
-    def _say(self, piece: str) -> str:
+    def _emit(self, piece: str) -> str:
         if piece:
-            self._tokens = self._tokens[self._said_tokens :]
-            self._said_tokens = len(self._tokens)
+            self._tokens = self._tokens[self._emitted_tokens :]
+            self._emitted_tokens = len(self._tokens)
             self.text += piece
         return piece
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`; ModelError where there is none."""
+    """Return the JSON object in `file`. Raises ModelError."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        table = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(file, f"cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ModelError(file, f"is no JSON: {error}") from error
-    if not isinstance(found, dict):
+        raise ModelError(file, f"is not JSON: {error}") from error
+    if not isinstance(table, dict):
         raise ModelError(file, "expected a JSON object")
-    return found
+    return table

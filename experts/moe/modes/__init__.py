@@ -1,60 +1,69 @@
-"""All modes of serving by name."""
+"""The registry of modes: every mode of serving by name. Importing it imports neither torch nor transformers.
 
-from collections.abc import Callable, Mapping
+To add a mode, write its file or folder here and add its line to `MODES`. Baselines share `baselines.py`; the modes of
+papers have a folder each.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from experts.moe.errors import ModelError
-from experts.moe.model.mode import BaseMode, Gate, Mode
-from experts.moe.modes.brownout.mode import Brownout
-from experts.moe.modes.duoserve.mode import DuoServe
-from experts.moe.modes.emoe.mode import Emoe
-from experts.moe.modes.lookahead import Lookahead
-from experts.moe.modes.ondemand import OnDemand
-from experts.moe.modes.popularity import Popularity
-from experts.moe.modes.prune import Prune
-from experts.moe.modes.resident import Resident
-from experts.moe.modes.swapmoe.mode import SwapMoe
 
-__all__ = ["MODES", "BaseMode", "Gate", "Mode", "ModeEntry", "open_mode"]
+if TYPE_CHECKING:
+    from experts.moe.model.mode import Mode
 
 
 @dataclass(frozen=True, slots=True)
 class ModeEntry:
-    """`make(checkpoint, options)` gives a mode and raises ModelError where a part is missing that must be prepared.
+    """`mode` names a subclass of `Mode` as `module:Class`, the module relative to this package.
 
-    `options` are all that there are; None where `make` looks at them itself.
+    `fit` names a `FitFunction` (model/mode.py) of a mode that `coserve moe fit` prepares.
     """
 
-    make: Callable[[Path, Mapping[str, Any]], Mode]
-    options: tuple[str, ...] | None = None
+    mode: str
+    fit: str | None = None
 
 
 MODES: dict[str, ModeEntry] = {
-    "resident": ModeEntry(lambda _, __: Resident(), ()),
-    "ondemand": ModeEntry(lambda _, __: OnDemand(), ()),
-    "lookahead": ModeEntry(lambda _, __: Lookahead(), ()),
-    "popularity": ModeEntry(Popularity.open, ()),
-    "prune": ModeEntry(Prune.open, ()),
-    "duoserve": ModeEntry(DuoServe.open, ("overlap",)),
-    "brownout": ModeEntry(Brownout.open),
-    "swapmoe": ModeEntry(SwapMoe.open),
-    "emoe": ModeEntry(Emoe.open, ("period", "variant", "task_aware")),
+    "resident": ModeEntry("baselines:Resident"),
+    "ondemand": ModeEntry("baselines:OnDemand"),
+    "lookahead": ModeEntry("baselines:Lookahead"),
+    "popularity": ModeEntry("baselines:Popularity"),
+    "prune": ModeEntry("baselines:Prune"),
+    "duoserve": ModeEntry("duoserve.mode:DuoServe", fit="duoserve.fitting:fit"),
+    "swapmoe": ModeEntry("swapmoe.mode:SwapMoe"),
+    "emoe": ModeEntry("emoe.mode:Emoe", fit="emoe.fitting:fit"),
+    "brownout": ModeEntry("brownout.mode:Brownout"),
 }
 
 
-def open_mode(name: str, checkpoint: Path, options: Mapping[str, Any] | None = None) -> Mode:
-    """A mode by its name. Raises ModelError where there is no such mode, or it lacks what must be prepared."""
+def load_registered(name: str) -> Any:
+    """Return the class or function that an entry of the registry names."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(f"{__name__}.{module}"), attribute)
+
+
+def open_mode(name: str, checkpoint: Path, options: Mapping[str, Any] | None = None) -> "Mode":
+    """Open a mode by its name. Raises ModelError for an unknown mode or option, or if a prepared file is missing."""
     entry = MODES.get(name)
     if entry is None:
         near = get_close_matches(name, MODES, n=1)
-        meant = f"; did you mean {near[0]}?" if near else "."
-        raise ModelError(checkpoint, f"there is no mode {name!r}{meant} Modes are: {', '.join(MODES)}")
-    given = options or {}
-    for option in given:
-        if entry.options is not None and option not in entry.options:
-            known = f"options are: {', '.join(entry.options)}" if entry.options else "it has none"
-            raise ModelError(checkpoint, f"mode {name} has no option {option!r}; {known}")
-    return entry.make(checkpoint, given)
+        suggestion = f"; did you mean {near[0]}?" if near else "."
+        raise ModelError(checkpoint, f"there is no mode {name!r}{suggestion} Modes are: {', '.join(MODES)}")
+    mode: type[Mode] = load_registered(entry.mode)
+    try:
+        validated = mode.Options.model_validate(dict(options or {}))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        option = ".".join(str(part) for part in first["loc"])
+        known = ", ".join(mode.Options.model_fields)
+        known = f"options are: {known}" if known else "it has no options"
+        where = f"mode {name}, option {option}" if option else f"mode {name}"
+        raise ModelError(checkpoint, f"{where}: {first['msg']}; {known}") from error
+    return mode.open(checkpoint, validated)

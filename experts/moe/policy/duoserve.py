@@ -1,4 +1,4 @@
-"""What DuoServe fetches, and when (DuoServe-MoE §5). Whom to evict for it is the cache's residency policy to say.
+"""DuoServe's choice of experts to fetch (DuoServe-MoE §5). Eviction is left to the cache's policy.
 
 Probabilities come from the predictor, one row for each token of a decode step: how likely the token is to choose each
 expert of the next layer.
@@ -10,23 +10,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """For one layer, likeliest first: predicted experts that are resident and must stay, and those to fetch."""
+    """Predicted experts of one layer, likeliest first: residents that must stay, and the ones to fetch."""
 
     keep: tuple[int, ...] = ()
     fetch: tuple[int, ...] = ()
 
 
 def need(probabilities: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """For each expert how likely it is that any of the tokens chooses it, taken as independent of one another."""
+    """Return for each expert the probability that any of the tokens chooses it; tokens count as independent."""
     spared = [1.0] * len(probabilities[0])
     for row in probabilities:
         for expert, probability in enumerate(row):
             spared[expert] *= 1.0 - probability
-    return tuple(1.0 - one for one in spared)
+    return tuple(1.0 - chance for chance in spared)
 
 
 def likeliest(probabilities: Sequence[Sequence[float]], width: int) -> tuple[int, ...]:
-    """The `width` likeliest experts of each token, together, the one that is needed most likely first.
+    """Return the `width` likeliest experts of each token together, the one most likely to be needed first.
 
     One token with `width` = k is the paper's prediction. The union over the tokens of a batch is ours.
     """
@@ -41,7 +41,7 @@ def likeliest(probabilities: Sequence[Sequence[float]], width: int) -> tuple[int
 def plan_prefetch(
     probabilities: Sequence[Sequence[float]], resident: Collection[int], slots: int, width: int
 ) -> Prefetch:
-    """The predicted experts of a layer that holds `slots` at most: more than these would push one another out."""
+    """Plan the predicted experts of a layer, at most `slots`: more would evict one another."""
     wanted = likeliest(probabilities, width)[:slots]
     return Prefetch(
         keep=tuple(expert for expert in wanted if expert in resident),
@@ -50,10 +50,10 @@ def plan_prefetch(
 
 
 def first_of_prefill(popularity: Sequence[float], resident: Collection[int], tokens: int, top_k: int) -> int | None:
-    """The expert to fetch while a prefill is still computing what comes before a layer's gate (§5.2).
+    """Return the expert to fetch while a prefill still computes up to a layer's gate (§5.2).
 
     Experts run in ascending order, so it is the first absent one that `tokens` tokens are expected to need at least
-    once; None where everybody who is needed is there.
+    once; None if every expected one is resident.
     """
     for expert, share in enumerate(popularity):
         if expert not in resident and share * top_k * tokens >= 1.0:

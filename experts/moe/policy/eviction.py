@@ -1,7 +1,7 @@
-"""Who stays in a slot: whom to evict for an expert that is wanted, in which order.
+"""Eviction from a slot cache: the protocol of its policies, and the two that several modes share.
 
-A policy is told what was loaded, used, predicted and dropped; the cache asks it for victims and skips those that run.
-Experts are (layer, expert), layers counting a model's MoE layers from 0.
+A policy is told about loads, uses, predictions and evictions. The cache asks it for victims and skips the experts that
+run. Experts are (layer, expert); layers count a model's MoE layers from 0.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,82 +11,58 @@ Key = tuple[int, int]
 
 
 class EvictionPolicy(Protocol):
-    """Whom to evict. Called under the cache's lock, so no method may wait or call back."""
+    """Order of eviction. Called under the cache's lock, so that no method may wait or call back."""
 
     def resize(self, slots: int) -> None:
-        """There are so many slots from now on; the cache then asks for victims until what is there fits."""
+        """Set the number of slots; the cache then asks for victims until the residents fit."""
         ...
 
     def loaded(self, key: Key) -> None:
-        """A slot is being filled with it."""
+        """Note that a slot is being filled with the expert."""
         ...
 
     def used(self, key: Key) -> None:
-        """It runs now."""
+        """Note that the expert runs now."""
         ...
 
     def predicted(self, key: Key) -> None:
-        """It is resident and was predicted to run soon."""
+        """Note that a resident expert was predicted to run soon."""
         ...
 
     def dropped(self, key: Key) -> None:
-        """It was evicted, or its load failed."""
+        """Note that the expert was evicted, or that its load failed."""
         ...
 
     def victims(self, wanted: Key | None, free: int, *, urgent: bool) -> Iterable[Key]:
-        """Residents that may go for `wanted`, best first; none where one of `free` empty slots is to be taken.
+        """Return residents that may be evicted for `wanted`, best first; none if an empty slot should be used.
 
-        `urgent`: computing stands still until `wanted` is there, so that no resident is refused. `wanted` is None
-        where the slots shrink. Nothing is changed.
+        `free`: number of empty slots. `urgent`: computing stands still until `wanted` is loaded, so every resident is
+        a candidate. `wanted` is None when the slots shrink. Changes nothing.
         """
         ...
 
 
-def divide(slots: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """`slots` split in proportion to `shares`, largest remainders first; at least one each where they suffice."""
-    if not shares:
-        return ()
-    least = 1 if slots >= len(shares) else 0
-    total = sum(shares) or 1.0
-    spare = slots - least * len(shares)
-    # What a share would get beyond the one that everybody has.
-    ideal = [max(0.0, share / total * slots - least) for share in shares]
-    scale = spare / (sum(ideal) or 1.0)
-    exact = [one * scale for one in ideal]
-    counts = [int(one + 1e-9) for one in exact]
-    by_remainder = sorted(range(len(shares)), key=lambda one: (counts[one] - exact[one], one))
-    for one in range(spare - sum(counts)):
-        counts[by_remainder[one % len(shares)]] += 1
-    return tuple(count + least for count in counts)
+def split_evenly(total: int, parts: int) -> tuple[int, ...]:
+    """Split `total` into parts that differ by one at most, the larger ones first."""
+    each, left = divmod(total, parts)
+    return tuple(each + (part < left) for part in range(parts))
 
 
 class LayeredLru:
-    """Each layer has its share of the slots, and evicts of its own what was used longest ago.
+    """Gives each layer an even share of the slots, and evicts the layer's own least recently used expert.
 
-    One order over all layers would be worthless: layers run in turn, so the expert that ran longest ago is the one
-    that runs next. `shares` are the layers' parts of the slots, even by default. A layer above its share, for want of
-    another place, gives back first.
+    One order over all layers would be worthless: layers run in turn, so the least recently used expert is the one that
+    runs next. A layer above its share, because another one had left slots empty, gives back first.
     """
 
-    def __init__(self, layers: int, shares: Sequence[float] | None = None) -> None:
-        self._shares = tuple(shares) if shares is not None else (1.0,) * layers
+    def __init__(self, layers: int) -> None:
         self._quotas = (0,) * layers
-        # A dict of each layer, the one used longest ago first; its values carry the order over all layers.
+        # For each layer a dict in order of use; its values give the order over all layers.
         self._order: list[dict[int, int]] = [{} for _ in range(layers)]
         self._clock = 0
 
-    @property
-    def quotas(self) -> tuple[int, ...]:
-        """Slots of each layer."""
-        return self._quotas
-
-    def share(self, shares: Sequence[float]) -> None:
-        """Other parts of the slots for the layers, from the next eviction on."""
-        self._shares = tuple(shares)
-        self._quotas = divide(sum(self._quotas), self._shares)
-
     def resize(self, slots: int) -> None:
-        self._quotas = divide(slots, self._shares)
+        self._quotas = split_evenly(slots, len(self._order))
 
     def loaded(self, key: Key) -> None:
         self.used(key)
@@ -124,39 +100,38 @@ class LayeredLru:
 
 
 class MostPopular:
-    """The most popular experts of each layer stay; the others pass through the slots that are left.
+    """Keeps the most popular experts of each layer; the others pass through the remaining slots.
 
-    `ranking[l]`: the experts of layer l, most popular first. `transit`: slots that the others pass through.
+    `ranking[l]`: the experts of layer l, most popular first. `transit`: slots for the unpopular experts.
     """
 
     def __init__(self, ranking: Sequence[Sequence[int]], transit: int) -> None:
         self._ranking = tuple(tuple(experts) for experts in ranking)
         self._transit = transit
-        self._kept: dict[Key, None] = {}
+        self._popular: dict[Key, None] = {}
         self._passing: dict[Key, None] = {}
         self._staying: dict[Key, None] = {}
 
     @property
-    def kept(self) -> tuple[Key, ...]:
-        """Who stays, layer by layer."""
-        return tuple(self._kept)
+    def popular(self) -> tuple[Key, ...]:
+        """Experts that stay, layer by layer."""
+        return tuple(self._popular)
 
     def resize(self, slots: int) -> None:
-        everyone = sum(len(experts) for experts in self._ranking)
-        staying = slots if slots >= everyone else max(0, slots - self._transit)
-        quotas = divide(staying, [1.0] * len(self._ranking))
-        chosen = [
-            (layer, expert)
+        experts_in_all = sum(len(experts) for experts in self._ranking)
+        staying = slots if slots >= experts_in_all else max(0, slots - self._transit)
+        quotas = split_evenly(staying, len(self._ranking))
+        self._popular = {
+            (layer, expert): None
             for layer, experts in enumerate(self._ranking)
             for expert in sorted(experts[: quotas[layer]])
-        ]
-        self._kept = dict.fromkeys(chosen)
-        everybody = [*self._staying, *self._passing]
-        self._staying = {key: None for key in everybody if key in self._kept}
-        self._passing = {key: None for key in everybody if key not in self._kept}
+        }
+        resident = [*self._staying, *self._passing]
+        self._staying = {key: None for key in resident if key in self._popular}
+        self._passing = {key: None for key in resident if key not in self._popular}
 
     def loaded(self, key: Key) -> None:
-        (self._staying if key in self._kept else self._passing)[key] = None
+        (self._staying if key in self._popular else self._passing)[key] = None
 
     def used(self, key: Key) -> None:
         if key in self._passing:
@@ -171,9 +146,9 @@ class MostPopular:
         self._passing.pop(key, None)
 
     def victims(self, wanted: Key | None, free: int, *, urgent: bool) -> Iterator[Key]:
-        # Free slots are for those who stay, unless all of them are there.
-        missing = len(self._kept) - len(self._staying)
-        if wanted is not None and free and (wanted in self._kept or free > missing):
+        # Empty slots are for the popular experts until all of them are resident.
+        missing = len(self._popular) - len(self._staying)
+        if wanted is not None and free and (wanted in self._popular or free > missing):
             return
         yield from self._passing
         if (urgent and not free) or wanted is None:

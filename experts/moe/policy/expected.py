@@ -1,11 +1,11 @@
-"""Which experts the next prompts want: by expected tokens, sensitive tasks first (eMoE §3.4, Eq. 2)."""
+"""eMoE's choice of resident experts: by expected tokens, sensitive tasks first (§3.4, Eq. 2)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from experts.moe.policy.eviction import Key
 from experts.moe.policy.schedule import Generation, TaskProfiles
 
-#: f: (L, E), how a task's tokens are expected to spread over the experts of each layer.
+#: f: (L, E), expected shares of a task's tokens at the experts of each layer.
 Frequencies = Sequence[Sequence[float]]
 
 
@@ -15,10 +15,10 @@ def expected_tokens(
     weights: Mapping[str | None, Sequence[float]],
     profiles: TaskProfiles,
 ) -> list[list[float]]:
-    """(L, E) tokens: Σ of (prompt + expected output) · s · f over generations, each with how many of it are expected.
+    """Return (L, E) tokens: the sum of (prompt + expected output) · s · f over `generations`, each with its count.
 
     Every task of `generations` has its frequencies. `weights` are s of each task and layer; a task without them has 1
-    everywhere, so that an empty mapping is task-agnostic loading.
+    everywhere, so that an empty mapping means task-agnostic loading.
     """
     shape = next(iter(frequencies.values()))
     total = [[0.0] * len(row) for row in shape]
@@ -33,17 +33,17 @@ def expected_tokens(
 
 
 def choose(
-    tokens: Sequence[Sequence[float]], slots: int, least: int, resident: Sequence[Sequence[int]], bonus: float = 0.25
+    tokens: Sequence[Sequence[float]], slots: int, floor: int, resident: Sequence[Sequence[int]], bonus: float = 0.25
 ) -> tuple[tuple[int, ...], ...]:
-    """The `slots` experts with the most tokens, `least` of each layer before all others; ascending for each layer.
+    """Return the `slots` experts with the most tokens, `floor` of each layer before all others; ascending by layer.
 
-    A resident expert counts `bonus` more: the others must be worth their load.
+    A resident expert counts `bonus` more, so that others must be worth their load.
     """
     ranked: list[tuple[bool, float, int, int]] = []
-    for layer, (row, here) in enumerate(zip(tokens, resident, strict=True)):
-        worth = [one * (1.0 + bonus) if expert in here else one for expert, one in enumerate(row)]
+    for layer, (row, present) in enumerate(zip(tokens, resident, strict=True)):
+        worth = [count * (1.0 + bonus) if expert in present else count for expert, count in enumerate(row)]
         order = sorted(range(len(row)), key=lambda expert, worth=worth: (-worth[expert], expert))
-        ranked += [(place >= least, -worth[expert], layer, expert) for place, expert in enumerate(order)]
+        ranked += [(place >= floor, -worth[expert], layer, expert) for place, expert in enumerate(order)]
     chosen: list[list[int]] = [[] for _ in tokens]
     for _, _, layer, expert in sorted(ranked)[:slots]:
         chosen[layer].append(expert)
@@ -51,48 +51,48 @@ def choose(
 
 
 def to_load(chosen: Sequence[Sequence[int]], resident: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
-    """(layer, expert) of what is chosen and not resident, ascending: what a change of experts costs."""
+    """Return (layer, expert) of the chosen experts that are not resident, ascending."""
     return tuple(
         (layer, expert)
-        for layer, (wanted, here) in enumerate(zip(chosen, resident, strict=True))
+        for layer, (wanted, present) in enumerate(zip(chosen, resident, strict=True))
         for expert in wanted
-        if expert not in here
+        if expert not in present
     )
 
 
 class ChosenExperts:
-    """Residency of fixed sets: who is not chosen goes first, of the wanted layer before others'.
+    """An eviction policy of fixed sets: experts outside the set go first, those of the wanted layer before others.
 
-    `choose` is called by the thread that computes, all else under the cache's lock.
+    `choose` is called by the thread that computes, everything else under the cache's lock.
     """
 
     def __init__(self) -> None:
         self._chosen: tuple[tuple[int, ...], ...] = ()
-        self._here: dict[Key, None] = {}
+        self._resident: dict[Key, None] = {}
 
     def choose(self, chosen: tuple[tuple[int, ...], ...]) -> None:
-        """The experts of each layer that are to be in memory from now on."""
+        """Set the experts of each layer that should be in memory from now on."""
         self._chosen = chosen
 
     def resize(self, slots: int) -> None:
-        """Sets are chosen to fit before the slots change."""
+        """Ignore the slots: sets are chosen to fit before they change."""
 
     def loaded(self, key: Key) -> None:
-        self._here[key] = None
+        self._resident[key] = None
 
     def used(self, key: Key) -> None:
-        """Sets do not follow single uses."""
+        """Ignore uses: sets do not follow them."""
 
     def predicted(self, key: Key) -> None:
-        """Sets are the prediction."""
+        """Ignore predictions: the set is one."""
 
     def dropped(self, key: Key) -> None:
-        self._here.pop(key, None)
+        self._resident.pop(key, None)
 
     def victims(self, wanted: Key | None, free: int, *, urgent: bool) -> Iterator[Key]:
         if wanted is not None and free:
             return
-        here = sorted(self._here, key=lambda key: (wanted is not None and key[0] != wanted[0], key))
-        yield from (key for key in here if key[1] not in self._chosen[key[0]])
+        resident = sorted(self._resident, key=lambda key: (wanted is not None and key[0] != wanted[0], key))
+        yield from (key for key in resident if key[1] not in self._chosen[key[0]])
         if urgent:
-            yield from (key for key in here if key[1] in self._chosen[key[0]])
+            yield from (key for key in resident if key[1] in self._chosen[key[0]])

@@ -1,30 +1,28 @@
-"""Which experts are in memory under SwapMoE: how important each has been lately, and which swaps that calls for.
+"""Virtual experts of SwapMoE: recent importance of experts, the swaps that it calls for, and the layers' update turns.
 
-Importance itself is measured beside the model (experts/moe/modes/swapmoe/mode.py); here its values come in as numbers.
+Importance itself is measured beside the model (experts/moe/modes/swapmoe/mode.py); its values come in as numbers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from experts.moe.policy.eviction import divide
-
-Key = tuple[int, int]
+from experts.moe.policy.eviction import Key, split_evenly
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertSwap:
-    """Load an expert; `evict` makes room for it, or an empty slot is there."""
+    """Load an expert in the slot of `evict`; in an empty slot if that is None."""
 
     load: Key
     evict: Key | None
 
 
 class Importance:
-    """How important each expert of each layer was for the tokens of late, the last `window` of them above all.
+    """Importance of each expert of each layer for recent tokens, mixed with a prior.
 
-    A token's weight halves with every `window` tokens that follow it. What is known before the first token (`believe`)
-    counts as much as `prior_tokens` tokens and does not fade: a window is a small sample, and the prior doubts it.
+    A token's weight halves with every `window` tokens that follow it. The prior (`set_prior`) counts as much as
+    `prior_tokens` tokens and does not fade: a window is a small sample.
     """
 
     def __init__(self, layers: int, experts: int, window: float, prior_tokens: float) -> None:
@@ -34,21 +32,21 @@ class Importance:
         self._prior_tokens = prior_tokens
         self._shares = [[1 / experts] * experts for _ in range(layers)]
         self._recent = [[0.0] * experts for _ in range(layers)]
-        # Tokens that `_recent` is of, fading as it does.
+        # Weights of the tokens in `_recent`.
         self._tokens = [0.0] * layers
 
-    def believe(self, prior: Sequence[Sequence[float]]) -> None:
-        """(layers, experts) in any unit: what is known without a token of this service."""
+    def set_prior(self, prior: Sequence[Sequence[float]]) -> None:
+        """Set the importance known before the first token: (layers, experts) in any unit."""
         self._shares = [_shares(row) for row in prior]
 
     def add(self, layer: int, values: Sequence[float], tokens: int) -> None:
-        """What the tokens of one step said: (experts,) importance of each expert of a layer."""
+        """Add the importance of a layer's experts for the tokens of one step: `values` is (experts,)."""
         keep = 0.5 ** (tokens / self._window)
         self._recent[layer] = [old * keep + new for old, new in zip(self._recent[layer], values, strict=True)]
         self._tokens[layer] = self._tokens[layer] * keep + tokens
 
     def of(self, layer: int) -> list[float]:
-        """(experts,) what is known of each expert of a layer, as shares of the layer's importance."""
+        """Return each expert's share of the layer's importance: (experts,)."""
         recent, tokens = self._recent[layer], self._tokens[layer]
         total = sum(recent)
         if total <= 0:
@@ -64,9 +62,9 @@ def _shares(row: Sequence[float]) -> list[float]:
 
 
 class VirtualExperts:
-    """The experts in memory: a number per layer, fixed by the plan; a residency policy for the cache.
+    """An eviction policy with a number of experts for each layer, fixed by the plan.
 
-    Of a layer that has too many the least important goes. No prefetch makes a layer smaller than `floor`.
+    A layer with too many experts evicts its least important one. No prefetch makes a layer smaller than `floor`.
     """
 
     def __init__(self, importance: Importance, layers: int, experts: int, floor: int) -> None:
@@ -79,15 +77,15 @@ class VirtualExperts:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Experts that each layer is to have."""
+        """Number of experts that each layer should have."""
         return self._counts
 
     def present(self, layer: int) -> tuple[int, ...]:
-        """Experts of a layer that own a slot, those being loaded included, ascending."""
+        """Return the experts of a layer that own a slot or are being loaded, ascending."""
         return tuple(sorted(self._present[layer].copy()))
 
-    def share(self, shares: Sequence[float]) -> None:
-        """Parts of the memory for the layers, beyond the floor that each has; from the next `resize` on."""
+    def set_shares(self, shares: Sequence[float]) -> None:
+        """Set each layer's part of the memory beyond its floor, from the next `resize` on."""
         self._shares = tuple(shares)
 
     def resize(self, slots: int) -> None:
@@ -97,10 +95,10 @@ class VirtualExperts:
         self._present[key[0]][key[1]] = None
 
     def used(self, key: Key) -> None:
-        """Importance comes from the gate, not from use."""
+        """Ignore uses: importance comes from the gate."""
 
     def predicted(self, key: Key) -> None:
-        """As `used`."""
+        """Ignore predictions: importance comes from the gate."""
 
     def dropped(self, key: Key) -> None:
         self._present[key[0]].pop(key[1], None)
@@ -109,47 +107,46 @@ class VirtualExperts:
         if wanted is not None and free:
             return
         layers = range(len(self._present))
-        yield from self._least([one for one in layers if len(self._present[one]) > self._counts[one]])
+        yield from self._least_important([layer for layer in layers if len(self._present[layer]) > self._counts[layer]])
         if wanted is not None:
             own = wanted[0]
-            others = [one for one in layers if len(self._present[one]) > self._floor]
-            yield from self._least([own] if own in others else others)
+            above_floor = [layer for layer in layers if len(self._present[layer]) > self._floor]
+            yield from self._least_important([own] if own in above_floor else above_floor)
         if urgent:
-            yield from self._least(list(layers))
+            yield from self._least_important(list(layers))
 
     def first(self) -> tuple[Key, ...]:
-        """Whom to load before the first step: the layers in turn, each its most important."""
+        """Return the experts to load before the first step: the layers in turn, each with its most important one."""
         ranked = [self._ranked(layer) for layer in range(len(self._counts))]
-        most = max(self._counts, default=0)
         return tuple(
             (layer, ranked[layer][turn])
-            for turn in range(most)
+            for turn in range(max(self._counts, default=0))
             for layer in range(len(self._counts))
             if turn < self._counts[layer]
         )
 
-    def plan(self, layer: int, slots: int, coming: Iterable[Key] = ()) -> tuple[ExpertSwap, ...]:
-        """The swaps that bring a layer's most important experts in, the most important first; changes nothing.
+    def plan(self, layer: int, slots: int, pending: Iterable[Key] = ()) -> tuple[ExpertSwap, ...]:
+        """Return the swaps that load a layer's most important experts, the most important first; changes nothing.
 
-        `slots` are there in all. `coming`: experts that are to be loaded already.
+        `slots`: number of slots of the cache. `pending`: experts that are queued or being loaded.
         """
         free = slots - sum(len(present) for present in self._present)
         ranked = self._ranked(layer)
         target = ranked[: self._counts[layer]]
         present = self._present[layer].copy()
-        awaited = dict.fromkeys(coming)
-        loads = [expert for expert in target if expert not in present and (layer, expert) not in awaited]
-        going = (expert for expert in reversed(ranked) if expert in present and expert not in target)
+        queued = dict.fromkeys(pending)
+        loads = [expert for expert in target if expert not in present and (layer, expert) not in queued]
+        leaving = (expert for expert in reversed(ranked) if expert in present and expert not in target)
         lent = self._lent(layer)
         size, swaps = len(present), list[ExpertSwap]()
         for expert in loads:
             victim: Key | None = None
             if size < self._counts[layer] and (free > 0 or (victim := next(lent, None)) is not None):
                 free, size = free - (victim is None), size + 1
-            elif size > self._floor and (other := next(going, None)) is not None:
+            elif size > self._floor and (other := next(leaving, None)) is not None:
                 victim = (layer, other)
             elif not swaps and (victim := self._spare(layer)) is not None:
-                # At its floor a layer gives nobody away before the other one is there: it borrows a slot.
+                # At its floor a layer evicts no expert before the new one is loaded: it borrows a slot.
                 size += 1
             else:
                 break
@@ -157,25 +154,25 @@ class VirtualExperts:
         return tuple(swaps)
 
     def _lent(self, layer: int) -> Iterator[Key]:
-        """Experts above the number of their layer, other than this one."""
-        for one, present in enumerate(self._present):
-            over = len(present) - self._counts[one]
-            if over > 0 and one != layer:
-                yield from islice(self._least([one]), over)
+        """Yield the experts that other layers have above their number."""
+        for other, present in enumerate(self._present):
+            over = len(present) - self._counts[other]
+            if over > 0 and other != layer:
+                yield from islice(self._least_important([other]), over)
 
     def _spare(self, layer: int) -> Key | None:
-        """Whom to give away for one more of `layer`: above a layer's number, else above its floor."""
-        above = [one for one, present in enumerate(self._present) if len(present) > self._floor and one != layer]
-        return next(self._lent(layer), next(self._least(above), None))
+        """Return a victim for one more expert of `layer`: from above another layer's number, else above its floor."""
+        above = [other for other, present in enumerate(self._present) if len(present) > self._floor and other != layer]
+        return next(self._lent(layer), next(self._least_important(above), None))
 
     def _ranked(self, layer: int) -> list[int]:
-        """Experts of a layer, most important first; equals by number, those present before others."""
+        """Return the experts of a layer, most important first; equals by number, those present before others."""
         values = self.importance.of(layer)
         present = self._present[layer].copy()
         return sorted(range(len(values)), key=lambda expert: (-values[expert], expert not in present, expert))
 
-    def _least(self, layers: Sequence[int]) -> Iterator[Key]:
-        """Experts present in these layers, least important first."""
+    def _least_important(self, layers: Sequence[int]) -> Iterator[Key]:
+        """Yield the experts present in these layers, least important first."""
         rows: list[tuple[float, int, int]] = []
         for layer in layers:
             values = self.importance.of(layer)
@@ -185,15 +182,15 @@ class VirtualExperts:
 
 
 def allot(slots: int, shares: Sequence[float], floor: int, ceiling: int) -> tuple[int, ...]:
-    """`slots` over layers: `floor` each, the rest in proportion to `shares`, at most `ceiling` each.
+    """Divide `slots` among layers: `floor` each, the rest in proportion to `shares`, at most `ceiling` each.
 
-    With fewer slots than the floors need, what there is is split evenly. Where shares add up to the rest they come out
-    as they are: a plan for this memory is carried out to the letter.
+    With fewer slots than the floors need, the slots are split evenly. Shares that add up to the rest come out
+    unchanged: a plan for this memory is carried out exactly.
     """
     layers = len(shares)
     slots = min(slots, layers * ceiling)
     if slots <= layers * floor:
-        return divide(slots, [1.0] * layers)
+        return split_evenly(slots, layers)
     counts = [floor] * layers
     while (rest := slots - sum(counts)) > 0:
         open_layers = [layer for layer in range(layers) if counts[layer] < ceiling]
@@ -207,21 +204,21 @@ def allot(slots: int, shares: Sequence[float], floor: int, ceiling: int) -> tupl
 
 
 def _apportion(slots: int, weights: Sequence[float]) -> list[int]:
-    """Largest remainders, nobody guaranteed anything."""
+    """Divide slots in proportion to weights, largest remainders first."""
     total = sum(weights)
     exact = [weight / total * slots for weight in weights]
-    counts = [int(one + 1e-9) for one in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda one: (counts[one] - exact[one], one))
-    for one in by_remainder[: slots - sum(counts)]:
-        counts[one] += 1
+    counts = [int(value + 1e-9) for value in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda place: (counts[place] - exact[place], place))
+    for place in by_remainder[: slots - sum(counts)]:
+        counts[place] += 1
     return counts
 
 
 @dataclass(slots=True)
 class UpdateTurns:
-    """Amortised updates: within a cycle of `period` steps each layer has its turn once (SwapMoE §3.3).
+    """Amortised updates: within a cycle of `period` steps each layer has one turn (SwapMoE §3.3).
 
-    With fewer layers than steps, a turn spreads over several steps, in which `due` names the layer again and again.
+    With fewer layers than steps, a turn spreads over several steps, and `due` names the layer in each of them.
     """
 
     layers: int
@@ -229,9 +226,9 @@ class UpdateTurns:
     _step: int = 0
 
     def due(self) -> tuple[tuple[int, int], ...]:
-        """For the step that ends now: (layer, steps left of its turn, this one included) of those to update.
+        """Return the layers to update in the step that ends now: (layer, steps left of its turn, including this one).
 
-        Each cycle begins with another layer: where loads cannot keep up, what comes last in a step is not begun.
+        Each cycle begins with another layer: if loads cannot keep up, the last ones of a step are not begun.
         """
         cycle, here = divmod(self._step, self.period)
         self._step += 1

@@ -1,7 +1,7 @@
-"""A checkpoint's tensors by name: which file, where in it, which shape. Headers only; weights are not read here.
+"""A checkpoint's tensors: where each lies in which file, checked by the headers, and reading the ones outside experts.
 
-What a family calls by an older name on disk appears under the name the model uses. Every tensor must be one that the
-model has, and the other way round; what is missing, left over or of another shape is named.
+A tensor with an older name on disk appears under the name that the model uses. The checkpoint must have exactly the
+tensors of the model; errors name the ones that are missing, left over or of another shape.
 """
 
 import json
@@ -9,29 +9,33 @@ import math
 import os
 import re
 import struct
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from experts.moe.arch import FAMILIES, ModelFamily, MoeArch
 from experts.moe.errors import ModelError
+from experts.moe.weights.folder import MAX_HEADER_BYTES
+from experts.reading import CachedReader, Reader
+from experts.weights import describe_os_error
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_MAX_HEADER_BYTES = 256 << 20
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-#: Buffers that older versions wrote among the weights; they are computed, never loaded.
+#: Buffers that older versions wrote among the weights; they are always computed.
 _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
 _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class TensorLocation:
-    """One tensor of a file: `offset` and `size_bytes` count from the start of the file, `stored` is its name there."""
+    """One tensor of a file. `offset` counts bytes from the start of the file, `stored` is its name there."""
 
     stored: str
     file: Path
@@ -50,18 +54,18 @@ class Checkpoint:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the first tensor: what transformers takes the model to be where config.json does not say."""
+        """Type of the first tensor, which transformers takes for the model's if config.json has none."""
         return next(iter(self.tensors.values())).dtype
 
 
 def read_checkpoint(folder: Path, family: str) -> Checkpoint:
-    """The headers of all files of a checkpoint. Raises ModelError."""
+    """Read the headers of all files of a checkpoint. Raises ModelError."""
     tensors: dict[str, TensorLocation] = {}
-    for file, expected in weight_files(folder).items():
-        found = read_tensors(file)
+    for file, expected in _weight_files(folder).items():
+        in_file = _read_header(file)
         if expected is not None:
-            _check_index(folder / INDEX, file, expected, found)
-        for name, tensor in found.items():
+            _check_index(folder / INDEX, file, expected, in_file)
+        for name, tensor in in_file.items():
             if _COMPUTED.search(name):
                 continue
             renamed = _rename(name, FAMILIES[family])
@@ -73,15 +77,15 @@ def read_checkpoint(folder: Path, family: str) -> Checkpoint:
     return Checkpoint(folder, tensors)
 
 
-def weight_files(folder: Path) -> dict[Path, set[str] | None]:
-    """The weights files and, where an index lists them, the tensors each must have. Raises ModelError."""
+def _weight_files(folder: Path) -> dict[Path, set[str] | None]:
+    """Return the weights files, each with the tensors that an index lists for it. Raises ModelError."""
     index = folder / INDEX
     if index.is_file():
         return _indexed(index)
     if (folder / SINGLE).is_file():
         return {folder / SINGLE: None}
-    found = sorted(file.name for file in folder.iterdir() if file.suffix in {".bin", ".safetensors", ".pt", ".gguf"})
-    message = f"has neither {SINGLE} nor {INDEX}, but {', '.join(found[:_SHOWN]) or 'no weights at all'}"
+    others = sorted(file.name for file in folder.iterdir() if file.suffix in {".bin", ".safetensors", ".pt", ".gguf"})
+    message = f"has neither {SINGLE} nor {INDEX}, but {', '.join(others[:_SHOWN]) or 'no weights at all'}"
     raise ModelError(folder, f"{message}; save the model with save_pretrained, which writes safetensors")
 
 
@@ -94,7 +98,7 @@ def _indexed(index: Path) -> dict[Path, set[str] | None]:
     files: dict[Path, set[str] | None] = {}
     for name, written in names.items():
         if Path(written).name != written:
-            raise ModelError(index, f"tensor {name} is said to be in {written!r}; expected a file of this folder")
+            raise ModelError(index, f"places tensor {name} in {written!r}; expected a file of this folder")
         files.setdefault(index.parent / written, set()).add(name)  # type: ignore[union-attr]
     for file in files:
         if not file.is_file():
@@ -104,20 +108,20 @@ def _indexed(index: Path) -> dict[Path, set[str] | None]:
     return files
 
 
-def _check_index(index: Path, file: Path, expected: set[str], found: Mapping[str, TensorLocation]) -> None:
-    if missing := sorted(expected - found.keys()):
+def _check_index(index: Path, file: Path, expected: set[str], in_file: Mapping[str, TensorLocation]) -> None:
+    if missing := sorted(expected - in_file.keys()):
         message = f"lacks tensor {missing[0]}{_more(missing)}, which {index.name} says is in it; fetch the file again"
         raise ModelError(file, message)
 
 
-def read_tensors(file: Path) -> dict[str, TensorLocation]:
-    """The header of one safetensors file, checked against the file's size. Raises ModelError."""
+def _read_header(file: Path) -> dict[str, TensorLocation]:
+    """Read the header of one safetensors file and check it against the file's size. Raises ModelError."""
     try:
         with file.open("rb") as opened:
             size = os.fstat(opened.fileno()).st_size
             prefix = opened.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-            text = opened.read(length) if 2 <= length <= min(_MAX_HEADER_BYTES, size) else b""
+            text = opened.read(length) if 2 <= length <= min(MAX_HEADER_BYTES, size) else b""
     except OSError as error:
         raise ModelError(file, f"cannot be read ({error.strerror}); check the file's permissions") from error
     if not text:
@@ -156,23 +160,23 @@ def _rename(name: str, family: ModelFamily) -> str:
 
 
 def expert_shapes(arch: MoeArch, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    """The expert tensors this checkpoint should have: fused in a layer that has a fused one, else one per matrix."""
+    """Return the expert tensors this checkpoint should have: fused in a layer that has a fused one, else per matrix."""
     shapes: dict[str, tuple[int, ...]] = {}
     gate_up, down = arch.gate_up_shape, arch.down_shape
     for block in arch.blocks:
-        fused = [f"{block}.{name}" for name in arch.names.fused]
+        fused = [f"{block}.{name}" for name in arch.naming.fused]
         if any(name in checkpoint.tensors for name in fused):
             shapes |= dict(zip(fused, ((arch.experts, *gate_up), (arch.experts, *down)), strict=True))
             continue
-        parts = [(arch.intermediate, arch.hidden)] * (2 if arch.names.gated else 1) + [down]
+        parts = [(arch.intermediate, arch.hidden)] * (2 if arch.naming.gated else 1) + [down]
         for expert in range(arch.experts):
-            names = [f"{block}.{name.format(e=expert)}" for name in arch.names.single]
+            names = [f"{block}.{name.format(e=expert)}" for name in arch.naming.single]
             shapes |= dict(zip(names, parts, strict=True))
     return shapes
 
 
 def check_tensors(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]) -> None:
-    """Raise ModelError where the checkpoint has not exactly these tensors. One of two `tied` ones may be missing."""
+    """Raise ModelError unless the checkpoint has exactly these tensors. One of two `tied` ones may be missing."""
     tensors = checkpoint.tensors
     partners = {**tied, **{source: target for target, source in tied.items()}}
     missing = [name for name in expected if name not in tensors and partners.get(name) not in tensors]
@@ -183,8 +187,8 @@ def check_tensors(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]
     extra = [name for name in tensors if name not in expected]
     if extra:
         tensor = tensors[extra[0]]
-        found = f"tensor {tensor.stored} of shape {list(tensor.shape)}{_more(extra)}"
-        message = f"has {found}, which a model of this config.json does not have"
+        surplus = f"tensor {tensor.stored} of shape {list(tensor.shape)}{_more(extra)}"
+        message = f"has {surplus}, which a model of this config.json does not have"
         raise ModelError(tensor.file, f"{message}; correct config.json, or fetch the file again")
     for name, shape in expected.items():
         tensor = tensors.get(name)
@@ -194,7 +198,7 @@ def check_tensors(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]
 
 
 def _nearby(name: str, tensors: Mapping[str, TensorLocation]) -> str:
-    """What is there in place of a missing tensor: others of the same module, or how many at all."""
+    """Describe what the checkpoint has near a missing tensor: others of the same module, or how many at all."""
     module = name.rsplit(".", 2)[0]
     beside = sorted(tensor.stored for other, tensor in tensors.items() if other.startswith(module + "."))
     if beside:
@@ -207,5 +211,78 @@ def _more(names: list[str]) -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """How safetensors calls a type of weights."""
+    """Return safetensors' name of a type of weights."""
     return _NAMES[dtype]
+
+
+class WeightFiles:
+    """Open descriptors of the files that weights are read from. Thread-safe."""
+
+    def __init__(self, reader: Reader | None = None) -> None:
+        self._reader = reader or CachedReader()
+        self._open: dict[Path, int] = {}
+        self._lock = threading.Lock()
+
+    def read(self, file: Path, view: memoryview, offset: int) -> None:
+        """Fill `view` from a file. Raises ModelError if the file is gone or ends early."""
+        try:
+            self._reader.read(self._descriptor(file), view, offset)
+        except EOFError as error:
+            raise ModelError(file, f"{error}; fetch the file again") from error
+        except OSError as error:
+            raise ModelError(file, describe_os_error(error)) from error
+
+    def close(self) -> None:
+        with self._lock:
+            for descriptor in self._open.values():
+                os.close(descriptor)
+            self._open.clear()
+
+    def _descriptor(self, file: Path) -> int:
+        with self._lock:
+            if file not in self._open:
+                self._open[file] = self._reader.open(file)
+            return self._open[file]
+
+
+def load_tensors(model: Any, checkpoint: Checkpoint, device: str) -> None:
+    """Load all weights outside experts into a model on `meta`: converted, moved to `device`, tied, buffers rebuilt.
+
+    Afterwards no part of the model is on `meta`. Raises ModelError.
+    """
+    files = WeightFiles()
+    state: dict[str, torch.Tensor] = {}
+    try:
+        for name, placeholder in model.state_dict().items():
+            tensor = checkpoint.tensors.get(name)
+            if tensor is not None:
+                state[name] = _read_tensor(files, tensor).to(device=device, dtype=placeholder.dtype)
+    finally:
+        files.close()
+    missing = set(model.load_state_dict(state, strict=False, assign=True).missing_keys)
+    model.tie_weights(missing_keys=missing, recompute_mapping=False)
+    model.requires_grad_(requires_grad=False)
+    rebuild_buffers(model, device)
+    left = [name for name, value in (*model.named_parameters(), *model.named_buffers()) if value.is_meta]
+    if left:
+        raise ModelError(checkpoint.folder, f"has no value for {left[0]}; this version cannot run the model")
+
+
+def _read_tensor(files: WeightFiles, tensor: TensorLocation) -> torch.Tensor:
+    raw = torch.empty(tensor.size_bytes, dtype=torch.uint8)
+    if tensor.size_bytes:
+        files.read(tensor.file, raw.numpy().data, tensor.offset)
+    return raw.view(tensor.dtype).view(tensor.shape)
+
+
+def rebuild_buffers(model: Any, device: str) -> None:
+    """Compute again the buffers on `meta` that no checkpoint holds (rotary frequencies)."""
+    for name, module in list(model.named_modules()):
+        if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
+            fresh: nn.Module = type(module)(config=module.config)
+            for key, buffer in module.named_buffers(recurse=False):
+                persistent = f"{name}.{key}" in model.state_dict()
+                module.register_buffer(key, fresh.get_buffer(key).to(device, buffer.dtype), persistent=persistent)
+            for key in vars(fresh):
+                if key.startswith("original_") and isinstance(getattr(module, key, None), torch.Tensor):
+                    setattr(module, key, getattr(fresh, key).to(device))

@@ -1,11 +1,9 @@
-"""Expert weights where they lie on disk, and the one way into a slot: a positioned read per contiguous piece.
+"""Expert weights on disk and how they reach a slot: one positioned read for each contiguous piece.
 
-A checkpoint's own files are read as they are: one piece for an expert that `coserve moe import` has laid out, two for
-a fused layout, three for one tensor per matrix. Nothing is mapped into memory.
+A fused layout takes two reads for an expert, one tensor per matrix takes three; after `coserve moe import` one read
+does (slot_file.py). Nothing is mapped into memory.
 """
 
-import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +11,10 @@ from typing import Protocol
 
 import torch
 
-from experts.moe.arch import ExpertKey, ExpertWeights, MoeArch
-from experts.moe.errors import ModelError
-from experts.moe.weights.checkpoint import Checkpoint, TensorLocation
-from experts.reading import CachedReader, Reader
-from experts.weights import describe_os_error
+from experts.moe.arch import MoeArch
+from experts.moe.gating import ExpertKey
+from experts.moe.weights.checkpoint import Checkpoint, TensorLocation, WeightFiles
+from experts.reading import Reader
 
 
 class ExpertStore(Protocol):
@@ -28,7 +25,7 @@ class ExpertStore(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Of the checkpoint, for errors."""
+        """The checkpoint's folder, for errors."""
         ...
 
     @property
@@ -38,15 +35,11 @@ class ExpertStore(Protocol):
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of one expert on disk: what a fill moves."""
+        """Bytes of one expert on disk, which a fill reads."""
         ...
 
     def read(self, key: ExpertKey, view: memoryview) -> None:
         """Fill `view`, expert_bytes of writable memory. Raises ModelError."""
-        ...
-
-    def weights(self, buffer: torch.Tensor) -> ExpertWeights:
-        """Views of a slot's buffer, (expert_bytes,) uint8 on any device."""
         ...
 
     def close(self) -> None: ...
@@ -54,7 +47,7 @@ class ExpertStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadPiece:
-    """Contiguous bytes of one expert: in `file` at `offset`, in the slot at `place`; `dtype` as stored."""
+    """Contiguous bytes of one expert: at `offset` in `file` and at `place` in the slot; `dtype` as stored."""
 
     file: Path
     offset: int
@@ -63,46 +56,16 @@ class ReadPiece:
     dtype: torch.dtype
 
 
-class WeightFiles:
-    """Descriptors of the files that weights are read from, opened once each. Thread-safe."""
-
-    def __init__(self, reader: Reader | None = None) -> None:
-        self._reader = reader or CachedReader()
-        self._open: dict[Path, int] = {}
-        self._lock = threading.Lock()
-
-    def read(self, file: Path, view: memoryview, offset: int) -> None:
-        """Fill `view` from a file. Raises ModelError where it is gone or ends early."""
-        try:
-            self._reader.read(self._descriptor(file), view, offset)
-        except EOFError as error:
-            raise ModelError(file, f"{error}; fetch the file again") from error
-        except OSError as error:
-            raise ModelError(file, describe_os_error(error)) from error
-
-    def close(self) -> None:
-        with self._lock:
-            for descriptor in self._open.values():
-                os.close(descriptor)
-            self._open.clear()
-
-    def _descriptor(self, file: Path) -> int:
-        with self._lock:
-            if file not in self._open:
-                self._open[file] = self._reader.open(file)
-            return self._open[file]
-
-
 class CheckpointStore:
-    """Experts read from the files of a checkpoint as they came, in either layout."""
+    """Experts read from a checkpoint's own files, in either layout."""
 
     def __init__(self, arch: MoeArch, checkpoint: Checkpoint, reader: Reader | None = None) -> None:
         self.arch = arch
         self.folder = checkpoint.folder
         self.expert_bytes = arch.expert_bytes
-        self._pieces = {key: _merge(_pieces(arch, checkpoint, key)) for key in arch.keys()}  # noqa: SIM118 — not a mapping
+        self._pieces = {key: _merge(_pieces(arch, checkpoint, key)) for key in arch.expert_keys}
         self.stored_bytes = max(sum(piece.size_bytes for piece in pieces) for pieces in self._pieces.values())
-        #: Reads that a fill takes, of the expert that takes most.
+        #: Reads for a fill, of the expert that needs most.
         self.reads = max(map(len, self._pieces.values()))
         self._files = WeightFiles(reader)
 
@@ -118,24 +81,20 @@ class CheckpointStore:
             target = torch.frombuffer(view[piece.place : end], dtype=self.arch.dtype)
             target.copy_(stored)
 
-    def weights(self, buffer: torch.Tensor) -> ExpertWeights:
-        return self.arch.weights(buffer)
-
     def close(self) -> None:
         self._files.close()
 
 
 def _pieces(arch: MoeArch, checkpoint: Checkpoint, key: ExpertKey) -> list[ReadPiece]:
-    """Where the matrices of one expert lie, in the order of a slot."""
+    """Return the places of one expert's matrices, in the order of a slot."""
     block = arch.blocks[key.layer]
-    half = arch.gate_up_bytes // (2 if arch.names.gated else 1)
-    fused = [f"{block}.{name}" for name in arch.names.fused]
+    half = arch.gate_up_bytes // (2 if arch.naming.gated else 1)
+    fused = [f"{block}.{name}" for name in arch.naming.fused]
     if fused and fused[0] in checkpoint.tensors:
-        found = [checkpoint.tensors[name] for name in fused]
-        where = zip(found, (0, arch.down_offset), strict=True)
-        return [_part(tensor, key.expert, arch.experts, place) for tensor, place in where]
-    places = (0, half, arch.down_offset) if arch.names.gated else (0, arch.down_offset)
-    names = [f"{block}.{name.format(e=key.expert)}" for name in arch.names.single]
+        both = zip((checkpoint.tensors[name] for name in fused), (0, arch.down_offset), strict=True)
+        return [_part(tensor, key.expert, arch.experts, place) for tensor, place in both]
+    places = (0, half, arch.down_offset) if arch.naming.gated else (0, arch.down_offset)
+    names = [f"{block}.{name.format(e=key.expert)}" for name in arch.naming.single]
     return [_part(checkpoint.tensors[name], 0, 1, place) for name, place in zip(names, places, strict=True)]
 
 
@@ -145,7 +104,7 @@ def _part(tensor: TensorLocation, number: int, parts: int, place: int) -> ReadPi
 
 
 def _merge(pieces: Sequence[ReadPiece]) -> tuple[ReadPiece, ...]:
-    """Neighbours in the file that are neighbours in the slot are one read."""
+    """Join pieces that are neighbours both in the file and in the slot into one read."""
     merged: list[ReadPiece] = []
     for piece in pieces:
         last = merged[-1] if merged else None

@@ -1,6 +1,6 @@
-"""What is prepared once for a checkpoint (traces, predictors, united experts, plans) and lies in its folder `coserve/`.
+"""Files prepared once for a checkpoint (traces, predictors, united experts, plans), in its folder `coserve/`.
 
-Each file carries the stamp of the checkpoint that it was made from; another checkpoint's files are refused.
+Each file carries the stamp of the checkpoint that it was made from; files of another checkpoint are refused.
 """
 
 import hashlib
@@ -21,28 +21,20 @@ TRAIN = "traces/train"
 HELD_OUT = "traces/heldout"
 POPULARITY = "popularity"
 
-# Which command makes a part, by the first word of its name; said where a part is missing.
-_MADE_BY = {
-    "text": "coserve moe fixture",
-    "traces": "coserve moe trace",
-    "popularity": "coserve moe trace",
-    "duoserve": "coserve moe fit",
-    "emoe": "coserve moe fit",
-    "united": "coserve moe unite",
-    "plan": "coserve moe plan",
-}
+# The command that makes a file, by the first word of its name; a mode's own files come from `coserve moe fit`.
+_COMMANDS = {"text": "fixture", "traces": "trace", "popularity": "trace", "united": "unite", "plan": "plan"}
 _SAMPLE_BYTES = 1 << 16
 
 
 def stamp_of(checkpoint: Path) -> str:
-    """A name for these exact weights: sha256 over the configuration and samples of each weights file.
+    """Return a name for these exact weights: sha256 over the configuration and samples of each weights file.
 
-    Reads 192 KiB of each file, so that 90 GB are stamped in milliseconds. Raises ModelError where no weights are.
+    Reads 192 KiB of each file, so that 90 GB are stamped in milliseconds. Raises ModelError if there are no weights.
     """
     weights = sorted(checkpoint.glob("*.safetensors"))
     config = checkpoint / "config.json"
     if not weights or not config.is_file():
-        raise ModelError(checkpoint, "no checkpoint in Hugging Face format here: needs config.json and *.safetensors")
+        raise ModelError(checkpoint, "is not a checkpoint in Hugging Face format: needs config.json and *.safetensors")
     digest = hashlib.sha256(config.read_bytes())
     for file in weights:
         size = file.stat().st_size
@@ -63,11 +55,11 @@ class PreparedFiles:
         self.stamp = stamp_of(checkpoint)
 
     def path(self, name: str, suffix: str = ".safetensors") -> Path:
-        """Where the part lies, whether it is there or not."""
+        """Return the path of a prepared file, which may not exist."""
         return self.folder / f"{name}{suffix}"
 
     def has(self, name: str) -> bool:
-        """Whether tensors of this name are there and were made from these weights."""
+        """Return True if tensors of this name exist and were made from these weights."""
         try:
             with safe_open(self.path(name), framework="pt") as file:
                 return (file.metadata() or {}).get("stamp") == self.stamp
@@ -75,53 +67,57 @@ class PreparedFiles:
             return False
 
     def save(self, name: str, tensors: Mapping[str, torch.Tensor], notes: Mapping[str, Any] | None = None) -> Path:
-        """Write tensors and `notes` (JSON values), whole or not at all; returns the file."""
-        file = self.path(name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(file.name + ".part")
+        """Write tensors and `notes` (JSON values), whole or not at all; return the file."""
+        file, part = self._begin(name, ".safetensors")
         metadata = {"stamp": self.stamp, "notes": json.dumps(dict(notes or {}))}
         save_file({key: value.contiguous() for key, value in tensors.items()}, part, metadata=metadata)
         part.chmod(0o644)  # the library writes for the owner alone; the service is another user
-        part.rename(file)
-        return file
+        return part.rename(file)
 
     def load(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """The tensors and notes of a part. Raises ModelError where it is missing, broken or of other weights."""
-        file = self.path(name)
-        if not file.is_file():
-            raise ModelError(file, f"not made yet; make it with `{self._command(name)}`")
+        """Return the tensors and notes. Raises ModelError if they are missing, broken or of other weights."""
+        file = self._existing(name, ".safetensors")
         try:
             with safe_open(file, framework="pt") as opened:
                 metadata: dict[str, str] = opened.metadata() or {}
-                tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118  (no mapping)
+                tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118  (not a mapping)
         except (OSError, SafetensorError) as error:
-            raise ModelError(file, f"cannot be read ({error}); make it again with `{self._command(name)}`") from error
+            raise self._make_again(name, file, f"cannot be read ({error})") from error
         if metadata.get("stamp") != self.stamp:
-            raise ModelError(file, f"made from other weights; make it again with `{self._command(name)}`")
+            raise self._make_again(name, file, "made from other weights")
         return tensors, json.loads(metadata.get("notes", "{}"))
 
     def save_json(self, name: str, value: Mapping[str, Any]) -> Path:
-        """Write a JSON object with the stamp beside its keys, whole or not at all; returns the file."""
-        file = self.path(name, ".json")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(file.name + ".part")
+        """Write a JSON object with the stamp beside its keys, whole or not at all; return the file."""
+        file, part = self._begin(name, ".json")
         part.write_text(json.dumps({"stamp": self.stamp, **value}, indent=1), encoding="utf-8")
-        part.rename(file)
-        return file
+        return part.rename(file)
 
     def load_json(self, name: str) -> dict[str, Any]:
-        """The object that `save_json` wrote, without its stamp. Raises ModelError as `load` does."""
-        file = self.path(name, ".json")
-        if not file.is_file():
-            raise ModelError(file, f"not made yet; make it with `{self._command(name)}`")
+        """Return the object that `save_json` wrote, without its stamp. Raises ModelError as `load` does."""
+        file = self._existing(name, ".json")
         try:
             value = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ModelError(file, f"cannot be read ({error}); make it again with `{self._command(name)}`") from error
+            raise self._make_again(name, file, f"cannot be read ({error})") from error
         if not isinstance(value, dict) or value.pop("stamp", None) != self.stamp:
-            raise ModelError(file, f"made from other weights; make it again with `{self._command(name)}`")
+            raise self._make_again(name, file, "made from other weights")
         return value
 
+    def _begin(self, name: str, suffix: str) -> tuple[Path, Path]:
+        file = self.path(name, suffix)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return file, file.with_name(file.name + ".part")
+
+    def _existing(self, name: str, suffix: str) -> Path:
+        file = self.path(name, suffix)
+        if not file.is_file():
+            raise ModelError(file, f"not made yet; make it with `{self._command(name)}`")
+        return file
+
+    def _make_again(self, name: str, file: Path, problem: str) -> ModelError:
+        return ModelError(file, f"{problem}; make it again with `{self._command(name)}`")
+
     def _command(self, name: str) -> str:
-        first = re.split("[/-]", name, maxsplit=1)[0]
-        return f"{_MADE_BY.get(first, 'coserve moe')} {self.checkpoint}"
+        first_word = re.split("[/-]", name, maxsplit=1)[0]
+        return f"coserve moe {_COMMANDS.get(first_word, 'fit')} {self.checkpoint}"

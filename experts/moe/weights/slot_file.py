@@ -1,7 +1,7 @@
-"""The slot layout of a checkpoint's experts: each one contiguous, aligned region of a file; a fill is one read.
+"""Slot files: a checkpoint's experts written as contiguous, page-aligned regions, so that a fill is one read.
 
-The file is safetensors: a tensor of bytes `layer.expert` for each expert, each beginning on a page. The header says
-which model and weights it was made from, and a sha256 for each expert, checked when that expert is first read.
+The file is safetensors with a tensor of bytes `layer.expert` for each expert. The header holds the model and weights
+that the file was made from, and a sha256 for each expert, checked when that expert is first read.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ import torch
 
 from experts.moe.arch import MoeArch
 from experts.moe.errors import ModelError
-from experts.moe.gating import ExpertKey, ExpertWeights
-from experts.moe.weights.checkpoint import Checkpoint, dtype_name
-from experts.moe.weights.expert_store import CheckpointStore, WeightFiles
+from experts.moe.gating import ExpertKey
+from experts.moe.weights.checkpoint import Checkpoint, WeightFiles, dtype_name
+from experts.moe.weights.expert_store import CheckpointStore
 from experts.moe.weights.prepared import FOLDER, stamp_of
 from experts.moe.weights.quantise import Packing
 from experts.reading import Reader
@@ -34,24 +34,20 @@ _SYNCED_BYTES = 256 << 20
 
 
 def slot_file(folder: Path, storage: Storage) -> Path:
-    """Where `coserve moe import` writes."""
+    """Return the file that `coserve moe import` writes."""
     return folder / FOLDER / f"experts-{storage}.safetensors"
 
 
 def packing_of(arch: MoeArch, storage: Storage) -> Packing | None:
-    """How experts are packed; None where they are stored as they are in a slot."""
-    match storage:
-        case "exact":
-            return None
-        case "int8":
-            return Packing.of(arch, 8)
-        case "int4":
-            return Packing.of(arch, 4)
+    """Return how experts are packed; None if they are stored as they are in a slot."""
+    if storage == "exact":
+        return None
+    return Packing.of(arch, 8 if storage == "int8" else 4)
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """What a slot file of a model must look like."""
+class _SlotLayout:
+    """Layout of a model's slot file."""
 
     arch: MoeArch
     storage: Storage
@@ -82,47 +78,43 @@ class _Plan:
         }
 
     def header(self, digests: Sequence[str]) -> bytes:
-        """The same length whatever the digests are."""
+        """Return the header; its length does not depend on the digests."""
         table: dict[str, Any] = {"__metadata__": {**self.facts(), "sha256": " ".join(digests)}}
-        for number, key in enumerate(self.arch.keys()):
+        for number, key in enumerate(self.arch.expert_keys):
             begin = number * self.stride_bytes
             offsets = [begin, begin + self.stride_bytes]
-            table[f"{key.layer}.{key.expert}"] = {
-                "dtype": "U8",
-                "shape": [self.stride_bytes],
-                "data_offsets": offsets,
-            }
+            table[f"{key.layer}.{key.expert}"] = {"dtype": "U8", "shape": [self.stride_bytes], "data_offsets": offsets}
         text = json.dumps(table, separators=(",", ":")).encode()
         text = text.ljust(-(-(8 + len(text)) // PAGE_BYTES) * PAGE_BYTES - 8)
         return struct.pack("<Q", len(text)) + text
 
 
 def write_slot_file(
-    source: CheckpointStore, checkpoint: Checkpoint, storage: Storage, done: Callable[[ExpertKey], None]
+    source: CheckpointStore, checkpoint: Checkpoint, storage: Storage, on_written: Callable[[ExpertKey], None]
 ) -> Path:
-    """Lay all experts out in a file; one that stopped half way goes on. `done` is told of each. Raises ModelError.
+    """Write all experts to a file, or resume a stopped run; `on_written` is called for each. Raises ModelError.
 
-    Beside the file being written lies the list of what is in it, with digests; what was written is checked by them.
+    A journal beside the unfinished file lists the digests of the experts in it; a resumed run checks them.
     """
     arch = source.arch
-    plan = _Plan(arch, storage, stamp_of(checkpoint.folder))
+    layout = _SlotLayout(arch, storage, stamp_of(checkpoint.folder))
     path = slot_file(checkpoint.folder, storage)
     if has_slot_file(arch, checkpoint, storage):
-        for key in arch.keys():  # noqa: SIM118 — not a mapping
-            done(key)
+        for key in arch.expert_keys:
+            on_written(key)
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     part, journal = path.with_name(path.name + ".part"), path.with_name(path.name + ".part.done")
-    keys = arch.keys()
-    data_start = len(plan.header([_NO_DIGEST] * len(keys)))
+    keys = arch.expert_keys
+    data_start = len(layout.header([_NO_DIGEST] * len(keys)))
     try:
         with part.open("r+b" if part.is_file() else "w+b") as file, journal.open("a+", encoding="ascii") as log:
-            digests = _resume(plan, file.fileno(), log, data_start)
+            digests = _resume(layout, file.fileno(), log, data_start)
             for key in keys[: len(digests)]:
-                done(key)
-            _write_rest(plan, source, file.fileno(), log, data_start, digests, done)
-            _write(file.fileno(), memoryview(plan.header(digests)), 0)
-            os.ftruncate(file.fileno(), data_start + len(keys) * plan.stride_bytes)
+                on_written(key)
+            _write_rest(layout, source, file.fileno(), log, data_start, digests, on_written)
+            _write(file.fileno(), memoryview(layout.header(digests)), 0)
+            os.ftruncate(file.fileno(), data_start + len(keys) * layout.stride_bytes)
             os.fsync(file.fileno())
     except OSError as error:
         message = f"cannot be written ({error.strerror or error}); make room on the disk and import again"
@@ -132,49 +124,49 @@ def write_slot_file(
     return path
 
 
-def _resume(plan: _Plan, descriptor: int, log: Any, data_start: int) -> list[str]:
-    """Digests of the experts that an earlier run wrote, as far as the bytes are right; the list starts anew if not."""
+def _resume(layout: _SlotLayout, descriptor: int, log: Any, data_start: int) -> list[str]:
+    """Return the digests of the experts that an earlier run wrote, up to the first whose bytes are wrong."""
     log.seek(0)
     lines = log.read().split("\n")
     digests: list[str] = []
-    if lines[0] == repr(plan.facts()):
-        buffer = bytearray(plan.stored_bytes)
+    if lines[0] == repr(layout.facts()):
+        buffer = bytearray(layout.stored_bytes)
         for number, digest in enumerate(lines[1:]):
-            count = os.preadv(descriptor, [buffer], data_start + number * plan.stride_bytes)
+            count = os.preadv(descriptor, [buffer], data_start + number * layout.stride_bytes)
             if count != len(buffer) or hashlib.sha256(buffer).hexdigest() != digest:
                 break
             digests.append(digest)
     log.truncate(0)
-    log.write("\n".join([repr(plan.facts()), *digests]))
+    log.write("\n".join([repr(layout.facts()), *digests]))
     log.flush()
     return digests
 
 
 def _write_rest(
-    plan: _Plan,
+    layout: _SlotLayout,
     source: CheckpointStore,
     descriptor: int,
     log: Any,
     data_start: int,
     digests: list[str],
-    done: Callable[[ExpertKey], None],
+    on_written: Callable[[ExpertKey], None],
 ) -> None:
-    packing = packing_of(plan.arch, plan.storage)
-    slot = torch.zeros(plan.arch.expert_bytes, dtype=torch.uint8)
+    packing = packing_of(layout.arch, layout.storage)
+    slot = torch.zeros(layout.arch.expert_bytes, dtype=torch.uint8)
     unsynced = 0
-    for number, key in list(enumerate(plan.arch.keys()))[len(digests) :]:
+    for number, key in list(enumerate(layout.arch.expert_keys))[len(digests) :]:
         source.read(key, slot.numpy().data)
-        stored = slot if packing is None else packing.pack(plan.arch.weights(slot))
+        stored = slot if packing is None else packing.pack(layout.arch.weights(slot))
         data = stored.numpy().data
-        _write(descriptor, data, data_start + number * plan.stride_bytes)
+        _write(descriptor, data, data_start + number * layout.stride_bytes)
         digests.append(hashlib.sha256(data).hexdigest())
         unsynced += len(data)
-        if unsynced >= _SYNCED_BYTES or number + 1 == len(plan.arch.keys()):
+        if unsynced >= _SYNCED_BYTES or number + 1 == len(layout.arch.expert_keys):
             os.fsync(descriptor)
             unsynced = 0
         log.write(f"\n{digests[-1]}")
         log.flush()
-        done(key)
+        on_written(key)
 
 
 def _write(descriptor: int, data: memoryview, offset: int) -> None:
@@ -184,7 +176,7 @@ def _write(descriptor: int, data: memoryview, offset: int) -> None:
 
 
 def has_slot_file(arch: MoeArch, checkpoint: Checkpoint, storage: Storage) -> bool:
-    """Whether a whole one, made from these weights, is there."""
+    """Return True if a complete slot file of these weights exists."""
     try:
         SlotFileStore(arch, checkpoint, storage).close()
     except ModelError:
@@ -193,24 +185,24 @@ def has_slot_file(arch: MoeArch, checkpoint: Checkpoint, storage: Storage) -> bo
 
 
 class SlotFileStore:
-    """Experts read from a slot file, dequantised where they are packed. Thread-safe. Raises ModelError."""
+    """Experts read from a slot file, dequantised if they are packed. Thread-safe. Raises ModelError."""
 
     def __init__(self, arch: MoeArch, checkpoint: Checkpoint, storage: Storage, reader: Reader | None = None) -> None:
         self.folder = checkpoint.folder
         self.arch = arch
         self.expert_bytes = arch.expert_bytes
         self.file = slot_file(checkpoint.folder, storage)
-        self._plan = _Plan(arch, storage, stamp_of(checkpoint.folder))
-        self.stored_bytes = self._plan.stored_bytes
+        self._layout = _SlotLayout(arch, storage, stamp_of(checkpoint.folder))
+        self.stored_bytes = self._layout.stored_bytes
         self._packing = packing_of(arch, storage)
-        self._data_start, self._digests = _read_header(self._plan, self.file)
+        self._data_start, self._digests = _read_header(self._layout, self.file)
         self._unchecked = set(range(len(self._digests)))
         self._files = WeightFiles(reader)
         self._own = threading.local()
 
     def read(self, key: ExpertKey, view: memoryview) -> None:
         number = key.layer * self.arch.experts + key.expert
-        offset = self._data_start + number * self._plan.stride_bytes
+        offset = self._data_start + number * self._layout.stride_bytes
         if self._packing is None:
             stored = view[: self.stored_bytes]
             self._files.read(self.file, stored, offset)
@@ -223,34 +215,28 @@ class SlotFileStore:
         slot = torch.frombuffer(view, dtype=torch.uint8, count=self.expert_bytes)
         self._packing.unpack(scratch, self.arch.weights(slot))
 
-    def weights(self, buffer: torch.Tensor) -> ExpertWeights:
-        return self.arch.weights(buffer)
-
     def close(self) -> None:
         self._files.close()
 
     def _check(self, number: int, key: ExpertKey, stored: memoryview) -> None:
-        """Once for each expert: its bytes are those that were written."""
+        """Compare an expert's digest when it is read for the first time."""
         if number in self._unchecked:
-            found = hashlib.sha256(stored).hexdigest()
-            if found != self._digests[number]:
-                message = (
-                    f"expert {key.expert} of layer {key.layer} is damaged: its sha256 is {found[:12]}…, the header"
-                )
-                message += f" says {self._digests[number][:12]}…; delete the file and run `{_command(self._plan)}`"
-                raise ModelError(self.file, message)
+            digest, expected = hashlib.sha256(stored).hexdigest(), self._digests[number]
+            if digest != expected:
+                message = f"expert {key.expert} of layer {key.layer} is damaged: its sha256 is {digest[:12]}…, expected"
+                raise ModelError(self.file, f"{message} {expected[:12]}…; {_rewrite(self._layout)}")
             self._unchecked.discard(number)
 
     def _scratch(self) -> torch.Tensor:
-        """Packed bytes of one expert, for this thread alone."""
+        """Return this thread's buffer for the packed bytes of one expert."""
         if not hasattr(self._own, "scratch"):
             self._own.scratch = torch.empty(self.stored_bytes, dtype=torch.uint8)
         return self._own.scratch
 
 
-def _read_header(plan: _Plan, file: Path) -> tuple[int, list[str]]:
-    """Where the experts begin, and their digests. Raises ModelError for a file that is not as planned."""
-    again = f"delete it and run `{_command(plan)}`"
+def _read_header(layout: _SlotLayout, file: Path) -> tuple[int, list[str]]:
+    """Return the offset of the first expert, and all digests. Raises ModelError if the file has another layout."""
+    again = _rewrite(layout)
     try:
         with file.open("rb") as opened:
             size = os.fstat(opened.fileno()).st_size
@@ -259,23 +245,23 @@ def _read_header(plan: _Plan, file: Path) -> tuple[int, list[str]]:
         facts = json.loads(text)["__metadata__"]
         digests = str(facts.pop("sha256")).split(" ")
     except FileNotFoundError:
-        message = f'there is no such file; run `{_command(plan)}`, or choose storage "checkpoint"'
-        raise ModelError(file, message) from None
+        message = f"there is no such file; run `coserve moe import --storage {layout.storage}`"
+        raise ModelError(file, f'{message}, or choose storage "checkpoint"') from None
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise ModelError(file, f"is no file of experts in slot layout (its header is damaged); {again}") from error
-    if facts.get("stamp") != plan.stamp:
+        raise ModelError(file, f"is not a slot file (its header is damaged); {again}") from error
+    if facts.get("stamp") != layout.stamp:
         raise ModelError(file, f"was made from other weights than those of {file.parent.parent}; {again}")
-    for name, expected in plan.facts().items():
+    for name, expected in layout.facts().items():
         if facts.get(name) != expected:
             raise ModelError(file, f"{name} is {facts.get(name)!r}, and {expected!r} is expected; {again}")
-    header = plan.header(digests)
+    header = layout.header(digests)
     if header != struct.pack("<Q", length) + text:
         raise ModelError(file, f"its header is damaged; {again}")
-    expected_bytes = len(header) + len(digests) * plan.stride_bytes
+    expected_bytes = len(header) + len(digests) * layout.stride_bytes
     if size != expected_bytes:
-        raise ModelError(file, f"is {size} bytes long where {expected_bytes} belong; {again}")
+        raise ModelError(file, f"is {size} bytes long, expected {expected_bytes}; {again}")
     return len(header), digests
 
 
-def _command(plan: _Plan) -> str:
-    return f"coserve moe import --storage {plan.storage}"
+def _rewrite(layout: _SlotLayout) -> str:
+    return f"delete it and run `coserve moe import --storage {layout.storage}`"

@@ -75,7 +75,7 @@ def test_damaged_and_missing_files_are_named(checkpoint: Path, tmp_path: Path) -
     tokenizer.rename(folder / "gone")
     assert "tokenizer.json: is missing" in problems(tmp_path)[0]
     tokenizer.write_text("{}", encoding="utf-8")
-    assert "tokenizer.json: is no tokenizer" in problems(tmp_path)[0]
+    assert "tokenizer.json: is not a tokenizer" in problems(tmp_path)[0]
     (folder / "gone").rename(tokenizer)
     with weights.open("r+b") as file:
         file.truncate(weights.stat().st_size - 10)

@@ -78,15 +78,15 @@ def test_a_model_whose_memory_cannot_grow_holds_what_it_held(tmp_path: Path) -> 
     thread = ModelThread("m", opener, little, on_outcome=outcomes.append)
     thread.start()
     assert thread.resize(little).result(60) == little
-    carrier = opened[0]._runtime.cache._books._carrier
-    allocate, left = carrier.allocate, iter(range(3))
+    transfer: Any = opened[0]._runtime.cache._transfer
+    allocate, left = transfer.allocate, iter(range(3))
 
     def allocate_some() -> Place:
         if next(left, None) is None:
             raise MemoryError("the machine has no more")
         return allocate()
 
-    carrier.allocate = allocate_some
+    transfer.allocate = allocate_some
     with pytest.raises(ModelError, match="there is no memory for 24 experts"):
         thread.resize(EXPERTS * EXPERT_BYTES).result(60)
     assert thread.held_bytes == thread.status()["used_bytes"] == little
@@ -95,7 +95,7 @@ def test_a_model_whose_memory_cannot_grow_holds_what_it_held(tmp_path: Path) -> 
     while not outcomes and time.monotonic() < until_s:
         time.sleep(0.005)
     assert [outcome.reason for outcome in outcomes] == [None]
-    carrier.allocate = allocate
+    transfer.allocate = allocate
     assert thread.resize(EXPERTS * EXPERT_BYTES).result(60) == EXPERTS * EXPERT_BYTES
     assert thread.status()["used_bytes"] == EXPERTS * EXPERT_BYTES
     assert thread.stop(60.0)
@@ -247,7 +247,7 @@ def test_a_model_whose_state_is_lost_is_closed_and_the_next_text_opens_it(tmp_pa
 
     def fail(_step: ForwardStep) -> None:
         if what == "wrong books":
-            line.opened[-1]._runtime.cache._books.count += 1
+            line.opened[-1]._runtime.cache._ledger.count += 1
         if what == "a damaged file":
             raise ModelError(tmp_path, "an expert is not what it was")
         raise ValueError("this text")

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +19,11 @@ pytest.importorskip("transformers", reason="needs the extra `moe`")
 from experts.moe.library import transformers
 from tools.cli.main import app
 from tools.moe import fixture
-from tools.moe.charts import draw
+from tools.moe.bench import BenchCell, draw_times
 from tools.moe.corpus import DOMAINS, CorpusDocument, collect
 from tools.moe.evaluate import decode_timing, held_out_prompts, open_runtime, perplexity
 from tools.moe.fixture import FixtureRecipe, make_fixture
-from tools.moe.job import Job
-from tools.moe.side import measure
+from tools.moe.side import SideJob, measure
 from tools.moe.text import encode, load_text
 from tools.moe.trace import take_traces
 
@@ -52,7 +52,7 @@ def small(documents: list[CorpusDocument], tmp_path_factory: pytest.TempPathFact
     return out
 
 
-def test_a_fixture_that_is_there_is_not_made_again(small: Path):
+def test_an_existing_fixture_is_not_made_again(small: Path):
     assert not make_fixture(small, SMALL)
     assert not small.with_name("fixture.part").exists()
 
@@ -81,7 +81,7 @@ def test_a_stopped_training_goes_on_and_ends_at_the_same_weights(
         return step(*arguments)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(fixture, "_step", interrupted)
-    monkeypatch.setattr(fixture, "_KEPT_EVERY", 2)
+    monkeypatch.setattr(fixture, "_SAVED_EVERY", 2)
     with pytest.raises(KeyboardInterrupt):
         make_fixture(tmp_path / "fixture", SMALL, documents)
     assert make_fixture(tmp_path / "fixture", SMALL, documents)
@@ -103,7 +103,7 @@ def test_text_ends_each_file_and_pieces_do_not_overlap(small: Path):
     assert text.windows("python", 16, 5).shape == (0, 16)
 
 
-def test_traces_hold_what_the_gates_of_the_unmodified_model_chose(small: Path):
+def test_traces_hold_the_choices_of_the_unmodified_models_gates(small: Path):
     take_traces(small, prompts=2, length=16)
     prepared = PreparedFiles(small)
     trace = load_trace(prepared, TRAIN)
@@ -156,9 +156,9 @@ def test_timing_counts_a_first_token_for_each_prompt_and_the_others_between(smal
     assert load_text(PreparedFiles(small), "text/heldout").ids["python"].numel() > 0
 
 
-def a_job(checkpoint: Path, side: str, links_ms: tuple[float, ...] = (0.0,), **given: object) -> Job:
-    wanted = {"share": 0.5, "device": "cpu", "prompts": 1, "prompt_tokens": 12, "new_tokens": 3, "judged": 0} | given
-    return Job(checkpoint=checkpoint, side=side, links_ms=links_ms, **wanted)  # pyright: ignore[reportArgumentType]
+def a_job(checkpoint: Path, side: str, links_ms: tuple[float, ...] = (0.0,), **changes: Any) -> SideJob:
+    fields = {"share": 0.5, "device": "cpu", "prompts": 1, "prompt_tokens": 12, "new_tokens": 3, "judged": 0} | changes
+    return SideJob(checkpoint=checkpoint, side=side, links_ms=links_ms, **fields)
 
 
 def test_a_side_reports_times_fetches_memory_and_perplexity(small: Path):
@@ -167,17 +167,8 @@ def test_a_side_reports_times_fetches_memory_and_perplexity(small: Path):
     plain, slowed = report.runs
     assert (plain.link_ms, slowed.link_ms) == (0.0, 1.0)
     figures = plain.figures
-    for name in (
-        "ttft_p50_ms",
-        "tpot_p95_ms",
-        "tokens_per_s",
-        "blocking_per_token",
-        "moved_mb_per_token",
-        "perplexity",
-    ):
-        value = figures[name]
-        assert value is not None
-        assert value > 0
+    positive = ("ttft_p50_ms", "tpot_p95_ms", "tokens_per_s", "blocking_per_token", "moved_mb_per_token", "perplexity")
+    assert all((figures[name] or 0) > 0 for name in positive)
     assert figures["overlapped_per_token"] == 0
     assert figures["all_predicted"] is None
 
@@ -188,25 +179,14 @@ def test_a_side_that_lacks_a_part_says_which_command_makes_it(small: Path):
     assert "coserve moe unite" in report.error
 
 
-def test_the_peer_serves_the_same_checkpoint_from_disk(small: Path):
-    pytest.importorskip("accelerate", reason="needs the extra `dev`")
-    report = measure(a_job(small, "accelerate", share=0.25))
-    assert report.error is None
-    assert report.runs[0].figures["tokens_per_s"]
-
-
-def test_pictures_are_drawn_of_what_was_measured(tmp_path: Path):
-    figures = {"tpot_p50_ms": 4.0, "tpot_p95_ms": 6.0, "all_predicted": 0.5, "any_predicted": 0.9}
-    cells = [
-        {"side": side, "share": 0.5, "link_ms": link_ms, "figures": figures, "error": None}
-        for side in ("lookahead", "duoserve")
-        for link_ms in (0.0, 2.0)
-    ]
-    cells.append({"side": "emoe", "share": 0.5, "link_ms": 0.0, "figures": {}, "error": "not made yet"})
-    points = [{"series": "prune", "x": share, "perplexity": 50 - 20 * share} for share in (0.5, 1.0)]
-    drawn = draw({"cells": cells, "curves": {"budget": points, "period": []}}, tmp_path)
-    assert [file.name for file in drawn] == ["moe-sides.png", "moe-predictors.png", "moe-budget.png"]
-    assert all(file.read_bytes().startswith(b"\x89PNG") for file in drawn)
+def test_the_times_of_every_mode_that_was_measured_are_drawn(tmp_path: Path):
+    figures: dict[str, float | None] = {"tpot_p50_ms": 4.0, "tpot_p95_ms": 6.0}
+    cells = [BenchCell(side, 0.5, link_ms, {}, figures) for side in ("lookahead", "duoserve") for link_ms in (0.0, 2.0)]
+    failed = BenchCell("emoe", 0.5, 0.0, error="not made yet")
+    file = draw_times([*cells, failed], tmp_path)
+    assert file is not None
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert draw_times([failed], tmp_path) is None
 
 
 def test_a_bench_without_text_or_of_an_unknown_side_says_what_to_do(small: Path, tmp_path: Path):

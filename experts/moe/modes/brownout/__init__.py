@@ -1,1 +1,1 @@
-"""BrownoutServe: under pressure, experts that matter little for a token are answered by a united expert."""
+"""BrownoutServe: under load, the tokens of less busy experts are answered by united experts."""

@@ -1,7 +1,7 @@
-"""United experts: one expert of the usual size that stands in for a group of them (BrownoutServe §IV.B).
+"""United experts: one expert of the usual size that replaces a group of them (BrownoutServe §IV.B).
 
-Each is distilled on its own from what its group's experts answer to the tokens that chose them (activations of the
-training files), layer by layer. The peer, which nothing is fitted for, is the mean of the group's weights.
+Each is distilled separately from the answers of its group's experts to the tokens that chose them (activations of the
+training files), layer by layer. For comparison, the mean of the group's weights needs no fitting.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,23 +11,23 @@ from typing import Any
 import torch
 
 from experts.moe.gating import ExpertKey, ExpertWeights, ForwardStep, Routing
-from experts.moe.policy.brownout import in_order
+from experts.moe.policy.brownout import groups_in_order
 from experts.moe.weights.expert_store import ExpertStore
 from experts.moe.weights.prepared import PreparedFiles
 
 WAYS = (2, 4, 8)
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
-#: (N, H) float32, (N, k) int64 and (N, k) float32: hidden states, experts, weights of a layer's tokens.
+#: Hidden states (N, H) float32, experts (N, k) int64 and weights (N, k) float32 of a layer's tokens.
 LayerActivations = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class UnitedExperts:
-    """The united experts of a model, one for each group of each layer; on the device that computes."""
+    """The united experts of a model, one for each group of each layer."""
 
     way: int
-    #: Of each layer: (G, rows, H) and (G, H, I), rows and H and I as the experts of `MoeArch` have them.
+    #: For each layer (G, rows, H) and (G, H, I), with rows, H and I of `MoeArch`.
     gate_up: tuple[torch.Tensor, ...]
     down: tuple[torch.Tensor, ...]
     #: The group of each of the layer's experts.
@@ -35,7 +35,7 @@ class UnitedExperts:
 
     @property
     def weights_bytes(self) -> int:
-        return sum(each.nbytes for each in (*self.gate_up, *self.down))
+        return sum(tensor.nbytes for tensor in (*self.gate_up, *self.down))
 
     @property
     def device(self) -> torch.device:
@@ -45,13 +45,12 @@ class UnitedExperts:
         return ExpertWeights(self.gate_up[layer][group], self.down[layer][group])
 
     def to(self, device: torch.device | str) -> "UnitedExperts":
-        """The same where the experts are computed."""
-        gate_up = tuple(each.to(device) for each in self.gate_up)
-        return UnitedExperts(self.way, gate_up, tuple(each.to(device) for each in self.down), self.groups)
+        gate_up, down = (tuple(tensor.to(device) for tensor in part) for part in (self.gate_up, self.down))
+        return UnitedExperts(self.way, gate_up, down, self.groups)
 
 
 def load_united(prepared: PreparedFiles, way: int) -> UnitedExperts:
-    """What `coserve moe unite` made. Raises ModelError where it is missing, broken or of other weights."""
+    """Load the result of `coserve moe unite`. Raises ModelError if it is missing, broken or of other weights."""
     tensors, _ = prepared.load(_part(way))
     layers = range(len(tensors["groups"]))
     return UnitedExperts(
@@ -64,9 +63,9 @@ def load_united(prepared: PreparedFiles, way: int) -> UnitedExperts:
 
 @dataclass(frozen=True, slots=True)
 class DistillRecipe:
-    """How united experts are fitted; kept beside them, and compared."""
+    """Settings of the distillation; stored with the result, and compared to tell whether to make it again."""
 
-    #: Tokens of the training files whose activations are learned from.
+    #: Tokens of the training files whose activations are used.
     tokens: int = 40_960
     steps: int = 400
     batch: int = 256
@@ -75,42 +74,43 @@ class DistillRecipe:
 
 
 class Distillation:
-    """Distils the united experts of one way, a layer at a time; each is kept as soon as it is done."""
+    """Distils the united experts of one way; each layer is saved as soon as it is done."""
 
     def __init__(self, prepared: PreparedFiles, store: ExpertStore, way: int, recipe: DistillRecipe) -> None:
         self.way = way
-        self.groups = in_order(store.arch.experts, way)
+        self.groups = groups_in_order(store.arch.experts, way)
         self._prepared = prepared
         self._store = store
         self._recipe = recipe
 
     def is_done(self) -> bool:
-        """Whether all of it is there, made in this way."""
+        """Return True if the united experts exist and were made with this recipe."""
         return self._is_made(_part(self.way))
 
     def missing(self) -> tuple[int, ...]:
-        """Layers that are still to be made."""
-        return tuple(each for each in range(self._store.arch.layers) if not self._is_made(_part(self.way, each)))
+        """Return the layers that are still to be made."""
+        return tuple(layer for layer in range(self._store.arch.layers) if not self._is_made(_part(self.way, layer)))
 
-    def make(self, layer: int, asked: LayerActivations, activation: Activation) -> None:
-        """Distil the united experts of a layer and keep them, with what they miss and what averaged ones miss."""
+    def make(self, layer: int, activations: LayerActivations, activation: Activation) -> None:
+        """Distil the united experts of a layer and save them, with their error and that of averaged experts."""
         made: list[ExpertWeights] = []
         missed: list[tuple[float, float]] = []
         for group in range(self.groups[-1] + 1):
-            members = [(each, read_expert(self._store, layer, each)) for each in self._members(group)]
-            taught = distill_targets(members, asked, activation)
+            numbers = [expert for expert, its_group in enumerate(self.groups) if its_group == group]
+            members = [(number, read_expert(self._store, layer, number)) for number in numbers]
+            targets = distill_targets(members, activations, activation)
             mean = averaged(weights for _, weights in members)
             fitted = mean
-            if len(taught.hidden):
-                fitted = fit_down(chosen_units(members, asked, activation), taught, activation)
-                fitted = fit(fitted, taught, activation, self._recipe)
-                missed.append((missed_share(fitted, taught, activation), missed_share(mean, taught, activation)))
+            if len(targets.hidden):
+                fitted = fit_down(strongest_units(members, activations, activation), targets, activation)
+                fitted = fit(fitted, targets, activation, self._recipe)
+                missed.append((missed_share(fitted, targets, activation), missed_share(mean, targets, activation)))
             made.append(fitted)
         shares = torch.tensor(missed).mean(0).tolist() if missed else [0.0, 0.0]
         self._prepared.save(_part(self.way, layer), self._tensors(layer, made), {"made": self._made, "missed": shares})
 
     def finish(self) -> tuple[float, float]:
-        """Put the layers together; the share that united experts miss of the answers, and that averaged ones would."""
+        """Join the layers; return the shares of the answers that united and averaged experts miss."""
         layers = range(self._store.arch.layers)
         parts = [self._prepared.load(_part(self.way, layer)) for layer in layers]
         tensors = {name: tensor for part, _ in parts for name, tensor in part.items()}
@@ -129,19 +129,18 @@ class Distillation:
     def _is_made(self, name: str) -> bool:
         return self._prepared.has(name) and self._prepared.load(name)[1].get("made") == self._made
 
-    def _members(self, group: int) -> list[int]:
-        return [expert for expert, its in enumerate(self.groups) if its == group]
-
     def _tensors(self, layer: int, made: Sequence[ExpertWeights]) -> dict[str, torch.Tensor]:
-        gate_up, down = (torch.stack(each).to(self._store.arch.dtype) for each in zip(*made, strict=True))
+        gate_up, down = (torch.stack(part).to(self._store.arch.dtype) for part in zip(*made, strict=True))
         return {f"{layer}.gate_up": gate_up, f"{layer}.down": down}
 
 
 def read_expert(store: ExpertStore, layer: int, expert: int) -> ExpertWeights:
-    """Weights in float32, in memory of their own. Raises ModelError."""
+    """Return an expert's weights in float32, in memory of their own. Raises ModelError."""
     memory = bytearray(store.expert_bytes)
     store.read(ExpertKey(layer, expert), memoryview(memory))
-    return ExpertWeights(*(each.float() for each in store.weights(torch.frombuffer(memory, dtype=torch.uint8))))
+    return ExpertWeights(
+        *(matrix.float() for matrix in store.arch.weights(torch.frombuffer(memory, dtype=torch.uint8)))
+    )
 
 
 def _part(way: int, layer: int | None = None) -> str:
@@ -149,10 +148,9 @@ def _part(way: int, layer: int | None = None) -> str:
 
 
 class Activations:
-    """What each layer's experts were asked, kept while tokens of the training files run through the model."""
+    """Collects inputs of each layer's experts, for the first `tokens` that run through the model."""
 
     def __init__(self, layers: int, tokens: int) -> None:
-        """Of each layer the first `tokens` that come."""
         self.tokens = tokens
         self._held = [0] * layers
         self._hidden: list[list[torch.Tensor]] = [[] for _ in range(layers)]
@@ -160,7 +158,7 @@ class Activations:
         self._weight: list[list[torch.Tensor]] = [[] for _ in range(layers)]
 
     def observe(self, _step: ForwardStep, gate: Routing, _carried: Routing) -> None:
-        """An observer of `MoeRuntime`."""
+        """Observe `MoeRuntime`."""
         layer = gate.layer
         room = self.tokens - self._held[layer]
         if room <= 0:
@@ -177,7 +175,7 @@ class Activations:
 
 @dataclass(frozen=True, slots=True)
 class DistillTargets:
-    """What one united expert is to learn: N answers of its group's experts."""
+    """Targets of one united expert: N answers of its group's experts."""
 
     hidden: torch.Tensor  # (N, H) float32
     answer: torch.Tensor  # (N, H) float32
@@ -185,40 +183,37 @@ class DistillTargets:
 
 
 def answer(weights: ExpertWeights, hidden: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """(N, H): what an expert makes of `hidden`, (N, H); with a gate where gate_up has two rows for each of down's."""
+    """Return an expert's output for `hidden`, both (N, H); gated if gate_up has two rows for each column of down."""
     return torch.nn.functional.linear(_inner(weights, hidden, activation), weights.down)
 
 
 def distill_targets(
-    members: Sequence[tuple[int, ExpertWeights]],
-    asked: LayerActivations,
-    activation: Activation,
+    members: Sequence[tuple[int, ExpertWeights]], activations: LayerActivations, activation: Activation
 ) -> DistillTargets:
-    """What the experts of a group answered to the tokens that chose them."""
-    hidden, index, weight = asked
+    """Return the answers of a group's experts to the tokens that chose them."""
+    hidden, index, weight = activations
     parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     for expert, weights in members:
         token, place = torch.where(index == expert)
         seen = hidden[token]
         parts.append((seen, answer(weights, seen, activation), weight[token, place]))
-    return DistillTargets(*(torch.cat(each) for each in zip(*parts, strict=True)))
+    return DistillTargets(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def averaged(members: Iterable[ExpertWeights]) -> ExpertWeights:
-    """The peer: the mean of the group's weights."""
-    listed = list(members)
-    gate_up = torch.stack([each.gate_up for each in listed]).mean(0)
-    return ExpertWeights(gate_up, torch.stack([each.down for each in listed]).mean(0))
+    """Return the mean of the group's weights."""
+    gate_up, down = zip(*members, strict=True)
+    return ExpertWeights(torch.stack(gate_up).mean(0), torch.stack(down).mean(0))
 
 
-def chosen_units(
-    members: Sequence[tuple[int, ExpertWeights]], asked: LayerActivations, activation: Activation
+def strongest_units(
+    members: Sequence[tuple[int, ExpertWeights]], activations: LayerActivations, activation: Activation
 ) -> ExpertWeights:
-    """Where a fit begins: of all inner units of a group, those that answer most, as many as one expert has.
+    """Return the start of a fit: the strongest inner units of a group, as many as one expert has.
 
-    A unit's part is the energy of what it adds to the outputs, over the tokens that chose its expert.
+    A unit's strength is the energy of what it adds to the outputs, over the tokens that chose its expert.
     """
-    hidden, index, weight = asked
+    hidden, index, weight = activations
     energies, incoming, outgoing = [], [], []
     for expert, weights in members:
         token, place = torch.where(index == expert)
@@ -233,48 +228,48 @@ def chosen_units(
 
 
 def fit_down(
-    start: ExpertWeights, taught: DistillTargets, activation: Activation, ridge: float = 1e-3
+    start: ExpertWeights, targets: DistillTargets, activation: Activation, ridge: float = 1e-3
 ) -> ExpertWeights:
-    """The best `down` for a given gate_up: weighted least squares, in closed form."""
-    inner = _inner(start, taught.hidden, activation) * taught.weight[:, None]
-    target = taught.answer * taught.weight[:, None]
+    """Fit the best `down` for a given gate_up by weighted least squares, in closed form."""
+    inner = _inner(start, targets.hidden, activation) * targets.weight[:, None]
+    target = targets.answer * targets.weight[:, None]
     gram = inner.T @ inner
     gram += ridge * gram.diagonal().mean().clamp(min=1e-12) * torch.eye(len(gram))
     return ExpertWeights(start.gate_up, torch.linalg.solve(gram, inner.T @ target).T.contiguous())
 
 
-def fit(start: ExpertWeights, taught: DistillTargets, activation: Activation, recipe: DistillRecipe) -> ExpertWeights:
-    """Gradient descent on the squared error of the answers, each weighted by the square of its gate's weight."""
+def fit(start: ExpertWeights, targets: DistillTargets, activation: Activation, recipe: DistillRecipe) -> ExpertWeights:
+    """Fit by gradient descent on the squared error of the answers, weighted by the square of the gate's weight."""
     generator = torch.Generator().manual_seed(recipe.seed)
-    student = ExpertWeights(*(each.clone().requires_grad_() for each in start))
+    student = ExpertWeights(*(matrix.clone().requires_grad_() for matrix in start))
     optimiser = torch.optim.Adam(list(student), lr=recipe.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, recipe.steps)
-    scale = energy(taught) / len(taught.hidden)
+    scale = energy(targets) / len(targets.hidden)
     with torch.enable_grad():
         for _ in range(recipe.steps):
-            chosen = torch.randint(len(taught.hidden), (recipe.batch,), generator=generator)
-            missed = answer(student, taught.hidden[chosen], activation) - taught.answer[chosen]
-            loss = (missed * taught.weight[chosen, None]).square().sum(-1).mean() / scale
+            chosen = torch.randint(len(targets.hidden), (recipe.batch,), generator=generator)
+            missed = answer(student, targets.hidden[chosen], activation) - targets.answer[chosen]
+            loss = (missed * targets.weight[chosen, None]).square().sum(-1).mean() / scale
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
             schedule.step()
-    return ExpertWeights(*(each.detach() for each in student))
+    return ExpertWeights(*(matrix.detach() for matrix in student))
 
 
-def energy(taught: DistillTargets) -> torch.Tensor:
-    """Of the weighted answers, summed over tokens."""
-    return (taught.answer * taught.weight[:, None]).square().sum()
+def energy(targets: DistillTargets) -> torch.Tensor:
+    """Return the energy of the weighted answers, summed over tokens."""
+    return (targets.answer * targets.weight[:, None]).square().sum()
 
 
-def missed_share(weights: ExpertWeights, taught: DistillTargets, activation: Activation) -> float:
-    """What a united expert misses of its group's answers, as a share of their energy: 0 exact, 1 as if dropped."""
-    missed = (answer(weights, taught.hidden, activation) - taught.answer) * taught.weight[:, None]
-    return float(missed.square().sum() / energy(taught))
+def missed_share(weights: ExpertWeights, targets: DistillTargets, activation: Activation) -> float:
+    """Return a united expert's error as a share of the energy of its group's answers: 0 exact, 1 as if dropped."""
+    missed = (answer(weights, targets.hidden, activation) - targets.answer) * targets.weight[:, None]
+    return float(missed.square().sum() / energy(targets))
 
 
 def _inner(weights: ExpertWeights, hidden: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """(N, I): what an expert's inner units say."""
+    """Return the (N, I) activations of an expert's inner units."""
     inner = torch.nn.functional.linear(hidden, weights.gate_up)
     if weights.gate_up.shape[0] == weights.down.shape[1]:
         return activation(inner)

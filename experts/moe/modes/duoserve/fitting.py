@@ -1,26 +1,38 @@
-"""Training the predictors on a trace, one layer after the other, and keeping them beside the checkpoint."""
+"""Training DuoServe's predictors on a trace, layer by layer, and their accuracy beside predictions by counting."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
 import torch
 
+from experts.moe.cache.metrics import PredictionCounts
 from experts.moe.errors import ModelError
-from experts.moe.modes.duoserve.predictor import KEPT, WIDTHS, ExpertMLP, Predictor
-from experts.moe.modes.duoserve.state import LEAD, Paths, StateConstructor, StateShape, known
-from experts.moe.statistics import affinity, popularity
-from experts.moe.trace import Trace
-from experts.moe.weights.prepared import PreparedFiles
+from experts.moe.model.mode import FitInputs, FitTable
+from experts.moe.modes.duoserve.predictor import (
+    LEAD,
+    STORED_DTYPE,
+    WIDTHS,
+    ExpertMLP,
+    LayerPredictor,
+    Paths,
+    StateConstructor,
+    StateShape,
+    known_layers,
+)
+from experts.moe.trace import Trace, affinity, load_trace, popularity
+from experts.moe.weights.prepared import HELD_OUT, TRAIN, PreparedFiles
+
+_TOKENS_TOGETHER = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class DuoServeRecipe:
-    """How each layer's predictor is trained; kept beside it, and compared."""
+    """Settings of the training; stored with each predictor, and compared to tell whether to train again."""
 
     widths: tuple[int, ...] = WIDTHS
-    #: Tokens seen in all, the trace's as often as that takes, and tokens of a step.
+    #: Tokens in all, repeating the trace as often as needed, and tokens of a step.
     tokens: int = 300_000
     batch: int = 1024
     learning_rate: float = 2e-3
@@ -28,23 +40,38 @@ class DuoServeRecipe:
     seed: int = 4
 
 
-#: Steps done, steps in all, the loss now.
-Progress = Callable[[int, int, float], None]
+def fit(inputs: FitInputs) -> Sequence[FitTable]:
+    """Train the predictors that are missing; return how often they are right on held-out files."""
+    prepared, recipe = inputs.prepared, DuoServeRecipe()
+    trace = load_trace(prepared, TRAIN)
+    for layer in range(1, trace.layers):
+        part = f"duoserve, layer {layer} of {trace.layers - 1}"
+        if is_fitted(prepared, layer, trace, recipe):
+            inputs.progress(f"{part}, there already", 1, 1)
+            continue
+
+        def report(done: int, steps: int, loss: float, part: str = part) -> None:
+            inputs.progress(part, done, steps, f", loss {loss:.3f}")
+
+        save_layer(prepared, layer, fit_layer(trace, layer, recipe, report), trace, recipe)
+    counts = accuracies(load_trace(prepared, HELD_OUT), trace, load_predictors(prepared))
+    rows = [(by, *(f"{rate:.3f}" for rate in (c.all_rate, c.any_rate, c.recall))) for by, c in counts.items()]
+    return [FitTable("experts predicted on held-out files", ("by", "all", "at least one", "share"), tuple(rows))]
 
 
 def part_name(layer: int) -> str:
-    """The prepared file of the predictor for `layer`."""
+    """Return the name of the prepared file with the predictor for `layer`."""
     return f"duoserve/layer-{layer}"
 
 
 def states_of(trace: Trace, layer: int) -> StateConstructor:
-    """Builds states of `layer` with what the trace says of it by counting."""
+    """Return the builder of states for `layer`, with popularity and affinity of the trace."""
     shape = StateShape(trace.layers, trace.experts, trace.index.shape[2])
-    return StateConstructor(shape, layer, popularity(trace)[layer], affinity(trace, known(layer) - 1, layer))
+    return StateConstructor(shape, layer, popularity(trace)[layer], affinity(trace, known_layers(layer) - 1, layer))
 
 
 def paths_of(trace: Trace) -> tuple[Paths, Paths]:
-    """Of each token its own path, and that of the token before it: the sentinel for the first of a prompt."""
+    """Return each token's own path and that of the token before it: the sentinel for the first of a prompt."""
     own = Paths(trace.index.long(), trace.weight.float())
     before = Paths(own.index.roll(1, 0), own.weight.roll(1, 0))
     before.index[trace.start[:-1]] = trace.experts
@@ -53,15 +80,21 @@ def paths_of(trace: Trace) -> tuple[Paths, Paths]:
 
 
 def is_fitted(prepared: PreparedFiles, layer: int, trace: Trace, recipe: DuoServeRecipe) -> bool:
-    """Whether this layer's predictor is there and was trained on as much in the same way."""
-    return prepared.has(part_name(layer)) and prepared.load(part_name(layer))[1]["made"] == _made(trace, recipe)
+    """Return True if this layer's predictor exists and was trained on this trace with this recipe."""
+    name = part_name(layer)
+    return prepared.has(name) and prepared.load(name)[1]["made"] == _provenance(trace, recipe)
 
 
-def fit_layer(trace: Trace, layer: int, recipe: DuoServeRecipe, progress: Progress) -> ExpertMLP:
-    """A predictor of `layer`, 1 or above, from the layers before it. The same trace and seed make the same network."""
+def fit_layer(
+    trace: Trace, layer: int, recipe: DuoServeRecipe, report: Callable[[int, int, float], None] = lambda *_: None
+) -> ExpertMLP:
+    """Train a predictor of `layer`, 1 or above; `report` gets steps done, steps in all, and the loss.
+
+    The same trace and seed make the same network.
+    """
     states = states_of(trace, layer)
     sofar, before = paths_of(trace)
-    sofar = sofar.first(known(layer))
+    sofar = sofar.first(known_layers(layer))
     truth = torch.zeros(len(trace.index), trace.experts).scatter_(1, trace.index[:, layer].long(), 1.0)
     generator = torch.Generator().manual_seed(recipe.seed * 1_000 + layer)
     with torch.random.fork_rng():
@@ -82,38 +115,59 @@ def fit_layer(trace: Trace, layer: int, recipe: DuoServeRecipe, progress: Progre
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
             schedule.step()
-            progress(step + 1, steps, loss.item())
+            report(step + 1, steps, loss.item())
     return network.eval()
 
 
 def save_layer(prepared: PreparedFiles, layer: int, network: ExpertMLP, trace: Trace, recipe: DuoServeRecipe) -> None:
-    """Keep what `load_predictors` needs: the folded network in the precision in which it is asked."""
+    """Save what `load_predictors` needs: the folded network, popularity and affinity."""
     states = states_of(trace, layer)
     tensors = {"popularity": states.popularity, "affinity": states.affinity}
     for number, (weight, bias) in enumerate(network.folded()):
-        tensors |= {f"{number}.weight": weight.to(KEPT), f"{number}.bias": bias.to(KEPT)}
-    prepared.save(part_name(layer), tensors, {"made": _made(trace, recipe), "shape": asdict(states.shape)})
+        tensors |= {f"{number}.weight": weight.to(STORED_DTYPE), f"{number}.bias": bias.to(STORED_DTYPE)}
+    prepared.save(part_name(layer), tensors, {"made": _provenance(trace, recipe), "shape": asdict(states.shape)})
 
 
-def load_predictors(prepared: PreparedFiles) -> dict[int, Predictor]:
-    """All predictors by the layer that they predict. Raises ModelError where one is missing, broken or not of this."""
+def load_predictors(prepared: PreparedFiles) -> dict[int, LayerPredictor]:
+    """Load all predictors by the layer that they predict. Raises ModelError if one is missing, broken or outdated."""
     first = _load(prepared, 1)
     return {1: first} | {layer: _load(prepared, layer) for layer in range(2, first.shape.layers)}
 
 
-def _load(prepared: PreparedFiles, layer: int) -> Predictor:
+def _load(prepared: PreparedFiles, layer: int) -> LayerPredictor:
     tensors, notes = prepared.load(part_name(layer))
     try:
         states = StateConstructor(StateShape(**notes["shape"]), layer, tensors["popularity"], tensors["affinity"])
         count = sum(name.endswith(".weight") for name in tensors)
-        return Predictor.of(states, [(tensors[f"{one}.weight"], tensors[f"{one}.bias"]) for one in range(count)])
+        folded = [(tensors[f"{number}.weight"], tensors[f"{number}.bias"]) for number in range(count)]
+        return LayerPredictor.of(states, folded)
     except (KeyError, TypeError) as error:
-        message = f"is no predictor ({error}); make it again with `coserve moe fit {prepared.checkpoint}`"
+        message = f"is not a predictor ({error}); make it again with `coserve moe fit {prepared.checkpoint}`"
         raise ModelError(prepared.path(part_name(layer)), message) from error
 
 
+def accuracies(trace: Trace, train: Trace, predictors: Mapping[int, LayerPredictor]) -> dict[str, PredictionCounts]:
+    """Count correct predictions of k experts over all predicted layers of `trace`, by the predictor and by counting.
+
+    Affinity and popularity are those of `train`.
+    """
+    counts = {"duoserve": PredictionCounts(), "affinity": PredictionCounts(), "popularity": PredictionCounts()}
+    own, before = paths_of(trace)
+    top_k = trace.index.shape[2]
+    for layer, predictor in predictors.items():
+        popular = popularity(train)[layer].topk(top_k).indices
+        affine = affinity(train, layer - 1, layer)[own.index[:, layer - 1]].sum(1).topk(top_k).indices
+        counts["popularity"].add(popular, own.index[:, layer], trace.experts)
+        counts["affinity"].add(affine, own.index[:, layer], trace.experts)
+        for start in range(0, len(trace.index), _TOKENS_TOGETHER):
+            part = slice(start, start + _TOKENS_TOGETHER)
+            likely = predictor.probabilities(own.first(known_layers(layer)).rows(part), before.rows(part))
+            counts["duoserve"].add(likely.topk(top_k).indices, own.index[part, layer], trace.experts)
+    return counts
+
+
 def _batches(tokens: int, batch: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """(batch,) int64 rows of a trace without end, each row once before any comes again."""
+    """Yield (batch,) int64 rows of a trace without end, each row once before any comes again."""
     while True:
         order = torch.randperm(tokens, generator=generator)
         # Rows that fill no batch wait for another order: a norm over a single row has no variance.
@@ -121,11 +175,11 @@ def _batches(tokens: int, batch: int, generator: torch.Generator) -> Iterator[to
 
 
 def _bfloat16_is_fast() -> bool:
-    """Whether the CPU multiplies matrices of bfloat16 in hardware: then training takes 2.4 times less time."""
+    """Return True if the CPU multiplies matrices of bfloat16 in hardware: training then takes 2.4 times less time."""
     return bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
-def _made(trace: Trace, recipe: DuoServeRecipe) -> dict[str, Any]:
-    """From what and how: what is there is trained again when any of it differs."""
-    made = {"trace": [len(trace.index), trace.prompts], "lead": LEAD}
-    return made | asdict(recipe) | {"widths": list(recipe.widths)}
+def _provenance(trace: Trace, recipe: DuoServeRecipe) -> dict[str, Any]:
+    """Return the origin of a predictor: a predictor of another origin is trained again."""
+    origin = {"trace": [len(trace.index), trace.prompts], "lead": LEAD}
+    return origin | asdict(recipe) | {"widths": list(recipe.widths)}

@@ -1,6 +1,14 @@
-"""ExpertMLP: which experts of a layer a token will choose, as independent probabilities (DuoServe-MoE §4.2)."""
+"""The predictor of DuoServe-MoE (§4.2): from a token's path so far to the experts of a later layer.
+
+The state is s = [h, p, a]. h: the experts chosen so far, zero-padded to a fixed length. p: popularity of the layer to
+be predicted. a: affinity of the layer to the chosen experts. Ours (docs/decisions.md): h has one place for each expert
+of each layer, with the gate's weights beside it, instead of the experts' numbers; the path of the token before belongs
+to it; it ends `LEAD` layers before the predicted one, which leaves time to predict and to fetch; and a has only the
+rows of the experts chosen last, since the whole matrix is the same for every token of a layer.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
@@ -9,20 +17,97 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from experts.moe.modes.duoserve.state import Paths, StateConstructor, StateShape, known
-
-#: Seven fully connected layers: these widths, halved from layer to layer, and the one of the output.
+#: Widths of the hidden layers; with the output there are seven fully connected layers.
 WIDTHS = (2048, 1024, 512, 256, 128, 64)
 _DROPOUT = 0.1
-#: Weights of a layer from which reading only those whose input is not zero saves time.
-_LARGE = 500_000
-_NOTHING = np.zeros(1, np.int64)
-#: What a trained network is kept and asked in; ranks of experts do not need more.
-KEPT = torch.bfloat16
+#: From this many weights on, reading only those whose input is not zero saves time.
+_SPARSE_WEIGHTS = 500_000
+_BIAS = np.zeros(1, np.int64)
+#: Type of a trained network's stored weights and of its computation; ranks of experts need no more precision.
+STORED_DTYPE = torch.bfloat16
+#: A layer is predicted after the gate of the layer so many before it, or after the first gate. The paper's is 1.
+LEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """A model's layers, experts of each, and experts of a token."""
+
+    layers: int
+    experts: int
+    top_k: int
+
+    @property
+    def path(self) -> int:
+        """Numbers of one token's path: for each expert of each layer 1 if it was chosen, and its weight."""
+        return 2 * self.layers * self.experts
+
+    @property
+    def size(self) -> int:
+        return 2 * self.path + self.experts + self.top_k * self.experts
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Experts of tokens in their first l layers. `index`: (T, l, k) int64, the sentinel E allowed; `weight` alike."""
+
+    index: torch.Tensor
+    weight: torch.Tensor
+
+    def first(self, layers: int) -> "Paths":
+        return Paths(self.index[:, :layers], self.weight[:, :layers])
+
+    def rows(self, rows: torch.Tensor | slice) -> "Paths":
+        return Paths(self.index[rows], self.weight[rows])
+
+
+def known_layers(layer: int) -> int:
+    """Return how many layers are known when `layer`, 1 or above, is predicted: at least the first one."""
+    return max(1, layer - LEAD + 1)
+
+
+class StateConstructor:
+    """Builds states of one predicted layer, for many tokens of a trace or for the few of a decode step.
+
+    `popularity`: (E,) of `layer`; `affinity`: (E, E) to it from the last known layer.
+    """
+
+    def __init__(self, shape: StateShape, layer: int, popularity: torch.Tensor, affinity: torch.Tensor) -> None:
+        self.shape = shape
+        self.layer = layer
+        self.popularity = popularity
+        self.affinity = affinity
+        # Shares are about 1/E; scaled like this they are about 1. The last row is the sentinel's.
+        self.scaled_popularity = popularity * shape.experts
+        self.scaled_affinity = torch.cat([affinity * shape.experts, torch.zeros_like(affinity[:1])])
+
+    def to(self, device: torch.device) -> "StateConstructor":
+        return StateConstructor(self.shape, self.layer, self.popularity.to(device), self.affinity.to(device))
+
+    def build(self, sofar: Paths, before: Paths) -> torch.Tensor:
+        """Return (T, size) float32 from the tokens' layers so far and the complete paths of the tokens before them."""
+        shape = self.shape
+        state = sofar.weight.new_zeros((len(sofar.index), shape.size), dtype=torch.float32)
+        self._write(state[:, : shape.path], sofar)
+        self._write(state[:, shape.path : 2 * shape.path], before)
+        rest = state[:, 2 * shape.path :]
+        rest[:, : shape.experts] = self.scaled_popularity
+        rest[:, shape.experts :] = self.scaled_affinity[sofar.index[:, -1]].flatten(1)
+        return state
+
+    def _write(self, part: torch.Tensor, paths: Paths) -> None:
+        """Write one path into its (T, path) of the state; unknown layers stay zero."""
+        tokens, layers, _ = paths.index.shape
+        # One place more for the sentinel, cut off afterwards.
+        chosen = part.new_zeros((tokens, 2, layers, self.shape.experts + 1))
+        chosen[:, 0].scatter_(2, paths.index, 1.0)
+        chosen[:, 1].scatter_(2, paths.index, paths.weight.float())
+        whole = part.unflatten(1, (2, self.shape.layers, self.shape.experts))
+        whole[:, :, :layers] = chosen[..., : self.shape.experts]
 
 
 class ExpertMLP(nn.Sequential):
-    """States (T, S) to logits (T, E); batch norm, ReLU and dropout behind each hidden layer."""
+    """A perceptron from states (T, S) to logits (T, E); batch norm, ReLU and dropout behind each hidden layer."""
 
     def __init__(self, inputs: int, outputs: int, widths: Sequence[int] = WIDTHS) -> None:
         layers: list[nn.Module] = []
@@ -32,7 +117,7 @@ class ExpertMLP(nn.Sequential):
 
     @torch.no_grad()
     def folded(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Weight and bias of the seven layers as they are after training: batch norms folded in, dropout gone."""
+        """Return weight and bias of the trained layers, with batch norms folded in and without dropout."""
         folded: list[tuple[torch.Tensor, torch.Tensor]] = []
         modules = list(self)
         for position, linear in enumerate(modules):
@@ -49,88 +134,92 @@ class ExpertMLP(nn.Sequential):
         return folded
 
 
-class Predictor:
-    """A trained ExpertMLP of one layer, ready to be asked. Thread-safe."""
+class LayerPredictor:
+    """A trained ExpertMLP of one layer for inference, giving independent probabilities of experts. Thread-safe.
+
+    `layers`: weights as (inputs, outputs), so that the numbers of one input lie together, and biases.
+    """
 
     def __init__(self, states: StateConstructor, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """`layers`: weights as (inputs, outputs), so that the numbers of one input lie together, and biases."""
         self.shape = states.shape
         self._states = states
         self._layers = tuple(layers)
 
     @classmethod
-    def of(cls, states: StateConstructor, folded: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> "Predictor":
-        """From what `ExpertMLP.folded` gives."""
-        return cls(states, [(weight.to(KEPT).t().contiguous(), bias.to(KEPT)) for weight, bias in folded])
+    def of(cls, states: StateConstructor, folded: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> "LayerPredictor":
+        """Make a predictor from `ExpertMLP.folded`."""
+        return cls(
+            states, [(weight.to(STORED_DTYPE).t().contiguous(), bias.to(STORED_DTYPE)) for weight, bias in folded]
+        )
 
-    def to(self, device: torch.device) -> "Predictor":
-        """The same on another device."""
-        return Predictor(self._states.to(device), [(one.to(device), two.to(device)) for one, two in self._layers])
+    def to(self, device: torch.device) -> "LayerPredictor":
+        layers = [(weight.to(device), bias.to(device)) for weight, bias in self._layers]
+        return LayerPredictor(self._states.to(device), layers)
 
     @torch.inference_mode()
     def probabilities(self, sofar: Paths, before: Paths) -> torch.Tensor:
-        """(T, E) float32: for each token how likely it chooses each expert; arguments as `StateConstructor.build`."""
+        """Return each token's probability of each expert, (T, E) float32; arguments as `StateConstructor.build`."""
         if len(sofar.index) == 1 and sofar.index.device.type == "cpu":
-            return self._alone(sofar, before)[None].float().sigmoid()
-        values = self._states.build(sofar, before).to(KEPT)
+            return self._single_token(sofar, before)[None].float().sigmoid()
+        values = self._states.build(sofar, before).to(STORED_DTYPE)
         *hidden, (last, shift) = self._layers
         for weight, bias in hidden:
             values = torch.addmm(bias, values, weight).relu_()
         return torch.addmm(shift, values, last).float().sigmoid()
 
     @cached_property
-    def _alone(self) -> "_Alone":
-        return _Alone(self._states, self._layers)
+    def _single_token(self) -> "_SingleToken":
+        return _SingleToken(self._states, self._layers)
 
 
-class _Alone:
-    """The same network for a single token on a CPU, in as few steps as it takes.
+class _SingleToken:
+    """The same network for a single token on a CPU, in as few torch calls as possible.
 
-    At each step of torch two threads may meet at the interpreter's lock, and the one that computes the model then
-    sleeps and wakes: 60 steps for each of five predictions made a token take 6.9 ms instead of 2.9. And a token's way
-    through the network takes as long as its weights take to come from memory. So what is the same for every token lies
-    in the bias, the first layer adds the rows that the token's path names, and the two large ones read only the weights
-    whose input is not zero: half of them, behind a ReLU.
+    At each torch call two threads may compete for the interpreter's lock, and the one that computes the model then
+    sleeps and wakes: 60 calls for each of five predictions made a token take 6.9 ms instead of 2.9. The time of a token
+    is the time of reading the weights from memory. So inputs that are the same for every token are part of the bias,
+    the first layer adds the rows that the token's path names, and the large layers read only the weights whose input is
+    not zero: half of them, behind a ReLU.
     """
 
     def __init__(self, states: StateConstructor, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         (first, bias), *rest = layers
         shape, weight = states.shape, first.float()
         paths, popular, affine = weight.split([2 * shape.path, shape.experts, shape.top_k * shape.experts])
-        # One row more for each layer and rank: that of the sentinel, which adds nothing. The last row is the bias.
+        # One row more for each layer and rank: the sentinel's, which adds nothing. The last row is the bias.
         whole = torch.nn.functional.pad(paths.unflatten(0, (-1, shape.experts)), (0, 0, 0, 1))
         ranks = states.scaled_affinity @ affine.unflatten(0, (shape.top_k, shape.experts))
         always = bias.float() + states.scaled_popularity @ popular
         self._table = torch.cat([whole.flatten(0, 1), ranks.flatten(0, 1), always[None]])
-        self._offsets, self._ones = _places(shape, known(states.layer))
+        self._offsets, self._ones = _places(shape, known_layers(states.layer))
         self._begin = torch.zeros(1, dtype=torch.long)
-        self._large = [layer for layer in rest if layer[0].numel() >= _LARGE]
-        self._small = [(each.t().contiguous(), shift) for each, shift in rest[len(self._large) :]]
+        self._large = [layer for layer in rest if layer[0].numel() >= _SPARSE_WEIGHTS]
+        self._small = [(table.t().contiguous(), shift) for table, shift in rest[len(self._large) :]]
 
     def __call__(self, sofar: Paths, before: Paths) -> torch.Tensor:
-        """(E,) logits in the kept precision."""
+        """Return (E,) logits in STORED_DTYPE."""
         own, ranks = sofar.index.numpy(), sofar.index.shape[2]
         index = np.concatenate([own.ravel(), before.index.numpy().ravel()])
-        places = np.concatenate([index, index, own[0, -1], _NOTHING]) + self._offsets
-        gates = [one.weight.float().numpy().ravel() for one in (sofar, before)]
+        places = np.concatenate([index, index, own[0, -1], _BIAS]) + self._offsets
+        gates = [paths.weight.float().numpy().ravel() for paths in (sofar, before)]
         weight = np.concatenate([self._ones, *gates, self._ones[: ranks + 1]])
-        values = self._sum(torch.from_numpy(places), self._table, torch.from_numpy(weight)).to(KEPT)
+        values = self._sum(torch.from_numpy(places), self._table, torch.from_numpy(weight)).to(STORED_DTYPE)
         for table, shift in self._large:
             (used,) = values.relu_().nonzero(as_tuple=True)
             values = self._sum(used, table, values[used]).add_(shift)
-        for each, shift in self._small:
-            values = torch.addmv(shift, each, values.relu_())
+        for table, shift in self._small:
+            values = torch.addmv(shift, table, values.relu_())
         return values
 
     def _sum(self, places: torch.Tensor, table: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """(outputs,): rows of a table times weights."""
+        """Return the weighted sum of a table's rows, (outputs,)."""
         return torch.nn.functional.embedding_bag(places, table, self._begin, mode="sum", per_sample_weights=weight)[0]
 
 
-def _places(shape: StateShape, spoken: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """What is added to a token's experts for their rows of the table; and ones, the weight of having been chosen."""
+def _places(shape: StateShape, known: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return the offsets from a token's experts to their rows of the table, and ones, the weights of chosen experts."""
     stride, top_k = shape.experts + 1, shape.top_k
-    own = np.repeat(np.arange(spoken), top_k)
+    own = np.repeat(np.arange(known), top_k)
     before = 2 * shape.layers + np.repeat(np.arange(shape.layers), top_k)
     chosen = np.concatenate([own, before])
     ranks = 4 * shape.layers + np.arange(top_k + 1)  # the last one is the bias

@@ -1,1 +1,1 @@
-"""eMoE: predicts per prompt and loads for several prompts at once, aware of each task's needs."""
+"""eMoE: a predictor chooses the experts for several prompts at once, aware of each task's needs."""

@@ -1,4 +1,4 @@
-"""Training eMoE's predictor on a routing trace, and keeping it beside the checkpoint."""
+"""Training eMoE's predictor on a routing trace, and its recall beside simpler ways to name experts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -6,18 +6,25 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import nn
 
+from experts.moe.model.mode import FitInputs, FitTable
+from experts.moe.model.runtime import MoeRuntime, read_model
+from experts.moe.modes.emoe import sensitivity
 from experts.moe.modes.emoe.predictor import ExpertPredictor, spreads
-from experts.moe.trace import Trace, popularity, popularity_by_task
-from experts.moe.weights.prepared import PreparedFiles
+from experts.moe.trace import Trace, load_trace, popularity, popularity_by_task
+from experts.moe.weights.prepared import HELD_OUT, TRAIN, PreparedFiles
 
 PART = "emoe/predictor"
+#: Training text for the sensitivity of each task: tokens of a window, and windows.
+_WINDOW_TOKENS, _WINDOWS = 256, 24
+#: Periods for which recall is shown.
+_PERIODS = (1, 5, 20)
 
 
 @dataclass(frozen=True, slots=True)
 class EmoeRecipe:
-    """How the predictor is made and trained; kept beside it, and compared."""
+    """Settings of the predictor and its training; stored with it, and compared to tell whether to train again."""
 
-    #: Past prompts that it sees; how many prompts later the predicted one may come at most.
+    #: Past prompts in the predictor's input; maximum distance of the predicted prompt from them.
     history: int = 8
     ahead: int = 8
     width: int = 64
@@ -28,22 +35,75 @@ class EmoeRecipe:
     seed: int = 6
 
 
+def fit(inputs: FitInputs) -> Sequence[FitTable]:
+    """Train the predictor, measure the sensitivity of tasks on training text; return both results."""
+    prepared, recipe = inputs.prepared, EmoeRecipe()
+    trace = load_trace(prepared, TRAIN)
+    if is_fitted(prepared, trace, recipe):
+        inputs.progress(f"{PART}, there already", 1, 1)
+    else:
+
+        def report(step: int, loss: float) -> None:
+            inputs.progress(PART, step, recipe.steps, f", loss {loss:.3f}")
+
+        save_predictor(prepared, fit_predictor(trace, recipe, report), trace, recipe)
+    tables = [_sensitivity_table(_measure_sensitivity(inputs))]
+    if prepared.has(HELD_OUT):
+        tables.append(_recall_table(prepared))
+    return tables
+
+
+def _measure_sensitivity(inputs: FitInputs) -> sensitivity.Shares:
+    _, arch, _ = read_model(inputs.prepared.checkpoint)
+    windows = inputs.training_windows(_WINDOW_TOKENS, _WINDOWS)
+    mode = sensitivity.WrongRouting()
+    runtime = MoeRuntime.open(inputs.prepared.checkpoint, mode, len(arch.expert_keys) * arch.expert_bytes)
+    try:
+        return sensitivity.measure(
+            runtime, mode, windows, inputs.prepared, lambda done, total: inputs.progress(sensitivity.PART, done, total)
+        )
+    finally:
+        runtime.close()
+
+
+def _sensitivity_table(shares: sensitivity.Shares) -> FitTable:
+    matters = sensitivity.sensitive(shares)
+    layers = len(next(iter(shares.values())))
+    rows = [
+        (task, *(f"{share:.2f}{'' if wrong else ' *'}" for share, wrong in zip(row, matters[task], strict=True)))
+        for task, row in shares.items()
+    ]
+    title = "accuracy kept with this layer and all more tolerant ones routed wrongly"
+    title = f"{title} (* insensitive: {sensitivity.THRESHOLD} or more)"
+    return FitTable(title, ("task", *map(str, range(layers))), tuple(rows))
+
+
+def _recall_table(prepared: PreparedFiles) -> FitTable:
+    """Show how much of held-out prompts' routing falls on half of the experts, by the way to name them."""
+    predictor, _ = load_predictor(prepared)
+    trace = load_trace(prepared, HELD_OUT)
+    by_period = [recalls(predictor, trace, period, trace.experts // 2) for period in _PERIODS]
+    rows = [(name, *(f"{recall[name]:.3f}" for recall in by_period)) for name in by_period[0]]
+    title = "share of held-out prompts' tokens whose experts are among half of each layer's"
+    return FitTable(title, ("named by", *(f"every {period} prompts" for period in _PERIODS)), tuple(rows))
+
+
 def prompts_of(trace: Trace) -> list[list[int]]:
-    """The prompts of each task, in their order."""
+    """Return the prompts of each task, in their order."""
     return [torch.nonzero(trace.task == task).flatten().tolist() for task in range(len(trace.tasks))]
 
 
 def prompt_spreads(trace: Trace) -> torch.Tensor:
-    """(P, L, E): how each prompt's tokens spread over the experts."""
+    """Return the shares of each prompt's tokens at the experts, (P, L, E)."""
     return torch.stack(
         [spreads(trace.index[trace.span(prompt)].unbind(1), trace.experts) for prompt in range(trace.prompts)]
     )
 
 
 class PromptStream:
-    """Prompts of several tasks as they might arrive: tasks drawn alike (§2.1), each task's texts in their order.
+    """An endless stream of prompts: tasks drawn alike (§2.1), each task's texts in their order from a random start.
 
-    `prompts_of[t]`: numbers of the prompts of task t. Endless; each task begins at a drawn place and goes round.
+    `prompts_of[t]`: numbers of the prompts of task t.
     """
 
     def __init__(self, prompts_of: Sequence[Sequence[int]], generator: torch.Generator) -> None:
@@ -53,7 +113,7 @@ class PromptStream:
         self._at = [self._draw(len(prompts)) for prompts in self._prompts]
 
     def take(self) -> tuple[int, int]:
-        """The next prompt's task and number."""
+        """Return the next prompt's task and number."""
         which = self._draw(len(self._prompts))
         prompts = self._prompts[which]
         self._at[which] = (self._at[which] + 1) % len(prompts)
@@ -64,9 +124,12 @@ class PromptStream:
 
 
 def fit_predictor(
-    trace: Trace, recipe: EmoeRecipe, say: Callable[[int, float], None] = lambda _, __: None
+    trace: Trace, recipe: EmoeRecipe, report: Callable[[int, float], None] = lambda _, __: None
 ) -> ExpertPredictor:
-    """A predictor of the trace's tasks; the same trace and seed make the same. `say(step, loss)` hears of progress."""
+    """Train a predictor of the trace's tasks; `report` gets the step and the loss.
+
+    The same trace and seed make the same predictor.
+    """
     spread, prompts = prompt_spreads(trace), prompts_of(trace)
     generator = torch.Generator().manual_seed(recipe.seed)
     with torch.random.fork_rng():
@@ -85,7 +148,7 @@ def fit_predictor(
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
             schedule.step()
-            say(step + 1, loss.item())
+            report(step + 1, loss.item())
     return predictor.eval()
 
 
@@ -96,9 +159,9 @@ def _example(
     recipe: EmoeRecipe,
     generator: torch.Generator,
 ) -> tuple[torch.Tensor, ...]:
-    """A stretch of a stream: its past, and a prompt behind it, its layers seen in a random order or not at all.
+    """Draw a past of a stream, and a later prompt whose layers are seen in a random order or not at all.
 
-    The prompt comes up to `ahead` prompts after the past, as it does when the predictor is asked every few prompts.
+    The prompt comes up to `ahead` prompts after the past, as in serving, where the predictor runs every few prompts.
     """
     stream = PromptStream(prompts, generator)
     past = [stream.take() for _ in range(recipe.history)]
@@ -119,21 +182,55 @@ def _example(
 
 
 def is_fitted(prepared: PreparedFiles, trace: Trace, recipe: EmoeRecipe) -> bool:
-    """Whether a predictor is there that was made from as much in the same way."""
-    return prepared.has(PART) and prepared.load(PART)[1]["made"] == _made(trace, recipe)
+    """Return True if a predictor exists that was trained on this trace with this recipe."""
+    return prepared.has(PART) and prepared.load(PART)[1]["made"] == _provenance(trace, recipe)
 
 
 def save_predictor(prepared: PreparedFiles, predictor: ExpertPredictor, trace: Trace, recipe: EmoeRecipe) -> None:
-    notes = {"made": _made(trace, recipe), "tasks": list(trace.tasks)}
+    notes = {"made": _provenance(trace, recipe), "tasks": list(trace.tasks)}
     prepared.save(PART, predictor.state_dict(), notes)
 
 
 def load_predictor(prepared: PreparedFiles) -> tuple[ExpertPredictor, tuple[str, ...]]:
-    """The predictor and the tasks that it knows, by number; one number more is for all others. Raises ModelError."""
+    """Load the predictor and its tasks by number; one more number is for all other tasks. Raises ModelError."""
     tensors, notes = prepared.load(PART)
     predictor = _new(tensors["prior"], EmoeRecipe(**notes["made"]["recipe"]))
     predictor.load_state_dict(tensors)
     return predictor.eval(), tuple(notes["tasks"])
+
+
+@torch.no_grad()
+def recalls(
+    predictor: ExpertPredictor, trace: Trace, period: int, experts: int, *, prompts: int = 400, seed: int = 0
+) -> dict[str, float]:
+    """Return the share of a stream's routing (tokens and their k choices) at the `experts` named for each layer.
+
+    They are named every `period` prompts from earlier ones, for each task of the period. `popularity`: the experts of
+    all training; `popularity of the task`; `last prompt`: those of the last prompt before the period; `emoe-A` and
+    `emoe-L`: the predictor, all layers at once or one after the other.
+    """
+    spread = prompt_spreads(trace)
+    stream = PromptStream(prompts_of(trace), torch.Generator().manual_seed(seed))
+    past = [stream.take() for _ in range(predictor.history)]
+    tasks = list(range(len(trace.tasks)))
+    totals: dict[str, float] = {}
+    for _ in range(prompts // period):
+        seen = [(task, spread[number]) for task, number in past]
+        overall, last = predictor.prior[-1], seen[-1][1]
+        guesses = {
+            "popularity": overall.expand(len(tasks), -1, -1),
+            "popularity of the task": predictor.prior[tasks],
+            "last prompt": last.expand(len(tasks), -1, -1),
+            "emoe-A": predictor.predict(seen, tasks, "all"),
+            "emoe-L": predictor.predict(seen, tasks, "layer"),
+        }
+        following = [stream.take() for _ in range(period)]
+        for name, guess in guesses.items():
+            named = guess.topk(experts, dim=-1).indices
+            caught = sum(float(spread[number].gather(1, named[task]).sum(1).mean()) for task, number in following)
+            totals[name] = totals.get(name, 0.0) + caught
+        past = (past + following)[-predictor.history :]
+    return {name: total / (prompts // period * period) for name, total in totals.items()}
 
 
 def _new(prior: torch.Tensor, recipe: EmoeRecipe) -> ExpertPredictor:
@@ -141,9 +238,9 @@ def _new(prior: torch.Tensor, recipe: EmoeRecipe) -> ExpertPredictor:
 
 
 def _prior(trace: Trace) -> torch.Tensor:
-    """(tasks + 1, L, E): the last is for requests of unknown task."""
+    """Return (tasks + 1, L, E): the last is for requests of unknown task."""
     return torch.cat([popularity_by_task(trace), popularity(trace)[None]])
 
 
-def _made(trace: Trace, recipe: EmoeRecipe) -> dict[str, object]:
+def _provenance(trace: Trace, recipe: EmoeRecipe) -> dict[str, object]:
     return {"recipe": asdict(recipe), "prompts": trace.prompts, "tokens": len(trace.token)}

@@ -1,8 +1,8 @@
-"""The predictor of eMoE (§3.2.2): an XLNet over the routing of past prompts gives that of the prompts to come.
+"""The predictor of eMoE (§3.2.2): an XLNet from the routing of past prompts to that of the next ones.
 
-An element of its sequence is how one prompt's tokens spread over the experts of one layer. Past prompts come first,
-then the task of the prompt that is predicted, then its layers, whose distributions are masked: XLNet learns them in
-random orders, each layer from the past and from the layers before it in the order. So one network answers in both ways
+An element of its sequence is the distribution of one prompt's tokens over the experts of one layer. Past prompts come
+first, then the task of the predicted prompt, then its layers, whose distributions are masked: XLNet learns them in
+random orders, each layer from the past and from the layers before it in the order. So one network predicts in both ways
 of the paper: all layers at once from the past prompts (eMoE-A), or one after the other, each also from those before it
 (eMoE-L).
 """
@@ -19,8 +19,9 @@ Variant = Literal["all", "layer"]
 
 
 class ExpertPredictor(nn.Module):
-    """`prior`: (tasks + 1, L, E), how popular experts were in training for each task and, last, for requests of
-    unknown task. What is learned is the deviation.
+    """`prior`: (tasks + 1, L, E), popularity of experts in training for each task and, last, for unknown tasks.
+
+    The network learns the deviation from it.
     """
 
     prior: torch.Tensor
@@ -49,7 +50,7 @@ class ExpertPredictor(nn.Module):
         self.layer = nn.Embedding(self.layers, width)
         self.task = nn.Embedding(tasks, width)
         self.absent = nn.Parameter(torch.zeros(width))
-        # Nothing learned yet is the prior itself.
+        # An untrained network predicts the prior.
         self.head = nn.Parameter(torch.zeros(self.layers, width, self.experts))
         self.register_buffer("prior", prior.float())
 
@@ -63,8 +64,8 @@ class ExpertPredictor(nn.Module):
     ) -> torch.Tensor:
         """Log-probabilities (B, L, E) of a prompt's layers.
 
-        past: (B, H, L, E), oldest first; past_tasks: (B, H) int64, -1 where there was no prompt; task: (B,) int64;
-        target: (B, L, E), what is known of the prompt; hidden: (B, L, L) bool, which layer [i] may not see which [j].
+        past: (B, H, L, E), oldest first; past_tasks: (B, H) int64, -1 without a prompt; task: (B,) int64;
+        target: (B, L, E), the known layers of the prompt; hidden: (B, L, L) bool, true if layer i may not see layer j.
         """
         batch, length = len(task), self.history * self.layers
         layers = self.layer(torch.arange(self.layers, device=task.device))
@@ -76,11 +77,11 @@ class ExpertPredictor(nn.Module):
         sequence = torch.cat([elements.flatten(1, 2), self.task(task)[:, None], own], dim=1)
         first = length + 1
         mask = torch.zeros(batch, first + self.layers, first + self.layers, device=task.device)
-        mask[:, :first, first:] = 1  # what is known may not look ahead
+        mask[:, :first, first:] = 1  # the past may not look ahead
         mask[:, first:, first:] = hidden.float()
         where = torch.zeros(batch, self.layers, first + self.layers, device=task.device)
         where[:, :, first:] = torch.eye(self.layers, device=task.device)
-        # Attention knows which elements are of the same segment: here, of the same task.
+        # Attention distinguishes segments; here a segment is a task.
         segments = torch.cat(
             [past_tasks.repeat_interleave(self.layers, 1), task[:, None].expand(-1, 1 + self.layers)], 1
         )
@@ -94,12 +95,13 @@ class ExpertPredictor(nn.Module):
     def predict(
         self, past: Sequence[tuple[int, torch.Tensor]], tasks: Sequence[int], variant: Variant = "all"
     ) -> torch.Tensor:
-        """(tasks, L, E): how the tokens of the next prompts of each task will spread. `past`: task and (L, E) of the
-        last prompts, oldest first.
+        """Predict the distributions of the next prompts of each task, (tasks, L, E).
+
+        `past`: task and (L, E) of the last prompts, oldest first.
         """
         rows, numbers = self._past(past)
         task = torch.tensor(tasks, device=self.head.device)
-        rows, numbers = (one.expand(len(tasks), *one.shape) for one in (rows, numbers))
+        rows, numbers = (part.expand(len(tasks), *part.shape) for part in (rows, numbers))
         target = torch.zeros(len(tasks), self.layers, self.experts, device=self.head.device)
         if variant == "all":
             return self(rows, numbers, task, target, self.order(range(self.layers), 0)).exp()
@@ -117,16 +119,17 @@ class ExpertPredictor(nn.Module):
         return rows, numbers
 
     def order(self, order: Sequence[int], seen: int) -> torch.Tensor:
-        """(1, L, L) bool for `forward`: each of the first `seen` layers of `order` is seen by those behind it."""
+        """Return `hidden` of `forward`, (1, L, L): each of the first `seen` layers of `order` is seen by later ones."""
         place = torch.empty(self.layers, dtype=torch.long, device=self.head.device)
         place[list(order)] = torch.arange(self.layers, device=self.head.device)
         return ((place[None, :] >= place[:, None]) | (place[None, :] >= seen))[None]
 
 
 def spreads(index: Sequence[torch.Tensor], experts: int) -> torch.Tensor:
-    """(L, E) float32: how a prompt's tokens spread over each layer's experts; rows sum to 1, a sentinel counts not.
+    """Return the shares of a prompt's tokens at each layer's experts, (L, E) float32; rows sum to 1.
 
-    `index`: the experts of its tokens, (N, k), for each layer.
+    `index`: the experts of its tokens, (N, k), for each layer; a sentinel does not count.
     """
-    counts = torch.stack([torch.bincount(one.flatten().long(), minlength=experts)[:experts] for one in index]).float()
+    counts = torch.stack([torch.bincount(layer.flatten().long(), minlength=experts)[:experts] for layer in index])
+    counts = counts.float()
     return counts / counts.sum(dim=1, keepdim=True).clamp_min(1.0)

@@ -1,1 +1,1 @@
-"""SwapMoE: a fixed number of virtual experts per layer; important ones are swapped in, nothing ever blocks."""
+"""SwapMoE: a fixed number of virtual experts for each layer; important ones are swapped in, and nothing ever blocks."""

@@ -1,25 +1,86 @@
 """SwapMoE's planner (§3.4, §3.5): memory for layers and the frequency of updates, from measurements of this model.
 
-Random configurations are measured as they would serve; a two-layer network learns what they lose; a genetic search
-finds the configuration that should lose least within memory and bandwidth.
+Random configurations are measured in serving; a two-layer network learns their losses; a genetic search finds the
+configuration with the lowest expected loss within memory and bandwidth. Plans are stored with the norms and importance
+of the experts.
 """
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
 
+from experts.moe.errors import ModelError
+from experts.moe.policy.eviction import split_evenly
 from experts.moe.policy.genetic import Configuration, SearchSettings, SearchSpace, search
+from experts.moe.weights.prepared import PreparedFiles
 
-#: Holds the loss model's weights down: it has more of them than there are measurements.
+PLAN = "plan"
+#: Weight decay of the loss model, which has more weights than there are measurements.
 _DECAY = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Virtual experts of each layer and steps of an update cycle, for one budget (SwapMoE Eq. 3)."""
+
+    budget_bytes: int
+    counts: tuple[int, ...]
+    period: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What is known of a checkpoint before the first token.
+
+    `norms`: (L, E) float32, ‖Eᵢ‖. `importance`: (L, E) float32, Eq. 2 summed over training text, in any unit.
+    """
+
+    norms: torch.Tensor
+    importance: torch.Tensor
+    plans: tuple[MemoryPlan, ...] = ()
+
+
+def load_preparation(checkpoint: Path) -> Preparation | None:
+    """Load the result of `coserve moe plan`, None if it has not run. Raises ModelError if it is of other weights."""
+    prepared = PreparedFiles(checkpoint)
+    if not prepared.path(PLAN).exists():
+        return None
+    tensors, notes = prepared.load(PLAN)
+    try:
+        plans = [MemoryPlan(plan["budget_bytes"], tuple(plan["counts"]), plan["period"]) for plan in notes["plans"]]
+        return Preparation(tensors["norms"], tensors["importance"], tuple(plans))
+    except KeyError as missing:
+        message = f"is not a plan: it lacks {missing}; delete it and run `coserve moe plan`"
+        raise ModelError(prepared.path(PLAN), message) from missing
+
+
+def save_preparation(prepared: PreparedFiles, preparation: Preparation) -> Path:
+    """Write norms, importance and plans beside the checkpoint; return the file."""
+    tensors = {"norms": preparation.norms, "importance": preparation.importance}
+    return prepared.save(PLAN, tensors, {"plans": [asdict(plan) for plan in preparation.plans]})
+
+
+def with_plan(plans: Iterable[MemoryPlan], new: MemoryPlan) -> tuple[MemoryPlan, ...]:
+    """Return the plans, ordered by budget, with a new one that replaces that of the same budget."""
+    others = [plan for plan in plans if plan.budget_bytes != new.budget_bytes]
+    return tuple(sorted([*others, new], key=lambda plan: plan.budget_bytes))
+
+
+def plan_for(plans: Iterable[MemoryPlan], budget_bytes: int) -> MemoryPlan | None:
+    """Return the plan of the nearest budget, the smaller of two; None without plans.
+
+    Its counts give the proportions in which memory is split, so that every budget has a plan.
+    """
+    return min(plans, key=lambda plan: (abs(plan.budget_bytes - budget_bytes), plan.budget_bytes), default=None)
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredPlan:
-    """One configuration as it served the profiling text."""
+    """Measurement of one configuration on the profiling text."""
 
     counts: Configuration
     period: int
@@ -31,7 +92,7 @@ class MeasuredPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """What a configuration may take: slots in all, and milliseconds of transfers in each step's milliseconds."""
+    """Limits of a configuration: slots in all, and the times of a load and of a step."""
 
     slots: int
     load_ms: float
@@ -39,25 +100,25 @@ class PlanLimits:
 
     @property
     def loads(self) -> float:
-        """Experts that can be loaded in the time of a step, so that updates keep up with their plan."""
+        """Experts that can be loaded in the time of a step."""
         return self.step_ms / self.load_ms if self.load_ms > 0 else float("inf")
 
 
 class LossModel:
-    """From the virtual experts of each layer to the loss: two linear layers (§3.4.2), fitted to least squares.
+    """Two linear layers from the virtual experts of each layer to the loss (§3.4.2), fitted by least squares.
 
     Each layer's number enters as the logarithm of its share of the layer's experts: the first experts of a layer are
-    worth most, and in logarithms the error on configurations left out was a third lower.
+    worth most, and in logarithms the error on configurations left out was a third lower. Raises ValueError with fewer
+    than two measurements.
     """
 
     def __init__(self, measured: Sequence[MeasuredPlan], experts: int, *, width: int = 8, steps: int = 100) -> None:
-        """Raises ValueError with fewer than two measurements."""
         if len(measured) < 2:
-            raise ValueError("a loss model needs two measured configurations at least")
+            raise ValueError("a loss model needs at least two measured configurations")
         self._experts = experts
-        losses = torch.tensor([one.loss for one in measured], dtype=torch.float32)
+        losses = torch.tensor([plan.loss for plan in measured], dtype=torch.float32)
         self._mean, self._scale = losses.mean(), losses.std().clamp_min(1e-6)
-        inputs = self._inputs([one.counts for one in measured])
+        inputs = self._inputs([plan.counts for plan in measured])
         targets = (losses - self._mean) / self._scale
         # The caller's random numbers stay as they were.
         with torch.random.fork_rng(devices=()):
@@ -78,7 +139,7 @@ class LossModel:
         self._network.requires_grad_(requires_grad=False)
 
     def predict(self, counts: Sequence[Configuration]) -> list[float]:
-        """Nats per token of each configuration."""
+        """Predict the nats per token of each configuration."""
         predicted = self._network(self._inputs(counts)).squeeze(-1)
         return (predicted * self._scale + self._mean).tolist()
 
@@ -89,37 +150,36 @@ class LossModel:
 def random_counts(
     layers: int, experts: int, floor: int, slots: int, number: int, seed: int = 0
 ) -> tuple[Configuration, ...]:
-    """Configurations to measure for a budget of `slots`: an even one first, then random ones around it.
+    """Draw configurations to measure for a budget of `slots`: the even one first, then random ones.
 
-    Every other one uses the whole budget, as plans do; the others from seven tenths of it, for a model fitted to one
-    sum alone could not say what one more expert is worth. None takes more memory than the budget.
+    Every other one uses the whole budget, as plans do; the others use seven tenths of it or more, because a model
+    fitted to one sum alone cannot tell the worth of one more expert. None takes more memory than the budget.
     """
     rng = random.Random(seed)
     space = SearchSpace((floor,) * layers, (experts,) * layers, max(slots, layers * floor))
     drawn = [even_counts(layers, experts, slots)]
     for turn in range(50 * number):
         total = slots if turn % 2 else round(slots * (0.7 + 0.3 * rng.random()))
-        one = space.draw(max(layers * floor, total), rng)
-        if one not in drawn:
-            drawn.append(one)
+        counts = space.draw(max(layers * floor, total), rng)
+        if counts not in drawn:
+            drawn.append(counts)
         if len(drawn) >= number:
             break
     return tuple(drawn[:number])
 
 
 def even_counts(layers: int, experts: int, slots: int) -> Configuration:
-    """The simple planning that the paper compares with (§5.5): the same for each layer, what is left to the first."""
-    each, left = divmod(min(slots, layers * experts), layers)
-    return tuple(each + (layer < left) for layer in range(layers))
+    """Return the even split that the paper compares with (§5.5)."""
+    return split_evenly(min(slots, layers * experts), layers)
 
 
 def fastest_period(measured: Sequence[MeasuredPlan], limits: PlanLimits) -> int:
-    """The highest update frequency whose loads fit into the steps (§3.5.1), the lowest measured where none does.
+    """Return the shortest update cycle whose loads fit into the steps (§3.5.1), the longest measured if none fits.
 
     `measured` is one configuration at several periods.
     """
-    by_period = sorted(measured, key=lambda one: one.period)
-    return next((one.period for one in by_period if one.loads <= limits.loads), by_period[-1].period)
+    by_period = sorted(measured, key=lambda plan: plan.period)
+    return next((plan.period for plan in by_period if plan.loads <= limits.loads), by_period[-1].period)
 
 
 def plan_counts(
@@ -132,13 +192,13 @@ def plan_counts(
     settings: SearchSettings | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Configuration:
-    """The configuration, not measured yet, that should lose least within memory and bandwidth.
+    """Return the unmeasured configuration with the lowest predicted loss within memory and bandwidth.
 
-    Raises ValueError where there is none.
+    Raises ValueError if there is none.
     """
     layers = len(measured[0].counts)
     turnover = _turnover(measured, experts)
-    known = dict.fromkeys(one.counts for one in measured)
+    known = {plan.counts for plan in measured}
 
     def allowed(counts: Configuration) -> bool:
         return counts not in known and turnover * _exchangeable(counts, experts) <= limits.loads
@@ -152,11 +212,11 @@ def plan_counts(
 
 
 def _turnover(measured: Sequence[MeasuredPlan], experts: int) -> float:
-    """Experts loaded per step for each that could be exchanged, on average."""
-    could = sum(_exchangeable(one.counts, experts) for one in measured)
-    return sum(one.loads for one in measured) / could if could else 0.0
+    """Return the average loads per step for each exchangeable expert."""
+    exchangeable = sum(_exchangeable(plan.counts, experts) for plan in measured)
+    return sum(plan.loads for plan in measured) / exchangeable if exchangeable else 0.0
 
 
 def _exchangeable(counts: Configuration, experts: int) -> int:
-    """At most so many experts change when each layer has its turn."""
+    """Return how many experts can change at most when each layer has one turn."""
     return sum(min(count, experts - count) for count in counts)

@@ -21,8 +21,14 @@ class ShelfArch:
     experts: int = 8
     top_k: int = 2
 
-    def keys(self) -> tuple[ExpertKey, ...]:
+    @property
+    def expert_keys(self) -> tuple[ExpertKey, ...]:
         return tuple(ExpertKey(layer, expert) for layer in range(self.layers) for expert in range(self.experts))
+
+    def weights(self, buffer: torch.Tensor) -> ExpertWeights:
+        values = buffer[:EXPERT_BYTES].view(torch.float32)
+        split = 2 * HIDDEN * INTERMEDIATE
+        return ExpertWeights(values[:split].view(-1, HIDDEN), values[split:].view(HIDDEN, INTERMEDIATE))
 
 
 class Shelf:
@@ -35,7 +41,7 @@ class Shelf:
         self.arch = arch
         self.order: list[ExpertKey] = []
         file = folder / "experts.bin"
-        everybody = arch.keys()
+        everybody = arch.expert_keys
         numbers = np.array([100 * key.layer + key.expert for key in everybody], np.float32)
         file.write_bytes(np.repeat(numbers, EXPERT_BYTES // 4).tobytes())
         self.file = file
@@ -50,11 +56,6 @@ class Shelf:
                 os.close(descriptor)
         except (OSError, EOFError) as error:
             raise ModelError(self.file, f"expert {key.layer}.{key.expert} cannot be read ({error})") from error
-
-    def weights(self, buffer: torch.Tensor) -> ExpertWeights:
-        values = buffer[:EXPERT_BYTES].view(torch.float32)
-        split = 2 * HIDDEN * INTERMEDIATE
-        return ExpertWeights(values[:split].view(-1, HIDDEN), values[split:].view(HIDDEN, INTERMEDIATE))
 
 
 def number(weights: ExpertWeights) -> int:

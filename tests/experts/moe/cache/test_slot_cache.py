@@ -1,4 +1,4 @@
-"""The slot cache: what is served, what is evicted, what overlaps, and what errors leave behind."""
+"""The slot cache: serving, eviction, overlapping loads, resizing, and errors."""
 
 import gc
 import random
@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from experts.ledger import LedgerError
-from experts.moe.cache.link import SlowLink
 from experts.moe.cache.metrics import PredictionCounts, Predictions
 from experts.moe.cache.slots import SlotCache
-from experts.moe.cache.weight_transfer import HostWeightTransfer
+from experts.moe.cache.weight_transfer import HostWeightTransfer, SlowLink
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, ForwardStep, Routing, StepRow
 from experts.moe.policy.eviction import EvictionPolicy, LayeredLru, MostPopular
@@ -26,8 +25,8 @@ from tests.experts.moe.cache.shelf import EXPERT_BYTES, Shelf, ShelfArch, number
 A_STEP = ForwardStep(0, "decode", ())
 
 
-class GatedCarrier(HostWeightTransfer):
-    """Loads begin when the test says so: `allow(n)` lets n of them through."""
+class GatedTransfer(HostWeightTransfer):
+    """Loads proceed when the test says so: `allow(n)` lets n of them through."""
 
     def __init__(self, store: Shelf) -> None:
         super().__init__(store, transfer_for("cpu"))
@@ -37,10 +36,10 @@ class GatedCarrier(HostWeightTransfer):
     def allow(self, loads: int) -> None:
         self._allowed.release(loads)
 
-    def bring(self, key, place) -> None:
+    def fill(self, key, place) -> None:
         self.began.set()
         self._allowed.acquire()
-        super().bring(key, place)
+        super().fill(key, place)
 
 
 @contextmanager
@@ -49,27 +48,25 @@ def a_cache(
     slots: int,
     *,
     arch: ShelfArch = ShelfArch(),  # noqa: B008
-    residency: EvictionPolicy | None = None,
+    policy: EvictionPolicy | None = None,
     gated: bool = False,
-    link: SlowLink | None = None,
-) -> Iterator[tuple[SlotCache, Shelf, GatedCarrier]]:
+) -> Iterator[tuple[SlotCache, Shelf, GatedTransfer]]:
     shelf = Shelf(folder, arch)
-    carrier = GatedCarrier(shelf) if gated else HostWeightTransfer(shelf, transfer_for("cpu"))
-    policy = residency or LayeredLru(arch.layers)
-    cache = SlotCache(shelf, slots * EXPERT_BYTES, policy, carrier, link=link)
+    transfer = GatedTransfer(shelf) if gated else HostWeightTransfer(shelf, transfer_for("cpu"))
+    cache = SlotCache(shelf, slots * EXPERT_BYTES, policy or LayeredLru(arch.layers), transfer)
     try:
-        yield cache, shelf, carrier
+        yield cache, shelf, transfer
     finally:
         if gated:
-            carrier.allow(1000)
+            transfer.allow(1000)
         cache.close()
 
 
 def once_computing_waits(cache: SlotCache, act: Callable[..., object], *arguments: object) -> None:
-    """Call `act` when a thread that computes has asked for an expert that is not there."""
+    """Call `act` when a thread that computes waits for a missing expert."""
 
     def wait() -> None:
-        while not cache._hurried:
+        while not cache._urgent_threads:
             time.sleep(0.001)
         act(*arguments)
 
@@ -77,7 +74,7 @@ def once_computing_waits(cache: SlotCache, act: Callable[..., object], *argument
 
 
 def served(cache: SlotCache, layer: int, experts: list[int], *, ahead: bool = False) -> list[int]:
-    """The experts served, each checked to be itself."""
+    """Return the experts served, after checking that each has its own weights."""
     seen = []
     for expert, weights in cache.serve(layer, experts, ahead=ahead):
         assert number(weights) == 100 * layer + expert
@@ -100,7 +97,7 @@ def test_more_experts_than_slots_come_in_waves_in_ascending_order(tmp_path: Path
             assert cache.allocated_bytes <= cache.budget_bytes
 
 
-def test_what_is_resident_is_not_read_again(tmp_path: Path):
+def test_a_resident_expert_is_not_read_again(tmp_path: Path):
     with a_cache(tmp_path, 6) as (cache, shelf, _):
         served(cache, 0, [1, 2])
         served(cache, 1, [5])
@@ -114,7 +111,7 @@ def test_what_is_resident_is_not_read_again(tmp_path: Path):
         assert counts.bytes_moved == 3 * EXPERT_BYTES
 
 
-def test_a_layer_evicts_its_own_and_the_one_used_longest_ago_goes(tmp_path: Path):
+def test_a_layer_evicts_its_own_least_recently_used_expert(tmp_path: Path):
     with a_cache(tmp_path, 6) as (cache, _, _):
         for layer in range(3):
             served(cache, layer, [0, 1])
@@ -155,10 +152,10 @@ def test_a_prefetch_is_used_without_waiting_and_counts_as_overlapped(tmp_path: P
 
 
 def test_a_prefetch_that_is_waited_for_counts_as_blocking_with_its_time(tmp_path: Path):
-    with a_cache(tmp_path, 6, gated=True) as (cache, shelf, carrier):
+    with a_cache(tmp_path, 6, gated=True) as (cache, shelf, transfer):
         cache.prefetch(keys(1, 3))
-        assert carrier.began.wait(60)
-        once_computing_waits(cache, lambda: (time.sleep(0.02), carrier.allow(1)))
+        assert transfer.began.wait(60)
+        once_computing_waits(cache, lambda: (time.sleep(0.02), transfer.allow(1)))
         served(cache, 1, [3])
         counts = cache.metrics.counts
         assert shelf.order == [(1, 3)]
@@ -167,10 +164,10 @@ def test_a_prefetch_that_is_waited_for_counts_as_blocking_with_its_time(tmp_path
 
 
 def test_a_demand_overtakes_prefetches_and_takes_over_its_own(tmp_path: Path):
-    with a_cache(tmp_path, 8, gated=True) as (cache, shelf, carrier):
+    with a_cache(tmp_path, 8, gated=True) as (cache, shelf, transfer):
         cache.prefetch(keys(1, 0, 1, 2))
-        assert carrier.began.wait(60)  # 1.0 is on its way, 1.1 and 1.2 are not
-        once_computing_waits(cache, carrier.allow, 100)
+        assert transfer.began.wait(60)  # 1.0 is on its way, 1.1 and 1.2 are not
+        once_computing_waits(cache, transfer.allow, 100)
         served(cache, 1, [2])
         cache.quiesce()
         assert shelf.order == [(1, 0), (1, 2), (1, 1)]
@@ -197,9 +194,9 @@ def test_a_prefetch_after_a_layer_waits_until_that_layer_has_all_it_needs(tmp_pa
         assert shelf.order == [(0, 2), (0, 3), (1, 5)]
 
 
-def test_a_prefetch_takes_the_place_that_it_was_told(tmp_path: Path):
+def test_a_prefetch_takes_the_slot_of_the_expert_that_it_replaces(tmp_path: Path):
     with a_cache(tmp_path, 4, arch=ShelfArch(layers=1)) as (cache, _, _):
-        cache.fill(keys(0, 0, 1, 2, 3))
+        cache.preload(keys(0, 0, 1, 2, 3))
         cache.prefetch(keys(0, 6, 7), replace=keys(0, 2, 0))
         cache.quiesce()
         assert cache.resident(0) == (1, 3, 6, 7)
@@ -207,7 +204,7 @@ def test_a_prefetch_takes_the_place_that_it_was_told(tmp_path: Path):
 
 def test_a_guarded_layer_keeps_what_it_has_until_it_was_served(tmp_path: Path):
     with a_cache(tmp_path, 2, arch=ShelfArch(layers=1)) as (cache, _, _):
-        cache.fill(keys(0, 0, 1))
+        cache.preload(keys(0, 0, 1))
         assert cache.resident(0, guard=True) == (0, 1)
         cache.prefetch(keys(0, 6), replace=keys(0, 0))
         time.sleep(0.02)
@@ -217,25 +214,24 @@ def test_a_guarded_layer_keeps_what_it_has_until_it_was_served(tmp_path: Path):
         assert cache.metrics.counts.blocking == 0
 
 
-def test_a_prefetch_that_nobody_makes_room_for_ends(tmp_path: Path):
+def test_a_prefetch_without_a_slot_is_dropped(tmp_path: Path):
     popular = MostPopular([[0, 1, 2, 3, 4, 5, 6, 7]], transit=0)
-    with a_cache(tmp_path, 3, arch=ShelfArch(layers=1), residency=popular) as (cache, _, _):
-        cache.fill(popular.kept and keys(0, 0, 1, 2))
+    with a_cache(tmp_path, 3, arch=ShelfArch(layers=1), policy=popular) as (cache, _, _):
+        cache.preload(keys(0, 0, 1, 2))
         cache.prefetch(keys(0, 7))
         cache.quiesce()
         assert cache.resident(0) == (0, 1, 2)
-        assert cache.metrics.counts.refused == 1
+        assert cache.pending() == ()
 
 
 def test_a_withdrawn_prefetch_is_not_loaded(tmp_path: Path):
-    with a_cache(tmp_path, 8, gated=True) as (cache, shelf, carrier):
+    with a_cache(tmp_path, 8, gated=True) as (cache, shelf, transfer):
         cache.prefetch([*keys(0, 1), *keys(1, 1, 2)])
-        assert carrier.began.wait(60)
+        assert transfer.began.wait(60)
         cache.cancel(1)
-        carrier.allow(10)
+        transfer.allow(10)
         cache.quiesce()
         assert shelf.order == [(0, 1)]
-        assert cache.metrics.counts.cancelled == 2
 
 
 def test_a_budget_without_room_for_one_expert_is_refused(tmp_path: Path):
@@ -259,7 +255,7 @@ def test_a_smaller_budget_holds_at_once_and_a_larger_one_gives_room(tmp_path: Pa
         assert [len(cache.resident(layer)) for layer in range(3)] == [4, 4, 4]
 
 
-def test_shrinking_waits_for_what_runs_and_for_no_more(tmp_path: Path):
+def test_shrinking_waits_only_for_experts_that_run(tmp_path: Path):
     with a_cache(tmp_path, 8, arch=ShelfArch(layers=1)) as (cache, _, _):
         served(cache, 0, list(range(8)))
         shrunk = threading.Thread(target=cache.resize, args=[2 * EXPERT_BYTES])
@@ -308,7 +304,6 @@ def test_a_prefetch_that_fails_leaves_nothing_ready_and_is_tried_again_on_demand
         cache.prefetch(keys(1, 3))
         cache.quiesce()
         assert cache.resident(1) == ()
-        assert cache.metrics.counts.failed == 1
         with pytest.raises(ModelError, match="No such file"):
             served(cache, 1, [3])
         (tmp_path / "away").rename(shelf.file)
@@ -317,7 +312,7 @@ def test_a_prefetch_that_fails_leaves_nothing_ready_and_is_tried_again_on_demand
 
 
 def disturb(cache: SlotCache, seed: int, stop: threading.Event) -> None:
-    """Prefetch, withdraw and resize at random until told to stop."""
+    """Prefetch, cancel and resize at random until `stop` is set."""
     draw = random.Random(seed)
     while not stop.is_set():
         layer = draw.randrange(3)
@@ -332,13 +327,13 @@ def disturb(cache: SlotCache, seed: int, stop: threading.Event) -> None:
 def serve_at_random(cache: SlotCache, steps: int) -> None:
     draw = random.Random(0)
     for _ in range(steps):
-        cache.begin(A_STEP)
+        cache.begin_step()
         for layer in range(3):
             wanted = sorted(draw.sample(range(8), draw.randint(1, 8)))
             if draw.random() < 0.3:
                 wanted = list(cache.resident(layer, guard=True)) or wanted
             assert served(cache, layer, wanted, ahead=draw.random() < 0.5) == wanted
-        cache.end(A_STEP)
+        cache.end_step(A_STEP)
 
 
 def test_while_one_thread_computes_others_may_prefetch_and_resize(tmp_path: Path):
@@ -349,9 +344,9 @@ def test_while_one_thread_computes_others_may_prefetch_and_resize(tmp_path: Path
             serve_at_random(cache, 60)
         finally:
             stop.set()
-        for one in disturbing:
-            one.result(timeout=60)
-        cache.begin(A_STEP)
+        for future in disturbing:
+            future.result(timeout=60)
+        cache.begin_step()
         cache.quiesce()
         cache.check()
         assert cache.pending() == ()
@@ -371,7 +366,7 @@ def test_a_consumer_that_breaks_off_leaves_nothing_in_use(tmp_path: Path):
 
 
 @pytest.mark.parametrize("wanted", [[0, 1], [0, 1, 5]])
-def test_an_error_that_somebody_keeps_does_not_hold_up_the_next_step(tmp_path: Path, wanted: list[int]):
+def test_an_error_that_is_kept_does_not_hold_up_the_next_step(tmp_path: Path, wanted: list[int]):
     """Its traceback keeps the frames, and with them the iterator that was broken off."""
 
     def fail() -> None:
@@ -383,7 +378,7 @@ def test_an_error_that_somebody_keeps_does_not_hold_up_the_next_step(tmp_path: P
         served(cache, 0, [0, 1])
         with pytest.raises(RuntimeError) as kept:
             fail()
-        cache.end(A_STEP)
+        cache.end_step(A_STEP)
         assert served(cache, 0, [2, 3, 4, 6]) == [2, 3, 4, 6]
         with closing(cache.serve(0, [2, 7], ahead=False)) as experts:
             next(experts)
@@ -398,7 +393,7 @@ def test_the_ledger_refuses_what_the_cache_must_never_do(tmp_path: Path):
     with a_cache(tmp_path, 2) as (cache, _, _), closing(cache.serve(0, [1], ahead=False)) as experts:
         next(experts)
         with pytest.raises(LedgerError):
-            cache._books._ledger.evict("0.1")
+            cache._ledger._ledger.evict("0.1")
 
 
 def test_a_link_is_one_serial_channel_that_no_transfer_leaves_early():
@@ -426,18 +421,18 @@ def test_counts_belong_to_the_phase_and_to_each_request_of_a_step(tmp_path: Path
 
     with a_cache(tmp_path, 8) as (cache, _, _):
         first, second = a_step(0, "prefill", "a"), a_step(1, "decode", "a", "b")
-        cache.begin(first)
+        cache.begin_step()
         served(cache, 0, [1, 2])
-        cache.end(first)
-        cache.begin(second)
+        cache.end_step(first)
+        cache.begin_step()
         served(cache, 0, [2, 3])
-        cache.end(second)
+        cache.end_step(second)
         metrics = cache.metrics
         assert [metrics.of_phase[phase].served for phase in ("prefill", "decode")] == [2, 2]
         assert (metrics.of_phase["decode"].hits, metrics.of_phase["decode"].misses) == (1, 1)
-        assert metrics.take("a").misses == 3
-        assert metrics.take("b").misses == 1
-        assert metrics.take("b").misses == 0
+        assert metrics.pop_request("a").misses == 3
+        assert metrics.pop_request("b").misses == 1
+        assert metrics.pop_request("b").misses == 0
 
 
 def a_routing(layer: int, index: list[list[int]], experts: int = 8) -> Routing:
@@ -452,10 +447,10 @@ def test_predictions_count_both_hit_and_at_least_one():
     predictions.check(a_routing(1, [[1, 0], [3, 7], [0, 1], [8, 8]]))  # the last token is masked
     predictions.check(a_routing(0, [[1, 0]]))  # not predicted
     total = predictions.total()
-    assert (total.tokens, total.all_hit, total.any_hit, total.chosen, total.found) == (3, 1, 2, 6, 3)
+    assert (total.tokens, total.all_hit, total.any_hit, total.chosen, total.predicted) == (3, 1, 2, 6, 3)
     assert (total.all_rate, total.any_rate, total.recall) == (1 / 3, 2 / 3, 0.5)
 
 
 def test_one_prediction_may_stand_for_all_tokens():
     hits = PredictionCounts().add(torch.tensor([1, 2, 2]), torch.tensor([[1, 2], [2, 5], [6, 7]]), 8)
-    assert (hits.tokens, hits.all_hit, hits.any_hit, hits.found) == (3, 1, 2, 3)
+    assert (hits.tokens, hits.all_hit, hits.any_hit, hits.predicted) == (3, 1, 2, 3)

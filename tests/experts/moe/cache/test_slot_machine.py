@@ -100,7 +100,7 @@ class SlotMachine(RuleBasedStateMachine):
     def resize_between_layers(self, budget: int) -> None:
         if self.serving is not None:
             return
-        self.cache.begin(A_STEP)
+        self.cache.begin_step()
         self.cache.resize(budget)
         assert self.cache.allocated_bytes <= budget
 
@@ -124,7 +124,7 @@ class SlotMachine(RuleBasedStateMachine):
         """Every prefetch ends: loaded, refused, withdrawn or failed."""
         if self.serving is not None:
             return
-        self.cache.begin(A_STEP)
+        self.cache.begin_step()
         self.cache.quiesce()
         assert self.cache.pending() == ()
 

@@ -99,7 +99,7 @@ def test_on_a_gpu_every_kernel_reads_its_own_expert(tmp_path: Path, device: str,
     with torch.cuda.stream(torch.cuda.Stream(device)):
         for number_of_step in range(200):
             step = ForwardStep(number_of_step, "decode", (StepRow("a", None, 1),))
-            cache.begin(step)
+            cache.begin_step()
             layer = draw.randrange(ARCH.layers)
             for expert, weights in cache.serve(layer, draw.sample(range(ARCH.experts), 4), ahead=ahead):
                 both = torch.stack([weights.gate_up.min(), weights.down.max()])
@@ -107,7 +107,7 @@ def test_on_a_gpu_every_kernel_reads_its_own_expert(tmp_path: Path, device: str,
             cache.prefetch([ExpertKey(1 - layer, draw.randrange(ARCH.experts))])
             if number_of_step % 50 == 49:
                 cache.resize(draw.randint(2, 8) * EXPERT_BYTES)
-            cache.end(step)
+            cache.end_step(step)
         torch.cuda.synchronize()
     cache.check()
     assert all(seen.tolist() == [expected, expected] for expected, seen in sums)

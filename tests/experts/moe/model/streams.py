@@ -30,19 +30,19 @@ class RandomStreams:
     def copy(self, target: torch.Tensor, source: torch.Tensor, after: Point | None) -> Point:
         return self._give(self._copying, after, lambda: target.copy_(source))
 
-    def mark(self) -> Point:
+    def record(self) -> Point:
         return self._give(self._computing, None, None)
 
-    def join(self, mark: Point, *, late: bool) -> None:
-        self._give(self._computing, mark, None)
+    def wait_event(self, event: Point, *, late: bool) -> None:
+        self._give(self._computing, event, None)
 
     def launch(self, kernel: Callable[[], None]) -> None:
         """Give the computing stream something to do."""
         self._give(self._computing, None, kernel)
 
-    def settle(self, mark: Point) -> None:
+    def synchronise(self, event: Point) -> None:
         with self._lock:
-            while not mark.passed:
+            while not event.passed:
                 self._go_on()
 
     def finish(self) -> None:
@@ -50,7 +50,7 @@ class RandomStreams:
             while self._copying or self._computing:
                 self._go_on()
 
-    def waits(self) -> list[tuple[float, bool]]:
+    def device_waits(self) -> list[tuple[float, bool]]:
         return []
 
     def _give(self, queue, after, work) -> Point:

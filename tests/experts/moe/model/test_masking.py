@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experts.moe.gating import Routing
+from experts.moe.gating import Routing, expert_mask, mask_gate
 from experts.moe.library import transformers
-from experts.moe.model.masking import mask_gate, present
 
 pytest.importorskip("transformers", reason="transformers is not installed (extra: moe)")
 transformers()
@@ -64,7 +63,7 @@ def test_masked_gating_is_the_familys_own_gate_over_the_experts_present(family: 
     with torch.no_grad():
         smaller.weight.copy_(gate.weight[kept])
     expected = routed(smaller, hidden)
-    masked = mask_gate(routed(gate, hidden), present(kept, EXPERTS), renormalise=renormalise)
+    masked = mask_gate(routed(gate, hidden), expert_mask(kept, EXPERTS), renormalise=renormalise)
     assert torch.equal(masked.index, torch.tensor(kept)[expected.index])
     torch.testing.assert_close(masked.weight, expected.weight)
     assert masked.weight.dtype == expected.weight.dtype
@@ -74,23 +73,23 @@ def test_masked_gating_is_the_familys_own_gate_over_the_experts_present(family: 
 def test_with_every_expert_present_the_routing_is_the_gates_own(family: str):
     gate, hidden = a_gate(family)
     routing = routed(gate, hidden)
-    assert mask_gate(routing, present(range(EXPERTS), EXPERTS), renormalise=ROUTERS[family][1]) is routing
+    assert mask_gate(routing, expert_mask(range(EXPERTS), EXPERTS), renormalise=ROUTERS[family][1]) is routing
 
 
 def test_a_top_1_gate_keeps_the_probability_among_those_present():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
     routing = Routing(0, torch.zeros(1, HIDDEN), logits, torch.tensor([[0]]), torch.softmax(logits, -1)[:, :1])
-    masked = mask_gate(routing, present([1, 3], 4), renormalise=False)
+    masked = mask_gate(routing, expert_mask([1, 3], 4), renormalise=False)
     assert masked.index.tolist() == [[1]]
     torch.testing.assert_close(masked.weight, torch.softmax(torch.tensor([[1.0, -1.0]]), -1)[:, :1])
 
 
 def test_places_that_no_expert_can_fill_carry_the_sentinel_and_no_weight():
     gate, hidden = a_gate("mixtral")
-    one = mask_gate(routed(gate, hidden), present([5], EXPERTS), renormalise=True)
+    one = mask_gate(routed(gate, hidden), expert_mask([5], EXPERTS), renormalise=True)
     assert one.index.tolist() == [[5, EXPERTS]] * TOKENS
     assert one.weight.tolist() == [[1.0, 0.0]] * TOKENS
-    none = mask_gate(routed(gate, hidden), present([], EXPERTS), renormalise=True)
+    none = mask_gate(routed(gate, hidden), expert_mask([], EXPERTS), renormalise=True)
     assert (none.index == EXPERTS).all()
     assert not none.weight.any()
 
@@ -100,7 +99,7 @@ def test_rows_that_the_gate_dropped_stay_dropped():
     routing = routed(gate, hidden)
     index, weight = routing.index.clone(), routing.weight.clone()
     index[:3], weight[:3] = EXPERTS, 0.0
-    masked = mask_gate(replace(routing, index=index, weight=weight), present([0, 1, 2], EXPERTS), renormalise=False)
+    masked = mask_gate(replace(routing, index=index, weight=weight), expert_mask([0, 1, 2], EXPERTS), renormalise=False)
     assert (masked.index[:3] == EXPERTS).all()
     assert not masked.weight[:3].any()
     assert (masked.index[3:] < 3).all()
@@ -109,14 +108,14 @@ def test_rows_that_the_gate_dropped_stay_dropped():
 def test_an_expert_far_below_the_best_is_chosen_before_an_absent_one():
     logits = torch.tensor([[300.0, 250.0, 0.0, -200.0]])
     routing = Routing(0, torch.zeros(1, HIDDEN), logits, torch.tensor([[0, 1]]), torch.tensor([[1.0, 0.0]]))
-    masked = mask_gate(routing, present([0, 3], 4), renormalise=True)
+    masked = mask_gate(routing, expert_mask([0, 3], 4), renormalise=True)
     assert masked.index.tolist() == [[0, 3]]
 
 
 def test_tokens_may_differ_in_what_they_are_allowed():
     gate, hidden = a_gate("mixtral")
-    allowed = present([0, 1], EXPERTS).expand(TOKENS, -1).clone()
-    allowed[0] = present([6, 7], EXPERTS)
+    allowed = expert_mask([0, 1], EXPERTS).expand(TOKENS, -1).clone()
+    allowed[0] = expert_mask([6, 7], EXPERTS)
     masked = mask_gate(routed(gate, hidden), allowed, renormalise=True)
     assert sorted(masked.index[0].tolist()) == [6, 7]
     assert (masked.index[1:] < 2).all()

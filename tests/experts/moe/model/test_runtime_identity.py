@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from experts.moe.gating import StepRow
 from experts.moe.model.runtime import MoeRuntime, read_model
 from experts.moe.modes import open_mode
-from experts.moe.modes.ondemand import OnDemand
+from experts.moe.modes.baselines import OnDemand
 from tests.experts.moe.tiny import (
     FAMILIES,
     VOCABULARY,
@@ -93,7 +93,7 @@ def test_bfloat16_checkpoints_give_the_same_too(tmp_path, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_parameter_is_an_expert_and_nothing_is_left_on_meta(folders, family):
     runtime = open_runtime(folders[family], 1)
-    gates = [f"{block}.{runtime.arch.names.gate}" for block in runtime.arch.blocks]
+    gates = [f"{block}.{runtime.arch.naming.gate}" for block in runtime.arch.blocks]
     assert not any(value.is_meta for value in (*runtime.model.parameters(), *runtime.model.buffers()))
     for name, value in runtime.model.named_parameters():
         assert ".experts." not in name

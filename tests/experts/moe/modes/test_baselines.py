@@ -1,4 +1,7 @@
-"""The baselines on a tiny model: what they answer, what they load, what they predict."""
+"""The baselines on a tiny model: their answers, their loads, and their predictions."""
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +14,11 @@ from experts.moe.gating import Routing
 from experts.moe.model.mode import Mode
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes import open_mode
-from experts.moe.modes.lookahead import Lookahead
-from experts.moe.trace import Trace, save_popularity
+from experts.moe.modes.baselines import Lookahead
+from experts.moe.trace import save_popularity
 from experts.moe.weights.prepared import PreparedFiles
 from tests.experts.moe.tiny import load_unmodified, prompts, write_tiny
+from tests.experts.moe.traces import make_trace, open_with_slots
 
 needs_gpu = [
     pytest.mark.gpu,
@@ -25,83 +29,54 @@ LOSSLESS = ["resident", "ondemand", "lookahead", "popularity"]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory):
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_tiny(tmp_path_factory.mktemp("models") / "mixtral", "mixtral")
     generator = torch.Generator().manual_seed(0)
     index = torch.randint(0, EXPERTS, (50, LAYERS, TOP_K), generator=generator) // 2  # 0 to 3 are the popular ones
-    trace = Trace(
-        index=index,
-        weight=torch.ones(index.shape),
-        token=torch.zeros(50, dtype=torch.int32),
-        decode=torch.ones(50, dtype=torch.bool),
-        start=torch.tensor([0, 50]),
-        task=torch.zeros(1, dtype=torch.int16),
-        tasks=("text",),
-        experts=EXPERTS,
-    )
-    save_popularity(PreparedFiles(folder), trace)
+    save_popularity(PreparedFiles(folder), make_trace(index))
     return folder
 
 
 @pytest.fixture(scope="module")
-def oracle(checkpoint):
+def oracle(checkpoint: Path) -> Any:
     return load_unmodified(checkpoint)
 
 
-def a_runtime(checkpoint, mode: str | Mode, slots: int, device: str = "cpu") -> MoeRuntime:
-    """`slots` for each layer."""
-    made = open_mode(mode, checkpoint) if isinstance(mode, str) else mode
-    expert_bytes = 3 * 32 * 24 * 4
-    return MoeRuntime.open(checkpoint, made, slots * LAYERS * expert_bytes, device=device)
+def a_runtime(checkpoint: Path, mode: str | Mode, slots: int, device: str = "cpu") -> MoeRuntime:
+    opened = open_mode(mode, checkpoint) if isinstance(mode, str) else mode
+    return open_with_slots(checkpoint, opened, slots, device=device)
+
+
+def generate(runtime: MoeRuntime, batch: int = 1, tokens: int = 8) -> torch.Tensor:
+    return runtime.model.generate(**prompts(batch), max_new_tokens=tokens, do_sample=False)
 
 
 @pytest.mark.parametrize("mode", LOSSLESS)
-def test_lossless_baselines_generate_what_the_unmodified_model_does(checkpoint, oracle, mode: str):
+def test_lossless_baselines_generate_what_the_unmodified_model_does(checkpoint: Path, oracle: Any, mode: str):
     runtime = a_runtime(checkpoint, mode, EXPERTS if mode == "resident" else 3)
-    given = prompts(3)
     with torch.inference_mode():
-        texts = [one.generate(**given, max_new_tokens=8, do_sample=False) for one in (runtime.model, oracle)]
-        assert torch.equal(runtime.model(**given).logits, oracle(**given).logits)
-    assert torch.equal(*texts)
+        expected = oracle.generate(**prompts(3), max_new_tokens=8, do_sample=False)
+        assert torch.equal(generate(runtime, 3), expected)
+        assert torch.equal(runtime.model(**prompts(3)).logits, oracle(**prompts(3)).logits)
     runtime.cache.check()
     runtime.close()
 
 
-def test_a_mode_is_opened_by_the_name_that_it_has(checkpoint):
-    for name in (*LOSSLESS, "prune"):
-        mode = open_mode(name, checkpoint)
-        assert (mode.name, mode.lossless) == (name, name != "prune")
-
-
-def test_a_mode_that_is_not_known_is_named_with_the_nearest_one(checkpoint):
-    with pytest.raises(ModelError, match="did you mean lookahead"):
-        open_mode("look-ahead", checkpoint)
-
-
-def test_a_mode_whose_preparation_is_missing_names_the_command(tmp_path):
-    folder = write_tiny(tmp_path / "bare", "mixtral")
-    with pytest.raises(ModelError, match="coserve moe trace"):
-        open_mode("popularity", folder)
-
-
-def test_resident_loads_everything_before_the_first_token_and_never_again(checkpoint):
+def test_resident_loads_everything_before_the_first_token_and_never_again(checkpoint: Path):
     runtime = a_runtime(checkpoint, "resident", EXPERTS)
-    runtime.model.generate(**prompts(1), max_new_tokens=6, do_sample=False)
+    generate(runtime)
     counts = runtime.cache.metrics.counts
     assert (counts.fetches_startup, counts.fetches, counts.misses) == (LAYERS * EXPERTS, 0, 0)
     with pytest.raises(ModelError, match="keeps all experts in memory"):
         runtime.mode.resize(5 * LAYERS * runtime.store.expert_bytes)
     runtime.close()
-
-
-def test_resident_with_too_little_memory_is_refused(checkpoint):
     with pytest.raises(ModelError, match="raise the model's budget or choose another mode"):
         a_runtime(checkpoint, "resident", EXPERTS - 1)
 
 
-def test_on_demand_waits_for_every_fetch(checkpoint):
+def test_on_demand_waits_for_every_fetch(checkpoint: Path):
     runtime = a_runtime(checkpoint, "ondemand", 3)
-    runtime.model.generate(**prompts(1), max_new_tokens=8, do_sample=False)
+    generate(runtime)
     counts = runtime.cache.metrics.counts
     assert counts.blocking == counts.fetches == counts.misses > 0
     assert counts.overlapped == counts.fetches_prefetch == 0
@@ -110,22 +85,22 @@ def test_on_demand_waits_for_every_fetch(checkpoint):
 
 
 class InTime(Lookahead):
-    """Its prefetches are there before the gate speaks, however late the loader's thread is."""
+    """Waits for its prefetches before the gate speaks, however late the loader's thread is."""
 
     def route(self, routing: Routing) -> Routing:
         self.cache.quiesce()
         return super().route(routing)
 
 
-def test_lookahead_counts_its_predictions_and_prefetches_what_it_predicts(checkpoint):
+def test_lookahead_counts_its_predictions_and_prefetches_what_it_predicts(checkpoint: Path):
     runtime = a_runtime(checkpoint, InTime(), 4)
-    asked = runtime.model.generate(**prompts(1), max_new_tokens=9, do_sample=False)
-    counts, hits = runtime.cache.metrics.counts, runtime.cache.metrics.predictions.total()
-    tokens = asked.shape[1] - 1  # the last one is not run
-    assert hits.tokens == (LAYERS - 1) * tokens
-    assert 0 < hits.all_hit <= hits.any_hit <= hits.tokens
-    assert runtime.cache.metrics.predictions.of_layer[0].tokens == 0
-    assert counts.fetches_prefetch > 0
+    text = generate(runtime, tokens=9)
+    metrics = runtime.cache.metrics
+    total = metrics.predictions.total()
+    assert total.tokens == (LAYERS - 1) * (text.shape[1] - 1)  # the last token is not run
+    assert 0 < total.all_hit <= total.any_hit <= total.tokens
+    assert metrics.predictions.of_layer[0].tokens == 0
+    assert metrics.counts.fetches_prefetch > 0
     runtime.close()
 
 
@@ -140,50 +115,40 @@ class AsksItself(Lookahead):
         return routing
 
 
-def test_a_gate_asked_twice_about_its_own_layer_predicts_it_without_a_miss(checkpoint):
+def test_a_gate_asked_twice_about_its_own_layer_predicts_it_without_a_miss(checkpoint: Path):
     runtime = a_runtime(checkpoint, AsksItself(), 4)
-    runtime.model.generate(**prompts(3), max_new_tokens=4, do_sample=False)
+    generate(runtime, 3, tokens=4)
     total = runtime.cache.metrics.predictions.total()
     assert total.tokens > 0
     assert total.all_rate == total.any_rate == total.recall == 1.0
     runtime.close()
 
 
-def test_popularity_keeps_the_popular_and_predicts_them_for_everybody(checkpoint):
+def test_popularity_keeps_the_popular_experts_and_predicts_them_for_every_token(checkpoint: Path):
     runtime = a_runtime(checkpoint, "popularity", 3)
     before = [runtime.cache.resident(layer) for layer in range(LAYERS)]
     assert sum(len(experts) for experts in before) == 3 * LAYERS - 1  # one slot is for the others
-    runtime.model.generate(**prompts(1), max_new_tokens=8, do_sample=False)
+    generate(runtime)
     after = [runtime.cache.resident(layer) for layer in range(LAYERS)]
-    assert all(set(kept) <= set(now) for kept, now in zip(before, after, strict=True))
+    assert all(set(popular) <= set(now) for popular, now in zip(before, after, strict=True))
     assert runtime.cache.metrics.predictions.total().tokens > 0
     runtime.close()
 
 
-def test_pruning_runs_with_the_popular_only_and_never_loads(checkpoint):
+def test_pruning_runs_with_the_popular_experts_only_and_never_loads(checkpoint: Path):
     runtime = a_runtime(checkpoint, "prune", 4)
-    seen = []
-    runtime.observers.append(lambda _, gate, done: seen.append((gate, done)))
-    runtime.model.generate(**prompts(3), max_new_tokens=8, do_sample=False)
+    routings: list[Routing] = []
+    runtime.observers.append(lambda _step, _gate, done: routings.append(done))
+    generate(runtime, 3)
     counts = runtime.cache.metrics.counts
     assert (counts.fetches_startup, counts.fetches, counts.misses) == (4 * LAYERS, 0, 0)
-    for gate, done in seen:
-        here = runtime.cache.resident(gate.layer)
-        assert set(done.wanted()) <= set(here)
-        assert not set(here) - set(range(EXPERTS))
-        assert torch.allclose(done.weight.sum(-1), torch.ones(len(done.weight)))
+    for routing in routings:
+        assert set(routing.distinct_experts()) <= set(runtime.cache.resident(routing.layer))
+        assert torch.allclose(routing.weight.sum(-1), torch.ones(len(routing.weight)))
     runtime.close()
 
 
-def test_pruning_nothing_is_the_unmodified_model(checkpoint, oracle):
-    runtime = a_runtime(checkpoint, "prune", EXPERTS)
-    given = prompts(3)
-    with torch.inference_mode():
-        assert torch.equal(runtime.model(**given).logits, oracle(**given).logits)
-    runtime.close()
-
-
-def test_pruning_follows_the_budget_while_serving(checkpoint, oracle):
+def test_pruning_follows_the_budget_while_serving(checkpoint: Path, oracle: Any):
     runtime = a_runtime(checkpoint, "prune", 4)
     expert_bytes = runtime.store.expert_bytes
     runtime.model(**prompts(1))
@@ -194,21 +159,21 @@ def test_pruning_follows_the_budget_while_serving(checkpoint, oracle):
     runtime.cache.quiesce()
     with torch.inference_mode():
         assert torch.equal(runtime.model(**prompts(1)).logits, oracle(**prompts(1)).logits)
-    with pytest.raises(ModelError, match="mode prune needs at least"):
+    with pytest.raises(ModelError, match="give at least"):
         runtime.mode.resize(LAYERS * expert_bytes)
     runtime.close()
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda:0", marks=needs_gpu)])
 @pytest.mark.parametrize("mode", ["ondemand", "lookahead", "popularity"])
-def test_on_a_gpu_lossless_baselines_give_what_resident_gives_there(checkpoint, mode: str, device: str):
-    given = {name: tensor.to(device) for name, tensor in prompts(3).items()}
+def test_on_a_gpu_lossless_baselines_give_what_resident_gives_there(checkpoint: Path, mode: str, device: str):
+    inputs = {name: tensor.to(device) for name, tensor in prompts(3).items()}
     answers = []
     for name, slots in (("resident", EXPERTS), (mode, 3)):
         runtime = a_runtime(checkpoint, name, slots, device)
         with torch.inference_mode():
-            answers.append(runtime.model.generate(**given, max_new_tokens=8, do_sample=False))
-            answers.append(runtime.model(**given).logits)
+            answers.append(runtime.model.generate(**inputs, max_new_tokens=8, do_sample=False))
+            answers.append(runtime.model(**inputs).logits)
         torch.cuda.synchronize()
         runtime.cache.check()
         runtime.close()

@@ -1,4 +1,4 @@
-"""The mode brownout on a tiny random model, and the distilling of its united experts."""
+"""The mode brownout on a tiny random model, and the distillation of its united experts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +15,15 @@ from experts.moe.arch import MoeArch
 from experts.moe.cache.weight_transfer import HostWeightTransfer
 from experts.moe.errors import ModelError
 from experts.moe.gating import ForwardStep, Routing
+from experts.moe.model.mode import Mode
 from experts.moe.model.runtime import MoeRuntime
-from experts.moe.modes import open_mode
 from experts.moe.modes.brownout.mode import Brownout
 from experts.moe.modes.brownout.united import Distillation, DistillRecipe, UnitedExperts, load_united
-from experts.moe.modes.ondemand import OnDemand
-from experts.moe.policy.brownout import in_order
-from experts.moe.policy.salc import Salc, SalcRule
-from experts.moe.trace import Trace, save_trace
+from experts.moe.policy.brownout import Salc, SalcRule, groups_in_order
+from experts.moe.trace import save_trace
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
 from tests.experts.moe.tiny import VOCABULARY, fail_amid_each_layer, load_unmodified, prompts, write_tiny
+from tests.experts.moe.traces import make_trace
 from tests.moe.averaged import averaged_united
 from tools.cli.main import app
 from tools.moe.unite import unite_all
@@ -42,16 +41,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def a_trace(folder: Path, layers: int = 3) -> None:
-    """512 tokens of 16 prompts; where they went is not looked at."""
+def a_trace(folder: Path) -> None:
+    """Save a trace of 512 tokens of 16 prompts; its routing is not used."""
     text = torch.randint(2, VOCABULARY, (512,), generator=torch.Generator().manual_seed(3))
-    nowhere = torch.zeros(512, layers, 2)
-    start = torch.arange(17) * 32
-    task = torch.zeros(16)
-    save_trace(PreparedFiles(folder), TRAIN, Trace(nowhere, nowhere, text, nowhere[:, 0, 0], start, task, ("text",), 8))
+    trace = make_trace(torch.zeros(512, 3, 2), token=text, start=torch.arange(17) * 32, task=torch.zeros(16))
+    save_trace(PreparedFiles(folder), TRAIN, trace)
 
 
-def a_runtime(folder: Path, mode: Brownout | OnDemand, budget_bytes: int = PLENTY) -> MoeRuntime:
+def a_runtime(folder: Path, mode: Mode, budget_bytes: int = PLENTY) -> MoeRuntime:
     return MoeRuntime.open(folder, mode, budget_bytes)
 
 
@@ -60,7 +57,7 @@ def a_mode(folder: Path, way: int = 4, **options: Any) -> Brownout:
 
 
 @torch.no_grad()
-def logits(folder: Path, mode: Brownout | OnDemand, **inputs: torch.Tensor) -> torch.Tensor:
+def logits(folder: Path, mode: Mode, **inputs: torch.Tensor) -> torch.Tensor:
     runtime = a_runtime(folder, mode)
     try:
         return runtime.model(**(inputs or prompts(3, 24))).logits
@@ -89,16 +86,16 @@ def test_a_step_that_fails_amid_its_layers_changes_no_answer_after_it(tiny: Path
 def test_below_1_fewer_experts_run_and_no_token_is_lost(tiny: Path):
     mode = a_mode(tiny, threshold=0.5)
     logits(tiny, mode)
-    done = mode.accesses["prefill"]
-    assert done.originals + done.united < done.asked
-    assert 0 < done.choices_united <= 0.5 * done.choices
-    assert done.choices_dropped == 0
-    assert done.choices == 3 * 24 * 2 * 3
+    accesses = mode.accesses["prefill"]
+    assert accesses.originals + accesses.united < accesses.wanted
+    assert 0 < accesses.choices_united <= 0.5 * accesses.choices
+    assert accesses.choices_dropped == 0
+    assert accesses.choices == 3 * 24 * 2 * 3
 
 
 def test_full_brownout_drops_what_partial_brownout_unites(tiny: Path):
     partial, full = a_mode(tiny, threshold=0.5), a_mode(tiny, 0, threshold=0.5)
-    exact, near, far = (logits(tiny, each) for each in (OnDemand(), partial, full))
+    exact, near, far = (logits(tiny, each) for each in (Mode(), partial, full))
     assert full.accesses["prefill"].choices_dropped > 0
     assert full.accesses["prefill"].share < partial.accesses["prefill"].share
     assert not torch.equal(near, exact)
@@ -114,40 +111,36 @@ def test_at_threshold_0_full_brownout_runs_no_expert_and_partial_brownout_few(ti
     assert partial.accesses["prefill"].united == 3 * 2
 
 
-def test_a_united_expert_gets_the_gates_weight_of_each_expert_it_stands_in_for():
+def test_a_united_expert_gets_the_gates_weight_of_each_expert_that_it_replaces():
     """Eq. 5 and 6: with the same weights in all experts and in the united one nothing changes at any threshold."""
-    folder_arch, routing = an_arch(), a_routing()
-    mode = Brownout(some_united(), threshold=0.0)
-    mode.arch = folder_arch
-    mode.begin(ForwardStep(1, "prefill", ()))
+    mode, routing = a_detached_mode(), a_routing()
     done = mode.route(routing)
     assert torch.equal(done.weight, routing.weight)
     assert torch.equal(done.index, routing.index // 4 + 9)
 
 
-def an_arch() -> MoeArch:
-    return MoeArch("mixtral", 1, 8, 2, 4, 3, torch.float32, ("model.layers.0.mlp",), 64)
+def test_masked_tokens_do_not_count_and_stay_masked():
+    mode = a_detached_mode()
+    masked = replace(a_routing(), index=torch.tensor([[8, 8], [1, 6], [3, 0]]))
+    assert mode.route(masked).index.tolist() == [[8, 8], [9, 6], [9, 9]]
+    assert mode.accesses["prefill"].choices == 4
+
+
+def a_detached_mode() -> Brownout:
+    mode = Brownout(some_united(), threshold=0.0)
+    mode.arch = MoeArch("mixtral", 1, 8, 2, 4, 3, torch.float32, ("model.layers.0.mlp",), 64)
+    mode.begin(ForwardStep(1, "prefill", ()))
+    return mode
 
 
 def some_united() -> UnitedExperts:
-    return UnitedExperts(4, (torch.zeros(2, 6, 4),), (torch.zeros(2, 4, 3),), (in_order(8, 4),))
+    return UnitedExperts(4, (torch.zeros(2, 6, 4),), (torch.zeros(2, 4, 3),), (groups_in_order(8, 4),))
 
 
 def a_routing() -> Routing:
     index = torch.tensor([[0, 5], [1, 6], [3, 0]])
     weight = torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.5, 0.5]])
     return Routing(0, torch.zeros(3, 4), torch.zeros(3, 8), index, weight)
-
-
-def test_masked_tokens_count_for_nobody_and_stay_masked():
-    mode = Brownout(some_united(), threshold=0.0)
-    mode.arch = an_arch()
-    mode.begin(ForwardStep(1, "prefill", ()))
-    routing = a_routing()
-    masked = replace(routing, index=torch.tensor([[8, 8], [1, 6], [3, 0]]))
-    done = mode.route(masked)
-    assert done.index.tolist() == [[8, 8], [9, 6], [9, 9]]
-    assert mode.accesses["prefill"].choices == 4
 
 
 def test_prefill_and_decode_have_thresholds_of_their_own(tiny: Path):
@@ -160,7 +153,7 @@ def test_prefill_and_decode_have_thresholds_of_their_own(tiny: Path):
     assert mode.accesses["decode"].choices_united > 0
 
 
-def test_the_threshold_follows_the_latencies_that_are_told(tiny: Path):
+def test_the_threshold_follows_the_observed_latencies(tiny: Path):
     now = 0.0
     salc = Salc(SalcRule(slo_s=0.2, interval_s=1.0), SalcRule(slo_s=0.1, interval_s=1.0))
     mode = a_mode(tiny, salc=salc, clock=lambda: now)
@@ -180,7 +173,7 @@ def test_united_experts_count_in_the_budget(tiny: Path, monkeypatch: pytest.Monk
     assert mode.reserved_bytes == 3 * 2 * expert_bytes
     allocated: list[int] = []
     allocate = HostWeightTransfer.allocate
-    monkeypatch.setattr(HostWeightTransfer, "allocate", lambda carrier: allocated.append(1) or allocate(carrier))
+    monkeypatch.setattr(HostWeightTransfer, "allocate", lambda transfer: allocated.append(1) or allocate(transfer))
     runtime = a_runtime(tiny, mode, 12 * expert_bytes)
     assert runtime.cache.allocated_bytes == len(allocated) * expert_bytes == 6 * expert_bytes
     runtime.model(**prompts(3, 24))
@@ -200,7 +193,7 @@ def test_other_families_are_united_too(tmp_path: Path, family: str):
     inputs = prompts(2, 12)
     if family == "switch_transformers":
         inputs["decoder_input_ids"] = inputs["input_ids"]
-    exact = logits(folder, OnDemand(), **inputs)
+    exact = logits(folder, Mode(), **inputs)
     assert torch.equal(logits(folder, a_mode(folder), **inputs), exact)
     mode = a_mode(folder, threshold=0.0)
     assert not torch.equal(logits(folder, mode, **inputs), exact)
@@ -214,7 +207,7 @@ def test_distilled_experts_answer_more_like_their_group_than_averaged_ones(tiny:
 
 
 def test_averaged_experts_are_the_means_of_their_groups(tiny: Path):
-    runtime = a_runtime(tiny, OnDemand())
+    runtime = a_runtime(tiny, Mode())
     united = averaged_united(runtime.store, 4)
     runtime.close()
     blocks = [layer.mlp.experts for layer in load_unmodified(tiny).model.layers]
@@ -233,7 +226,7 @@ def test_an_interrupted_distilling_goes_on_with_the_layer_that_is_missing(tmp_pa
         parts = {name: tensor for name, tensor in whole.items() if name.startswith(f"{layer}.")}
         prepared.save(f"united-4/layer-{layer}", parts, notes)
     prepared.path("united-4").unlink()
-    runtime = a_runtime(folder, OnDemand())
+    runtime = a_runtime(folder, Mode())
     assert Distillation(prepared, runtime.store, 4, RECIPE).missing() == (1,)
     assert Distillation(prepared, runtime.store, 4, replace(RECIPE, steps=61)).missing() == (0, 1, 2)
     runtime.close()
@@ -241,21 +234,6 @@ def test_an_interrupted_distilling_goes_on_with_the_layer_that_is_missing(tmp_pa
     again, _ = prepared.load("united-4")
     assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
     assert not prepared.path("united-4/layer-0").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"way": 3}, "way is 3; expected 2, 4, 8"),
-        ({"threshold": 1.5}, "threshold is 1.5; expected a number from 0 to 1"),
-        ({"ttft_slo_ms": 200}, "give ttft_slo_ms and tpot_slo_ms"),
-        ({"treshold": 0.5}, "no option 'treshold'"),
-        ({"way": 8}, "make it with `coserve moe unite"),
-    ],
-)
-def test_what_cannot_be_is_named(tiny: Path, options: dict[str, Any], says: str):
-    with pytest.raises(ModelError, match=says.replace("(", r"\(")):
-        open_mode("brownout", tiny, options)
 
 
 def test_united_experts_of_another_shape_are_refused(tiny: Path):

@@ -1,72 +1,83 @@
-"""DuoServe's decisions, its predictor's input, and a predictor that learns what counting cannot see."""
+"""DuoServe: its decisions, its predictor, and the mode on tiny random models."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
+import pytest
 import torch
 
-from experts.moe.modes.duoserve.accuracy import accuracies
-from experts.moe.modes.duoserve.fitting import DuoServeRecipe, fit_layer, paths_of, states_of
-from experts.moe.modes.duoserve.predictor import Predictor
-from experts.moe.modes.duoserve.state import Paths, StateConstructor, StateShape, known
+pytest.importorskip("transformers", reason="language models need the extra `moe`: pip install 'coserve[moe]'")
+
+from experts.moe.errors import ModelError
+from experts.moe.gating import StepRow
+from experts.moe.model.runtime import MoeRuntime
+from experts.moe.modes import open_mode
+from experts.moe.modes.baselines import Resident
+from experts.moe.modes.duoserve.fitting import (
+    DuoServeRecipe,
+    accuracies,
+    fit_layer,
+    load_predictors,
+    paths_of,
+    save_layer,
+    states_of,
+)
+from experts.moe.modes.duoserve.mode import DuoServe
+from experts.moe.modes.duoserve.predictor import LayerPredictor, Paths, StateConstructor, StateShape, known_layers
 from experts.moe.policy.duoserve import first_of_prefill, likeliest, plan_prefetch
-from experts.moe.statistics import affinity
-from experts.moe.trace import Trace
+from experts.moe.trace import Trace, affinity, load_trace, popularity, save_popularity, save_trace
+from experts.moe.weights.prepared import TRAIN, PreparedFiles
+from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
+from tests.experts.moe.traces import make_trace, observe_gates, open_with_slots
 
 SMALL = DuoServeRecipe(widths=(64, 32), tokens=12_000, batch=128)
+QUICK = DuoServeRecipe(widths=(32, 16), tokens=800, batch=64)
+FAMILIES = ("mixtral", "qwen2_moe", "olmoe")
 
 
-def a_trace(tokens=2000, layers=4, experts=8, seed=0):
-    """Routing with a plan: a token's experts follow from those of its first layer, and these from the token before."""
+def a_planned_trace(tokens: int = 2000, layers: int = 4, experts: int = 8, seed: int = 0) -> Trace:
+    """Return routing with a plan: a token's experts follow from its first layer, and these from the token before."""
     draw = torch.Generator().manual_seed(seed)
     first = torch.randint(0, 2, (tokens,), generator=draw).cumsum(0) % experts
     second = (first + 1 + torch.arange(tokens) % 2) % experts
-    layers_index = [torch.stack([first, second], 1)]
+    index = [torch.stack([first, second], 1)]
     for layer in range(1, layers):
         lead = (first * 3 + second * layer) % experts
-        layers_index.append(torch.stack([lead, (lead + 1 + second % (experts - 1)) % experts], 1))
-    index = torch.stack(layers_index, 1)
-    return Trace(
-        index=index.to(torch.int16),
-        weight=torch.tensor([0.7, 0.3], dtype=torch.float16).expand(index.shape).contiguous(),
-        token=torch.zeros(tokens, dtype=torch.int32),
-        decode=torch.ones(tokens, dtype=torch.bool),
-        start=torch.tensor([0, tokens]),
-        task=torch.zeros(1, dtype=torch.int16),
-        tasks=("plan",),
-        experts=experts,
-    )
+        index.append(torch.stack([lead, (lead + 1 + second % (experts - 1)) % experts], 1))
+    weight = torch.tensor([0.7, 0.3], dtype=torch.float16).expand(tokens, layers, 2).contiguous()
+    return make_trace(torch.stack(index, 1), experts, weight=weight)
 
 
-def test_a_token_names_its_likeliest_experts_and_a_batch_their_union_most_needed_first():
+def test_the_likeliest_experts_of_a_batch_are_joined_most_needed_first_and_ties_go_to_the_lower_number():
     assert likeliest([[0.1, 0.9, 0.3, 0.2]], 2) == (1, 2)
     assert likeliest([[0.1, 0.9, 0.3, 0.0], [0.0, 0.1, 0.8, 0.7]], 2) == (1, 2, 3)
-
-
-def test_ties_between_experts_go_to_the_lower_number():
     assert likeliest([[0.5, 0.5, 0.5, 0.5]], 2) == (0, 1)
 
 
-def test_predicted_experts_that_are_there_stay_and_the_others_are_fetched_as_far_as_a_layer_holds():
+def test_resident_predicted_experts_stay_and_the_others_are_fetched_as_far_as_a_layer_has_slots():
     plan = plan_prefetch([[0.1, 0.9, 0.3, 0.2], [0.8, 0.0, 0.7, 0.0]], resident=(2, 3), slots=2, width=2)
     assert (plan.keep, plan.fetch) == ((), (1, 0))
     assert plan_prefetch([[0.1, 0.9, 0.3, 0.2]], resident=(1, 2), slots=4, width=2).fetch == ()
 
 
-def test_a_prefill_begins_with_the_first_absent_expert_that_its_tokens_are_expected_to_need():
-    popular = [0.0, 0.4, 0.3, 0.3]
-    assert first_of_prefill(popular, resident=(), tokens=8, top_k=2) == 1
-    assert first_of_prefill(popular, resident=(1,), tokens=8, top_k=2) == 2
-    assert first_of_prefill(popular, resident=(1, 2, 3), tokens=8, top_k=2) is None
-    assert first_of_prefill(popular, resident=(), tokens=1, top_k=2) is None
+@pytest.mark.parametrize(
+    ("resident", "tokens", "first"), [((), 8, 1), ((1,), 8, 2), ((1, 2, 3), 8, None), ((), 1, None)]
+)
+def test_a_prefill_fetches_the_first_absent_expert_that_its_tokens_are_expected_to_need(
+    resident: tuple[int, ...], tokens: int, first: int | None
+):
+    assert first_of_prefill([0.0, 0.4, 0.3, 0.3], resident, tokens, top_k=2) == first
 
 
 def test_rows_of_the_affinity_matrix_are_distributions_over_the_next_layer():
-    trace = a_trace()
+    trace = a_planned_trace()
     for layer in (1, 2, 3):
         assert torch.allclose(affinity(trace, layer - 1, layer).sum(-1), torch.ones(8))
 
 
-def test_a_state_holds_the_path_so_far_and_the_one_before_then_popularity_then_affinity_of_what_was_chosen():
+def test_a_state_has_both_paths_then_popularity_then_affinity_of_the_chosen_experts():
     shape = StateShape(layers=2, experts=3, top_k=2)
     states = StateConstructor(shape, 1, torch.tensor([0.5, 0.25, 0.25]), torch.eye(3))
     sofar = Paths(torch.tensor([[[2, 0]], [[1, 3]]]), torch.tensor([[[0.75, 0.25]], [[1.0, 0.0]]]))  # 3: no expert
@@ -75,7 +86,7 @@ def test_a_state_holds_the_path_so_far_and_the_one_before_then_popularity_then_a
     assert state.shape == (2, shape.size)
     own, other, popular, affine = state.split([shape.path, shape.path, 3, 6], dim=1)
     chosen, weight = own.view(2, 2, 2, 3).unbind(1)
-    assert chosen[0].tolist() == [[1, 0, 1], [0, 0, 0]]  # the second layer has not spoken
+    assert chosen[0].tolist() == [[1, 0, 1], [0, 0, 0]]  # the second layer is not known yet
     assert chosen[1].tolist() == [[0, 1, 0], [0, 0, 0]]
     assert weight[0, 0].tolist() == [0.25, 0, 0.75]
     assert other[0].tolist() == [1, 1, 0, 0, 1, 1, 0.5, 0.5, 0, 0, 0.25, 0.75]
@@ -84,37 +95,170 @@ def test_a_state_holds_the_path_so_far_and_the_one_before_then_popularity_then_a
 
 
 def test_the_first_token_of_a_prompt_has_no_path_before_it():
-    trace = replace(a_trace(tokens=6), start=torch.tensor([0, 2, 6]), task=torch.zeros(2, dtype=torch.int16))
+    trace = replace(a_planned_trace(tokens=6), start=torch.tensor([0, 2, 6]), task=torch.zeros(2, dtype=torch.int16))
     own, before = paths_of(trace)
     assert before.index[[0, 2]].unique().tolist() == [trace.experts]
     assert torch.equal(before.index[[1, 3]], own.index[[0, 2]])
 
 
 def test_the_predictor_learns_paths_that_affinity_and_popularity_cannot_see():
-    train, held_out = a_trace(), a_trace(tokens=500, seed=1)
-    networks = {layer: fit_layer(train, layer, SMALL, lambda *_: None) for layer in (1, 2, 3)}
-    predictors = {layer: Predictor.of(states_of(train, layer), network.folded()) for layer, network in networks.items()}
-    found = accuracies(held_out, train, predictors)
-    assert found["duoserve"].all_rate > found["affinity"].all_rate + 0.1
-    assert found["duoserve"].all_rate > 2 * found["popularity"].all_rate
-    assert found["duoserve"].any_rate > 0.9
+    train, held_out = a_planned_trace(), a_planned_trace(tokens=500, seed=1)
+    networks = {layer: fit_layer(train, layer, SMALL) for layer in (1, 2, 3)}
+    predictors = {layer: LayerPredictor.of(states_of(train, layer), each.folded()) for layer, each in networks.items()}
+    counts = accuracies(held_out, train, predictors)
+    assert counts["duoserve"].all_rate > counts["affinity"].all_rate + 0.1
+    assert counts["duoserve"].all_rate > 2 * counts["popularity"].all_rate
+    assert counts["duoserve"].any_rate > 0.9
 
 
-def test_the_same_trace_and_seed_make_the_same_network():
-    trace = a_trace(tokens=300)
-    first, second = (fit_layer(trace, 1, SMALL, lambda *_: None) for _ in range(2))
-    assert all(torch.equal(one, two) for one, two in zip(first.parameters(), second.parameters(), strict=True))
-
-
-def test_a_folded_predictor_says_what_its_network_says():
-    trace = a_trace(tokens=300)
-    network = fit_layer(trace, 2, SMALL, lambda *_: None)
+def test_a_folded_predictor_gives_what_its_network_gives_and_the_same_seed_the_same_network():
+    trace = a_planned_trace(tokens=300)
+    network, again = (fit_layer(trace, 2, SMALL) for _ in range(2))
+    assert all(torch.equal(*pair) for pair in zip(network.parameters(), again.parameters(), strict=True))
     own, before = paths_of(trace)
-    sofar = own.first(known(2))
+    sofar = own.first(known_layers(2))
     expected = network(states_of(trace, 2).build(sofar, before)).sigmoid()
-    predictor = Predictor.of(states_of(trace, 2), network.folded())
+    predictor = LayerPredictor.of(states_of(trace, 2), network.folded())
     assert torch.allclose(predictor.probabilities(sofar, before), expected, atol=0.02)
-    alone = [
-        predictor.probabilities(sofar.rows(slice(n, n + 2)), before.rows(slice(n, n + 2))) for n in range(0, 20, 2)
-    ]
-    assert torch.allclose(torch.cat(alone), expected[:20], atol=0.02)
+    for width in (1, 2):
+        rows = [slice(start, start + width) for start in range(0, 20, width)]
+        parts = [predictor.probabilities(sofar.rows(row), before.rows(row)) for row in rows]
+        assert torch.allclose(torch.cat(parts), expected[:20], atol=0.02)
+
+
+# The mode
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("duoserve")
+    return {family: prepare(write_tiny(root / family, family)) for family in FAMILIES}
+
+
+def prepare(folder: Path) -> Path:
+    """Trace a random model on random text, and fit its predictors."""
+    prepared = PreparedFiles(folder)
+    runtime = open_with_slots(folder, Resident())
+    seen = observe_gates(runtime)
+    with torch.no_grad():
+        runtime.model(prompts(4, 48)["input_ids"])
+    runtime.close()
+    index, weight = (torch.stack([gate[part] for gate in seen], 1) for part in (1, 2))
+    trace = make_trace(index, runtime.arch.experts, weight=weight.to(torch.float16))
+    save_trace(prepared, TRAIN, trace)
+    save_popularity(prepared, trace)
+    for layer in range(1, trace.layers):
+        save_layer(prepared, layer, fit_layer(trace, layer, QUICK), trace, QUICK)
+    return folder
+
+
+def duoserve(folder: Path, slots: int = 8, **options: bool) -> MoeRuntime:
+    return open_with_slots(folder, open_mode("duoserve", folder, options), slots)
+
+
+@torch.inference_mode()
+def decode(runtime: MoeRuntime, inputs: dict[str, torch.Tensor], steps: int = 6) -> list[torch.Tensor]:
+    """Return the logits of a prefill and greedy steps."""
+    ids, mask, past, logits = inputs["input_ids"], inputs["attention_mask"], None, []
+    for _ in range(steps):
+        with runtime.step([StepRow(f"r{row}", None, ids.shape[1]) for row in range(len(ids))]):
+            output = runtime.model(ids, attention_mask=mask, past_key_values=past, use_cache=True)
+        logits.append(output.logits)
+        past, ids = output.past_key_values, output.logits[:, -1:].argmax(-1)
+        mask = torch.cat([mask, torch.ones_like(ids)], 1)
+    return logits
+
+
+def assert_same_as_resident(folder: Path, run: Callable[[MoeRuntime], list[torch.Tensor]]) -> None:
+    answers = []
+    for runtime in (open_with_slots(folder, Resident()), duoserve(folder, 2)):
+        answers.append(run(runtime))
+        runtime.close()
+    assert all(torch.equal(*pair) for pair in zip(*answers, strict=True))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("slots", [1, 4, 8])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_and_text_are_those_of_the_unmodified_model(
+    folders: dict[str, Path], family: str, slots: int, overlap: bool
+):
+    expected = load_unmodified(folders[family])
+    runtime = duoserve(folders[family], slots, overlap=overlap)
+    for batch in (1, 3):
+        inputs = prompts(batch)
+        with torch.inference_mode():
+            assert torch.equal(runtime.model(**inputs).logits, expected(**inputs).logits)
+            texts = [model.generate(**inputs, max_new_tokens=8, do_sample=False) for model in (runtime.model, expected)]
+        assert torch.equal(*texts)
+    runtime.cache.check()
+    runtime.close()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_each_step_of_decoding_has_the_logits_of_resident(folders: dict[str, Path], batch: int):
+    assert_same_as_resident(folders["mixtral"], partial(decode, inputs=prompts(batch)))
+
+
+def test_a_step_that_fails_amid_its_layers_changes_no_answer_after_it(folders: dict[str, Path]):
+    def fail_and_decode(runtime: MoeRuntime) -> list[torch.Tensor]:
+        fail_amid_each_layer(runtime, partial(decode, runtime, prompts(3)))
+        return decode(runtime, prompts(1))
+
+    assert_same_as_resident(folders["mixtral"], fail_and_decode)
+
+
+def test_a_prefill_with_two_slots_for_each_layer_fetches_no_expert_twice(folders: dict[str, Path]):
+    runtime = duoserve(folders["mixtral"], slots=2)
+    wanted: list[int] = []
+    runtime.observers.append(lambda _step, gate, _done: wanted.extend(gate.distinct_experts()))
+    with torch.inference_mode():
+        runtime.model(**prompts(1, 24))
+    counts = runtime.cache.metrics.counts
+    assert counts.fetches - counts.unused <= len(wanted)
+    assert counts.overlapped + counts.blocking + counts.unused <= counts.fetches
+    runtime.close()
+
+
+def test_predicted_experts_are_resident_when_the_gate_has_spoken_in_all_layers_but_the_first(folders: dict[str, Path]):
+    """Serially, so that no clock decides: every correct prediction is a hit."""
+    runtime = duoserve(folders["mixtral"], slots=2, overlap=False)
+    decode(runtime, prompts(1), steps=12)
+    predictions = runtime.cache.metrics.predictions
+    decoded = runtime.cache.metrics.of_phase["decode"]
+    assert [counts.tokens for counts in predictions.of_layer] == [0, 11, 11]
+    assert predictions.total().predicted <= decoded.hits
+    assert decoded.fetches_prefetch > 0
+    runtime.close()
+
+
+def test_the_budget_changes_between_steps(folders: dict[str, Path]):
+    runtime = duoserve(folders["mixtral"], slots=4)
+    whole = decode(runtime, prompts(1))
+    runtime.mode.resize(runtime.cache.budget_bytes // 2)
+    assert all(torch.equal(*pair) for pair in zip(whole, decode(runtime, prompts(1)), strict=True))
+    runtime.cache.check()
+    runtime.close()
+
+
+def test_saved_predictors_are_the_trained_ones_and_damaged_ones_are_refused(folders: dict[str, Path], tmp_path: Path):
+    prepared = PreparedFiles(folders["mixtral"])
+    trace = load_trace(prepared, TRAIN)
+    own, before = paths_of(trace)
+    fresh = LayerPredictor.of(states_of(trace, 2), fit_layer(trace, 2, QUICK).folded())
+    saved = load_predictors(prepared)[2]
+    sofar = own.first(known_layers(2))
+    assert torch.equal(saved.probabilities(sofar, before), fresh.probabilities(sofar, before))
+    folder = prepare(write_tiny(tmp_path))
+    file = PreparedFiles(folder).path("duoserve/layer-2")
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="layer-2"):
+        duoserve(folder)
+
+
+def test_without_a_predictor_nothing_is_prefetched_in_decoding(folders: dict[str, Path]):
+    popular = popularity(load_trace(PreparedFiles(folders["mixtral"]), TRAIN)).tolist()
+    runtime = open_with_slots(folders["mixtral"], DuoServe({}, popular), slots=2)
+    decode(runtime, prompts(1))
+    assert runtime.cache.metrics.of_phase["decode"].fetches_prefetch == 0
+    runtime.close()

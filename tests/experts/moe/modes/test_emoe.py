@@ -1,4 +1,4 @@
-"""eMoE on a tiny random model: nothing is loaded within a period, absent experts give way to the next of a ranking."""
+"""eMoE on a tiny random model: loads between periods only, next-ranked experts for absent ones, and its fits."""
 
 from itertools import pairwise
 
@@ -8,25 +8,32 @@ import torch
 from experts.moe.errors import ModelError
 from experts.moe.gating import StepRow
 from experts.moe.model.runtime import MoeRuntime
-from experts.moe.modes import open_mode
+from experts.moe.modes.baselines import Resident
 from experts.moe.modes.emoe.fitting import (
     EmoeRecipe,
     PromptStream,
     fit_predictor,
     is_fitted,
     load_predictor,
+    recalls,
     save_predictor,
 )
-from experts.moe.modes.emoe.measuring import WrongRouting, measure
 from experts.moe.modes.emoe.mode import Emoe, load_knowledge
 from experts.moe.modes.emoe.predictor import ExpertPredictor, spreads
-from experts.moe.modes.emoe.recall import recalls
-from experts.moe.modes.emoe.sensitivity import PART, load_shares, sensitive, shares_of, weights
-from experts.moe.modes.resident import Resident
+from experts.moe.modes.emoe.sensitivity import (
+    PART,
+    WrongRouting,
+    load_shares,
+    measure,
+    sensitive,
+    sensitivity_weights,
+    shares_of,
+)
 from experts.moe.policy.schedule import Generation
-from experts.moe.trace import Trace, popularity_by_task
+from experts.moe.trace import popularity_by_task
 from experts.moe.weights.prepared import PreparedFiles
 from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
+from tests.experts.moe.traces import make_trace, observe_gates
 
 SMALL = EmoeRecipe(history=3, ahead=2, width=16, blocks=1, steps=12, batch=8)
 TASKS = ("even", "odd")
@@ -35,32 +42,23 @@ EXPERT_BYTES = 3 * 24 * 32 * 4
 
 
 def a_text(task, number, tokens=12):
-    """Tokens of one task are even, of the other odd: what a gate makes of them differs."""
+    """Return even tokens for one task and odd ones for the other, so that their routing differs."""
     generator = torch.Generator().manual_seed(number)
     return 2 + 2 * torch.randint(0, 45, (1, tokens), generator=generator) + TASKS.index(task)
 
 
 def a_trace(folder, prompts_of_task=12):
     runtime = open_runtime(folder, Resident())
-    seen, tasks = [], []
-    runtime.observers.append(lambda _step, gate, _done: seen.append(gate.index))
-    for task in TASKS:
-        for number in range(prompts_of_task):
-            with torch.no_grad():
-                runtime.model(a_text(task, number))
-            tasks.append(TASKS.index(task))
+    seen = observe_gates(runtime)
+    tasks = [task for task in TASKS for _ in range(prompts_of_task)]
+    for number, task in enumerate(tasks):
+        with torch.no_grad():
+            runtime.model(a_text(task, number % prompts_of_task))
     runtime.close()
-    index = torch.cat([torch.stack(seen[at : at + LAYERS], 1) for at in range(0, len(seen), LAYERS)])
-    return Trace(
-        index=index.to(torch.int16),
-        weight=torch.full(index.shape, 0.5, dtype=torch.float16),
-        token=torch.zeros(len(index), dtype=torch.int32),
-        decode=torch.zeros(len(index), dtype=torch.bool),
-        start=torch.arange(len(tasks) + 1) * 12,
-        task=torch.tensor(tasks, dtype=torch.int16),
-        tasks=TASKS,
-        experts=EXPERTS,
-    )
+    gates = [index for _, index, _ in seen]
+    index = torch.cat([torch.stack(gates[at : at + LAYERS], 1) for at in range(0, len(gates), LAYERS)])
+    numbers = torch.tensor([TASKS.index(task) for task in tasks], dtype=torch.int16)
+    return make_trace(index, EXPERTS, start=torch.arange(len(tasks) + 1) * 12, task=numbers, tasks=TASKS)
 
 
 def open_runtime(folder, mode, slots=LAYERS * EXPERTS):
@@ -69,7 +67,7 @@ def open_runtime(folder, mode, slots=LAYERS * EXPERTS):
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
-    """A checkpoint with a trace's predictor and with sensitivity, and the trace."""
+    """Return a checkpoint with a trace's predictor and with sensitivity, and the trace."""
     folder = write_tiny(tmp_path_factory.mktemp("emoe") / "tiny")
     prepared, trace = PreparedFiles(folder), a_trace(folder)
     save_predictor(prepared, fit_predictor(trace, SMALL), trace, SMALL)
@@ -80,7 +78,7 @@ def fitted(tmp_path_factory):
     return folder, trace
 
 
-def say(runtime, task, number, tokens=12):
+def run_prompt(runtime, task, number, tokens=12):
     with torch.no_grad(), runtime.step([StepRow(f"{task}-{number}", task, tokens)]):
         return runtime.model(a_text(task, number, tokens)).logits
 
@@ -97,7 +95,7 @@ def test_with_room_for_all_experts_the_logits_are_those_of_the_unmodified_model(
     folder, _ = fitted
     runtime = open_runtime(folder, emoe(folder, period=1))
     for number in range(3):
-        assert torch.equal(say(runtime, "even", number), load_unmodified(folder)(a_text("even", number)).logits)
+        assert torch.equal(run_prompt(runtime, "even", number), load_unmodified(folder)(a_text("even", number)).logits)
     assert runtime.cache.metrics.counts.fetches == 0
     runtime.close()
 
@@ -105,9 +103,9 @@ def test_with_room_for_all_experts_the_logits_are_those_of_the_unmodified_model(
 def test_a_step_that_fails_amid_its_layers_changes_no_answer_after_it(fitted):
     folder, _ = fitted
     runtime = open_runtime(folder, emoe(folder, period=2))
-    fail_amid_each_layer(runtime, lambda: say(runtime, "odd", 1))
+    fail_amid_each_layer(runtime, lambda: run_prompt(runtime, "odd", 1))
     for number in range(3):
-        assert torch.equal(say(runtime, "even", number), load_unmodified(folder)(a_text("even", number)).logits)
+        assert torch.equal(run_prompt(runtime, "even", number), load_unmodified(folder)(a_text("even", number)).logits)
     runtime.close()
 
 
@@ -118,7 +116,7 @@ def test_experts_change_with_the_period_and_never_in_between(fitted, variant):
     changed = []
     for number in range(12):
         before = resident(runtime)
-        say(runtime, TASKS[number // 6], number)
+        run_prompt(runtime, TASKS[number // 6], number)
         runtime.cache.quiesce()
         runtime.cache.check()
         if resident(runtime) != before:
@@ -134,11 +132,11 @@ def test_only_experts_that_are_there_run_and_a_token_takes_its_next_ranked(fitte
     here = resident(runtime)
     seen = []
     runtime.observers.append(lambda _step, gate, done: seen.append((gate, done)))
-    say(runtime, "even", 1)
+    run_prompt(runtime, "even", 1)
     for gate, done in seen:
         allowed = here[gate.layer]
         ranking = gate.logits.argsort(-1, descending=True)
-        wanted = [[one for one in row if one in allowed][:TOP_K] for row in ranking.tolist()]
+        wanted = [[expert for expert in row if expert in allowed][:TOP_K] for row in ranking.tolist()]
         assert done.index.tolist() == wanted
         assert torch.allclose(done.weight.sum(-1), torch.ones(len(done.weight)))
     runtime.close()
@@ -147,7 +145,7 @@ def test_only_experts_that_are_there_run_and_a_token_takes_its_next_ranked(fitte
 def test_decoding_loads_nothing_and_waits_for_nothing(fitted):
     folder, _ = fitted
     runtime = open_runtime(folder, emoe(folder, period=1), slots=9)
-    say(runtime, "even", 1)
+    run_prompt(runtime, "even", 1)
     with torch.inference_mode(), runtime.step([StepRow("odd-2", "odd", 12)]):
         past = runtime.model(a_text("odd", 2), use_cache=True).past_key_values
     runtime.cache.quiesce()
@@ -161,7 +159,7 @@ def test_decoding_loads_nothing_and_waits_for_nothing(fitted):
     runtime.close()
 
 
-def test_lengths_of_answers_are_learned_from_who_decodes(fitted):
+def test_lengths_of_answers_are_learned_from_decoding(fitted):
     folder, _ = fitted
     mode = emoe(folder, period=1)
     runtime = open_runtime(folder, mode, slots=9)
@@ -177,25 +175,20 @@ def test_lengths_of_answers_are_learned_from_who_decodes(fitted):
     runtime.close()
 
 
-def test_the_budget_changes_between_steps_and_what_is_expected_least_goes(fitted):
+def test_the_budget_changes_between_steps_and_the_least_expected_experts_are_evicted(fitted):
     folder, _ = fitted
     runtime = open_runtime(folder, emoe(folder, period=3), slots=12)
     for number, slots in enumerate((12, 7, 24, 9)):
         runtime.mode.resize(slots * EXPERT_BYTES)
-        say(runtime, "odd", number)
+        run_prompt(runtime, "odd", number)
         runtime.cache.quiesce()
         runtime.cache.check()
         assert sum(map(len, resident(runtime))) == slots
         assert runtime.cache.allocated_bytes == slots * EXPERT_BYTES
         assert all(len(experts) >= TOP_K for experts in resident(runtime))
-    with pytest.raises(ModelError, match="needs at least"):
+    with pytest.raises(ModelError, match="give at least"):
         runtime.mode.resize(5 * EXPERT_BYTES)
     runtime.close()
-
-
-def test_a_model_without_predictor_says_which_command_makes_it(tmp_path):
-    with pytest.raises(ModelError, match="coserve moe fit"):
-        open_mode("emoe", write_tiny(tmp_path / "bare"))
 
 
 def test_a_predictor_of_another_shape_is_refused(fitted, tmp_path):
@@ -204,12 +197,14 @@ def test_a_predictor_of_another_shape_is_refused(fitted, tmp_path):
         open_runtime(other, emoe(fitted[0]), slots=12)
 
 
-def test_a_predictor_that_has_learned_nothing_says_the_popularity_of_each_task(fitted):
+def test_an_untrained_predictor_gives_the_popularity_of_each_task(fitted):
     _, trace = fitted
     prior = torch.cat([popularity_by_task(trace), popularity_by_task(trace).mean(0, keepdim=True)])
     predictor = ExpertPredictor(prior, history=3, width=16, blocks=1).eval()
-    found = predictor.predict([(0, prior[0])], [0, 1])
-    assert torch.allclose(found, prior[:2].clamp_min(1e-4) / prior[:2].clamp_min(1e-4).sum(-1, keepdim=True), atol=1e-5)
+    predicted = predictor.predict([(0, prior[0])], [0, 1])
+    assert torch.allclose(
+        predicted, prior[:2].clamp_min(1e-4) / prior[:2].clamp_min(1e-4).sum(-1, keepdim=True), atol=1e-5
+    )
 
 
 def test_a_layer_sees_of_its_prompt_only_what_stands_before_it_in_the_order(fitted):
@@ -231,7 +226,7 @@ def test_a_layer_sees_of_its_prompt_only_what_stands_before_it_in_the_order(fitt
     assert changes(1) == [False, False, False]
 
 
-def test_what_was_fitted_is_there_again_and_is_made_once(fitted):
+def test_a_fit_is_saved_and_not_repeated(fitted):
     folder, trace = fitted
     prepared = PreparedFiles(folder)
     assert is_fitted(prepared, trace, SMALL)
@@ -242,12 +237,12 @@ def test_what_was_fitted_is_there_again_and_is_made_once(fitted):
     assert all(torch.equal(one, again.state_dict()[name]) for name, one in predictor.state_dict().items())
 
 
-def test_recall_is_told_for_every_way_to_name_experts(fitted):
+def test_recall_is_measured_for_every_way_to_name_experts(fitted):
     folder, trace = fitted
-    found = recalls(load_predictor(PreparedFiles(folder))[0], trace, 2, 4, prompts=20)
-    assert list(found) == ["popularity", "popularity of the task", "last prompt", "emoe-A", "emoe-L"]
-    assert all(0 < value <= 1 for value in found.values())
-    assert found["popularity of the task"] > found["popularity"]
+    shares = recalls(load_predictor(PreparedFiles(folder))[0], trace, 2, 4, prompts=20)
+    assert list(shares) == ["popularity", "popularity of the task", "last prompt", "emoe-A", "emoe-L"]
+    assert all(0 < value <= 1 for value in shares.values())
+    assert shares["popularity of the task"] > shares["popularity"]
 
 
 def test_a_stream_keeps_each_tasks_prompts_in_their_order():
@@ -267,7 +262,7 @@ def test_sensitivity_goes_from_the_most_tolerant_layer_to_the_least():
     shares = {"a": shares_of(accuracy, 3)}
     assert shares["a"] == pytest.approx((0.1, 0.95, 0.8))
     assert sensitive(shares) == {"a": (True, False, True)}
-    assert weights(shares)["a"] == pytest.approx((0.7, 0.05, 0.15))
+    assert sensitivity_weights(shares)["a"] == pytest.approx((0.7, 0.05, 0.15))
 
 
 def test_measuring_goes_on_where_it_stopped(fitted):
@@ -290,7 +285,7 @@ def test_measuring_goes_on_where_it_stopped(fitted):
 def test_wrong_routing_keeps_padding_and_draws_distinct_experts(fitted):
     mode = WrongRouting()
     runtime = open_runtime(fitted[0], mode)
-    mode.again(frozenset([1]))
+    mode.restart(frozenset([1]))
     seen = []
     runtime.observers.append(lambda _step, gate, done: seen.append((gate, done)))
     given = prompts(2)

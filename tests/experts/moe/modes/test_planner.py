@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from experts.moe.errors import ModelError
-from experts.moe.modes.swapmoe.plan import load_preparation
 from experts.moe.modes.swapmoe.planner import (
     LossModel,
     MeasuredPlan,
     PlanLimits,
     even_counts,
     fastest_period,
+    load_preparation,
     plan_counts,
     random_counts,
 )
@@ -138,7 +138,7 @@ def test_a_plan_is_made_from_measurements_that_are_kept_and_not_taken_twice(tmp_
 
 
 @pytest.mark.parametrize(
-    ("budget", "says"), [("10%", "give it more"), ("much", "is no budget"), ("1kB", "give it more")]
+    ("budget", "says"), [("10%", "give it more"), ("much", "is not a budget"), ("1kB", "give it more")]
 )
 def test_a_budget_that_is_none_is_refused(tmp_path: Path, budget: str, says: str):
     with pytest.raises(ModelError, match=says):

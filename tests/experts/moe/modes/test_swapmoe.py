@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from experts.moe.cache.link import SlowLink
+from experts.moe.cache.weight_transfer import SlowLink
 from experts.moe.errors import ModelError
 from experts.moe.gating import ForwardStep, Routing
-from experts.moe.modes.swapmoe.plan import (
+from experts.moe.modes.swapmoe.planner import (
     MemoryPlan,
     Preparation,
     load_preparation,
@@ -42,8 +42,8 @@ def serving(checkpoint: Path, slots: int, mode: SwapMoe | None = None, link: Slo
         yield runtime
 
 
-def say(runtime: MoeRuntime, seed: int, tokens: int = 9) -> torch.Tensor:
-    """One prompt through the model, swaps and all."""
+def run_prompt(runtime: MoeRuntime, seed: int, tokens: int = 9) -> torch.Tensor:
+    """Return the logits of one prompt, after its swaps have ended."""
     with torch.no_grad():
         logits = runtime.model(**prompts(1, tokens, seed=seed)).logits
     runtime.cache.quiesce()
@@ -58,9 +58,9 @@ def a_routing(hidden: torch.Tensor, index: list[list[int]], weight: list[list[fl
 def test_importance_is_the_sum_of_norm_of_token_gate_and_expert():
     hidden = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
     routing = a_routing(hidden, [[1, 3], [3, 4]], [[0.75, 0.25], [1.0, 0.5]])
-    found = importance(routing, torch.tensor([1.0, 2.0, 3.0, 10.0]))
-    assert found.tolist() == [0.0, 5 * 0.75 * 2, 0.0, (5 * 0.25 + 2 * 1.0) * 10]
-    assert token_count(routing, torch.ones(4)).tolist() == [0, 1, 0, 2], "the sentinel is nobody"
+    values = importance(routing, torch.tensor([1.0, 2.0, 3.0, 10.0]))
+    assert values.tolist() == [0.0, 5 * 0.75 * 2, 0.0, (5 * 0.25 + 2 * 1.0) * 10]
+    assert token_count(routing, torch.ones(4)).tolist() == [0, 1, 0, 2], "the sentinel does not count"
 
 
 def test_norms_are_those_of_the_experts_weights(checkpoint: Path):
@@ -75,27 +75,27 @@ def test_norms_are_those_of_the_experts_weights(checkpoint: Path):
 def test_with_every_expert_in_memory_the_answer_is_the_unmodified_models(checkpoint: Path):
     with serving(checkpoint, LAYERS * EXPERTS) as runtime, torch.no_grad():
         expected = load_unmodified(checkpoint)(**prompts(1, 9, seed=1)).logits
-        assert torch.equal(say(runtime, 1), expected)
+        assert torch.equal(run_prompt(runtime, 1), expected)
 
 
 def test_a_step_that_fails_amid_its_layers_changes_no_answer_after_it(checkpoint: Path):
     with serving(checkpoint, LAYERS * EXPERTS) as runtime, torch.no_grad():
-        fail_amid_each_layer(runtime, lambda: say(runtime, 2))
-        assert torch.equal(say(runtime, 1), load_unmodified(checkpoint)(**prompts(1, 9, seed=1)).logits)
+        fail_amid_each_layer(runtime, lambda: run_prompt(runtime, 2))
+        assert torch.equal(run_prompt(runtime, 1), load_unmodified(checkpoint)(**prompts(1, 9, seed=1)).logits)
 
 
-def test_only_what_is_in_memory_computes_and_nothing_is_waited_for(checkpoint: Path):
+def test_only_resident_experts_compute_and_nothing_is_waited_for(checkpoint: Path):
     carried_out: list[tuple[ForwardStep, Routing]] = []
     with serving(checkpoint, LAYERS * 4, SwapMoe(period=1)) as runtime:
 
         def watch(step: ForwardStep, _gate: Routing, done: Routing) -> None:
-            assert set(done.wanted()) <= set(runtime.cache.resident(done.layer))
+            assert set(done.distinct_experts()) <= set(runtime.cache.resident(done.layer))
             carried_out.append((step, done))
 
         runtime.observers.append(watch)
         before = [runtime.cache.resident(layer) for layer in range(LAYERS)]
         for seed in range(8):
-            say(runtime, seed)
+            run_prompt(runtime, seed)
         counts = runtime.cache.metrics.counts
         assert len(carried_out) == 8 * LAYERS
         assert [runtime.cache.resident(layer) for layer in range(LAYERS)] != before, "experts were swapped"
@@ -104,15 +104,15 @@ def test_only_what_is_in_memory_computes_and_nothing_is_waited_for(checkpoint: P
         assert all((done.index < EXPERTS).all() for _, done in carried_out), "every token got its k experts"
 
 
-def test_what_the_gate_wants_and_has_not_is_brought_in(checkpoint: Path):
+def test_absent_experts_that_the_gate_wants_are_loaded(checkpoint: Path):
     """The importance of absent experts is seen because it is taken before masking."""
     asked = torch.zeros(LAYERS, EXPERTS)
     with serving(checkpoint, LAYERS * 4, SwapMoe(period=1, prior_tokens=0, window=1e6)) as runtime:
         runtime.observers.append(lambda _s, gate, _d: asked[gate.layer].add_(importance(gate, torch.ones(EXPERTS))))
         norms = expert_norms(runtime.store)
         for seed in range(4):
-            say(runtime, seed, tokens=40)
-        say(runtime, 4, tokens=1)
+            run_prompt(runtime, seed, tokens=40)
+        run_prompt(runtime, 4, tokens=1)
         for layer in range(LAYERS):
             best = (asked * norms)[layer].topk(4).indices.sort().values.tolist()
             assert runtime.cache.resident(layer) == tuple(best)
@@ -160,7 +160,7 @@ def test_an_update_cycle_of_many_steps_spreads_the_swaps(checkpoint: Path):
             began = []
             for seed in range(24):
                 before = runtime.cache.metrics.counts.fetches
-                say(runtime, seed)
+                run_prompt(runtime, seed)
                 began.append(runtime.cache.metrics.counts.fetches - before)
             most[period] = max(began)
     assert most[12] < most[1]
@@ -183,7 +183,7 @@ def test_the_budget_changes_while_text_is_generated(checkpoint: Path):
         thread.join()
         assert len(answers[0][0]) == 9 + 50
         for seed in range(4):
-            say(runtime, seed)
+            run_prompt(runtime, seed)
         assert [len(runtime.cache.resident(layer)) for layer in range(LAYERS)] == [5, 5, 5]
         assert runtime.cache.metrics.counts.blocking == 0
 
@@ -192,9 +192,9 @@ def test_less_than_top_k_experts_in_each_layer_is_an_error_and_serving_goes_on(c
     with pytest.raises(ModelError, match="at least"):
         MoeRuntime.open(checkpoint, SwapMoe(), (LAYERS * TOP_K - 1) * EXPERT_BYTES)
     with serving(checkpoint, LAYERS * TOP_K) as runtime:
-        with pytest.raises(ModelError, match="give it more"):
+        with pytest.raises(ModelError, match="give at least"):
             runtime.mode.resize((LAYERS * TOP_K - 1) * EXPERT_BYTES)
-        say(runtime, 0)
+        run_prompt(runtime, 0)
 
 
 def test_a_plan_gives_each_layer_its_experts_and_another_budget_the_same_proportions(checkpoint: Path):
@@ -206,39 +206,29 @@ def test_a_plan_gives_each_layer_its_experts_and_another_budget_the_same_proport
         assert [len(runtime.cache.resident(layer)) for layer in range(LAYERS)] == [6, 2, 4]
         runtime.mode.resize(15 * EXPERT_BYTES)
         for seed in range(9):
-            say(runtime, seed)
+            run_prompt(runtime, seed)
         lent = [len(runtime.cache.resident(layer)) - planned for layer, planned in enumerate((8, 2, 5))]
         assert sum(lent) == 0
         assert max(lent) <= 1, "a layer at its floor borrows one slot to change"
 
 
-def test_what_was_prepared_is_found_again(tmp_path: Path):
+def test_a_saved_preparation_is_loaded_again(tmp_path: Path):
     folder = write_tiny(tmp_path / "mixtral")
     assert load_preparation(folder) is None
-    assert open_mode("swapmoe", folder).name == "swapmoe"
     norms = torch.rand(LAYERS, EXPERTS)
     plan = MemoryPlan(12 * EXPERT_BYTES, (6, 2, 4), 3)
     save_preparation(PreparedFiles(folder), Preparation(norms, norms * 2, (plan,)))
-    found = load_preparation(folder)
-    assert found is not None
-    assert torch.equal(found.importance, norms * 2)
-    assert found.plans == (plan,)
+    loaded = load_preparation(folder)
+    assert loaded is not None
+    assert torch.equal(loaded.importance, norms * 2)
+    assert loaded.plans == (plan,)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"speed": 1}, "option speed: .*options are: counts, period"),
-        ({"score": "luck"}, "option score: .*'importance' or 'tokens'"),
-        ({"period": 0}, "option period: .*greater than 0"),
-        ({"window": 0}, "option window: .*greater than 0"),
-        ({"counts": [4, 4]}, "option counts: expected 3 numbers from 2 to 8"),
-        ({"counts": [4, 4, 1]}, "option counts: expected 3 numbers from 2 to 8"),
-    ],
-)
-def test_an_option_that_cannot_be_is_named(checkpoint: Path, options: dict[str, object], says: str):
-    with pytest.raises(ModelError, match=says):
-        MoeRuntime.open(checkpoint, open_mode("swapmoe", checkpoint, options), LAYERS * 4 * EXPERT_BYTES)
+@pytest.mark.parametrize("counts", [[4, 4], [4, 4, 1]])
+def test_counts_that_do_not_fit_the_model_are_named(checkpoint: Path, counts: list[int]):
+    mode = open_mode("swapmoe", checkpoint, {"counts": counts})
+    with pytest.raises(ModelError, match="option counts: expected 3 numbers from 2 to 8"):
+        MoeRuntime.open(checkpoint, mode, LAYERS * 4 * EXPERT_BYTES)
 
 
 def test_the_plan_of_the_nearest_budget_is_taken_and_the_same_budget_is_planned_once():

@@ -1,10 +1,10 @@
-"""Which experts run themselves and whose tokens are united (BrownoutServe §IV.C, figures 4 and 5)."""
+"""Which experts run themselves and which are united (BrownoutServe §IV.C), and the latency controller (§IV.E)."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experts.moe.policy.brownout import busiest, in_order, split
+from experts.moe.policy.brownout import LatencyController, Salc, SalcRule, busiest, groups_in_order, split
 
 #: Figure 5a: 20 tokens at 8 experts.
 FIGURE = (2, 4, 1, 5, 2, 1, 2, 3)
@@ -15,49 +15,36 @@ THRESHOLDS = st.one_of(st.sampled_from([tenth / 10 for tenth in range(11)]), st.
 def test_the_worked_example_sends_12_of_20_tokens_to_three_experts():
     assert busiest(FIGURE, 0.6) == (3, 1, 7)
     full = split(FIGURE, 0.6, None)
-    assert full.originals == (1, 3, 7)
-    assert full.dropped == (0, 2, 4, 5, 6)
-    assert full.accesses / len(FIGURE) == 0.375
-
-
-def test_the_worked_example_unites_four_neighbours():
-    partial = split(FIGURE, 0.6, in_order(8, 4))
-    assert partial.originals == (1, 3, 7)
-    assert partial.united == ((0, (0, 2)), (1, (4, 5, 6)))
+    assert (full.originals, full.dropped, full.accesses) == ((1, 3, 7), (0, 2, 4, 5, 6), 3)
+    partial = split(FIGURE, 0.6, groups_in_order(8, 4))
+    assert (partial.originals, partial.united) == ((1, 3, 7), ((0, (0, 2)), (1, (4, 5, 6))))
     assert partial.accesses == 5
 
 
 def test_an_expert_alone_in_its_group_runs_itself():
     """Figure 5b: groups of three, and of E6, E7 only E6 is left."""
-    counts = (5, 1, 2, 4, 1, 1, 2, 3)
-    partial = split(counts, 0.6, in_order(8, 3))
+    partial = split((5, 1, 2, 4, 1, 1, 2, 3), 0.6, groups_in_order(8, 3))
     assert partial.originals == (0, 3, 6, 7)
     assert partial.united == ((0, (1, 2)), (1, (4, 5)))
 
 
-def test_ties_go_to_the_lower_index():
+def test_ties_go_to_the_lower_index_and_rounding_adds_no_expert():
     assert busiest((2, 2, 2, 2), 0.5) == (0, 1)
-
-
-def test_a_product_that_is_a_little_too_large_asks_for_no_expert_more():
     assert 100 * 0.55 > 55
     assert busiest((55, 45), 0.55) == (0,)
-
-
-def test_without_tokens_nothing_runs():
-    assert split((0, 0, 0, 0), 0.5, in_order(4, 2)).accesses == 0
+    assert split((0, 0, 0, 0), 0.5, groups_in_order(4, 2)).accesses == 0
 
 
 @given(COUNTS)
 def test_at_threshold_1_every_expert_with_tokens_runs_itself(counts: list[int]):
-    asked = tuple(expert for expert, count in enumerate(counts) if count)
-    for groups in (None, in_order(len(counts), 4)):
-        assert split(counts, 1.0, groups).originals == asked
-        assert split(counts, 1.0, groups).accesses == len(asked)
+    wanted = tuple(expert for expert, count in enumerate(counts) if count)
+    for groups in (None, groups_in_order(len(counts), 4)):
+        assert split(counts, 1.0, groups).originals == wanted
+        assert split(counts, 1.0, groups).accesses == len(wanted)
 
 
 @given(COUNTS, THRESHOLDS)
-def test_the_busiest_hold_the_threshold_and_not_one_could_be_left_out(counts: list[int], threshold: float):
+def test_the_busiest_hold_the_threshold_and_none_of_them_could_be_left_out(counts: list[int], threshold: float):
     chosen = busiest(counts, threshold)
     held = sum(counts[expert] for expert in chosen)
     wanted = sum(counts) * threshold
@@ -69,15 +56,89 @@ def test_the_busiest_hold_the_threshold_and_not_one_could_be_left_out(counts: li
 
 @given(COUNTS, THRESHOLDS, st.sampled_from([2, 4, 8]))
 def test_every_expert_with_tokens_is_somewhere_exactly_once(counts: list[int], threshold: float, way: int):
-    groups = in_order(len(counts), way)
+    groups = groups_in_order(len(counts), way)
     partial, full = split(counts, threshold, groups), split(counts, threshold, None)
-    asked = [expert for expert, count in enumerate(counts) if count]
-    assert sorted([*partial.originals, *(one for _, members in partial.united for one in members)]) == asked
-    assert sorted([*full.originals, *full.dropped]) == asked
-    assert all(len(members) > 1 and {groups[one] for one in members} == {group} for group, members in partial.united)
-    assert full.accesses <= partial.accesses <= len(asked)
+    wanted = [expert for expert, count in enumerate(counts) if count]
+    united = [expert for _, members in partial.united for expert in members]
+    assert sorted([*partial.originals, *united]) == wanted
+    assert sorted([*full.originals, *full.dropped]) == wanted
+    for group, members in partial.united:
+        assert len(members) > 1
+        assert {groups[expert] for expert in members} == {group}
+    assert full.accesses <= partial.accesses <= len(wanted)
 
 
 @pytest.mark.parametrize(("way", "groups"), [(2, (0, 0, 1, 1, 2)), (4, (0, 0, 0, 0, 1)), (8, (0, 0, 0, 0, 0))])
 def test_neighbours_by_index_are_united_and_the_last_group_may_be_small(way: int, groups: tuple[int, ...]):
-    assert in_order(5, way) == groups
+    assert groups_in_order(5, way) == groups
+
+
+RULE = SalcRule(slo_s=0.15, window_s=10.0, interval_s=1.0)
+
+
+def a_controller(threshold: float = 1.0) -> LatencyController:
+    controller = LatencyController(RULE)
+    assert controller.check(0.0) == 1.0, "it begins without brownout"
+    controller.threshold = threshold
+    return controller
+
+
+def test_above_the_slo_the_threshold_shrinks_once_per_interval():
+    controller = a_controller()
+    controller.observe(0.151, 0.0)
+    assert controller.check(0.99) == 1.0
+    assert controller.check(1.0) == pytest.approx(0.8)
+    assert controller.check(1.99) == pytest.approx(0.8)
+    assert controller.check(2.0) == pytest.approx(0.64)
+
+
+def test_below_the_warning_line_it_rises_to_1_exactly_and_no_further():
+    controller = a_controller(0.1)
+    for second in range(1, 12):
+        controller.observe(0.119, float(second))
+        controller.check(float(second))
+    assert controller.threshold == 1.0
+
+
+def test_between_warning_line_and_slo_nothing_changes():
+    controller = a_controller(0.5)
+    controller.observe(0.12, 0.5)
+    assert controller.check(1.0) == 0.5
+    controller.observe(0.15, 1.5)
+    assert controller.check(2.0) == 0.5
+
+
+def test_one_late_token_of_ten_changes_nothing_and_two_do():
+    controller = a_controller()
+    for tenth in range(9):
+        controller.observe(0.13, tenth / 10)
+    controller.observe(9.0, 0.95)
+    assert controller.check(1.0) == 1.0
+    controller.observe(9.0, 1.5)
+    assert controller.check(2.0) == pytest.approx(0.8)
+
+
+def test_latencies_older_than_the_window_do_not_count_and_without_load_it_rises():
+    controller = a_controller(0.5)
+    controller.observe(9.0, 0.5)
+    assert controller.p90_s(10.4) == 9.0
+    assert controller.p90_s(10.5) is None
+    assert controller.check(10.5) == pytest.approx(0.6)
+
+
+def test_prefill_and_decode_each_have_their_own_slo_and_threshold():
+    salc = Salc(prefill=SalcRule(slo_s=0.25, interval_s=1.0), decode=SalcRule(slo_s=0.15, interval_s=1.0))
+    salc.check(0.0)
+    salc.observe("prefill", 0.24, 0.5)
+    salc.observe("decode", 0.24, 0.5)
+    assert salc.check(1.0) == {"prefill": 1.0, "decode": pytest.approx(0.8)}
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 10.0)), max_size=60))
+def test_the_threshold_stays_between_0_and_1(events: list[tuple[float, float]]):
+    controller = LatencyController(RULE)
+    now = 0.0
+    for latency_s, pause_s in events:
+        now += pause_s
+        controller.observe(latency_s, now)
+        assert 0.0 <= controller.check(now) <= 1.0

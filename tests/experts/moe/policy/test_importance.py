@@ -44,7 +44,7 @@ def test_what_is_recent_outweighs_what_was_a_window_ago():
 def test_before_the_first_token_the_prior_decides_and_a_strong_one_goes_on_deciding():
     strong, weak = an_importance(prior_tokens=1000), an_importance(prior_tokens=1)
     for importance in (strong, weak):
-        importance.believe([only(3, value=7.0), *[only(0)] * (LAYERS - 1)])
+        importance.set_prior([only(3, value=7.0), *[only(0)] * (LAYERS - 1)])
         assert max(range(EXPERTS), key=importance.of(0).__getitem__) == 3
         importance.add(0, only(5), 5)
     assert strong.of(0)[3] > strong.of(0)[5]
@@ -73,7 +73,7 @@ def test_nothing_is_swapped_among_equals():
 def test_what_is_coming_already_is_not_planned_again():
     virtual = virtual_experts(9)
     virtual.importance.add(0, only(6, 7), 1)
-    assert {swap.load for swap in virtual.plan(0, 9, coming=[(0, 6)])} == {(0, 7)}
+    assert {swap.load for swap in virtual.plan(0, 9, pending=[(0, 6)])} == {(0, 7)}
 
 
 def test_a_layer_at_its_floor_borrows_a_slot_and_gives_one_back():

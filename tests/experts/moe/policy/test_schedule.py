@@ -32,10 +32,10 @@ def test_first_come_first_served_holds_up_those_behind_the_first_without_room():
 
 def test_room_is_what_requests_may_come_to_hold_each_row_as_long_as_the_longest():
     limits = BatchLimits(rows=2, tokens=200)
-    assert limits.room([a_request(tokens=60)], a_request(tokens=60))
-    assert not limits.room([a_request(tokens=60)], a_request(tokens=61))
-    assert not limits.room([a_request(tokens=61)], a_request(tokens=1))
-    assert not limits.room([a_request(tokens=1), a_request(tokens=1)], a_request(tokens=1))
+    assert limits.fits([a_request(tokens=60)], a_request(tokens=60))
+    assert not limits.fits([a_request(tokens=60)], a_request(tokens=61))
+    assert not limits.fits([a_request(tokens=61)], a_request(tokens=1))
+    assert not limits.fits([a_request(tokens=1), a_request(tokens=1)], a_request(tokens=1))
 
 
 def test_the_least_slack_goes_first_whoever_came_first():
@@ -127,9 +127,9 @@ def test_profiles_follow_the_lengths_that_were_seen():
     profiles = TaskProfiles()
     assert profiles.remaining(a_request(task="new", most=40)) == 40
     for generated in (10, 20, 30):
-        profiles.ended(a_request(task="new", generated=generated))
+        profiles.record_length(a_request(task="new", generated=generated))
     assert profiles.remaining(a_request(task="new")) == 20
-    profiles.loaded("new", 2.0)
+    profiles.record_loading("new", 2.0)
     assert profiles.loading_s("new") == 2.0
 
 
@@ -167,8 +167,8 @@ def test_limits_hold_and_an_idle_engine_always_gets_somebody(waiting, running, k
 def test_tasks_that_a_client_invents_push_out_only_what_nobody_asks_for():
     profiles = TaskProfiles()
     for number in range(5000):
-        profiles.loaded("used", 2.0)
-        profiles.loaded(f"invented-{number}", 1.0)
+        profiles.record_loading("used", 2.0)
+        profiles.record_loading(f"invented-{number}", 1.0)
     assert profiles.loading_s("used") == pytest.approx(2.0)
     assert profiles.loading_s("invented-0") == 0.0
     assert profiles.loading_s("invented-4999") == 1.0

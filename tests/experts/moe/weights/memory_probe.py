@@ -59,7 +59,7 @@ def _mapped(folder: Path):
     from safetensors import safe_open
 
     from experts.moe.model.runtime import read_model
-    from experts.moe.weights.tensors import rebuild_buffers
+    from experts.moe.weights.checkpoint import rebuild_buffers
 
     model, _, checkpoint = read_model(folder)
     opened = {tensor.file: safe_open(tensor.file, framework="pt") for tensor in checkpoint.tensors.values()}

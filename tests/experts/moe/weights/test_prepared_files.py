@@ -93,7 +93,7 @@ def test_a_broken_part_says_what_to_do(tmp_path: Path):
 
 
 def test_a_folder_without_weights_is_no_checkpoint(tmp_path: Path):
-    with pytest.raises(ModelError, match="no checkpoint"):
+    with pytest.raises(ModelError, match="not a checkpoint"):
         PreparedFiles(tmp_path)
 
 

@@ -40,9 +40,9 @@ def open_stores(folder, storage="exact", reader=None):
 
 def read_all(store):
     buffer = torch.zeros(store.expert_bytes, dtype=torch.uint8)
-    for key in store.arch.keys():  # noqa: SIM118 — not a mapping
+    for key in store.arch.expert_keys:
         store.read(key, buffer.numpy().data)
-        yield key, [matrix.clone() for matrix in store.weights(buffer)]
+        yield key, [matrix.clone() for matrix in store.arch.weights(buffer)]
 
 
 def a_prefill(folder, storage):
@@ -174,7 +174,7 @@ def change_header(file):
 
 @pytest.mark.parametrize(
     ("spoil", "says"),
-    [(cut_off, "bytes long where"), (spoil_header, "header is damaged"), (change_header, "header is damaged")],
+    [(cut_off, "bytes long, expected"), (spoil_header, "header is damaged"), (change_header, "header is damaged")],
 )
 def test_a_spoilt_slot_file_is_refused_and_written_again_by_the_import(tmp_path, spoil, says):
     write_tiny(tmp_path)

@@ -1,0 +1,131 @@
+"""The baselines: everything in memory, loading on demand, prediction without training, and two by popularity."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experts.moe.arch import MoeArch
+from experts.moe.cache.slots import SlotCache
+from experts.moe.errors import ModelError
+from experts.moe.gating import ExpertKey, Routing, expert_mask, mask_gate
+from experts.moe.model.mode import Mode
+from experts.moe.policy.eviction import MostPopular
+from experts.moe.trace import load_popularity
+from experts.moe.weights.prepared import PreparedFiles
+
+
+class Resident(Mode):
+    """Keeps all experts in memory from the start: the oracle that every other mode is compared with."""
+
+    def attach(self, cache: SlotCache, arch: MoeArch) -> None:
+        super().attach(cache, arch)
+        cache.preload(arch.expert_keys)
+
+    def require_budget(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
+        super().require_budget(budget_bytes, arch, folder)
+        need_bytes = len(arch.expert_keys) * arch.expert_bytes
+        if budget_bytes < need_bytes:
+            message = f"mode resident keeps all experts in memory, {need_bytes} bytes, and has {budget_bytes}"
+            raise ModelError(folder, f"{message}; raise the model's budget or choose another mode")
+
+
+class OnDemand(Mode):
+    """Loads an expert when the gate has chosen it, and computing waits for every one: serving without prediction."""
+
+
+class Lookahead(Mode):
+    """Prefetches what the next layer's gate would choose for this layer's input, without any training.
+
+    Hidden states change little from layer to layer, so the guess is good; every trained predictor stands beside it.
+    """
+
+    def route(self, routing: Routing) -> Routing:
+        layer, following = routing.layer, routing.layer + 1
+        self.cache.metrics.predictions.check(routing)
+        self.cache.cancel(layer)  # the gate has spoken: missing experts are loaded as demands
+        # The decoder's first gate sees other tokens than the encoder's last.
+        if following < self.arch.layers and following != self.arch.encoder_layers:
+            guess = torch.topk(self.gates[following](routing.hidden), self.arch.top_k, dim=-1).indices
+            self.cache.metrics.predictions.predict(following, guess)
+            self.cache.prefetch(self._most_wanted(following, guess, routing.index), after=layer)
+        return routing
+
+    def _most_wanted(self, layer: int, guess: torch.Tensor, chosen: torch.Tensor) -> list[ExpertKey]:
+        """Return the experts guessed for most tokens, as many as the layer has slots; padding does not count."""
+        rows = zip(guess.tolist(), chosen.tolist(), strict=True)
+        counts = Counter(expert for guessed, taken in rows if min(taken) < self.arch.experts for expert in guessed)
+        layer_slots = max(1, self.cache.slots // self.arch.layers)
+        return [ExpertKey(layer, expert) for expert, _ in counts.most_common(layer_slots)]
+
+
+class Popularity(Mode):
+    """Keeps the most popular experts of each layer; the others pass through one slot when they are needed.
+
+    `shares`: (L, E), each expert's part of a layer's tokens, counted on training text. As a prediction: every token
+    takes its layer's most popular experts.
+    """
+
+    #: Slots for the unpopular experts.
+    transit = 1
+
+    def __init__(self, shares: torch.Tensor) -> None:
+        super().__init__()
+        self._ranking = shares.argsort(dim=-1, descending=True, stable=True)
+
+    @classmethod
+    def open(cls, checkpoint: Path, options: Any) -> "Popularity":  # noqa: ARG003  there are none
+        return cls(load_popularity(PreparedFiles(checkpoint))[0])
+
+    def require_budget(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
+        super().require_budget(budget_bytes, arch, folder)
+        need_bytes = (self.transit + 1) * arch.expert_bytes
+        if budget_bytes < need_bytes:
+            message = f"the mode needs at least {need_bytes} bytes for experts, and has {budget_bytes}"
+            raise ModelError(folder, f"{message}; raise the model's budget or choose another mode")
+
+    def eviction_policy(self, arch: MoeArch) -> MostPopular:
+        if self._ranking.shape != (arch.layers, arch.experts):
+            shape = tuple(self._ranking.shape)
+            raise ValueError(f"popularity of {shape} experts, the model has {arch.layers, arch.experts}")
+        self._policy = MostPopular(self._ranking.tolist(), self.transit)
+        return self._policy
+
+    def attach(self, cache: SlotCache, arch: MoeArch) -> None:
+        super().attach(cache, arch)
+        cache.preload(self._popular())
+
+    def route(self, routing: Routing) -> Routing:
+        predictions = self.cache.metrics.predictions
+        predictions.predict(routing.layer, self._ranking[routing.layer, : self.arch.top_k].to(routing.index.device))
+        predictions.check(routing)
+        return routing
+
+    def resize(self, budget_bytes: int) -> None:
+        super().resize(budget_bytes)
+        self.cache.prefetch(self._popular())
+
+    def _popular(self) -> list[ExpertKey]:
+        return [ExpertKey(*key) for key in self._policy.popular]
+
+
+class Prune(Popularity):
+    """Static pruning: only the most popular experts exist, and each gate chooses among them as under SwapMoE.
+
+    The choice of experts depends on the budget and on nothing else.
+    """
+
+    lossless = False
+    transit = 0
+
+    def attach(self, cache: SlotCache, arch: MoeArch) -> None:
+        super().attach(cache, arch)
+        #: By layer: the resident experts when the layer ran last, and their mask.
+        self._masks: dict[int, tuple[tuple[int, ...], torch.Tensor]] = {}
+
+    def route(self, routing: Routing) -> Routing:
+        resident = self.cache.resident(routing.layer, guard=True)
+        if routing.layer not in self._masks or self._masks[routing.layer][0] != resident:
+            self._masks[routing.layer] = resident, expert_mask(resident, self.arch.experts)
+        return mask_gate(routing, self._masks[routing.layer][1], renormalise=self.arch.renormalise)

@@ -1,0 +1,29 @@
+"""Progress bars of commands that prepare a language model."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+
+from tools.cli.console import console
+from tools.cli.progress import Bars
+
+if TYPE_CHECKING:
+    from experts.moe.model.mode import FitProgress
+
+
+@contextmanager
+def progress_bars(on: Console = console, *, transient: bool = False) -> "Iterator[FitProgress]":
+    """Yield a function that reports how far a part is; each part has a bar."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    tasks: dict[str, TaskID] = {}
+    with Bars(*columns, console=on, transient=transient) as bars:
+
+        def report(part: str, done: int, total: int, note: str = "") -> None:
+            if part not in tasks:
+                tasks[part] = bars.add_task(part, total=total)
+            bars.update(tasks[part], completed=done, total=total, description=part + note)
+
+        yield report
