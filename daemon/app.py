@@ -12,9 +12,9 @@ import zmq
 from daemon.config.changed_settings import StartSettings
 from daemon.config.settings import Config, Model
 from daemon.delivery.deliveries import Deliveries
-from daemon.dispatch.chains import Chains
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
+from daemon.dispatch.flow import Chains
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import Devices, device_of
 from daemon.dispatch.trace import Makeup

@@ -4,28 +4,40 @@ Everything that happens (images accepted, loads and batches ended, an operator's
 After each the scheduler is asked what to do next, its loads go to the loaders and its batches to the executors.
 """
 
+import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import structlog
 
-from daemon.dispatch.chains import Chains, ImageAnswer
-from daemon.dispatch.events import Ask, Event, Events, Reload, Stop, answer_of
-from daemon.dispatch.executor_health import ExecutorHealth
-from daemon.dispatch.flow import ImageFlow, request_of
-from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
-from daemon.dispatch.running_work import HungBatch, HungLoad, Running, RunningWork
+from daemon.dispatch.flow import Chains, ImageAnswer, ImageFlow, request_of
+from daemon.dispatch.orders import (
+    Answered,
+    BatchOrder,
+    BatchReport,
+    Executor,
+    FreshLoad,
+    LoadEnd,
+    Loader,
+    LoadOrder,
+    batch_of,
+    stage_of,
+    switch_of,
+)
+from daemon.dispatch.running_work import ExecutorHealth, HungBatch, HungLoad, Running, RunningWork
 from daemon.dispatch.scheduler_control import SchedulerControl, executor_rows, memory_rows, pool_rows, queue_lengths
-from daemon.dispatch.stages import FreshLoad, batch_of, stage_of, switch_of
 from daemon.dispatch.trace import Makeup, RecordingScheduler
 from daemon.policy.actions import Load, Resize, Run, Unload, Wait
 from daemon.policy.predict import expert_facts
 from daemon.policy.request import PoolId
 from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample
+from daemon.wire.control import ControlError
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.routes import Routes
 
@@ -35,6 +47,69 @@ _AFTER_DEFECT_S = 0.5
 _SAMPLE_EVERY_S = 1.0
 
 R = TypeVar("R")
+
+
+#: Events handled before the scheduler is asked again: many at once are cheap, too many leave executors idle.
+_EVENTS_PER_TURN = 256
+_ANSWER_WITHIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One of control's requests."""
+
+    kind: str
+    fields: Mapping[str, Any]
+    answer: Future[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    catalog: Mapping[ExpertId, ExpertSpec]
+    routes: Routes
+    answer: Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    pass
+
+
+Event = tuple[Accepted, ...] | BatchReport | LoadEnd | Ask | Reload | Stop
+
+
+class Events:
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def put(self, event: Event) -> None:
+        self._waiting.put(event)
+
+    def take(self, timeout_s: float | None) -> Iterator[Event]:
+        """The events of one turn, waiting `timeout_s` for the first."""
+        try:
+            yield self._waiting.get(timeout=timeout_s) if timeout_s != 0.0 else self._waiting.get_nowait()
+            for _ in range(_EVENTS_PER_TURN):
+                yield self._waiting.get_nowait()
+        except queue.Empty:
+            pass
+
+    def refuse_the_rest(self) -> None:
+        """Whoever still waits for an answer hears that the line has stopped."""
+        while True:
+            try:
+                event = self._waiting.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(event, Ask | Reload):
+                event.answer.set_exception(ControlError("stopping", "the line is stopping"))
+
+
+def answer_of(answer: Future[R]) -> R:
+    try:
+        return answer.result(_ANSWER_WITHIN_S)
+    except FutureTimeoutError:
+        raise ControlError("internal", f"the scheduler gave no answer within {_ANSWER_WITHIN_S:g} s") from None
 
 
 class DriveReports(Protocol):

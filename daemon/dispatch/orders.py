@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from daemon.policy.actions import Load, Resize, Unload
-from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, RequestId
-from daemon.records import JournalKey, Pixels
+from daemon.policy.actions import Load, Resize, Run, Unload
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, Request, RequestId
+from daemon.records import BatchDone, ExpertSwitch, JournalKey, Pixels, Stage
 from experts.spec import Answer, ExpertId, ExpertSpec
 
 #: Why an image has no answer although its batch ran (PROTOCOL.md, `reason` of `unknown`). `unreadable`: its bytes could
@@ -202,3 +202,69 @@ class Devices(Protocol):
 def device_of(pool: PoolId) -> str:
     """`cpu` of the pools `cpu` and `cpu/0`."""
     return pool.partition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class FreshLoad:
+    """A load that no batch has run after yet: the first one tells of it. `ended_s` is of the drive's clock."""
+
+    load_ms: float
+    ended_s: float
+
+    def held_up_ms(self, batch: Sequence[Request]) -> float:
+        """How long the first of `batch` waited for this load; 0 where it came later: start-up, a prefetch in time."""
+        since_s = min(request.arrived_s for request in batch)
+        return min(self.load_ms, max(0.0, self.ended_s - since_s) * 1000.0)
+
+
+def stage_of(
+    request: Request, result: Answered, order: BatchOrder, report: BatchReport, pool: PoolId, load_ms: float
+) -> Stage:
+    """`load_ms` is how long this batch waited for a load, 0 where its expert was resident already."""
+    return Stage(
+        expert=request.expert,
+        expert_version=order.spec.version,
+        label=result.answer.label,
+        confidence=result.answer.confidence,
+        detections=result.answer.detections,
+        device=device_of(pool),
+        executor=report.executor,
+        batch_id=report.batch_id,
+        batch_size=len(report.results),
+        queued_ms=max(0.0, report.started_s - request.arrived_s) * 1000.0,
+        load_ms=load_ms,
+        infer_ms=report.infer_ms,
+    )
+
+
+def batch_of(
+    run: Run, order: BatchOrder, report: BatchReport, pool: PoolId, load_ms: float, wall_ahead_s: float
+) -> BatchDone:
+    """`wall_ahead_s` is what the wall clock shows more than the drive's."""
+    return BatchDone(
+        executor=report.executor,
+        device=device_of(pool),
+        expert=run.expert,
+        architecture=order.spec.architecture,
+        step=run.batch[0].step,
+        images=len(run.batch),
+        started_wall_s=report.started_s + wall_ahead_s,
+        ended_wall_s=report.ended_s + wall_ahead_s,
+        load_ms=load_ms,
+        infer_ms=report.infer_ms,
+    )
+
+
+def switch_of(end: LoadEnd, at_wall_s: float) -> ExpertSwitch:
+    load = end.load
+    return ExpertSwitch(
+        at_wall_s=at_wall_s,
+        executor=load.pool,
+        device=device_of(load.pool),
+        loaded=load.expert,
+        evicted=load.evict,
+        bytes=end.bytes,
+        load_ms=end.load_ms,
+        tier=end.tier,
+        cause=load.cause,
+    )

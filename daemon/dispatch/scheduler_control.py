@@ -7,9 +7,9 @@ pools; either may be named, and what is asked of a device is done in all of its 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from daemon.dispatch.executor_health import ExecutorHealth
 from daemon.dispatch.flow import ImageFlow
 from daemon.dispatch.orders import device_of
+from daemon.dispatch.running_work import ExecutorHealth
 from daemon.policy.operate import RefusedError
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId
 from daemon.policy.scheduler import Scheduler

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import torch
 
-from daemon.dispatch.chains import Chains
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.executors import ExecutorThread
+from daemon.dispatch.flow import Chains
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.trace import Makeup
 from daemon.line.rulebook import Rulebook

@@ -4,8 +4,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.dispatch.chains import Chains, ImageAnswer
 from daemon.dispatch.drive import Drive
+from daemon.dispatch.flow import Chains, ImageAnswer
 from daemon.dispatch.orders import BatchOrder, ImageOrder, LoadOrder
 from daemon.dispatch.simulated import (
     Route,

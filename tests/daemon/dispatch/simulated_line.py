@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from daemon.dispatch.chains import Chains
 from daemon.dispatch.drive import Drive
+from daemon.dispatch.flow import Chains
 from daemon.dispatch.orders import ImageOrder, Unanswered
 from daemon.dispatch.simulated import (
     AnswerOf,

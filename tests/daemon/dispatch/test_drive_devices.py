@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from daemon.dispatch.chains import Chains
 from daemon.dispatch.channels import Channels
-from daemon.dispatch.drive import Drive
-from daemon.dispatch.events import Stop
+from daemon.dispatch.drive import Drive, Stop
 from daemon.dispatch.executors import ExecutorThread
+from daemon.dispatch.flow import Chains
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.trace import Makeup, replay
 from daemon.line.rulebook import Rulebook

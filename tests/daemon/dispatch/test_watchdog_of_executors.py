@@ -12,10 +12,10 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.dispatch.chains import Chains
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.executors import ExecutorThread
+from daemon.dispatch.flow import Chains
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import BatchOrder, ImageOrder, Unanswered
 from daemon.dispatch.trace import Makeup, replay
