@@ -1,7 +1,7 @@
-"""Channels: what bytes move over. One transfer at a time on each, what is waited for before what may be needed later.
+"""Channels for weights: one transfer at a time on each, urgent loads before loads that may be needed later.
 
-The disk is one channel that all pools share; each GPU has one from host memory, and host memory has one to itself.
-Two transfers at once on a channel would each take twice as long, and the first would arrive no sooner.
+All pools share the disk as one channel; each GPU has a channel from host memory, and host memory has one of its own.
+Two simultaneous transfers on a channel would each take twice as long, and the first would not arrive sooner.
 """
 
 import threading
@@ -19,15 +19,15 @@ from daemon.policy.request import PoolId
 
 T = TypeVar("T")
 
-#: Smaller goes first.
+#: Lower numbers go first.
 _URGENCY: dict[Cause, int] = {"demand": 0, "pin": 0, "prefetch": 1, "startup": 2}
-#: More urgent transfers that may go before one that waits. A pool whose only load in flight is its first fill could
-#: otherwise never ask for what its images need, while other pools keep the channel busy.
+#: How many more urgent transfers may overtake a waiting one. Otherwise a pool whose only load in flight is part of its
+#: initial fill could never load what its images need, while other pools keep the channel busy.
 PATIENCE = 8
 
 
 class WaitingLine(Generic[T]):
-    """Transfers that wait for one channel: by urgency, then in the order in which they came, overtaken boundedly."""
+    """Transfers that wait for one channel: by urgency, then in order of arrival, with bounded overtaking."""
 
     def __init__(self) -> None:
         self._lanes: tuple[deque[T], ...] = tuple(deque() for _ in range(max(_URGENCY.values()) + 1))
@@ -37,7 +37,7 @@ class WaitingLine(Generic[T]):
         self._lanes[_URGENCY[cause]].append(transfer)
 
     def take(self) -> T | None:
-        """Whose turn it is; None where nobody waits."""
+        """Return the next transfer; None if none waits."""
         waiting = [urgency for urgency, lane in enumerate(self._lanes) if lane]
         if not waiting:
             return None
@@ -50,19 +50,19 @@ class WaitingLine(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One load's bytes, and who hears what `carry_out` answered. Neither must raise."""
+    """One load: `carry_out` moves its bytes, `report` receives the result. Neither may raise."""
 
     load: Load
     carry_out: Callable[[], Any]
     report: Callable[[Any], None]
 
 
-#: Threads of one channel that may hang at once. With more, its disk is dead: the rest waits for it.
-_MOST_LEFT = 4
+#: Hung threads of one channel; beyond this number its disk is dead, and further loads wait for it.
+_MAX_HUNG_THREADS = 4
 
 
 class Channel:
-    """A thread that makes one transfer after the other. Whoever uses it opens it, and closes it when done."""
+    """A thread that makes one transfer after the other. Each user opens the channel, and closes it when done."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
@@ -83,9 +83,9 @@ class Channel:
                 self._thread.start()
 
     def transfer(self, load: Load, carry_out: Callable[[], T], report: Callable[[T], None]) -> None:
-        """Call `carry_out` on the channel's thread when its turn comes, then `report` with its answer.
+        """Call `carry_out` on the channel's thread when its turn comes, then `report` with its result.
 
-        Whoever hears of the end does not find the load `under_way` any more.
+        The load is no longer `under_way` when `report` is called.
         """
         with self._changed:
             self._waiting.put(load.cause, Transfer(load, carry_out, report))
@@ -93,16 +93,16 @@ class Channel:
 
     @property
     def under_way(self) -> tuple[Load, float] | None:
-        """The load whose transfer has begun, and when."""
+        """The load that is being transferred, and since when."""
         return self._under_way
 
     def give_up(self, load: Load) -> None:
-        """Where `load` is under way: leave its thread behind and go on in a new one."""
+        """If `load` is under way, leave its thread behind and go on in a new one."""
         with self._changed:
             self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
             if self._under_way is None or self._under_way[0] != load or self._closed:
                 return
-            if len(self._left_behind) >= _MOST_LEFT:
+            if len(self._left_behind) >= _MAX_HUNG_THREADS:
                 self._log.error("channel_stalled", loads=len(self._left_behind) + 1)
                 return
             self._left_behind.append(self._thread)
@@ -111,9 +111,9 @@ class Channel:
             self._thread.start()
 
     def close(self, timeout_s: float) -> bool:
-        """The last one who closes it ends the transfer under way and gives up those that wait.
+        """Close; the last user's close finishes the running transfer and gives up waiting ones.
 
-        False where that took longer than `timeout_s` seconds.
+        False if that took longer than `timeout_s` seconds.
         """
         with self._changed:
             self._users -= 1
@@ -143,7 +143,7 @@ class Channel:
                     self._under_way = None
 
     def _next(self) -> Transfer | None:
-        """The next transfer of this thread; None when it is to end."""
+        """Return this thread's next transfer; None if the thread must end."""
         with self._changed:
             while not self._closed and threading.current_thread() is self._thread:
                 transfer = self._waiting.take()
@@ -162,7 +162,7 @@ class Channels:
         self._copying: dict[str, Channel] = {}
 
     def copying_to(self, pool: PoolId) -> Channel:
-        """The way into `pool` for bytes that are in memory already."""
+        """Return the channel into `pool` for weights that are already in memory."""
         name = copy_channel(pool)
         channel = self._copying.get(name)
         if channel is None:
@@ -171,6 +171,6 @@ class Channels:
 
 
 def copy_channel(pool: PoolId) -> str:
-    """Its GPU's name, or "memory": the CPU's pools and the RAM tier share the bandwidth of host memory."""
+    """Return the GPU's name, or "memory": CPU pools and the RAM tier share the bandwidth of host memory."""
     device = device_of(pool)
     return device if device.startswith("cuda") else "memory"

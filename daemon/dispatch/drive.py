@@ -1,7 +1,7 @@
-"""The drive thread: the only one that touches the scheduler. Events in, actions carried out, outcomes out.
+"""The drive thread: the only one that uses the scheduler. It takes events, carries out actions and reports outcomes.
 
-Everything that happens (images accepted, loads and batches ended, an operator's wish) is an event in one queue.
-After each the scheduler is asked what to do next, its loads go to the loaders and its batches to the executors.
+Every event (images accepted, a load or a batch that ended, an operator's request) arrives in one queue. After each
+turn the drive asks the scheduler for the next actions: loads go to the loaders, batches to the executors.
 """
 
 import queue
@@ -41,22 +41,21 @@ from daemon.wire.control import ControlError
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.routes import Routes
 
-#: The pause after a turn that failed by our own fault, so that it cannot spin.
+#: Pause after a turn that failed through a defect of ours, so that the thread cannot busy-loop.
 _AFTER_DEFECT_S = 0.5
-#: What waits is noted this often, at most: a line at rest notes nothing, for nothing changes.
+#: Shortest time between two samples of the queues. An idle line takes no samples: nothing changes.
 _SAMPLE_EVERY_S = 1.0
 
 R = TypeVar("R")
 
-
-#: Events handled before the scheduler is asked again: many at once are cheap, too many leave executors idle.
+#: Events handled in one turn. A larger number would leave executors idle for longer.
 _EVENTS_PER_TURN = 256
 _ANSWER_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One of control's requests."""
+    """A request from the control socket, answered on the drive thread."""
 
     kind: str
     fields: Mapping[str, Any]
@@ -79,6 +78,8 @@ Event = tuple[Accepted, ...] | BatchReport | LoadEnd | Ask | Reload | Stop
 
 
 class Events:
+    """The queue of events, filled by any thread."""
+
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
@@ -86,7 +87,7 @@ class Events:
         self._waiting.put(event)
 
     def take(self, timeout_s: float | None) -> Iterator[Event]:
-        """The events of one turn, waiting `timeout_s` for the first."""
+        """Yield the events of one turn, waiting up to `timeout_s` for the first (None: for ever)."""
         try:
             yield self._waiting.get(timeout=timeout_s) if timeout_s != 0.0 else self._waiting.get_nowait()
             for _ in range(_EVENTS_PER_TURN):
@@ -95,7 +96,7 @@ class Events:
             pass
 
     def refuse_the_rest(self) -> None:
-        """Whoever still waits for an answer hears that the line has stopped."""
+        """Answer every request that is still queued with `stopping`."""
         while True:
             try:
                 event = self._waiting.get_nowait()
@@ -105,7 +106,8 @@ class Events:
                 event.answer.set_exception(ControlError("stopping", "the line is stopping"))
 
 
-def answer_of(answer: Future[R]) -> R:
+def _wait_for(answer: Future[R]) -> R:
+    """Return the answer; ControlError if the drive does not give it in time."""
     try:
         return answer.result(_ANSWER_WITHIN_S)
     except FutureTimeoutError:
@@ -113,11 +115,11 @@ def answer_of(answer: Future[R]) -> R:
 
 
 class DriveReports(Protocol):
-    """What the drive reports, on its thread; none of it may block."""
+    """Reports of the drive, called on its thread; none of them may block."""
 
     def finished(self, outcome: Outcome) -> None: ...
     def bad_image(self, image: Accepted, reason: str) -> None:
-        """Decoding found `image` bad."""
+        """Decoding has rejected `image`."""
         ...
 
     def batch_done(self, batch: BatchDone) -> None: ...
@@ -126,13 +128,13 @@ class DriveReports(Protocol):
 
 
 class Drive:
-    """Wired from plain values; `start` says who hears its reports.
+    """Runs the scheduler over executors and loaders; `start` takes the receiver of its reports.
 
-    `chains` knows each image's next expert; `catalog` is read whole at each reload, and `usage` is what a profile has
-    counted of it. `makeup`, and each executor's and loader's own facts, are as `assign.partition` made them for the
-    policy. `record` is a file for a trace (trace.py). A batch or a load that takes longer than `hang_after_s`, and far
-    longer than was predicted, hangs: others do not wait for it. Batches are numbered above `last_batch_id`, for the
-    results' views tell them apart by number. `clock` is monotonic seconds, `wall` seconds since the epoch.
+    `makeup` describes the scheduler; its pools and executors are divided as the policy needs them (`partition`).
+    `chains` gives each image's next expert, `catalog` the experts, `usage` their usage as a profile counted it.
+    `record` is the file for a trace (trace.py). A batch or load that takes longer than `hang_after_s`, and far longer
+    than predicted, counts as hung: nothing else waits for it. Batch numbers start above `last_batch_id`, since the
+    database's views tell batches apart by number. `clock` is monotonic seconds, `wall` seconds since the epoch.
     """
 
     _reports: DriveReports
@@ -183,7 +185,7 @@ class Drive:
     # From any thread
 
     def start(self, reports: DriveReports) -> None:
-        """Start loaders, executors and the drive. Images are served at once; the pools fill meanwhile."""
+        """Start loaders, executors and the drive thread. Images are served at once, while the pools fill."""
         self.start_devices(reports)
         self._thread.start()
 
@@ -196,7 +198,7 @@ class Drive:
         self._events.put(tuple(images))
 
     def ask(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer one of control's requests, on the drive thread. Raises ControlError."""
+        """Return the answer to a request of the control socket. Raises ControlError."""
         return self._answer_of(self.ask_later(kind, fields))
 
     def ask_later(self, kind: str, fields: Mapping[str, Any]) -> Future[dict[str, Any]]:
@@ -205,9 +207,9 @@ class Drive:
         return answer
 
     def reload(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> None:
-        """Other experts and usage from now on; returns when they are in force.
+        """Replace experts and usage; return when they are in force.
 
-        Call it before `Rulebook.replace`: an image under new rules must not meet a catalog without their experts.
+        Call this before `Rulebook.replace`: images under new rules need the new catalog's experts.
         """
         self._answer_of(self.reload_later(catalog, routes))
 
@@ -217,7 +219,10 @@ class Drive:
         return done
 
     def stop(self, timeout_s: float) -> bool:
-        """Begin nothing new, report what runs, end. What waits stays in the journal. False: it took too long."""
+        """Start nothing new, report running work, and end.
+
+        Waiting images stay in the journal. False if it took too long.
+        """
         deadline_s = self._clock() + timeout_s
         self._events.put(Stop())
         if self._thread.ident is not None:
@@ -238,25 +243,25 @@ class Drive:
 
     @property
     def is_filling(self) -> bool:
-        """Whether the pools' initial fill goes on; a line that has answered an image is not at its start any more."""
+        """True during the pools' initial fill, until the first image has its verdict."""
         return bool(self._filling) and self._flow.completed == 0
 
     @property
     def images_under_way(self) -> int:
-        """Images between acceptance and verdict."""
+        """Count of images between acceptance and verdict."""
         return self._flow.under_way
 
     @property
     def is_failing(self) -> bool:
-        """Whether something hangs or is out of service, an expert could not be loaded, or images cannot be read."""
+        """True while something hangs or is out of service, an expert cannot be loaded, or images cannot be read."""
         return self._failing or self._flow.parked > 0
 
     # The drive thread
 
     def turn(self, timeout_s: float | None = 0.0) -> float | None:
-        """Handle the events that are there, waiting `timeout_s` for the first, and decide.
+        """Handle the queued events, waiting up to `timeout_s` for the first, and carry out the scheduler's decisions.
 
-        Returns when, on the drive's clock, to turn again although nothing was reported; None: when something is.
+        Returns when to turn again even if no event comes, on the drive's clock; None if only an event can help.
         """
         for event in self._events.take(timeout_s):
             self._handle(event)
@@ -268,7 +273,7 @@ class Drive:
             timeout_s = None if until_s is None else max(0.0, until_s - self._clock())
             try:
                 until_s = self.turn(timeout_s)
-            except Exception as error:  # noqa: BLE001  a defect of ours must not end the line; what it touched is logged
+            except Exception as error:  # noqa: BLE001  a defect of ours must not end the line
                 self._log.exception("drive_defect")
                 self._flow.last_error = f"{type(error).__name__}: {error}"
                 until_s = self._clock() + _AFTER_DEFECT_S
@@ -294,14 +299,14 @@ class Drive:
 
     def _decide(self) -> float | None:
         now = self._clock()
-        self._look_for_hangs(now)
-        wakes = [self._flow.look(now), self._health.next_try_s(now)]
+        self._check_for_hangs(now)
+        wakes = [self._flow.retry_and_expire(now), self._health.next_try_s(now)]
         for pool in self._work.loaders:
             while not isinstance(change := self._scheduler.next_load(pool, now), Wait):
                 self._change(pool, change)
             wakes.append(change.until_s)
             if not self._work.is_loading(pool):
-                self._filling.discard(pool)  # the fill is what a loader does when nothing else is wanted
+                self._filling.discard(pool)  # a loader fills its pool only while nothing else is wanted
         for name in self._work.executors:
             if not self._work.may_take(name) or self._health.rests(name, now):
                 continue
@@ -310,7 +315,7 @@ class Drive:
                 self._run(action, now)
             else:
                 wakes.append(action.until_s)
-        wakes.append(self._work.next_look_s(now))
+        wakes.append(self._work.next_check_s(now))
         self._sample(now)
         return min((until_s for until_s in wakes if until_s is not None), default=None)
 
@@ -358,7 +363,7 @@ class Drive:
         self._scheduler.load_done(load, end.load_ms / 1000.0)
         if self._failing:
             self._note_failures()
-            self._flow.release(load.expert)  # it may have come into another pool than the one whose load hangs
+            self._flow.release(load.expert)  # it may have been loaded into another pool than the one whose load hangs
         self._fresh_loads[load.pool, load.expert] = FreshLoad(end.load_ms, now)
         self._switches += load.cause != "startup"
         self._reports.switched(switch_of(end, self._wall()))
@@ -373,14 +378,14 @@ class Drive:
             return
         if report.memory_limit is not None:
             self._scheduler.limit_batch(report.executor, running.run.expert, report.memory_limit)
-        # Before any next step arrives: until then the scheduler counts this batch as about to send some.
+        # Before any next step is queued: until then the scheduler counts this batch as still sending images on.
         if any(isinstance(result, Answered) for result in report.results):
             self._scheduler.batch_done(report.executor, report.ended_s - report.started_s)
         else:
             self._scheduler.batch_failed(report.executor)
         self._note_health(report)
-        ago_s = self._wall() - self._clock()
-        self._reports.batch_done(batch_of(running.run, running.order, report, pool, running.load_ms, ago_s))
+        wall_ahead_s = self._wall() - self._clock()
+        self._reports.batch_done(batch_of(running.run, running.order, report, pool, running.load_ms, wall_ahead_s))
         for request, result in zip(running.run.batch, report.results, strict=True):
             if isinstance(result, Answered):
                 stage = stage_of(request, result, running.order, report, pool, running.load_ms)
@@ -391,16 +396,16 @@ class Drive:
     def _note_health(self, report: BatchReport) -> None:
         if report.device_error is None:
             was_answered = any(isinstance(result, Answered) for result in report.results)
-            if was_answered and self._health.well(report.executor):
+            if was_answered and self._health.batch_answered(report.executor):
                 self._note_failures()
             return
         self._flow.last_error = f"executor {report.executor}: {report.device_error}"
         self._health.batch_failed(report.executor, report.device_error, self._clock())
         self._note_failures()
 
-    # What hangs
+    # Hangs
 
-    def _look_for_hangs(self, now: float) -> None:
+    def _check_for_hangs(self, now: float) -> None:
         batches, loads = self._work.hung_batches(now), self._work.hung_loads(now)
         for batch in batches:
             self._leave_batch(batch, now)
@@ -410,7 +415,7 @@ class Drive:
             self._note_failures()
 
     def _leave_batch(self, hung: HungBatch, now: float) -> None:
-        """Its images are tried once more; but the one whose decoding did not end is to blame, or else the expert."""
+        """Retry a hung batch's images once, except the one being decoded: it, or else the expert, is to blame."""
         run = hung.running.run
         images, seconds = self._flow.names(run.batch), round(hung.seconds, 1)
         self._log.error("executor_hung", executor=run.executor, expert=run.expert, images=images, seconds=seconds)
@@ -430,7 +435,7 @@ class Drive:
                 self._flow.again(request)
 
     def _leave_load(self, hung: HungLoad) -> None:
-        """Its images wait, others do not: the disk may come back, and until then what is resident serves."""
+        """Park the images of a hung load. Resident experts go on meanwhile, and the disk may come back."""
         load, seconds = hung.load, round(hung.seconds, 1)
         self._log.error("load_hung", expert=load.expert, device=load.pool, seconds=seconds)
         self._flow.last_error = f"the load of {load.expert} to {load.pool} did not end within {hung.seconds:.0f} s"
@@ -460,13 +465,13 @@ class Drive:
         try:
             own = {"status": self._status, "memory": self._memory}.get(ask.kind)
             answer = own() if own else self._control.answer(ask.kind, ask.fields)
-        except Exception as error:  # noqa: BLE001  whoever asked gets it
+        except Exception as error:  # noqa: BLE001  the requester gets it
             ask.answer.set_exception(error)
         else:
             ask.answer.set_result(answer)
 
     def _status(self) -> dict[str, Any]:
-        """This thread's part of control's `status`; `under_way` counts images between acceptance and verdict."""
+        """Return the drive's part of control's `status`; `under_way` counts images between acceptance and verdict."""
         now = self._scheduler.snapshot()
         self._note_failures()
         facts = [executor.facts for executor in self._work.executors.values()]
@@ -491,4 +496,4 @@ class Drive:
     def _answer_of(self, answer: Future[R]) -> R:
         if self._thread.ident is not None and not self._thread.is_alive():
             self._events.refuse_the_rest()
-        return answer_of(answer)
+        return _wait_for(answer)

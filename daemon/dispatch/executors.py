@@ -1,4 +1,4 @@
-"""Executor threads: journal key in, answer out. A fault costs the image or the batch, never the thread."""
+"""Executor threads: journal keys in, answers out. A fault costs an image or a batch, never the thread."""
 
 import math
 import os
@@ -20,7 +20,7 @@ from experts.errors import ExpertError, ImageError
 from experts.spec import Answer, ExpertId
 from experts.vision.preprocess import Prepared, prepare
 
-#: An image is accepted before a batch goes on: publishers wait, verdicts have a queue (docs/decisions.md, measured).
+#: Accepting images goes before inference: publishers wait, verdicts have a queue (docs/decisions.md, measured).
 _NICENESS = 5
 S = TypeVar("S", bound=Slot)
 
@@ -28,25 +28,25 @@ _NOT_NUMBERS = "the network's outputs are not finite numbers: import the expert 
 
 
 class _GivenUpError(Exception):
-    """The batch took too long and is nobody's concern any more."""
+    """The batch took too long and was given up."""
 
 
 @dataclass(slots=True)
-class _Work:
-    """The batch under way, as its thread and the drive see it."""
+class _RunningBatch:
+    """The running batch, shared by its thread and the drive's."""
 
     order: BatchOrder
     preparing: RequestId | None = None
     is_given_up: bool = False
 
-    def go_on(self) -> None:
+    def raise_if_given_up(self) -> None:
         if self.is_given_up:
             raise _GivenUpError("this batch took too long and was given up")
 
 
 @dataclass(slots=True)
 class _Inference:
-    """What a batch gave so far; `memory_limit` is the largest batch that fitted after one ran out of memory."""
+    """Answers of a batch so far; `memory_limit` is the largest batch that fitted after one ran out of memory."""
 
     answers: dict[int, Answer | Unanswered]
     memory_limit: int | None = None
@@ -79,7 +79,7 @@ class ExecutorThread(Generic[S]):
         self._prepare_thread = enter
         self._clock = clock
         self._mark = mark
-        self._work: _Work | None = None
+        self._work: _RunningBatch | None = None
         self._report: Callable[[BatchReport], None] = _unheard
         self._worker: Worker[BatchOrder] = Worker(f"executor {facts.executor}", self._carry_out, self._enter)
         self._log: Any = structlog.get_logger("executor").bind(executor=facts.executor)
@@ -92,7 +92,7 @@ class ExecutorThread(Generic[S]):
         self._worker.put(order)
 
     def give_up(self) -> RequestId | None:
-        """A new thread, and with it a new stream, takes the next batches."""
+        """Hand further batches to a new thread, and with it a new stream."""
         work, self._work = self._work, None
         if work is not None:
             work.is_given_up = True
@@ -109,10 +109,10 @@ class ExecutorThread(Generic[S]):
 
     def _carry_out(self, order: BatchOrder) -> None:
         started_s = self._clock()
-        work = self._work = _Work(order)
+        work = self._work = _RunningBatch(order)
         try:
             report = self._answer(work, started_s)
-        except Exception as error:  # noqa: BLE001  whatever went wrong, the drive must hear that this batch is over
+        except Exception as error:  # noqa: BLE001  whatever went wrong, the drive must learn that this batch is over
             if not isinstance(error, _GivenUpError):
                 self._log.exception("batch_failed", expert=order.spec.expert, images=len(order.images))
             lost = tuple(Unanswered("expert_failed", _text(error)) for _ in order.images)
@@ -122,10 +122,10 @@ class ExecutorThread(Generic[S]):
             )
         self._report(report)
 
-    def _answer(self, work: _Work, started_s: float) -> BatchReport:
+    def _answer(self, work: _RunningBatch, started_s: float) -> BatchReport:
         order = work.order
         prepared, faults = self._prepare(work)
-        work.go_on()
+        work.raise_if_given_up()
         slot = self._slot(order.spec.expert)
         if slot.spec != order.spec:
             raise ExpertError(order.spec.expert, "other weights are resident than the catalog names; reload it again")
@@ -155,8 +155,8 @@ class ExecutorThread(Generic[S]):
             inference.device_error,
         )
 
-    def _prepare(self, work: _Work) -> tuple[dict[int, Prepared], dict[int, Unanswered]]:
-        """Images by their place in the batch: ready for the network, or why not."""
+    def _prepare(self, work: _RunningBatch) -> tuple[dict[int, Prepared], dict[int, Unanswered]]:
+        """Return images ready for the network and the faults of the others, by their number in the batch."""
         prepared: dict[int, Prepared] = {}
         faults: dict[int, Unanswered] = {}
         for number, image in enumerate(work.order.images):
@@ -165,7 +165,7 @@ class ExecutorThread(Generic[S]):
             except ImageError as error:
                 faults[number] = Unanswered("bad_image", error.reason)
             except JournalError as error:
-                # What the disk refuses now it may give later; what was altered stays so.
+                # A disk that refuses to read may recover; altered bytes stay altered.
                 fault: Fault = "unreadable" if isinstance(error.__cause__, OSError) else "bad_image"
                 if fault == "bad_image":
                     self._log.error("image_damaged", segment=error.segment, offset=error.offset, reason=error.reason)
@@ -177,28 +177,28 @@ class ExecutorThread(Generic[S]):
                 faults[number] = Unanswered("bad_image", _text(error))
         return prepared, faults
 
-    def _prepare_one(self, image: ImageOrder, work: _Work) -> Prepared:
+    def _prepare_one(self, image: ImageOrder, work: _RunningBatch) -> Prepared:
         payload = self._read(image.key)
-        work.go_on()
+        work.raise_if_given_up()
         work.preparing = image.request_id
         self._mark(image.key)
         try:
             return prepare(payload, image.pixels.encoding, image.pixels.shape, work.order.spec)
         finally:
             work.preparing = None
-            if not work.is_given_up:  # else the mark is that of the thread which took its place
+            if not work.is_given_up:  # else the mark belongs to the thread that took over
                 self._mark(None)
 
     def _infer(self, slot: S, prepared: dict[int, Prepared], chosen: tuple[int, ...], into: _Inference) -> None:
-        """Answer the images `chosen`. Out of memory: in halves. Another error: one by one, so that one is to blame.
+        """Answer the images `chosen`: in halves after running out of memory, one by one after another error.
 
-        An error of the device is no image's fault and would meet each of them: it ends the batch.
+        An error of the device is not the fault of an image and would repeat for each: it ends the batch.
         """
         if not chosen:
             return
         try:
             answers = self._run(slot, [prepared[number] for number in chosen])
-        except Exception as error:  # noqa: BLE001  an error of the network costs its image
+        except Exception as error:  # noqa: BLE001  an error of the network costs one image
             if is_device_error(error):
                 into.device_error = _text(error)
             if len(chosen) == 1 or into.device_error is not None:
@@ -215,13 +215,13 @@ class ExecutorThread(Generic[S]):
             for number, answer in zip(chosen, answers, strict=True):
                 into.answers[number] = answer if _is_sound(answer) else Unanswered("expert_failed", _NOT_NUMBERS)
             return
-        # Outside the handler: the error holds the failed batch's tensors for as long as it is being handled.
+        # Outside the handler: while the error is being handled it holds the failed batch's tensors.
         for part in parts:
             self._infer(slot, prepared, part, into)
 
 
 def _unheard(_report: BatchReport) -> None:
-    """Nothing runs before `start`, which brings the one who listens."""
+    """Receive no report: nothing runs before `start`."""
 
 
 def _is_sound(answer: Answer) -> bool:

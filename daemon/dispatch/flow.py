@@ -1,4 +1,4 @@
-"""Images between their chains and the scheduler: where each goes next, and how it ends. Drive thread only."""
+"""Images on their way through their chains: the next expert of each, and its end. Drive thread only."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,13 +22,13 @@ class _Image:
     deadline_s: float | None
     stages: list[Stage] = field(default_factory=list[Stage])
     judgement: Judgement | None = None
-    #: The device of this step's first batch has failed.
+    #: True if the device of this step's first batch failed.
     is_second_try: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ImageAnswer:
-    """One expert's answer for one image, with what is stored of it. `image_size` is (width, height)."""
+    """One expert's answer about one image, with the row to store. `image_size` is (width, height)."""
 
     request_id: RequestId
     answer: Answer
@@ -37,7 +37,7 @@ class ImageAnswer:
 
 
 class Chains:
-    """From acceptance to outcome. Each image is in exactly one place: waiting under its request's number, or ended."""
+    """The chain of experts of each image, by the number of its current request."""
 
     def __init__(
         self, routes: Callable[[str], Routes | None], clock: Callable[[], float], wall: Callable[[], float]
@@ -55,7 +55,7 @@ class Chains:
         return self._images[request_id].accepted
 
     def admit(self, accepted: Accepted) -> Request | Outcome:
-        """The first request of an image, or its end where the rules that its board opened with cannot route it."""
+        """Return an image's first request, or its end if the rules that its board opened with cannot route it."""
         routes = self._routes(accepted.rules_version)
         step = None if routes is None else routes.first_step(accepted.board_type, accepted.component)
         if step is None:
@@ -66,21 +66,21 @@ class Chains:
         return self._request(_Image(accepted, step, deadline_s))
 
     def _accepted_s(self, accepted: Accepted) -> float:
-        """When it was accepted, on the drive's clock, which never jumps.
+        """Return the time of acceptance on the drive's clock, which never jumps.
 
-        Of an image from before a restart only the wall clock knows; set back meanwhile, it counts no downtime.
+        For an image from before a restart only the wall clock tells; if that was set back, the downtime is not counted.
         """
         if accepted.accepted_s is not None:
             return accepted.accepted_s
         return self._clock() - max(0.0, self._wall() - accepted.accepted_wall_s)
 
-    def answered(self, found: ImageAnswer, now: float) -> Request | Outcome:
-        """Judge an answer: the request of the chain's next step, or the image's end."""
-        image = self._images.pop(found.request_id)
-        image.stages.append(found.stage)
-        answer = found.answer
+    def answered(self, answered: ImageAnswer, now: float) -> Request | Outcome:
+        """Judge an answer. Return the request of the chain's next step, or the image's end."""
+        image = self._images.pop(answered.request_id)
+        image.stages.append(answered.stage)
+        answer = answered.answer
         image.judgement = judge(
-            image.step, answer.label, answer.confidence, answer.detections, image.judgement, found.image_size
+            image.step, answer.label, answer.confidence, answer.detections, image.judgement, answered.image_size
         )
         if image.deadline_s is not None and now > image.deadline_s:
             return _unjudged(image, "deadline")
@@ -91,7 +91,7 @@ class Chains:
         return Outcome(image.accepted.inspection_id, verdict, defect, None, tuple(image.stages))
 
     def again(self, request_id: RequestId) -> Request | None:
-        """The same step once more; None where this was its second try, and the image is to end."""
+        """Return a request for the same step; None if this was already its second try."""
         image = self._images[request_id]
         if image.is_second_try:
             return None
@@ -100,7 +100,7 @@ class Chains:
         return self._request(image)
 
     def ended(self, request_id: RequestId, reason: str) -> Outcome:
-        """The end of an image that could not be judged."""
+        """Return the end of an image that could not be judged."""
         return _unjudged(self._images.pop(request_id), reason)
 
     def _request(self, image: _Image) -> Request:
@@ -112,19 +112,18 @@ class Chains:
 
 
 def _unjudged(image: _Image, reason: str) -> Outcome:
-    """Nothing that was not judged to its end is ever a pass; the stages that ran are kept, for people."""
+    """Return `unknown`: an image that was not judged to its end is never a pass. The stages that ran are kept."""
     return Outcome(image.accepted.inspection_id, "unknown", None, reason, tuple(image.stages))
 
 
-#: How long an image without a deadline waits for a load that hangs, or for bytes that cannot be read: times the
-#: patience with a batch.
+#: How long an image without a deadline waits for a hung load or for unreadable bytes, as a multiple of `hang_after_s`.
 _PARKED_FACTOR = 10.0
 
 
 class ImageFlow:
-    """Every image that comes in ends once, or stays in the journal because the line stops.
+    """Sends each image to its next expert until it ends, exactly once, or stays in the journal because the line stops.
 
-    `on_outcome` and `on_bad_image` are called where an image ends; they must not block.
+    `on_outcome` and `on_bad_image` must not block.
     """
 
     def __init__(
@@ -147,7 +146,7 @@ class ImageFlow:
         self._refusals: dict[ExpertId, str] = {}
         self._log: Any = structlog.get_logger("drive")
         self.completed = 0
-        #: Images that were tried once more: their device, or the disk, had failed.
+        #: Images retried after a failure of their device or of the disk.
         self.retries = 0
         self.last_error: str | None = None
         self.is_stopping = False
@@ -159,7 +158,7 @@ class ImageFlow:
 
     @property
     def parked(self) -> int:
-        """Images that nobody can serve just now."""
+        """Count of images that wait for a hung load, or for bytes that cannot be read."""
         return len(self._parked)
 
     def admit(self, images: Iterable[Accepted]) -> None:
@@ -171,16 +170,16 @@ class ImageFlow:
         return ImageOrder(request.request_id, accepted.key, accepted.pixels)
 
     def names(self, requests: Iterable[Request]) -> list[str]:
-        """Source and id of the images, for logs."""
+        """Return source and id of each image, for logs."""
         images = (self._chains.accepted(request.request_id) for request in requests)
         return [f"{image.source}/{image.image_id}" for image in images]
 
-    def answered(self, found: ImageAnswer) -> None:
-        self._parked.forget(found.request_id)
-        self._go_on(self._chains.answered(found, self._clock()))
+    def answered(self, answered: ImageAnswer) -> None:
+        self._parked.forget(answered.request_id)
+        self._go_on(self._chains.answered(answered, self._clock()))
 
     def unanswered(self, request: Request, result: Unanswered, *, is_device_error: bool) -> None:
-        """The image ends, unless it may fare better: its batch's device has failed, or its bytes were not to be had."""
+        """End the image, or retry it if its device failed or its bytes could not be read this time."""
         match result.fault:
             case "bad_image":
                 self.is_bad(request, result.detail)
@@ -199,7 +198,7 @@ class ImageFlow:
         self.end(request, "bad_image")
 
     def again(self, request: Request) -> None:
-        """Once more: what went wrong is no fault of the image. Where this was its second try, it ends."""
+        """Retry an image that is not to blame; end it if this was its second try."""
         again = self._chains.again(request.request_id)
         if again is None:
             self.end(request, "expert_failed")
@@ -207,8 +206,8 @@ class ImageFlow:
             self.retries += 1
             self._go_on(again)
 
-    def look(self, now: float) -> float | None:
-        """Let images end whose time is up, and parked ones try again; when to look again."""
+    def retry_and_expire(self, now: float) -> float | None:
+        """End images whose time is up and retry parked ones that are due. Return when to call this again."""
         for request in self._scheduler.expire(now):
             self.end(request, "deadline")
         again, ended = self._parked.due(now)
@@ -223,18 +222,18 @@ class ImageFlow:
         return self._parked.next_s()
 
     def park(self, requests: Iterable[Request]) -> None:
-        """A load that these need hangs."""
+        """Let requests wait whose expert's load hangs."""
         for request in requests:
             if not self._parked.park(request, self._clock()):
                 self.end(request, "expert_failed")
 
     def release(self, expert: ExpertId) -> None:
-        """A load of `expert` that hung has ended, or it can be had elsewhere."""
+        """Resume images parked for `expert`: its hung load has ended, or another pool has the expert."""
         for request in self._parked.of(expert):
             self._go_on(request)
 
     def end_all(self, requests: Iterable[Request]) -> None:
-        """Their expert cannot be used, or is none any more."""
+        """End requests whose expert cannot be used, or is no longer in the catalog."""
         for request in requests:
             self.end(request, "expert_failed" if request.expert in self.catalog else "rules_changed")
 
@@ -250,12 +249,12 @@ class ImageFlow:
         self._finish(self._chains.ended(request.request_id, reason))
 
     def _go_on(self, step: Request | Outcome) -> None:
-        """Queue a chain's next request, or let the image end."""
+        """Queue a chain's next request, or end the image."""
         if isinstance(step, Outcome):
             self._finish(step)
             return
         if self.is_stopping:
-            return  # it stays in the journal, and starts its chain again with the next start
+            return  # it stays in the journal and starts its chain again at the next start
         if self._scheduler.is_stuck(step.expert):
             self.park([step])
             return

@@ -1,4 +1,4 @@
-"""What changes who is resident in one pool: evictions and budgets at once, transfers in their turn on a channel."""
+"""The loader of one pool: evictions and budgets at once, transfers in turn on a channel."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ from experts.spec import ExpertId
 class PoolLoader:
     """Carries out loads into one pool. A load that fails is reported; the loader goes on.
 
-    What an order gives up (evictions, unloads, a smaller budget) is given up when it comes in, in the order of
-    submission. What the scheduler has decided then fits the budget whichever of the waiting loads goes first, so
-    that a channel may let a demand overtake a prefetch of the same pool.
+    Evictions, unloads and smaller budgets take effect at once, in the order of the calls. The scheduler's decisions
+    then fit the budget whichever waiting load goes first, so that on a channel a demand may overtake a prefetch of its
+    pool.
 
-    `channels` are shared with the machine's other pools; `pools` are those that bytes can be copied from.
+    `channels` are shared with the machine's other pools; `pools` are those that weights can be copied from.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class PoolLoader:
         return [one for one in begun if one is not None and one[0].pool == self.pool]
 
     def give_up(self, load: Load) -> None:
-        """As in `Loader`: the slot that is being filled stays taken until the transfer ends."""
+        """Let other loads go on; the slot that is being filled stays taken until the transfer ends."""
         channel = self._from_disk if load.source is None else self._from_memory
         channel.give_up(load)
 
     def stop(self, timeout_s: float) -> bool:
-        """As in `Loader`; loads whose transfer has not begun are given up."""
+        """Finish the running load and end; loads that have not begun are given up."""
         until_s = time.monotonic() + timeout_s
         closed = self._from_disk.close(timeout_s)
         return self._from_memory.close(max(0.0, until_s - time.monotonic())) and closed
@@ -78,7 +78,7 @@ class PoolLoader:
         for expert in experts:
             try:
                 self._pool.unload(expert)
-            except Exception:  # noqa: BLE001  the ledger has moved on; the pool's own books refuse what would not fit
+            except Exception:  # noqa: BLE001  the ledger has moved on; the pool refuses what would not fit
                 self._log.exception("expert_not_unloaded", expert=expert)
 
     def _resize(self, budget_bytes: int) -> None:
@@ -114,4 +114,4 @@ class PoolLoader:
 
 
 def _unheard(_end: LoadEnd) -> None:
-    """Nothing is loaded before `start`, which brings the one who listens."""
+    """Receive no report: nothing is loaded before `start`."""

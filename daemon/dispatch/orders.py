@@ -1,7 +1,7 @@
-"""What the drive hands to executors and loaders, what they report, and what the drive asks of either.
+"""The contract between the drive and its devices: orders, reports, and the protocols of executors, loaders and pools.
 
-The real ones are threads (executors.py, loader.py); the simulated ones (simulated.py) keep the same contract. `Devices`
-makes either: torch is imported behind it alone.
+Real devices are threads (executors.py, loader.py); simulated ones (simulated.py) keep the same contract. `Devices`
+makes either: torch is imported only behind it. At the end: the rows of the results that describe batches and loads.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, 
 from daemon.records import BatchDone, ExpertSwitch, JournalKey, Pixels, Stage
 from experts.spec import Answer, ExpertId, ExpertSpec
 
-#: Why an image has no answer although its batch ran (PROTOCOL.md, `reason` of `unknown`). `unreadable`: its bytes could
-#: not be read just now; it is tried again.
+#: Why an image of a finished batch has no answer (PROTOCOL.md, `reason` of `unknown`). `unreadable`: its bytes could
+#: not be read this time; the image is retried.
 Fault = Literal["bad_image", "expert_failed", "unreadable"]
 
 
@@ -27,7 +27,7 @@ class ImageOrder:
 
 @dataclass(frozen=True, slots=True)
 class BatchOrder:
-    """Run these images through one resident expert."""
+    """Images to run through one resident expert."""
 
     batch_id: int
     spec: ExpertSpec
@@ -53,8 +53,8 @@ class BatchReport:
     """The end of a batch: one result per image, in the order's order.
 
     `started_s` and `ended_s` are the drive's clock; `infer_ms` is the time in the network and its head alone.
-    `memory_limit` is the largest batch that still fitted where this one ran out of memory; `device_error` is what the
-    device said where it, and not the work, has failed.
+    `memory_limit` is the largest batch that fitted, if this one ran out of memory; `device_error` is the device's
+    error, if the device failed and not the work.
     """
 
     executor: ExecutorId
@@ -75,9 +75,9 @@ class LoadOrder:
 
 @dataclass(frozen=True, slots=True)
 class LoadEnd:
-    """The end of a load; `error` says what was wrong and what to do, None for a load that succeeded.
+    """The end of a load. `error` says what was wrong and what to do; None for a load that succeeded.
 
-    `is_device_error`: the device has failed, not the expert.
+    `is_device_error` is True if the device failed, not the expert.
     """
 
     load: Load
@@ -90,7 +90,7 @@ class LoadEnd:
 
 
 class Executor(Protocol):
-    """One stream of batches on one device. At most one batch is under way."""
+    """One stream of batches on one device; at most one batch runs at a time."""
 
     @property
     def facts(self) -> ExecutorFacts: ...
@@ -98,23 +98,23 @@ class Executor(Protocol):
     def start(self, report: Callable[[BatchReport], None]) -> None: ...
 
     def submit(self, order: BatchOrder) -> None:
-        """Run `order`; its report follows, whatever happens."""
+        """Run a batch. Its report follows, whatever happens."""
         ...
 
     def give_up(self) -> RequestId | None:
-        """Leave the batch under way behind and be ready for the next; should it ever end, its report follows.
+        """Leave the running batch behind and be ready for the next. If it ever ends, its report follows.
 
-        The image that was being decoded, None where it was not decoding that did not end.
+        Returns the image that was being decoded, None if the batch was past decoding.
         """
         ...
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish what runs, and end. False where that took longer than `timeout_s` seconds."""
+        """Finish the running batch and end. False if that took longer than `timeout_s` seconds."""
         ...
 
 
 class Loader(Protocol):
-    """Changes of one pool's residents: evictions and budgets at once, loads in their turn on a channel."""
+    """Changes the residents of one pool: evictions and budgets at once, loads in turn on a channel."""
 
     @property
     def pool(self) -> PoolId: ...
@@ -122,24 +122,24 @@ class Loader(Protocol):
     def start(self, report: Callable[[LoadEnd], None]) -> None: ...
 
     def apply(self, change: LoadOrder | Unload | Resize) -> None:
-        """Carry out a change of the residents. A `LoadOrder` is reported, whatever happens; the others are not."""
+        """Carry out a change. A `LoadOrder` is reported, whatever happens; the others are not."""
         ...
 
     def under_way(self) -> Sequence[tuple[Load, float]]:
-        """Loads whose transfer has begun, each with when. One that is reported is not among them any more."""
+        """Return the loads whose transfer has begun, each with its start time. Reported loads are not among them."""
         ...
 
     def give_up(self, load: Load) -> None:
-        """Do not let others wait for `load`, which is under way; should it ever end, it is reported."""
+        """Let other loads go on without waiting for `load`, which is under way. If it ever ends, it is reported."""
         ...
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish the load under way, give up those that wait. False where that took longer than `timeout_s`."""
+        """Finish the running load, give up waiting ones. False if that took longer than `timeout_s` seconds."""
         ...
 
 
 class LoadedBytes(Protocol):
-    """What a pool says of one load (experts.slot.LoadReport)."""
+    """A pool's report of one load (experts.slot.LoadReport)."""
 
     @property
     def bytes(self) -> int: ...
@@ -159,7 +159,8 @@ class Slot(Protocol):
 class Pool(Protocol):
     """One device's memory for experts (experts.slot.SlotPool).
 
-    `source` is a pool of the same kind (real or simulated), which holds the expert; without one it is read from disk.
+    `source` is a pool of the same kind (real or simulated) that holds the expert; without it the expert is read from
+    disk.
     """
 
     @property
@@ -200,19 +201,19 @@ class Devices(Protocol):
 
 
 def device_of(pool: PoolId) -> str:
-    """`cpu` of the pools `cpu` and `cpu/0`."""
+    """Return the device of a pool: `cpu` for the pools `cpu` and `cpu/0`."""
     return pool.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class FreshLoad:
-    """A load that no batch has run after yet: the first one tells of it. `ended_s` is of the drive's clock."""
+    """A load that no batch has used yet: the first batch records it. `ended_s` is on the drive's clock."""
 
     load_ms: float
     ended_s: float
 
     def held_up_ms(self, batch: Sequence[Request]) -> float:
-        """How long the first of `batch` waited for this load; 0 where it came later: start-up, a prefetch in time."""
+        """Return how long the first image of `batch` waited for this load; 0 if it came after the load's end."""
         since_s = min(request.arrived_s for request in batch)
         return min(self.load_ms, max(0.0, self.ended_s - since_s) * 1000.0)
 
@@ -220,7 +221,7 @@ class FreshLoad:
 def stage_of(
     request: Request, result: Answered, order: BatchOrder, report: BatchReport, pool: PoolId, load_ms: float
 ) -> Stage:
-    """`load_ms` is how long this batch waited for a load, 0 where its expert was resident already."""
+    """Return a row of `stages`. `load_ms` is how long the batch waited for a load, 0 if its expert was resident."""
     return Stage(
         expert=request.expert,
         expert_version=order.spec.version,
@@ -240,7 +241,7 @@ def stage_of(
 def batch_of(
     run: Run, order: BatchOrder, report: BatchReport, pool: PoolId, load_ms: float, wall_ahead_s: float
 ) -> BatchDone:
-    """`wall_ahead_s` is what the wall clock shows more than the drive's."""
+    """Return the record of a batch. `wall_ahead_s` is the wall clock's time minus the drive's."""
     return BatchDone(
         executor=report.executor,
         device=device_of(pool),
@@ -256,6 +257,7 @@ def batch_of(
 
 
 def switch_of(end: LoadEnd, at_wall_s: float) -> ExpertSwitch:
+    """Return a row of `expert_switches`."""
     load = end.load
     return ExpertSwitch(
         at_wall_s=at_wall_s,

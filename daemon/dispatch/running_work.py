@@ -1,7 +1,6 @@
-"""Executors and loaders as the drive sees them: what each does just now, and what hangs.
+"""The current work of executors and loaders, hung work, and executors that are out of service. Drive thread only.
 
-What hangs is left behind: its thread, its memory and what it holds stay until it ends by itself, if ever, and a new
-thread goes on in its place.
+Hung work is left behind: its thread keeps its memory until it ends by itself, if ever, and a new thread takes over.
 """
 
 from collections import Counter
@@ -19,13 +18,13 @@ from daemon.policy.scheduler import Scheduler
 from daemon.policy.watch import Watch
 from experts.spec import ExpertId
 
-#: Threads of one executor that may hang at once; with more it is given no batch until one of them ends.
-_MOST_LEFT = 4
+#: Hung threads of one executor; beyond this number it gets no batch until one of them ends.
+_MAX_HUNG_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A batch under way. `load_ms` is how long it waited for a load."""
+    """A running batch. `load_ms` is how long it waited for a load."""
 
     run: Run
     order: BatchOrder
@@ -35,7 +34,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class HungBatch:
-    """A batch that was given up after `seconds`. `preparing`: the image that was being decoded, if that is where."""
+    """A batch given up after `seconds`. `preparing` is the image that was being decoded, if it hung there."""
 
     running: Running
     seconds: float
@@ -49,7 +48,7 @@ class HungLoad:
 
 
 class RunningWork:
-    """One batch per executor, loads as the loaders take them. Drive thread only."""
+    """At most one batch per executor, and any number of loads per loader."""
 
     def __init__(
         self,
@@ -77,17 +76,17 @@ class RunningWork:
             executor.start(report)
 
     def stop(self, deadline_s: float) -> bool:
-        """Let all of them end; False where one still worked at `deadline_s`. What was left behind is not waited for."""
+        """Stop all devices; False if one still worked at `deadline_s`. Hung threads are not waited for."""
         stopped = True
-        for hand in (*self.executors.values(), *self.loaders.values()):
-            stopped &= hand.stop(max(0.0, deadline_s - self._clock()))
+        for device in (*self.executors.values(), *self.loaders.values()):
+            stopped &= device.stop(max(0.0, deadline_s - self._clock()))
         return stopped
 
     def pool_of(self, executor: ExecutorId) -> PoolId:
         return self.executors[executor].facts.pool
 
     def hanging(self) -> list[str]:
-        """What hangs just now, in words."""
+        """Describe hung batches and loads in words."""
         batches = [f"a batch of {left.run.expert} on {left.run.executor}" for left in self._left_behind.values()]
         return batches + [f"the load of {hung.load.expert} to {hung.load.pool}" for hung in self._hung_loads.values()]
 
@@ -101,11 +100,11 @@ class RunningWork:
     # Batches
 
     def may_take(self, executor: ExecutorId) -> bool:
-        """Whether `executor` is idle, and has not left too many threads behind."""
+        """True if `executor` is idle and has not too many hung threads."""
         if executor in self.running:
             return False
         return not self._left_behind or (
-            sum(left.run.executor == executor for left in self._left_behind.values()) < _MOST_LEFT
+            sum(left.run.executor == executor for left in self._left_behind.values()) < _MAX_HUNG_THREADS
         )
 
     def begin(self, running: Running, predicted_s: float | None) -> None:
@@ -115,7 +114,7 @@ class RunningWork:
         self.executors[name].submit(running.order)
 
     def ended(self, report: BatchReport) -> tuple[Running, bool]:
-        """The batch of `report`, and whether it had been given up and is nobody's concern any more."""
+        """Return the batch of `report`, and True if it had been given up before."""
         left = self._left_behind.pop(report.batch_id, None)
         if left is not None:
             return left, True
@@ -125,13 +124,13 @@ class RunningWork:
         return running, False
 
     def hung_batches(self, now: float) -> list[HungBatch]:
-        """Batches that take too long: each is left behind with its thread, and its executor is free."""
-        found: list[HungBatch] = []
+        """Return the batches that take too long; each is left behind with its thread, and its executor becomes free."""
+        hung_batches: list[HungBatch] = []
         for name, seconds in self._batches.overdue(now):
             running, executor = self.running.pop(name), self.executors[name]
             self._left_behind[running.order.batch_id] = running
-            found.append(HungBatch(running, seconds, executor.give_up()))
-        return found
+            hung_batches.append(HungBatch(running, seconds, executor.give_up()))
+        return hung_batches
 
     # Loads
 
@@ -143,7 +142,7 @@ class RunningWork:
         return self._loading[pool] > 0
 
     def load_ended(self, end: LoadEnd) -> bool:
-        """Whether the load had been given up; what it brought is unloaded again then."""
+        """Return True if the load had been given up before; what it loaded is then unloaded again."""
         load = end.load
         if self._hung_loads.pop((load.pool, load.expert), None) is not None:
             if end.error is None:
@@ -154,30 +153,30 @@ class RunningWork:
         return False
 
     def hung_loads(self, now: float) -> list[HungLoad]:
-        """Loads whose transfer takes too long: their channel goes on with others, where it can."""
+        """Return the loads whose transfer takes too long; their channel goes on with others if it can."""
         if not self._loading.total():
             return []
         for loader in self.loaders.values():
             for load, began_s in loader.under_way():
                 if load not in self._loads and (load.pool, load.expert) not in self._hung_loads:
                     self._loads.begin(load, began_s, None)
-        found = [HungLoad(load, seconds) for load, seconds in self._loads.overdue(now)]
-        for hung in found:
+        hung_loads = [HungLoad(load, seconds) for load, seconds in self._loads.overdue(now)]
+        for hung in hung_loads:
             self._loading[hung.load.pool] -= 1
             self._hung_loads[hung.load.pool, hung.load.expert] = hung
             self.loaders[hung.load.pool].give_up(hung.load)
-        return found
+        return hung_loads
 
-    def next_look_s(self, now: float) -> float | None:
-        """When something may turn out to hang: the next look at the latest."""
+    def next_check_s(self, now: float) -> float | None:
+        """Return when to check for hangs at the latest."""
         due = [self._batches.next_s(), self._loads.next_s()]
         if self._loading.total():
-            due.append(now + self._hang_after_s)  # a transfer that begins meanwhile is not known yet
+            due.append(now + self._hang_after_s)  # a transfer that begins meanwhile is not watched yet
         return min((time_s for time_s in due if time_s is not None), default=None)
 
 
 class BusyShare:
-    """The share of the last `window_s` to twice `window_s` seconds spent busy, from 0 to 1."""
+    """The share of time spent busy, from 0 to 1: over two half-overlapping windows of `window_s`, O(1) per report."""
 
     def __init__(self, now: float, window_s: float = 10.0) -> None:
         self._window_s = window_s
@@ -191,7 +190,7 @@ class BusyShare:
         self._busy_s += ended_s - started_s
 
     def share(self, now: float, running_since_s: float | None = None) -> float:
-        """`running_since_s` is when what runs now began, None where it is idle."""
+        """Return the busy share; `running_since_s` is when the current work began, None if idle."""
         self._roll(now)
         busy_s = self._before_busy_s + self._busy_s
         if running_since_s is not None:
@@ -205,12 +204,12 @@ class BusyShare:
             self._began_s, self._busy_s = now, 0.0
 
 
-#: Device errors one after the other that take an executor out of service: one may be an accident, a CUDA context
-#: that is lost gives nothing else any more.
-_ERRORS = 3
-#: Hangs of one expert that take it out of use.
-_HANGS = 2
-#: Where nobody else can serve its experts, it is tried again this often: the device may come back.
+#: Consecutive device errors that take an executor out of service. One may be an accident; a lost CUDA context fails
+#: every time.
+_MAX_ERRORS = 3
+#: Hangs of one expert after which it is no longer used.
+_MAX_HANGS = 2
+#: Retry interval of a device whose experts no other device can serve: it may come back.
 _RETRY_S = 30.0
 
 
@@ -223,11 +222,10 @@ class _State:
 
 
 class ExecutorHealth:
-    """Executors by the errors of their devices. `now` is seconds on the drive's clock.
+    """Executors out of service because of repeated errors of their devices. `now` is seconds on the drive's clock.
 
-    One that is out of service runs nothing more until a restart: another of its pool serves on, or where there is none
-    its pool gives up its experts, which go to other devices. Only where they cannot go is it tried again, with a batch
-    each `_RETRY_S`.
+    An executor out of service runs nothing until a restart. Others of its pool go on; if there are none, the pool's
+    experts move to other devices. Only if they cannot move is the executor retried, with one batch each `_RETRY_S`.
     """
 
     def __init__(self, executors: Iterable[ExecutorFacts], scheduler: Scheduler) -> None:
@@ -236,66 +234,66 @@ class ExecutorHealth:
         self._hangs: Counter[ExpertId] = Counter()
         self._log: Any = structlog.get_logger("health")
 
-    def well(self, executor: ExecutorId) -> bool:
-        """A batch of `executor` was answered: its device works. True: it was out of service, and is back."""
+    def batch_answered(self, executor: ExecutorId) -> bool:
+        """Note that the device of `executor` works. Return True if it was out of service and is back."""
         state = self._states[executor]
         was_out = state.reason is not None
         state.errors, state.reason = 0, None
         return was_out
 
     def batch_failed(self, executor: ExecutorId, error: str, now: float) -> None:
-        """A batch failed by an error of its device."""
+        """Note a batch that failed through an error of its device."""
         self._failed([executor], error, now)
 
     def hangs_again(self, expert: ExpertId) -> bool:
-        """A batch of `expert` hung, and it is not the first: it is the expert, not the moment."""
+        """Count a hung batch of `expert`; return True if it is not the first, so that the expert is to blame."""
         self._hangs[expert] += 1
-        return self._hangs[expert] >= _HANGS
+        return self._hangs[expert] >= _MAX_HANGS
 
     def forget_hangs(self) -> None:
-        """Other rules and weights may be in force."""
+        """Reset the counts: other rules and weights may be in force."""
         self._hangs.clear()
 
     def load_failed(self, pool: PoolId, error: str, now: float) -> None:
-        """A load into `pool` failed by an error of its device."""
+        """Note a load into `pool` that failed through an error of its device."""
         self._failed([executor for executor, state in self._states.items() if state.pool == pool], error, now)
 
     def is_lost(self, pool: PoolId) -> bool:
-        """Whether no executor of `pool` is in service."""
-        mine = [state for state in self._states.values() if state.pool == pool]
-        return bool(mine) and all(state.reason is not None for state in mine)
+        """True if no executor of `pool` is in service."""
+        states = [state for state in self._states.values() if state.pool == pool]
+        return bool(states) and all(state.reason is not None for state in states)
 
     def rests(self, executor: ExecutorId, now: float) -> bool:
-        """Whether `executor` is to run nothing now."""
+        """True if `executor` must not run a batch now."""
         state = self._states[executor]
         return state.reason is not None and (now < state.retry_s or not self.is_lost(state.pool))
 
     def next_try_s(self, now: float) -> float | None:
-        """When an executor that rests is tried again."""
+        """Return when an executor out of service is retried next."""
         lost = (state for state in self._states.values() if state.retry_s > now and self.is_lost(state.pool))
         return min((state.retry_s for state in lost), default=None)
 
     def out_of_service(self) -> dict[ExecutorId, str]:
-        """Executors out of service, each with its last error."""
+        """Return the executors out of service, each with its last error."""
         return {executor: state.reason for executor, state in self._states.items() if state.reason is not None}
 
     def _failed(self, executors: list[ExecutorId], error: str, now: float) -> None:
         for executor in executors:
             state = self._states[executor]
             state.errors += 1
-            if state.errors < _ERRORS:
+            if state.errors < _MAX_ERRORS:
                 continue
-            was_well, state.reason = state.reason is None, error
-            # All of the pool, so that the last one that goes does not let those try at once that went before it.
+            was_in_service, state.reason = state.reason is None, error
+            # For all executors of the pool: those that failed earlier must not retry as soon as the last one fails.
             for other in self._states.values():
                 if other.pool == state.pool:
                     other.retry_s = now + _RETRY_S
-            if was_well:
+            if was_in_service:
                 self._log.error("executor_out_of_service", executor=executor, error=error)
                 self._give_up(state.pool)
 
     def _give_up(self, pool: PoolId) -> None:
-        """Where nobody is left who could use the pool, its experts go elsewhere."""
+        """Move the experts of `pool` to other devices if no executor is left to use them."""
         if self.is_lost(pool):
             try:
                 self._scheduler.set_budget(pool, 0)

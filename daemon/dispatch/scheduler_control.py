@@ -1,7 +1,7 @@
-"""What control asks of the scheduler: who is where, who waits, and an operator's wishes. Drive thread only.
+"""Control requests about the scheduler: residents, queues, pins, memory limits. Drive thread only.
 
-Operators speak of devices. Where a policy gives each executor its own share of a device's memory, a device is several
-pools; either may be named, and what is asked of a device is done in all of its pools or in none.
+Operators name devices. Under policies that give each executor its own share of memory, a device is several pools;
+either may be named, and a request for a device takes effect in all of its pools or in none.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ from experts.spec import ExpertId, ExpertSpec
 
 
 class SchedulerControl:
-    """`handlers` by kind of request: fields in, the answer's fields out. ControlError where it cannot be done."""
+    """`handlers` maps each kind of request to a function from its fields to the answer's. Raises ControlError."""
 
     def __init__(self, scheduler: Scheduler, flow: ImageFlow, health: ExecutorHealth) -> None:
         self._scheduler = scheduler
@@ -45,7 +45,7 @@ class SchedulerControl:
 
     def _experts(self, _fields: Mapping[str, Any]) -> dict[str, Any]:
         now = self._scheduler.snapshot()
-        listed = [
+        rows = [
             {
                 "expert": expert,
                 "version": spec.version,
@@ -61,7 +61,7 @@ class SchedulerControl:
             }
             for expert, spec in self._flow.catalog.items()
         ]
-        return {"experts": listed}
+        return {"experts": rows}
 
     def _queues(self, _fields: Mapping[str, Any]) -> dict[str, Any]:
         now = self._scheduler.snapshot()
@@ -96,7 +96,7 @@ class SchedulerControl:
         if device is None:
             self._scheduler.unpin(expert, None)
             return {"expert": expert}
-        self._known(expert)
+        self._require_known(expert)
         pools = self._pools(device)
         pinned = [now.pool for now in self._scheduler.snapshot().pools if now.pool in pools and expert in now.pinned]
         if not pinned:
@@ -110,7 +110,7 @@ class SchedulerControl:
         if device is None:
             self._scheduler.unload(expert, None)
             return {"expert": expert}
-        self._known(expert)
+        self._require_known(expert)
         pools = self._pools(device)
         holding = [now for now in self._scheduler.snapshot().pools if now.pool in pools and expert in now.resident]
         if not holding:
@@ -122,7 +122,7 @@ class SchedulerControl:
         return {"expert": expert}
 
     def _limits(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """`expert_memory`: bytes by device, divided equally over its pools; all are changed, or none."""
+        """Set `expert_memory`, bytes by device, divided equally over its pools; all are changed, or none."""
         wanted = fields.get("expert_memory") or {}
         if not isinstance(wanted, dict) or any(type(size) is not int or size <= 0 for size in wanted.values()):
             raise ControlError("bad_field", 'expert_memory: expected bytes by device, such as {"cpu": 250000000}')
@@ -134,7 +134,7 @@ class SchedulerControl:
             if lost:
                 raise ControlError("out_of_service", _out_of_service(lost[0], is_empty=before[lost[0]] == 0))
             budgets.update((pool, size_bytes // len(pools)) for pool in pools)
-        # What grows comes first: an expert that leaves one device may then fit another.
+        # Growing pools first: an expert that must leave one device may then fit another.
         order = sorted(budgets, key=lambda pool: before[pool] - budgets[pool])
         try:
             for pool in order:
@@ -148,12 +148,12 @@ class SchedulerControl:
             now[device_of(pool)] = now.get(device_of(pool), 0) + budget_bytes
         return {"expert_memory": now}
 
-    def _known(self, expert: ExpertId) -> None:
+    def _require_known(self, expert: ExpertId) -> None:
         if expert not in self._flow.catalog:
             raise ControlError("unknown_expert", f"{expert} is not in the catalog")
 
     def _pools(self, device: str) -> tuple[PoolId, ...]:
-        """The pools that `device` names: a device's, or one by its own name."""
+        """Return the pools of a device, or the pool of that name."""
         pools = tuple(pool for pool in self._scheduler.pools if device in (pool, device_of(pool)))
         if not pools:
             devices = dict.fromkeys(device_of(pool) for pool in self._scheduler.pools)
@@ -166,7 +166,7 @@ class SchedulerControl:
 def _out_of_service(pool: PoolId, *, is_empty: bool) -> str:
     if is_empty:
         return f"{pool} is out of service: restart the daemon to use it again"
-    return f"{pool} is out of service: it is tried again by itself, for other devices cannot serve all of its experts"
+    return f"{pool} is out of service and retried automatically: the other devices cannot hold all of its experts"
 
 
 def executor_rows(
@@ -175,15 +175,14 @@ def executor_rows(
     busy_shares: Mapping[ExecutorId, float],
     out_of_service: Mapping[ExecutorId, str],
 ) -> list[dict[str, Any]]:
-    """`executors` of control's `status`: `queued` is what waits for the experts in an executor's pool.
+    """Return `executors` of control's `status`: `queued` counts requests for the experts in an executor's pool.
 
-    Executors that share a pool show the same experts and bytes, which `pool_rows` has once; one that is out of service
-    says why.
+    Executors that share a pool show the same experts and bytes, which `pool_rows` lists once.
     """
     pools = {pool.pool: pool for pool in now.pools}
     rows: list[dict[str, Any]] = []
     for facts in executors:
-        pool = pools.get(facts.pool)  # None where the policy does not use this device
+        pool = pools.get(facts.pool)  # None if the policy does not use this device
         resident = () if pool is None else pool.resident
         row = {
             "name": facts.executor,
@@ -204,9 +203,9 @@ def executor_rows(
 def memory_rows(
     executors: Iterable[ExecutorFacts], now: Snapshot, catalog: Mapping[ExpertId, ExpertSpec]
 ) -> list[dict[str, Any]]:
-    """`pools` of control's `memory`: who lies in each, in the order of loading, with its bytes.
+    """Return `pools` of control's `memory`: the experts in each, in the order of loading, with their bytes.
 
-    What `used_bytes` has beyond the experts is held by a load that hangs.
+    A load that hangs holds what `used_bytes` has beyond the experts.
     """
     executors = tuple(executors)
     rows: list[dict[str, Any]] = []
@@ -228,7 +227,7 @@ def memory_rows(
 
 
 def pool_rows(executors: Iterable[ExecutorFacts], now: Snapshot) -> list[dict[str, Any]]:
-    """`pools` of control's `status`: each once, with the executors that share it (none: host memory beside a GPU)."""
+    """Return `pools` of control's `status`, each with the executors that share it (none: host memory beside a GPU)."""
     executors = tuple(executors)
     return [
         {
@@ -245,7 +244,7 @@ def pool_rows(executors: Iterable[ExecutorFacts], now: Snapshot) -> list[dict[st
 
 
 def queue_lengths(now: Snapshot) -> tuple[dict[str, int], int]:
-    """What waits for the experts resident on each device, and what waits for experts that are resident nowhere."""
+    """Return the requests queued for each device's resident experts, and those for experts resident nowhere."""
     by_device = dict.fromkeys((device_of(pool.pool) for pool in now.pools), 0)
     unloaded = 0
     for expert, count in now.queued.items():

@@ -1,7 +1,7 @@
-"""Recording what the scheduler was told and what it decided, and replaying it: the same calls, the same actions.
+"""Traces: recording the scheduler's calls and decisions, and replaying them. The same calls give the same actions.
 
-A trace is JSON lines. The first says what the scheduler was made of; each other is one call with its arguments and
-its result. Nothing but the calls goes in, so a replay needs neither clock nor devices.
+A trace is JSON lines. The first describes the scheduler; each other line is one call with its arguments and result.
+Only calls are recorded, so a replay needs neither clock nor devices.
 """
 
 import json
@@ -24,8 +24,7 @@ from experts.spec import ExpertId
 
 R = TypeVar("R")
 
-#: Version of the format; a reader refuses what it does not know. 2: with the performance matrix, and pools as the
-#: policy divides them.
+#: Version of the format; a reader refuses others. 2: with the performance matrix, and pools as the policy divides them.
 FORMAT = 2
 
 #: Arguments of each recorded call.
@@ -53,12 +52,12 @@ _ARGUMENTS: dict[str, Any] = {
 
 
 class TraceError(ValueError):
-    """A trace that cannot be replayed: the file, the line and what is wrong."""
+    """A trace that cannot be replayed; names the file, the line and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Makeup:
-    """What a scheduler is made of; pools and executors as `assign.partition` made them for the policy."""
+    """Everything a scheduler is made of; pools and executors are divided as the policy needs them (`partition`)."""
 
     experts: tuple[ExpertFacts, ...]
     pools: tuple[PoolFacts, ...]
@@ -167,7 +166,7 @@ class RecordingScheduler(Scheduler):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A call whose replayed result is not the recorded one; both as JSON."""
+    """A call whose replayed result differs from the recorded one; both as JSON."""
 
     line: int
     call: str
@@ -177,7 +176,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One recorded call: its line in the file, its arguments, and as JSON what it gave (`result` or `refused`)."""
+    """One recorded call: its line in the file, its arguments, and its `result` or `refused` as JSON."""
 
     line: int
     name: str
@@ -186,13 +185,13 @@ class Call:
 
 
 def read_makeup(path: Path) -> Makeup:
-    """What the recorded scheduler was made of; TraceError where the file is not a trace of this version."""
+    """Return the makeup of the recorded scheduler; TraceError if the file is not a trace of this version."""
     with path.open("rb") as file:
         return _makeup(path, file.readline())
 
 
 def read_calls(path: Path) -> Iterator[Call]:
-    """The calls of a trace in their order; TraceError where one is torn or unknown."""
+    """Yield the calls of a trace in order; TraceError if one is torn or unknown."""
     adapters = {call: TypeAdapter[tuple[Any, ...]](arguments) for call, arguments in _ARGUMENTS.items()}
     with path.open("rb") as file:
         file.readline()
@@ -208,15 +207,15 @@ def read_calls(path: Path) -> Iterator[Call]:
 
 
 def replay(path: Path) -> Iterator[Difference]:
-    """Make the calls of a trace again and yield each difference; TraceError where the file is not a trace."""
+    """Repeat the calls of a trace and yield each difference; TraceError if the file is not a trace."""
     scheduler = read_makeup(path).scheduler()
     for call in read_calls(path):
-        replayed = _again(getattr(scheduler, call.name), call.arguments)
+        replayed = _repeat(getattr(scheduler, call.name), call.arguments)
         if replayed != call.recorded:
             yield Difference(call.line, call.name, json.dumps(call.recorded), json.dumps(replayed))
 
 
-def _again(method: Callable[..., Any], arguments: tuple[Any, ...]) -> dict[str, Any]:
+def _repeat(method: Callable[..., Any], arguments: tuple[Any, ...]) -> dict[str, Any]:
     try:
         return json.loads(to_json({"result": method(*arguments)}))
     except RefusedError as error:

@@ -94,8 +94,8 @@ class _TaskChains(Chains):
             if step == 0:
                 self._course.waits_s.append(self._time.now() - self._image(accepted).arrived_s)
 
-    def answered(self, found: ImageAnswer, now: float) -> Request | Outcome:
-        accepted, step = self._under_way.pop(found.request_id)
+    def answered(self, answered: ImageAnswer, now: float) -> Request | Outcome:
+        accepted, step = self._under_way.pop(answered.request_id)
         image = self._image(accepted)
         self._course.steps += 1
         if step + 1 < len(image.chain):

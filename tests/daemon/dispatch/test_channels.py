@@ -110,7 +110,7 @@ def test_a_load_that_has_ended_is_never_watched_again_however_soon_its_end_is_he
     now_s, patience_s = time.monotonic(), 1000.0
     both_are_known = threading.Event()
     loader = PoolLoader(CPU, SimulatedPool(30, lambda _spec: float(not both_are_known.wait(60.0))), Channels())
-    hands = RunningWork([], [loader], patience_s, lambda: now_s)
+    work = RunningWork([], [loader], patience_s, lambda: now_s)
     first, waiting = an_order(CPU, "first", "demand"), an_order(CPU, "waiting", "startup")
     heard: list[tuple[bool, list[HungLoad], float | None]] = []
     done = threading.Event()
@@ -119,19 +119,19 @@ def test_a_load_that_has_ended_is_never_watched_again_however_soon_its_end_is_he
         """In the thread of the channel, which stands still at its report meanwhile."""
         assert isinstance(end, LoadEnd)
         if end.load == first.load:
-            hung = hands.load_ended(end), hands.hung_loads(now_s) + hands.hung_loads(now_s + patience_s + 2.0)
-            heard.append((*hung, hands.next_look_s(now_s)))
-        elif hands.load_ended(end) or hands.hung_loads(now_s) or hands.next_look_s(now_s) is not None:
+            hung = work.load_ended(end), work.hung_loads(now_s) + work.hung_loads(now_s + patience_s + 2.0)
+            heard.append((*hung, work.next_check_s(now_s)))
+        elif work.load_ended(end) or work.hung_loads(now_s) or work.next_check_s(now_s) is not None:
             raise AssertionError(end)
         else:
             done.set()
 
-    hands.start(drive_hears_at_once)
-    hands.change(CPU, first)
-    hands.change(CPU, waiting)
+    work.start(drive_hears_at_once)
+    work.change(CPU, first)
+    work.change(CPU, waiting)
     both_are_known.set()
     assert done.wait(60.0)
-    assert hands.stop(now_s + 60.0)
+    assert work.stop(now_s + 60.0)
     assert heard == [(False, [], now_s + patience_s)]
 
 
