@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from daemon.app import App
+from daemon.dispatch.orders import Devices
 from daemon.errors import ConfigError, StartError
 from daemon.host.logs import configure_logs, is_journal
 from daemon.host.package_owners import foreign_owners
@@ -44,26 +45,27 @@ class _Signals:
         signal.signal(signal.SIGHUP, lambda *_: self.reload.set())
 
 
-def serve(config: Path) -> int:
-    """Run the daemon of `config` until SIGTERM or SIGINT; 0, or 2 and one line on stderr where it could not start.
+def serve(config: Path, devices: Devices | None = None) -> int:
+    """Run the daemon of `config` until SIGTERM or SIGINT, on this PC's devices unless others are given.
 
-    1: a defect ended it, in the same order as a signal does.
+    Returns the exit status: 0; 2, with one line on stderr, if it could not start; 1 if a defect ended it (in the same
+    order as a signal does).
     """
     configure_logs(os.environ, sys.stderr)
     faulthandler.enable()  # the watchdog ends a daemon that hangs by SIGABRT: the log then has each thread's stack
     signals, notifier = _Signals(), Notifier()
-    app = _start(config, notifier)
+    app = _start(config, notifier, devices)
     status = 2 if app is None else _run(app, notifier, signals)
     _leave_threads_behind(status)
     return status
 
 
-def _start(config: Path, notifier: Notifier) -> App | None:
+def _start(config: Path, notifier: Notifier, devices: Devices | None) -> App | None:
     """The running line; None, and one line on stderr, where it could not start."""
     try:
         with notifier.patience():
             _refuse_foreign_packages()
-            app = App(load_line(config), config, notifier.status)
+            app = App(load_line(config), config, notifier.status, devices=devices)
             app.start()
     except ConfigError as error:
         problems = error.problems

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import yaml
 from PIL import Image
 
 from experts.catalog import write_catalog
-from experts.vision import frameworks
-from tools.training.importer import import_classifier, import_detector
 
 CLASSIFIERS = ("R0402", "C0603", "QFP64")
 RULES = """\
@@ -34,6 +31,11 @@ defects: {bridge: D207}
 
 def make_experts(folder: Path) -> None:
     """Three ResNet-18 classifiers and a YOLO11n detector at 64 pixels, random weights, with their catalog."""
+    import torch
+
+    from experts.vision import frameworks
+    from tools.training.importer import import_classifier, import_detector
+
     torch.set_num_threads(1)
     torch.manual_seed(7)
     entries: dict[str, Any] = {}
@@ -86,9 +88,13 @@ def a_jpeg(seed: int = 0, width: int = 80, height: int = 60) -> bytes:
 
 def make_versions(first: Path, second: Path) -> None:
     """Classifiers P and Q with labels ok and bad in `first`; in `second` another P, as if trained on swapped labels."""
+    import torch
+
+    from experts.vision import frameworks
+
     torch.set_num_threads(1)
     entries: dict[str, Any] = {}
-    states: dict[str, dict[str, torch.Tensor]] = {}
+    states: dict[str, dict[str, Any]] = {}
     for seed, name in enumerate("PQ"):
         torch.manual_seed(seed)
         states[name] = frameworks.torchvision().models.resnet18(num_classes=2).state_dict()
@@ -98,6 +104,8 @@ def make_versions(first: Path, second: Path) -> None:
     write_catalog(second / "catalog.yaml", {"P": _small_classifier(swapped, second, "P")})
 
 
-def _small_classifier(state: dict[str, torch.Tensor], out: Path, name: str) -> dict[str, Any]:
+def _small_classifier(state: dict[str, Any], out: Path, name: str) -> dict[str, Any]:
+    from tools.training.importer import import_classifier
+
     image = np.zeros((32, 32, 3), np.uint8)
     return import_classifier(state, "resnet18", ("ok", "bad"), 32, out, expert=name, images=[image]).entry

@@ -27,9 +27,10 @@ from daemon.errors import is_device_error
 from daemon.policy.actions import Load, Resize, Unload
 from daemon.policy.request import ExecutorFacts, PoolFacts, PoolId, RequestId
 from daemon.records import JournalKey
-from experts.errors import ExpertError
+from experts.errors import ExpertError, WeightsError
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.preprocess import Prepared
+from experts.weights import verify_sha256
 
 #: An expert's answer about an image.
 AnswerOf = Callable[[ExpertSpec, ImageOrder], Answer | Unanswered]
@@ -199,14 +200,16 @@ class SimulatedSlot:
 class SimulatedPool:
     """Residents by name only. `broken` experts fail to load, as a damaged file does, or a lost device ("CUDA error").
 
-    A load takes `load_s` real seconds: 0 where a `SimulatedLoader` counts simulated ones.
+    `read(spec)` is called in each load, as a real pool reads the weights: it may take real time, or raise ExpertError.
     """
 
-    def __init__(self, budget_bytes: int, device: str = "cpu", load_s: float = 0.0) -> None:
+    def __init__(
+        self, budget_bytes: int, device: str = "cpu", read: Callable[[ExpertSpec], None] = lambda _spec: None
+    ) -> None:
         self.budget_bytes = budget_bytes
         self.device = device
         self.broken: dict[ExpertId, str] = {}
-        self._load_s = load_s
+        self._read = read
         self._resident: dict[ExpertId, ExpertSpec] = {}
 
     @property
@@ -225,8 +228,6 @@ class SimulatedPool:
     def load(
         self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: "SimulatedPool | None" = None
     ) -> SimulatedLoad:
-        if self._load_s:
-            time.sleep(self._load_s)
         for expert in evict:
             self._resident.pop(expert, None)
         if source is not None and spec.expert not in source.resident():
@@ -238,8 +239,11 @@ class SimulatedPool:
         free_bytes = self.budget_bytes - self.used_bytes
         if spec.weights_bytes > free_bytes:
             raise ExpertError(spec.expert, f"needs {spec.weights_bytes} bytes, {free_bytes} are free")
+        begun_s = time.monotonic()
+        self._read(spec)
         self._resident[spec.expert] = spec
-        return SimulatedLoad(spec.weights_bytes, self._load_s * 1000.0, "disk" if source is None else "ram")
+        load_ms = (time.monotonic() - begun_s) * 1000.0
+        return SimulatedLoad(spec.weights_bytes, load_ms, "disk" if source is None else "ram")
 
     def unload(self, expert: ExpertId) -> None:
         if self._resident.pop(expert, None) is None:
@@ -399,17 +403,14 @@ class SimulatedExecutor:
 class SimulatedDevices:
     """Devices for a whole line: real executor and loader threads over pools and networks that are simulated.
 
-    `answer(spec, image)` stands in for a network; a batch takes `batch_s` seconds, a load `load_s`.
+    A load reads the weights file and checks its digest. `answer(spec, image)` stands in for a network.
     """
 
-    def __init__(
-        self, answer: Callable[[ExpertSpec, Prepared], Answer], *, batch_s: float = 0.0, load_s: float = 0.0
-    ) -> None:
+    def __init__(self, answer: Callable[[ExpertSpec, Prepared], Answer]) -> None:
         self._answer = answer
-        self._batch_s, self._load_s = batch_s, load_s
 
     def pool(self, facts: PoolFacts) -> SimulatedPool:
-        return SimulatedPool(facts.budget_bytes, facts.device, self._load_s)
+        return SimulatedPool(facts.budget_bytes, facts.device, _verify_weights)
 
     def executor(
         self,
@@ -422,6 +423,11 @@ class SimulatedDevices:
         return ExecutorThread(facts, pool.slot, read, self._infer, mark=mark)
 
     def _infer(self, slot: SimulatedSlot, images: Sequence[Prepared]) -> list[Answer]:
-        if self._batch_s:
-            time.sleep(self._batch_s)
         return [self._answer(slot.spec, image) for image in images]
+
+
+def _verify_weights(spec: ExpertSpec) -> None:
+    try:
+        verify_sha256(spec)
+    except WeightsError as error:
+        raise ExpertError(spec.expert, error.message, error.file) from error
