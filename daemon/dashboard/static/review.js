@@ -179,7 +179,7 @@
     unsent = null;
     if (status === 409) {
       const here = await renew(request.id).catch(() => false);
-      complain(body.code === "conflict" ? "Somebody else was there" : "Not stored", reason + (here ? " This is how it stands now." : ""));
+      complain(body.code === "conflict" ? "Somebody else has decided" : "Not stored", reason + (here ? " The page shows the current state." : ""));
     } else if (status === 404) {
       complain("This image is gone", reason);
       if (current && current.id === request.id) next();

@@ -1,8 +1,8 @@
 """Real headless Chromium before a real line, for the tests of every page.
 
-`open_page("http://…", width=390, dark=True)` gives a page of Playwright. What a person would see in the browser's
-console fails the test at its end: errors of scripts, requests that fail, and any request to another host. A test that
-means to meet a refusal says so: `open_page.forgive("403")`.
+`open_page("http://…", width=390, dark=True)` returns a page of Playwright. A test fails at its end if the browser's
+console has errors of scripts, failed requests or any request to another host. A test that expects a refusal says so:
+`open_page.forgive("403")`.
 """
 
 import re
@@ -20,14 +20,14 @@ import pytest
 
 from tests.contract.client import Line
 from tests.lines import a_jpeg
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 from tools.setup.service import free_port
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request
 
 HEIGHTS = {1280: 800, 390: 844}
-#: Verdicts that need no trained weights, on components with names that an eye knows.
+#: Verdicts that need no trained weights, on components with familiar names.
 RULES = """\
 boards:
   mainboard-a: {components: {R0402: [R1, R2], C0603: [C1], QFP64: [U1]}}
@@ -41,22 +41,24 @@ detectors:
   solder: {expert: yolo-solder, require: {void: {min: 64}}}
 defects: {void: D301}
 """
-#: What `fill` publishes: board type, serial, lot, its parts, and the verdict of the board.
+#: The boards that `fill` publishes: board type, serial, lot, parts, and the verdict of the board.
+HOSTILE_SERIAL = "<b onload=alert(1)>&amp; 'é'"
 BOARDS = (
-    ("sensor-node", "A0001", "L1", (("R1", "R0402"), ("R2", "R0402")), "pass"),
-    ("sensor-node", "A0002", "L1", (("R1", "R0402"), ("R2", "R0402")), "unknown"),
-    ("mainboard-a", "B0001", "L1", (("R1", "R0402"), ("R2", "R0402"), ("C1", "C0603"), ("U1", "QFP64")), "fail"),
-    ("mainboard-a", "B0002", "L2", (("R1", "R0402"), ("R2", "R0402"), ("C1", "C0603"), ("U1", "QFP64")), "fail"),
-    ("open-board", "C0001", "L2", (("C1", "C0603"), ("R1", "R0402")), None),
-    ("sensor-node", "<b onload=alert(1)>&amp; 'é'", "L2", (("R1", "R0402"), ("R2", "R0402")), "pass"),
+    ("sensor-node", "A0001", "L1", "R1 R2", "pass"),
+    ("sensor-node", "A0002", "L1", "R1 R2", "unknown"),
+    ("mainboard-a", "B0001", "L1", "R1 R2 C1 U1", "fail"),
+    ("mainboard-a", "B0002", "L2", "R1 R2 C1 U1", "fail"),
+    ("open-board", "C0001", "L2", "C1 R1", None),
+    ("sensor-node", HOSTILE_SERIAL, "L2", "R1 R2", "pass"),
 )
+PARTS = {"R": "R0402", "C": "C0603", "U": "QFP64"}
 #: A connection that a page held open ends with the page.
 _ENDED = ("net::ERR_ABORTED",)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    """Debian's Chromium, headless. A module's own: while it runs, asyncio.run cannot be used in this thread."""
+    """Debian's Chromium, headless, one for each module: while it runs, asyncio.run cannot be used in this thread."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright (extra dev)")
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -72,12 +74,12 @@ def browser() -> Iterator["Browser"]:
 
 
 def let_time_stand(page: "Page", ahead_s: float = 0.0) -> None:
-    """For what a page measures between two keys or taps, `ahead_s` from now: a busy machine takes its time for each."""
+    """Stop the page's clock `ahead_s` from now: on a busy machine two keys or taps would be too far apart."""
     page.clock.set_fixed_time(time.time() + ahead_s)
 
 
 class Pages:
-    """Opens pages and listens to what they complain about."""
+    """Opens pages and collects their complaints."""
 
     def __init__(self, browser: "Browser") -> None:
         self._browser = browser
@@ -88,13 +90,7 @@ class Pages:
     def __call__(
         self, url: str, width: int = 1280, dark: bool = False, wait_until: str = "load", **context: Any
     ) -> "Page":
-        """A page in a fresh context (no cookies), as wide as a desk's screen (1280) or a telephone's (390)."""
-        page = self.blank(url, width, dark, **context)
-        page.goto(url, wait_until=wait_until)  # pyright: ignore[reportArgumentType]
-        return page
-
-    def blank(self, url: str, width: int = 1280, dark: bool = False, **context: Any) -> "Page":
-        """The same before it goes anywhere; `url` says which host is its own."""
+        """Open a page in a new context (no cookies), as wide as a desktop screen (1280) or a telephone's (390)."""
         opened = self._browser.new_context(
             viewport={"width": width, "height": HEIGHTS.get(width, 800)},
             color_scheme="dark" if dark else "light",
@@ -106,39 +102,40 @@ class Pages:
         page = opened.new_page()
         home = urlsplit(url).netloc
 
-        def asked(request: "Request") -> None:
+        def on_request(request: "Request") -> None:
             parts = urlsplit(request.url)
             if parts.scheme not in ("data", "blob", "about") and parts.netloc != home:
                 self.complaints.append(f"a request to another host: {request.url}")
 
-        def failed(request: "Request") -> None:
+        def on_failure(request: "Request") -> None:
             if request.failure not in _ENDED:
                 self.complaints.append(f"a request failed: {request.url} {request.failure}")
 
-        def said(message: "ConsoleMessage") -> None:
+        def on_console(message: "ConsoleMessage") -> None:
             if message.type == "error":
                 self.complaints.append(f"in the console: {message.text} ({message.location.get('url', '')})")
 
-        page.on("request", asked)
-        page.on("requestfailed", failed)
-        page.on("console", said)
+        page.on("request", on_request)
+        page.on("requestfailed", on_failure)
+        page.on("console", on_console)
         page.on("pageerror", lambda error: self.complaints.append(f"an error of a script: {error}"))
+        page.goto(url, wait_until=wait_until)  # pyright: ignore[reportArgumentType]
         return page
 
     def forgive(self, pattern: str) -> None:
-        """Complaints that match are meant, for example `forgive("403")`."""
+        """Expect complaints that match, for example `forgive("403")`."""
         self._forgiven.append(pattern)
 
     def close(self) -> list[str]:
-        """Close all; what was complained about and not forgiven."""
+        """Close all pages, and return the complaints that were not forgiven."""
         for context in self._contexts:
             context.close()
-        return [one for one in self.complaints if not any(re.search(known, one) for known in self._forgiven)]
+        return [text for text in self.complaints if not any(re.search(known, text) for known in self._forgiven)]
 
 
 @pytest.fixture
 def open_page(browser: "Browser") -> Iterator[Pages]:
-    """`open_page(url, width=1280, dark=False)`; what the browser complained about fails the test."""
+    """`open_page(url, width=1280, dark=False)`; the browser's complaints fail the test."""
     pages = Pages(browser)
     yield pages
     complaints = pages.close()
@@ -158,40 +155,37 @@ class ShownLine(Line):
     def url(self, path: str = "/") -> str:
         return self.http + path
 
-    def wait_until_it_shows(self, timeout_s: float = PATIENCE_S) -> None:
+    def wait_until_it_shows(self) -> None:
         """The web process is a child of its own, and starts after the line is ready."""
-        until_s = time.monotonic() + timeout_s
-        while True:
-            try:
-                urllib.request.urlopen(self.url("/login"), timeout=PATIENCE_S).close()  # noqa: S310 - our own http
-            except urllib.error.HTTPError as error:  # the daemon, in its place
-                error.close()
-            except OSError:
-                pass
-            else:
-                return
-            assert time.monotonic() < until_s, f"no page answers at {self.http}; see {self.folder}/daemon.log"
-            time.sleep(0.1)
+        until(self._shows, lambda: f"no page answers at {self.http}; see {self.folder}/daemon.log")
+
+    def _shows(self) -> bool:
+        try:
+            urllib.request.urlopen(self.url("/login"), timeout=PATIENCE_S).close()  # noqa: S310 - our own http
+        except urllib.error.HTTPError as error:  # the daemon, in its place
+            error.close()
+            return False
+        except OSError:
+            return False
+        return True
+
+    def send_image(self, **fields: Any) -> str:
+        return self.send(a_jpeg(self.count, 160, 120), **fields)
 
     def fill(self) -> None:
         """Publish BOARDS and wait until every image has its verdict."""
         for board_type, serial, lot, parts, verdict in BOARDS:
             board = {"type": board_type, "serial": serial, "lot": lot, "station": "AOI-1"}
-            for designator, component in parts:
-                self.send(
-                    a_jpeg(self.count, 160, 120),
-                    board=board,
-                    component=component,
-                    designator=designator,
-                    **({"deadline_ms": 1} if verdict == "unknown" else {}),
-                )
+            late = {"deadline_ms": 1} if verdict == "unknown" else {}
+            for designator in parts.split():
+                self.send_image(board=board, component=PARTS[designator[0]], designator=designator, **late)
         self.idle()
         self.wait(lambda: self.rows("SELECT count(*) FROM inspections WHERE status <> 'done'") == [(0,)])
 
 
 @contextmanager
 def showing(folder: Path, experts: Path, rules: str = RULES, **settings: Any) -> Iterator[ShownLine]:
-    """A line whose daemon runs and whose dashboard answers; empty."""
+    """An empty line whose daemon runs and whose dashboard answers."""
     line = ShownLine(folder, experts, rules, **settings)
     with line.service():
         line.wait_until_it_shows()

@@ -1,4 +1,4 @@
-"""Who gets in, and what a page may do: over real sockets, with the headers that browsers and others send."""
+"""Access to the pages, over real sockets, with the headers that browsers and others send."""
 
 import re
 import signal
@@ -11,25 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.dashboard.web import Answer, Stream, Web
+from tests.daemon.dashboard.web import Stream, Web, WebAnswer, a_token
 from tests.waiting import PATIENCE_S, until
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
 TOKEN = "0123456789abcdef" * 2
+BEARER = f"Bearer {TOKEN}"
 PATHS = (
     *("/", "/boards", "/boards/1", "/pictures/1", "/events?topic=line", "/metrics", "/healthz", "/readyz"),
     *("/nothing", "/../etc/passwd", "/review", "/defects", "/experts", "/machine"),
 )
-
-
-def a_token(folder: Path, text: str = TOKEN) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "token"
-    file.unlink(missing_ok=True)
-    file.write_text(text + "\n", encoding="utf-8")
-    file.chmod(0o600)
-    return file
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +35,22 @@ def open_web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
 def shut_web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
     """Behind a token."""
     folder = tmp_path_factory.mktemp("shut")
-    with Web(folder / "line", a_token(folder)).running() as web:
+    with Web(folder / "line", a_token(folder, TOKEN)).running() as web:
         yield web
 
 
-def log_in(web: Web, token: str = TOKEN, **headers: str) -> Answer:
-    return web.post("/login", f"token={token}&next=/boards", **{"Origin": f"http://{web.host}"} | headers)
+def log_in(web: Web, token: str = TOKEN, target: str = "/boards", **headers: str) -> WebAnswer:
+    return web.post("/login", f"token={token}&next={target}", **{"Origin": web.origin} | headers)
 
 
-def cookie(answer: Answer) -> str:
+def cookie(answer: WebAnswer) -> str:
     return answer.headers["set-cookie"].split(";")[0]
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "LOCALHOST", "[::1]", "127.8.8.8", "localhost."])
 def test_on_loopback_every_loopback_name_is_answered(open_web: Web, name: str) -> None:
-    assert open_web.get("/boards", Host=f"{name}:{open_web.port}").status == 200
-    assert open_web.get("/boards", Host=name).status == 200
+    for host in (name, f"{name}:{open_web.port}"):
+        assert open_web.get("/boards", Host=host).status == 200
 
 
 @pytest.mark.parametrize(
@@ -77,19 +69,21 @@ def test_without_the_token_a_browser_sees_the_login_and_a_program_hears_what_is_
     for path in PATHS:
         browser = shut_web.get(path)
         assert (browser.status, browser.headers["location"].startswith("/login?next=/")) == (303, True), path
-        for wrong in ("application/json", "*/*"):
-            program = shut_web.get(path, Accept=wrong)
-            assert (program.status, program.text) == (401, "a bearer token is needed\n"), path
+        program = shut_web.get(path, Accept="application/json")
+        assert (program.status, program.text) == (401, "a bearer token is needed\n"), path
         assert shut_web.get(path, HX_Request="true").headers["hx-redirect"] == "/login"
-        assert shut_web.get(path, "POST", "", Origin=f"http://{shut_web.host}").status in (303, 401), path
+        assert shut_web.post(path, Origin=shut_web.origin).status in (303, 401), path
     assert shut_web.get("/static/app.css").status == 200
     wrong = shut_web.get("/healthz", Accept="*/*", Authorization="Bearer wrong")
     assert (wrong.status, wrong.text) == (401, "this token is not the line's\n")
+    for name in ("Bearer", "bearer"):
+        assert shut_web.get("/boards", Authorization=f"{name} {TOKEN}").status == 200
+    assert shut_web.get("/healthz", Authorization=BEARER, Accept="*/*").status == 503  # there is no daemon
 
 
-def test_the_login_leads_nowhere_else_and_tells_an_operator_whom_to_ask(shut_web: Web) -> None:
+def test_the_login_shows_no_page_and_tells_an_operator_whom_to_ask(shut_web: Web) -> None:
     login = shut_web.get("/login").text
-    assert "Ask whoever runs this line for its token" in login
+    assert "Ask the person who runs this line for its token" in login
     for within in ("/review", "/machine", "/logout", "Log out", "data-go"):
         assert within not in login.split("</form>")[0].replace("/login", ""), within
     inside = shut_web.get("/boards", Cookie=cookie(log_in(shut_web))).text
@@ -97,62 +91,44 @@ def test_the_login_leads_nowhere_else_and_tells_an_operator_whom_to_ask(shut_web
     assert 'href="/review"' in inside
 
 
-def test_a_program_comes_in_with_the_bearer_token(shut_web: Web) -> None:
-    assert shut_web.get("/boards", Authorization=f"Bearer {TOKEN}").status == 200
-    assert shut_web.get("/healthz", Authorization=f"bearer {TOKEN}", Accept="*/*").status == 503  # there is no daemon
-
-
-def test_the_login_gives_a_cookie_that_is_not_the_token_and_that_scripts_and_other_sites_do_not_get(
-    shut_web: Web,
-) -> None:
+def test_the_cookie_is_not_the_token_and_neither_scripts_nor_other_sites_get_it(shut_web: Web) -> None:
     answer = log_in(shut_web)
     assert (answer.status, answer.headers["location"]) == (303, "/boards")
-    said = answer.headers["set-cookie"]
-    assert "HttpOnly" in said
-    assert "SameSite=strict" in said
-    assert TOKEN not in said
-    assert "Secure" not in said
+    header = answer.headers["set-cookie"]
+    assert all(flag in header for flag in ("HttpOnly", "SameSite=strict"))
+    assert TOKEN not in header
+    assert "Secure" not in header
     assert "Secure" in log_in(shut_web, X_Forwarded_Proto="https").headers["set-cookie"]
     assert shut_web.get("/boards", Cookie=cookie(answer)).status == 200
-    gone = shut_web.post("/logout", Cookie=cookie(answer), Origin=f"http://{shut_web.host}")
+    gone = shut_web.post("/logout", Cookie=cookie(answer), Origin=shut_web.origin)
     assert re.search(r'=""?; .*Max-Age=0', gone.headers["set-cookie"])
 
 
 def test_a_cookie_that_somebody_made_or_changed_or_kept_too_long_is_worth_nothing(shut_web: Web) -> None:
-    good = cookie(log_in(shut_web))
-    name, value = good.split("=")
+    name, value = cookie(log_in(shut_web)).split("=")
     until, mark = value.split(".")
-    for bad in (
-        f"{name}={int(until) + 1}.{mark}",
-        f"{name}={until}.{mark[:-1]}",
-        f"{name}={until}.{'0' * 64}",
-        f"{name}=.{mark}",
-        f"{name}={until}",
-        f"{name}={TOKEN}",
-        f"{name}=1.{mark}",
-        f"{name}=ü.ü",
-        "coserve=1",
-    ):
-        assert shut_web.get("/boards", Cookie=bad.encode().decode("latin-1")).status == 303, bad
+    bad = (f"{int(until) + 1}.{mark}", f"{until}.{mark[:-1]}", f"{until}.{'0' * 64}", f".{mark}", until, TOKEN)
+    for wrong in (*(f"{name}={one}" for one in (*bad, f"1.{mark}", "ü.ü")), "coserve=1"):
+        assert shut_web.get("/boards", Cookie=wrong.encode().decode("latin-1")).status == 303, wrong
 
 
 def test_wrong_tokens_wait_and_the_right_one_does_not_wait_for_them(shut_web: Web) -> None:
-    found: list[int] = []
+    statuses: list[int] = []
 
     def guess() -> None:
-        while 429 not in found:  # until there were too many at once
-            found.append(shut_web.get("/boards", Authorization="Bearer wrong").status)
+        while 429 not in statuses:  # until there were too many at once
+            statuses.append(shut_web.get("/boards", Authorization="Bearer wrong").status)
 
     guessing = [threading.Thread(target=guess) for _ in range(20)]
     began_s = time.monotonic()
-    for one in guessing:
-        one.start()
-    assert shut_web.get("/boards", Authorization=f"Bearer {TOKEN}").status == 200
+    for thread in guessing:
+        thread.start()
+    assert shut_web.get("/boards", Authorization=BEARER).status == 200
     assert log_in(shut_web).status == 303
-    for one in guessing:
-        one.join()
+    for thread in guessing:
+        thread.join()
     assert time.monotonic() - began_s >= 1.0
-    assert set(found) == {401, 429}
+    assert set(statuses) == {401, 429}
     wrong = log_in(shut_web, "wrong")
     assert (wrong.status, "set-cookie" in wrong.headers) == (401, False)
     assert "This is not the token" in wrong.text
@@ -160,40 +136,33 @@ def test_wrong_tokens_wait_and_the_right_one_does_not_wait_for_them(shut_web: We
 
 @pytest.mark.parametrize("target", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)"])
 def test_the_login_leads_to_this_site_only(shut_web: Web, target: str) -> None:
-    answer = shut_web.post("/login", f"token={TOKEN}&next={target}", Origin=f"http://{shut_web.host}")
+    answer = log_in(shut_web, target=target)
     assert (answer.status, answer.headers["location"]) == (303, "/")
     assert 'name="next" value="/"' in shut_web.get(f"/login?next={target}".replace("\\", "%5C")).text
 
 
 def test_nothing_is_taken_from_another_sites_page(open_web: Web, shut_web: Web) -> None:
-    own = cookie(log_in(shut_web))
-    for web, extra in ((open_web, {}), (shut_web, {"Cookie": own})):
+    for web, extra in ((open_web, {}), (shut_web, {"Cookie": cookie(log_in(shut_web))})):
         refused: tuple[dict[str, str], ...] = (
-            {},
-            {"Origin": "http://evil.example"},
-            {"Origin": "null"},
-            {"Origin": ""},
+            *({}, {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": ""}),
+            *({"Sec_Fetch_Site": "same-site"}, {"Sec_Fetch_Site": "none"}, {"Origin": "http://127.0.0.1:1"}),
             {"Origin": "http://evil.example", "Sec_Fetch_Site": "same-origin"},
-            {"Origin": f"http://{web.host}", "Sec_Fetch_Site": "cross-site"},
-            {"Sec_Fetch_Site": "same-site"},
-            {"Sec_Fetch_Site": "none"},
-            {"Origin": "http://127.0.0.1:1"},
-            {"Referer": f"http://{web.host}/"},
+            {"Origin": web.origin, "Sec_Fetch_Site": "cross-site"},
+            {"Referer": f"{web.origin}/"},
         )
         for headers in refused:
             assert web.post("/logout", **headers, **extra).status == 403, headers
-        assert web.post("/logout", Origin=f"http://{web.host}", **extra).status == 303
+        assert web.post("/logout", Origin=web.origin, **extra).status == 303
         assert web.post("/logout", Sec_Fetch_Site="same-origin", **extra).status == 303
         for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
             assert web.get("/boards", method, **extra).status == 405
-    assert shut_web.post("/logout", Authorization=f"Bearer {TOKEN}").status == 303
+    assert shut_web.post("/logout", Authorization=BEARER).status == 303
     assert open_web.post("/logout", Authorization="Bearer anything").status == 403
 
 
 def test_another_sites_page_may_link_here_and_not_make_us_work(open_web: Web) -> None:
-    for mode in ("no-cors", "cors"):
-        assert open_web.get("/boards", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode=mode).status == 403
-    assert open_web.get("/boards", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200
+    for mode, status in (("no-cors", 403), ("cors", 403), ("navigate", 200)):
+        assert open_web.get("/boards", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode=mode).status == status
     head = open_web.get("/boards", "HEAD")
     assert (head.status, head.text) == (200, "")
 
@@ -201,24 +170,22 @@ def test_another_sites_page_may_link_here_and_not_make_us_work(open_web: Web) ->
 def test_every_answer_forbids_scripts_of_others_frames_and_guessed_types(open_web: Web, shut_web: Web) -> None:
     answers = [
         *(open_web.get(path) for path in ("/", "/boards", "/boards/99", "/nothing", "/static/app.js", "/pictures/9")),
-        open_web.get("/boards", Host="evil.example"),
-        open_web.get("/boards", "PUT"),
-        open_web.post("/boards"),
-        shut_web.get("/boards"),
-        shut_web.get("/boards", Accept="*/*"),
+        *(open_web.get("/boards", Host="evil.example"), open_web.get("/boards", "PUT"), open_web.post("/boards")),
+        *(shut_web.get("/boards"), shut_web.get("/boards", Accept="*/*")),
     ]
     for answer in answers:
-        assert "default-src 'self'" in answer.headers["content-security-policy"]
-        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
-        assert "unsafe" not in answer.headers["content-security-policy"]
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
         assert answer.headers["x-frame-options"] == "DENY"
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert "server" not in answer.headers
-    assert open_web.get("/boards").headers["cache-control"] == "no-store"
+    assert answers[1].headers["cache-control"] == "no-store"
 
 
 def test_a_new_token_voids_every_cookie_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
-    token = a_token(tmp_path)
+    token = a_token(tmp_path, TOKEN)
     with Web(tmp_path / "line", token).running() as web:
         assert web.process
         before = cookie(log_in(web))
@@ -234,15 +201,15 @@ def test_a_new_token_voids_every_cookie_and_a_bad_one_changes_nothing(tmp_path: 
 
 
 def test_too_long_requests_are_refused(open_web: Web) -> None:
-    assert open_web.post("/logout", "x" * 70_000, Origin=f"http://{open_web.host}").status == 413
-    with socket.create_connection(("127.0.0.1", open_web.port), timeout=PATIENCE_S) as peer:
-        head = f"POST /login HTTP/1.1\r\nHost: {open_web.host}\r\nOrigin: http://{open_web.host}\r\n"
-        peer.sendall(f"{head}Content-Type: application/x-www-form-urlencoded\r\n".encode())
-        peer.sendall(b"Transfer-Encoding: chunked\r\n\r\n" + (b"2710\r\n" + b"x" * 10_000 + b"\r\n") * 10)
-        assert peer.recv(4096).startswith(b"HTTP/1.1 4")
-    with socket.create_connection(("127.0.0.1", open_web.port), timeout=PATIENCE_S) as peer:
-        peer.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 40_000)
-        assert b" 400 " in peer.recv(4096)
+    assert open_web.post("/logout", "x" * 70_000, Origin=open_web.origin).status == 413
+    head = f"POST /login HTTP/1.1\r\nHost: {open_web.host}\r\nOrigin: {open_web.origin}\r\n"
+    head += "Content-Type: application/x-www-form-urlencoded\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunks = (b"2710\r\n" + b"x" * 10_000 + b"\r\n") * 10
+    long_header = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 40_000
+    for request, answer in ((head.encode() + chunks, b"HTTP/1.1 4"), (long_header, b"HTTP/1.1 400 ")):
+        with socket.create_connection(("127.0.0.1", open_web.port), timeout=PATIENCE_S) as peer:
+            peer.sendall(request)
+            assert peer.recv(4096).startswith(answer)
     assert open_web.get("/boards?serial=" + "x" * 129).status == 422
     assert open_web.get("/boards").status == 200
     assert "Traceback" not in open_web.log()
@@ -255,7 +222,7 @@ def test_clients_that_hold_connections_keep_nobody_out(open_web: Web) -> None:
         for number in range(200):
             peer = socket.create_connection(("127.0.0.1", open_web.port), timeout=PATIENCE_S)
             peers.append(peer)
-            with suppress(OSError):  # it had to make room already
+            with suppress(OSError):  # it may be cut off already
                 peer.sendall((b"", b"GET / HTTP/1.1\r\nHost: x\r\n", b"\x00\xff\r\n\r\n")[number % 3])
         for _ in range(5):
             assert open_web.get("/boards").status == 200
@@ -265,21 +232,25 @@ def test_clients_that_hold_connections_keep_nobody_out(open_web: Web) -> None:
 
 
 def test_a_request_that_trickles_is_cut(open_web: Web) -> None:
+    def is_cut() -> bool:
+        try:
+            peer.sendall(b"G")
+            return peer.recv(1000) == b""
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
+
     with socket.create_connection(("127.0.0.1", open_web.port), timeout=0.5) as peer:
-        until_s = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until_s:
-            try:
-                peer.sendall(b"G")
-                if peer.recv(1000) == b"":
-                    return
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-        pytest.fail("a byte now and then kept the connection")
+        until(is_cut)
 
 
 def test_the_sixty_fifth_listener_hears_by_name_that_there_are_too_many(open_web: Web) -> None:
+    def is_accepted() -> bool:
+        stream = Stream(open_web.host)
+        stream.close()
+        return stream.status == 200
+
     streams = [Stream(open_web.host) for _ in range(64)]
     try:
         assert {stream.status for stream in streams} == {200}
@@ -287,13 +258,7 @@ def test_the_sixty_fifth_listener_hears_by_name_that_there_are_too_many(open_web
         assert (answer.status, "64 live pages are open already" in answer.text) == (503, True)
         assert open_web.get("/boards").status == 200
         streams.pop().close()
-        until(lambda: _is_taken(open_web))
+        until(is_accepted)
     finally:
         for stream in streams:
             stream.close()
-
-
-def _is_taken(web: Web) -> bool:
-    stream = Stream(web.host)
-    stream.close()
-    return stream.status == 200

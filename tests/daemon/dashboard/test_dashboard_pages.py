@@ -1,7 +1,6 @@
-"""What the pages show and what they refuse: over HTTP, on a database that somebody may have tampered with."""
+"""The pages Boards and Board and what every page refuses: over HTTP, on a database that somebody may have changed."""
 
 import html
-import io
 import itertools
 import os
 import re
@@ -18,56 +17,34 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
-from tests.daemon.dashboard.web import AT, Stream, Web
+from tests.daemon.dashboard.web import EVIL, SQL, Stream, Web, a_picture
 from tests.small_disk import small_disk
 from tests.waiting import PATIENCE_S
 
 fastapi = pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
-EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}%00\u202e"
-SQL = (
-    "'; DROP TABLE boards; --",
-    "' OR '1'='1",
-    "1 OR 1=1",
-    "x' UNION SELECT sql FROM sqlite_master --",
-    "%",
-    "_",
-    "-1",
-    "9" * 30,
-    "1e3",
-    "\x00",
-    "NaN",
-)
-
-
-def a_picture(kind: str = "PNG", size: tuple[int, int] = (160, 120), **more: object) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", size, (20, 120, 60)).save(buffer, kind, **more)
-    return buffer.getvalue()
-
 
 @pytest.fixture(scope="module")
 def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
-    line = Web(tmp_path_factory.mktemp("pages") / "line")
-    with line.running() as running:
-        yield running
+    with Web(tmp_path_factory.mktemp("pages") / "line").running() as web:
+        yield web
 
 
 def test_a_probe_does_not_queue_behind_pages(web: Web) -> None:
-    """A line is not sick because many people ask much at once. (First: no page has read the catalog, and kept it.)"""
+    """A line is not sick because many people ask much at once. (First: no page has read the catalog, and cached it.)"""
     catalog = web.folder / "experts" / "catalog.yaml"
     catalog.parent.mkdir()
     os.mkfifo(catalog)
-    asked = [socket.create_connection(("127.0.0.1", web.port), timeout=PATIENCE_S) for _ in range(60)]
-    for one in asked:
-        one.sendall(f"GET /experts HTTP/1.1\r\nHost: {web.host}\r\nConnection: close\r\n\r\n".encode())
-    with catalog.open("wb"):  # when the first of them reads, which now waits for what is written
+    peers = [socket.create_connection(("127.0.0.1", web.port), timeout=PATIENCE_S) for _ in range(60)]
+    for peer in peers:
+        peer.sendall(f"GET /experts HTTP/1.1\r\nHost: {web.host}\r\nConnection: close\r\n\r\n".encode())
+    with catalog.open("wb"):  # opens when the first page reads, which then waits for bytes
         assert web.get("/healthz").status == 503
-        assert select.select(asked, [], [], 0)[0] == []
+        assert select.select(peers, [], [], 0)[0] == []
         catalog.unlink()
-    for one in asked:
-        assert one.recv(12) == b"HTTP/1.1 200"
-        one.close()
+    for peer in peers:
+        assert peer.recv(12) == b"HTTP/1.1 200"
+        peer.close()
 
 
 def test_a_board_shows_its_images_with_boxes_stages_and_reviews(web: Web) -> None:
@@ -76,8 +53,8 @@ def test_a_board_shows_its_images_with_boxes_stages_and_reviews(web: Web) -> Non
     web.add_image(2, 1, "pass", designator="R2")
     web.add_stage(1)
     web.add_stage(1, 1, expert="solder", label="bridge", confidence=0.61)
-    web.sql("INSERT INTO detections VALUES (1, 1, 1, 'bridge', 0.61, 10.5, 20, 30, 44)")
-    web.sql("INSERT INTO reviews VALUES (1, 1, :at, 'Anna', 'pass', NULL, 'only dust')", at=AT)
+    web.add_box(1, 1, "bridge", 0.61, 10.5, 20, 30, 44)
+    web.add_review(1, "pass", "Anna", note="only dust")
     web.add_picture("images/2026-11-21/000000/1.png", a_picture())
     page = web.get("/boards/1")
     assert page.status == 200
@@ -87,7 +64,6 @@ def test_a_board_shows_its_images_with_boxes_stages_and_reviews(web: Web) -> Non
     assert '<rect x="10.5" y="20.0" width="19.5" height="24.0">' in page.text
     picture = web.get("/pictures/1", Accept="image/*")
     assert (picture.status, picture.headers["content-type"]) == (200, "image/png")
-    assert web.get("/pictures/1", If_None_Match=picture.headers["etag"]).status == 304
 
 
 def test_a_serial_is_found_by_its_beginning_and_a_whole_one_leads_to_its_board(web: Web) -> None:
@@ -96,8 +72,8 @@ def test_a_serial_is_found_by_its_beginning_and_a_whole_one_leads_to_its_board(w
     web.add_board(12, "SN-1001")
     assert web.get("/boards?serial=SN-100").text.count('href="/boards/1') == 3
     assert web.get("/boards?serial=sn-1001").status == 200
-    found = web.get("/boards?serial=SN-1001")
-    assert (found.status, found.headers["location"]) == (303, "/boards/12")
+    scanned = web.get("/boards?serial=SN-1001")
+    assert (scanned.status, scanned.headers["location"]) == (303, "/boards/12")
     assert "attempt 2: pass" in web.get("/boards/10").text
     assert web.get("/boards?serial=%25").text.count('href="/boards/1') == 0
 
@@ -115,9 +91,7 @@ def test_a_serial_is_found_by_its_beginning_and_a_whole_one_leads_to_its_board(w
 def test_no_name_from_outside_leads_to_a_file(web: Web, path: str) -> None:
     answer = web.get(path)
     assert answer.status in (400, 404, 422), (path, answer.status)
-    assert "root:" not in answer.text
-    assert "endpoints:" not in answer.text
-    assert "import " not in answer.text
+    assert not re.search("root:|endpoints:|import ", answer.text)
 
 
 def test_a_row_that_points_out_of_the_images_folder_shows_nothing(web: Web) -> None:
@@ -141,30 +115,24 @@ def test_a_row_that_points_out_of_the_images_folder_shows_nothing(web: Web) -> N
         web.add_image(number, 20, image_path=path)
         answer = web.get(f"/pictures/{number}")
         assert (answer.status, "image" in answer.headers["content-type"]) == (404, False), path
-    gone = web.get(f"/pictures/{199 + len(paths)}", Accept="*/*")
-    assert "was pruned" in gone.text
+    assert "was pruned" in web.get(f"/pictures/{199 + len(paths)}", Accept="*/*").text
     assert web.get("/boards/20").status == 200
 
 
-@pytest.mark.parametrize(("kind", "name"), [("TIFF", "1.tif"), ("PPM", "1.ppm"), ("BMP", "1.bmp"), ("JPEG", "1.jpg")])
-def test_every_format_that_cameras_send_is_shown(web: Web, kind: str, name: str) -> None:
+@pytest.mark.parametrize("kind", ["tif", "ppm", "bmp", "jpg"])
+def test_every_format_that_cameras_send_is_shown_and_measured_as_it_is_stored(web: Web, kind: str) -> None:
     number = 300 + ord(kind[0])
+    formats = {"tif": "TIFF", "jpg": "JPEG"}
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees, which boxes ignore
+    more = {"exif": exif} if kind == "jpg" else {}
     web.add_board(number)
-    web.add_picture(f"images/f/{number}{name}", a_picture(kind))
-    web.add_image(number, number, image_path=f"images/f/{number}{name}")
+    web.add_picture(f"images/f/{number}.{kind}", a_picture(formats.get(kind, kind), **more))
+    web.add_image(number, number, image_path=f"images/f/{number}.{kind}")
     answer = web.get(f"/pictures/{number}")
     assert answer.status == 200
     assert answer.headers["content-type"] in ("image/png", "image/bmp", "image/jpeg")
     assert 'viewBox="0 0 160 120"' in web.get(f"/boards/{number}").text
-
-
-def test_a_turned_picture_is_measured_as_it_is_stored_because_boxes_are(web: Web) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turn by 90 degrees
-    web.add_board(400)
-    web.add_picture("images/f/400.jpg", a_picture("JPEG", exif=exif))
-    web.add_image(400, 400, image_path="images/f/400.jpg")
-    assert 'viewBox="0 0 160 120"' in web.get("/boards/400").text
     assert "image-orientation: none" in web.get("/static/app.css").text
 
 
@@ -176,25 +144,23 @@ def test_a_serial_full_of_html_is_text_wherever_it_is_shown(web: Web) -> None:
     web.add_image(500, 500, source=EVIL, image_id=EVIL, **evil)
     web.add_picture("images/f/500.png", a_picture())
     web.add_stage(500, expert=EVIL, expert_version=EVIL, label=EVIL)
-    web.sql("INSERT INTO detections VALUES (500, 500, 0, :evil, 0.5, 1, 1, 9, 9)", evil=EVIL)
-    web.sql("INSERT INTO reviews VALUES (500, 500, :at, :evil, 'pass', :evil, :evil)", at=AT, evil=EVIL)
+    web.add_box(500, 0, EVIL, 0.5, 1, 1, 9, 9)
+    web.add_review(500, "pass", EVIL, defect=EVIL, note=EVIL)
     stream = Stream(web.host, "topic=boards&topic=line")
     texts = [
-        *(web.get(f"/boards/{board}").text for board in (500, 501)),
-        web.get("/boards/500?inspection=500").text,
-        web.get(f"/boards?lot={quote(EVIL)}&serial={quote(EVIL[:20])}&board_type={quote(EVIL)}").text,
+        *(web.get(f"/boards/{board}").text for board in ("500", "501", "500?inspection=500")),
+        web.get("/boards", query={"lot": EVIL, "serial": EVIL[:20], "board_type": EVIL}).text,
         web.get("/").text,
         next(event["data"] for event in iter(stream.event, None) if event["event"] == "boards"),
+        *(web.get("/boards", query={name: EVIL}).text for name in ("serial", "lot", "board_type")),
     ]
     stream.close()
     for text in texts:
         assert "<script>alert" not in text
         assert "onerror=alert(2)>" not in text
-        assert "49" not in re.findall(r"\{\{7\*7\}\}|&gt;49", text)
+        assert "&gt;49" not in text
         assert "<b>" not in text
     assert html.escape(EVIL, quote=False)[:40] in texts[0].replace("&#34;", '"').replace("&#39;", "'")
-    for name in ("serial", "lot", "board_type"):
-        assert "<script>" not in web.get(f"/boards?{name}={quote(EVIL)}").text
     for path in (f"/{quote(EVIL)}", f"/boards/{quote(EVIL)}", f"/events?topic={quote(EVIL)}"):
         for accept in ("text/html", "*/*"):
             answer = web.get(path, Accept=accept)
@@ -217,9 +183,13 @@ def test_sql_in_any_parameter_of_any_page_is_a_value_or_refused(web: Web) -> Non
     from daemon.dashboard.app import PAGES
     from daemon.dashboard.site.site import make_site
 
+    def parameters(dependant: "fastapi.dependencies.models.Dependant") -> list[str]:
+        inner = [name for dependency in dependant.dependencies for name in parameters(dependency)]
+        return [*(field.alias for field in dependant.query_params), *inner]
+
     site = make_site(load_config(web.config))
     asked = [
-        (route.path, [field.alias for field in (*route.dependant.query_params, *_inner(route.dependant))])
+        (route.path, parameters(route.dependant))
         for page in PAGES
         for route in page(site).routes
         if isinstance(route, fastapi.routing.APIRoute) and "GET" in route.methods
@@ -227,13 +197,10 @@ def test_sql_in_any_parameter_of_any_page_is_a_value_or_refused(web: Web) -> Non
     site.database.close()
     before = web.sql("SELECT count(*) FROM boards")
     assert len(asked) >= 8
+    assert {"lot", "from", "kind", "serial", "held", "q", "seconds"} <= {name for _, names in asked for name in names}
     for path, names in asked:
-        holes = re.findall(r"\{[^}]+\}", path)
         for value in SQL:
-            filled = path
-            for hole in holes:
-                filled = filled.replace(hole, quote(value, safe=""))
-            targets = [filled] if holes else []
+            targets = [re.sub(r"{[^}]+}", quote(value, safe=""), path)] if "{" in path else []
             targets += [f"{re.sub(r'{[^}]+}', '1', path)}?{name}={quote(value)}" for name in names]
             for target in targets:
                 answer = web.get(target)
@@ -242,23 +209,18 @@ def test_sql_in_any_parameter_of_any_page_is_a_value_or_refused(web: Web) -> Non
     assert web.sql("SELECT count(*) FROM boards") == before
 
 
-def _inner(dependant: "fastapi.dependencies.models.Dependant") -> list[object]:
-    return [field for one in dependant.dependencies for field in (*one.query_params, *_inner(one))]
-
-
 def test_a_board_of_a_million_images_is_shown_in_parts(tmp_path: Path) -> None:
     line = Web(tmp_path / "line")
     line.add_board(1, expected=1_000_000)
+    line.add_image(1, 1, "pass", completed_at=time.strftime("%Y-%m-%dT00:00:01.000Z", time.gmtime()))
     line.sql(
         """
-        WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000)
+        WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000)
         INSERT INTO inspections (inspection_id, source, image_id, board_id, component, designator, accepted_at,
             completed_at, image_bytes, status, verdict, late, rules_version, image_sha256, latency_ms, seq)
-        SELECT i, 'cam', 'i' || i, 1, 'R0402', 'R' || i, :at, :today || 'T00:00:01.000Z', 100, 'done',
-            CASE WHEN i = 999999 THEN 'fail' ELSE 'pass' END, 0, '0123456789ab', '00', 12.5, i FROM n
-        """,
-        at=AT,
-        today=time.strftime("%Y-%m-%d", time.gmtime()),
+        SELECT i, source, 'i' || i, 1, component, 'R' || i, accepted_at, completed_at, 100, 'done',
+            CASE WHEN i = 999999 THEN 'fail' ELSE 'pass' END, 0, rules_version, '00', 12.5, i FROM n, inspections
+        """
     )
     with line.running() as web:
         first = web.get("/boards/1")
@@ -305,7 +267,7 @@ def test_a_reader_that_does_not_read_is_cut_and_one_that_comes_back_gets_what_is
     slow = Stream(web.host, "topic=boards")
     is_cut, until_s = False, time.monotonic() + PATIENCE_S
     for number in itertools.count(1000):
-        # A list that the kernel holds for whoever reads it later; a few of them fill what it has for a connection.
+        # The kernel buffers some lists of this size for a connection, then it is full.
         web.add_board(number, f"{'S' * 100}{number}", lot="L" * 10_000)
         event = stream.event()
         while f"S{number}" not in event["data"]:  # the list before, where the server had forgotten it
@@ -314,7 +276,7 @@ def test_a_reader_that_does_not_read_is_cut_and_one_that_comes_back_gets_what_is
         if is_cut:
             break
         is_cut = not slow.is_held()
-        assert time.monotonic() < until_s, "who reads nothing is held for ever"
+        assert time.monotonic() < until_s, "a client that reads nothing is held for ever"
     stream.close()
     assert slow.is_ended()
     slow.close()

@@ -1,5 +1,6 @@
-"""The web process beside a real line: it comes and goes, and the line neither waits for it nor stops."""
+"""The web process beside a real line: it comes and goes, and the line goes on without waiting for it."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import yaml
 
@@ -21,11 +23,13 @@ from daemon.monitor.http_server import HttpServer
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.web_pages import WebPages
 from tests.daemon.dashboard.browser import ShownLine
-from tests.daemon.dashboard.web import Stream
+from tests.daemon.dashboard.web import Stream, a_token
 from tests.lines import a_jpeg, a_line
 from tools.setup.service import Service, free_port
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
+
+from daemon.dashboard.site.server import PageThreads
 
 #: A Python that has the line's packages and not those of the extra.
 WITHOUT_EXTRA = """\
@@ -45,7 +49,7 @@ sys.argv[1:1] = ["run"]
 main()
 """
 
-#: A daemon that has another idea of time for the processes beside the line.
+#: A daemon with other times for the processes beside the line.
 OTHER_TIMES = """\
 import sys
 from daemon.host import child_heartbeat, children
@@ -68,8 +72,7 @@ def get(url: str, **headers: str) -> tuple[int, str]:
 
 
 def child(line: ShownLine, name: str = "dashboard") -> dict[str, Any]:
-    (found,) = (one for one in line.status()["children"] if one["name"] == name)
-    return found
+    return next(child for child in line.status()["children"] if child["name"] == name)
 
 
 def with_other_times(line: ShownLine, times: str) -> Service:
@@ -82,18 +85,20 @@ OLD, NEW = "a" * 40, "b" * 40
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningLine:
+    """A line behind a token, with its web process."""
+
     line: ShownLine
     service: Service
     token: Path
 
     def get(self, path: str, token: str | None = None) -> tuple[int, str]:
-        secret = self.token.read_text(encoding="utf-8") if token is None else token
+        secret = token or self.token.read_text(encoding="utf-8").strip()
         return get(self.line.url(path), Authorization=f"Bearer {secret}")
 
     def streams(self) -> list[Stream]:
-        """Twenty pages that are open."""
-        secret = self.token.read_text(encoding="utf-8")
+        """Open twenty pages."""
+        secret = self.token.read_text(encoding="utf-8").strip()
         host = self.line.http.removeprefix("http://")
         streams = [Stream(host, Authorization=f"Bearer {secret}") for _ in range(20)]
         assert {stream.event()["event"] for stream in streams} == {"line"}
@@ -101,16 +106,13 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Iterator[Running]:
-    """A line behind a token, with its web process."""
+def running(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Iterator[RunningLine]:
     folder = tmp_path_factory.mktemp("running")
-    token = folder / "token"
-    token.write_text(OLD, encoding="utf-8")
-    token.chmod(0o600)
+    token = a_token(folder, OLD)
     line = ShownLine(folder / "line", experts_folder, security={"http_token": str(token)})
     with line.service() as service:
         line.wait_until_it_shows()
-        yield Running(line, service, token)
+        yield RunningLine(line, service, token)
 
 
 def are_ended(streams: list[Stream]) -> bool:
@@ -120,7 +122,7 @@ def are_ended(streams: list[Stream]) -> bool:
     return all(ended)
 
 
-def test_a_killed_web_process_comes_back_and_the_line_goes_on_meanwhile(running: Running) -> None:
+def test_a_killed_web_process_comes_back_and_the_line_goes_on_meanwhile(running: RunningLine) -> None:
     line = running.line
     before = child(line)
     assert before["state"] == "running"
@@ -162,29 +164,27 @@ def test_processes_beside_the_line_that_hang_are_replaced_and_verdicts_go_on(
             assert child(line, name)["restarts"] >= 1
             assert child(line, name)["last_end"].startswith("it hung: no sign of life for ")
         line.wait_until_it_shows()
-    hung = [said for said in log.read_text(encoding="utf-8").splitlines() if "child_hung" in said]
+    hung = [event for event in log.read_text(encoding="utf-8").splitlines() if "child_hung" in event]
     for pid in before:
-        assert any(f"pid={pid} silent_s=5.0" in said for said in hung), "it had beaten, and then was silent"
+        assert any(f"pid={pid} silent_s=5.0" in event for event in hung), "it had beaten, and then was silent"
 
 
 def test_where_the_web_process_waits_for_its_next_start_the_daemon_answers_probes_meanwhile(
     tmp_path: Path, experts_folder: Path
 ) -> None:
-    token = tmp_path / "token"
-    token.write_text(OLD, encoding="utf-8")
-    token.chmod(0o600)
+    token = a_token(tmp_path, OLD)
     line = ShownLine(tmp_path / "line", experts_folder, security={"http_token": str(token)})
     with with_other_times(line, "children._FIRST_BACK_OFF_S = 3600.0"):
         line.wait_until_it_shows()
         line.wait(lambda: line.status()["state"] == "ready")
         os.kill(child(line)["pid"], signal.SIGKILL)
         line.wait(lambda: child(line)["state"] == "waiting")
-        for path, said in (("/readyz", "ready\n"), ("/healthz", "alive\n")):
-            assert get(line.url(path), Authorization=f"Bearer {OLD}") == (200, said)
+        for path, answer in (("/readyz", "ready\n"), ("/healthz", "alive\n")):
+            assert get(line.url(path), Authorization=f"Bearer {OLD}") == (200, answer)
         assert "coserve_images_accepted_total" in get(line.url("/metrics"), Authorization=f"Bearer {OLD}")[1]
         assert get(line.url("/metrics"))[0] == 401
-        status, said = get(line.url("/boards"))
-        assert (status, "The web pages end again and again" in said) == (503, True)
+        status, text = get(line.url("/boards"))
+        assert (status, "The web pages end again and again" in text) == (503, True)
 
 
 def test_only_a_longer_wait_is_answered_and_a_start_gets_the_socket_back(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_only_a_longer_wait_is_answered_and_a_start_gets_the_socket_back(tmp_pat
         pages.stop()
 
 
-def test_a_reload_gives_the_web_process_its_new_token(running: Running) -> None:
+def test_a_reload_gives_the_web_process_its_new_token(running: RunningLine) -> None:
     restarts = child(running.line)["restarts"]
     assert get(running.line.url("/boards"))[0] == 401
     assert running.get("/boards", OLD)[0] == 200
@@ -222,7 +222,7 @@ def test_a_reload_gives_the_web_process_its_new_token(running: Running) -> None:
     assert child(running.line)["restarts"] == restarts
 
 
-def test_a_daemon_stops_in_time_with_twenty_pages_open(running: Running) -> None:
+def test_a_daemon_stops_in_time_with_twenty_pages_open(running: RunningLine) -> None:
     """The last that is asked of this line."""
     streams = running.streams()
     assert running.service.stop(60) == 0
@@ -234,22 +234,29 @@ def test_a_daemon_stops_in_time_with_twenty_pages_open(running: Running) -> None
     assert OLD not in log
 
 
-def test_a_port_in_use_ends_the_start_with_the_endpoint(tmp_path: Path, experts_folder: Path) -> None:
+def start(config: Path, module: str, *command: str, http: str | None = None) -> tuple[int, str]:
+    """Start what cannot start, and return its exit status and errors."""
+    if http is not None:
+        settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+        settings["endpoints"]["http"] = http
+        config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    run = [sys.executable, "-m", module, *command, str(config)]
+    ended = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
+    return ended.returncode, ended.stderr
+
+
+def test_a_process_that_cannot_start_names_the_endpoint_or_what_is_missing(
+    tmp_path: Path, experts_folder: Path
+) -> None:
+    config = a_line(tmp_path / "line", experts_folder)
+    status, errors = start(config, "daemon.dashboard")
+    assert (status, "endpoints.http is not set" in errors) == (2, True)
+    status, errors = start(config, "daemon.dashboard", http=f"http://127.0.0.1:{free_port()}")
+    assert (status, "there is no database" in errors) == (2, True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        config = a_line(tmp_path / "line", experts_folder)
-        settings = yaml.safe_load(config.read_text(encoding="utf-8"))
-        settings["endpoints"]["http"] = endpoint
-        config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-        ended = subprocess.run(
-            [sys.executable, "-m", "tools", "run", str(config)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    assert ended.returncode == 2
-    assert f"endpoints.http {endpoint}: Address already in use" in ended.stderr
+        status, errors = start(config, "tools", "run", http=endpoint)
+    assert (status, f"endpoints.http {endpoint}: Address already in use" in errors) == (2, True)
 
 
 def test_without_the_extra_the_daemon_answers_probes_itself_and_says_once_what_is_missing(
@@ -265,24 +272,35 @@ def test_without_the_extra_the_daemon_answers_probes_itself_and_says_once_what_i
         assert "coserve_images_accepted_total" in get(line.url("/metrics"))[1]
         assert get(line.url("/"))[0] == 404
         assert "children" not in line.status()
-    said = log.read_text(encoding="utf-8")
-    assert said.count("no_web_pages") == 1
-    assert install_with("dashboard") in said
-    assert "fastapi" in said
+    events = log.read_text(encoding="utf-8")
+    assert events.count("no_web_pages") == 1
+    assert install_with("dashboard") in events
+    assert "fastapi" in events
 
 
-def test_the_web_process_never_imports_torch() -> None:
-    code = "import daemon.dashboard.app, sys; sys.exit('torch' in sys.modules or 'cv2' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
+def test_threads_are_progressing_if_one_is_free_or_any_has_ended_something_within_a_minute() -> None:
+    async def hold_and_let_go() -> None:
+        now_s = 0.0
+        limiter = anyio.CapacityLimiter(2)
+        threads = PageThreads(limiter, lambda: now_s)
 
+        def later(seconds: float) -> bool:
+            nonlocal now_s
+            now_s += seconds
+            return threads.are_progressing()
 
-def test_by_hand_it_says_what_is_missing(tmp_path: Path, experts_folder: Path) -> None:
-    config = a_line(tmp_path / "line", experts_folder)
-    run = [sys.executable, "-m", "daemon.dashboard", str(config)]
-    ended = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
-    assert (ended.returncode, "endpoints.http is not set" in ended.stderr) == (2, True)
-    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
-    settings["endpoints"]["http"] = f"http://127.0.0.1:{free_port()}"
-    config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    ended = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
-    assert (ended.returncode, "there is no database" in ended.stderr) == (2, True)
+        assert later(3600)
+        limiter.acquire_on_behalf_of_nowait("first")
+        assert later(3600), "one is held for ever, the other is free"
+        limiter.acquire_on_behalf_of_nowait("second")
+        assert later(1)
+        assert later(59), "pages take their time"
+        limiter.release_on_behalf_of("first")
+        limiter.acquire_on_behalf_of_nowait("third")
+        assert later(1), "one has ended, and the next has taken its place"
+        assert later(59)
+        assert not later(1), "nothing has ended for a minute"
+        limiter.release_on_behalf_of("second")
+        assert later(3600)
+
+    asyncio.run(hold_and_let_go())

@@ -1,4 +1,4 @@
-"""What a PC without a network gets of the dashboard: pages, scripts, licences in the wheel; extras in the bundle."""
+"""The dashboard on a PC without a network: pages, scripts, licences in the wheel; extras in the bundle."""
 
 import re
 import shutil
@@ -15,6 +15,7 @@ from tools.release.bundle import EXTRAS, own_wheel
 from tools.release.licences import SHIPPED, shipped_scripts
 
 DASHBOARD = ROOT / "daemon" / "dashboard"
+DATA = (".json", ".yaml", ".sql", ".html", ".css", ".js", ".svg", ".txt", ".ini", ".mako")
 
 
 @pytest.fixture(scope="module")
@@ -23,29 +24,24 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 
 def tracked(folder: Path) -> set[str]:
-    """Files that belong to the repository; nobody's scratch."""
+    """Return the files that belong to the repository."""
     git = shutil.which("git")
     if git is None or not (ROOT / ".git").exists():
         pytest.skip("needs git and a checkout")
     listed = subprocess.run([git, "ls-files", "-z", str(folder)], cwd=ROOT, capture_output=True, text=True, check=True)
-    return {name for name in listed.stdout.split("\0") if name}
+    return {name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()}
 
 
-def test_the_wheel_has_every_page_and_script_unchanged(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_has_every_page_and_script_unchanged_and_the_data_files_of_the_other_rooms(
+    wheel: zipfile.ZipFile,
+) -> None:
     names = set(wheel.namelist())
-    assert tracked(DASHBOARD) <= names
+    assert {"daemon/dashboard/templates/base.html", "daemon/dashboard/static/app.css"} <= tracked(DASHBOARD) <= names
     for name in tracked(DASHBOARD):
-        if (ROOT / name).is_file():
-            assert wheel.read(name) == (ROOT / name).read_bytes(), name
-    assert {"daemon/dashboard/templates/base.html", "daemon/dashboard/static/app.css"} <= names
-
-
-def test_the_wheel_has_the_files_of_the_other_new_rooms(wheel: zipfile.ZipFile) -> None:
-    """What is no Python and lies beside it is needed where it is installed too."""
-    kept = (".json", ".yaml", ".sql", ".html", ".css", ".js", ".svg", ".txt", ".ini", ".mako")
+        assert wheel.read(name) == (ROOT / name).read_bytes(), name
     for folder in ("daemon", "tools", "experts", "routing_rules"):
-        files = {name for name in tracked(ROOT / folder) if name.endswith(kept)}
-        assert files <= set(wheel.namelist()), sorted(files - set(wheel.namelist()))
+        missing = {name for name in tracked(ROOT / folder) if name.endswith(DATA)} - names
+        assert not missing, sorted(missing)
 
 
 def test_pages_are_found_where_they_are_installed() -> None:
@@ -54,32 +50,26 @@ def test_pages_are_found_where_they_are_installed() -> None:
 
 
 def test_every_script_of_others_is_listed_with_version_and_licence_and_every_listed_one_is_there() -> None:
-    listed = {one["name"]: one for one in shipped_scripts(SHIPPED.read_text(encoding="utf-8"))}
+    listed = {script["name"]: script for script in shipped_scripts(SHIPPED.read_text(encoding="utf-8"))}
     of_others = {path.name for path in (DASHBOARD / "static").glob("*.min.*")}
-    known = {
-        "htmx.min.js": "htmx.org",
-        "uPlot.iife.min.js": "uplot",
-        "uPlot.min.css": "uplot",
-    }
+    known = {"htmx.min.js": "htmx.org", "uPlot.iife.min.js": "uplot", "uPlot.min.css": "uplot"}
     assert of_others <= set(known), "name its licence in static/licences.txt"
     assert {known[name] for name in of_others} == set(listed)
     for component in listed.values():
         assert re.fullmatch(r"\d+\.\d+\.\d+", component["version"])
         assert "permission" in component["licenses"][0]["license"]["text"]["content"].lower()
-    head = (DASHBOARD / "static/uPlot.iife.min.js").read_text(encoding="utf-8")[:200]
-    assert f"v{listed['uplot']['version']}" in head
-    assert f'version:"{listed["htmx.org"]["version"]}"' in (DASHBOARD / "static/htmx.min.js").read_text(
-        encoding="utf-8"
-    )
+    uplot, htmx = ((DASHBOARD / "static" / name).read_text("utf-8") for name in ("uPlot.iife.min.js", "htmx.min.js"))
+    assert f"v{listed['uplot']['version']}" in uplot[:200]
+    assert f'version:"{listed["htmx.org"]["version"]}"' in htmx
 
 
 def test_pages_name_no_other_host(wheel: zipfile.ZipFile) -> None:
-    """No network: nothing that a page loads comes from elsewhere. (Comments and namespaces of SVG are no loads.)"""
+    """Without a network nothing can be loaded from elsewhere. (Comments and namespaces of SVG are not loaded.)"""
     for name in wheel.namelist():
         if name.startswith("daemon/dashboard/templates/"):
             text = wheel.read(name).decode()
-            found = re.findall(r"""(?:src|href|action|data-chart)\s*=\s*["'](?:https?:)?//[^"']*""", text)
-            assert not found, (name, found)
+            loads = re.findall(r"""(?:src|href|action|data-chart)\s*=\s*["'](?:https?:)?//[^"']*""", text)
+            assert not loads, (name, loads)
 
 
 def test_the_bundle_is_made_with_the_extras_that_a_pc_under_the_line_wants(wheel: zipfile.ZipFile) -> None:
@@ -89,14 +79,15 @@ def test_the_bundle_is_made_with_the_extras_that_a_pc_under_the_line_wants(wheel
     assert set(EXTRAS) <= provided
 
 
-def test_without_its_extra_nothing_of_the_core_imports_a_web_framework() -> None:
-    """The daemon and the command line start where fastapi, aiomqtt, psycopg and pyarrow are not installed."""
-    code = (
-        "import sys\n"
-        "import daemon.app, tools.cli.main\n"
-        "extras = {'fastapi', 'starlette', 'uvicorn', 'jinja2', 'aiomqtt', 'psycopg', 'pyarrow'}\n"
-        "print(sorted(extras & set(sys.modules)))"
-    )
+@pytest.mark.parametrize(
+    ("imported", "forbidden"),
+    [
+        ("daemon.app, tools.cli.main", "fastapi starlette uvicorn jinja2 aiomqtt psycopg pyarrow"),
+        ("daemon.dashboard.app", "torch cv2"),
+    ],
+)
+def test_the_core_imports_no_package_of_an_extra_and_the_web_process_no_torch(imported: str, forbidden: str) -> None:
+    code = f"import sys, {imported}\nprint(sorted(set({forbidden.split()}) & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=200, check=True
     )

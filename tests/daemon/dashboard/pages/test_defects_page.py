@@ -2,23 +2,21 @@
 
 import csv
 import io
-import json
 import re
 from collections.abc import Iterator
 from datetime import date
 from html import unescape
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import pytest
 from sqlalchemy.dialects import postgresql
 
-from tests.daemon.dashboard.web import Web
+from tests.daemon.dashboard.web import EVIL, SQL, Web
 
-fastapi = pytest.importorskip("fastapi", reason="needs the extra dashboard")
+pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
-from daemon.dashboard.pages import defects, review  # noqa: E402
+from daemon.dashboard.pages import defects, review
 
-EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 FORMULA = "=cmd|' /C calc'!A0"
 ALL = {"range": "own", "from": "2026-11-01", "to": "2026-11-30"}
 
@@ -35,7 +33,7 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
     line.add_board(2, "A2", completed_at=day(11), lot="L2", station=None)
     line.add_board(3, EVIL, completed_at=day(12), board_type="sensor")
     line.add_board(4, "open", None)
-    said = [
+    images = [
         (1, 1, "fail", "D1", "R0402"),
         (2, 1, "fail", "D1", "R0402"),
         (3, 1, "pass", None, "R0402"),
@@ -43,45 +41,37 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
         (5, 2, "fail", "D2", "R0402"),
         (6, 2, "review", None, "C0603"),
         (7, 2, "unknown", None, "C0603"),
-        (8, 2, "fail", FORMULA, EVIL[:100]),
+        (8, 2, "fail", FORMULA, EVIL),
         (9, 3, "pass", None, "C0603"),
         (10, 3, "fail", "D1", "C0603"),
         (11, 3, None, None, "C0603"),
         (12, 4, "fail", "D9", "R0402"),
     ]
-    for number, board, verdict, defect, component in said:
+    for number, board, verdict, defect, component in images:
         line.add_image(number, board, verdict, defect=defect, component=component)
-    decided = [
-        (2, "pass", None, "a shadow"),  # a false call
-        (3, "fail", "D3", None),  # an escape
-        (5, "pass", None, None),
-        (5, "fail", "D2", "undecided again: undo of review 3 by Eva"),  # taken back: the line's verdict counts
-        (6, "fail", "D1", None),
-        (9, "unknown", None, None),
-    ]
-    for image, verdict, defect, note in decided:
-        line.sql(
-            "INSERT INTO reviews (inspection_id, at, reviewer, verdict, defect, note)"
-            " VALUES (:image, :at, :reviewer, :verdict, :defect, :note)",
-            image=image,
-            reviewer="daemon" if note and note.startswith("undecided again") else "Eva",
-            at=day(13),
-            verdict=verdict,
-            defect=defect,
-            note=note,
-        )
+    line.add_review(2, "pass", note="a shadow")  # a false call
+    line.add_review(3, "fail", defect="D3")  # an escape
+    line.add_review(5, "pass")
+    # Taken back: the line's verdict counts.
+    line.add_review(5, "fail", "daemon", defect="D2", note="undecided again: undo of review 3 by Eva")
+    line.add_review(6, "fail", defect="D1")
+    line.add_review(9, "unknown")
     with line.running() as running:
         yield running
 
 
 def get(web: Web, path: str, **fields: object) -> str:
-    answer = web.get(f"{path}?{urlencode(ALL | fields)}")
+    answer = web.get(path, query=ALL | fields)
     assert answer.status == 200, answer.text
     return answer.text
 
 
+def linked(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"/review\?image=(\d+)", text)]
+
+
 def listed(web: Web, **fields: object) -> list[int]:
-    return [int(number) for number in re.findall(r"/review\?image=(\d+)", get(web, "/defects/images", **fields))]
+    return linked(get(web, "/defects/images", **fields))
 
 
 def table(web: Web, path: str, **fields: object) -> list[dict[str, str]]:
@@ -91,15 +81,12 @@ def table(web: Web, path: str, **fields: object) -> list[dict[str, str]]:
 def test_the_verdict_that_counts_is_a_persons_and_every_number_leads_to_its_images(web: Web) -> None:
     page = get(web, "/defects")
     tiles = re.findall(r'class="name">([^<]+)</div><div class="value[^"]*">(?:<a href="([^"]+)">)?(\d+)', page)
-    numbers = {name: int(count) for name, _, count in tiles}
-    assert numbers == {
+    assert {name: int(count) for name, _, count in tiles} == {
         "Images judged": 10, "Final pass": 2, "Final fail": 6, "Final review": 0, "Final unknown": 2,
         "False calls": 1, "Escapes": 1, "Reviewed": 4,
     }  # fmt: skip
     for name, link, count in tiles:
-        if link:
-            shown = re.findall(r"/review\?image=(\d+)", web.get(unescape(link)).text)
-            assert len(shown) == int(count), name
+        assert len(linked(web.get(unescape(link)).text) if link else []) == int(count), name
     assert "1 not judged yet" in page
 
 
@@ -107,16 +94,15 @@ def test_the_pareto_has_shares_up_to_one_and_links_to_its_images(web: Web) -> No
     rows = table(web, "/defects/pareto.csv")
     assert [(row["component"], row["defect"], row["count"]) for row in rows[:2]] == [
         ("C0603", "D1", "2"),
-        (EVIL[:100], "'" + FORMULA, "1"),
+        (EVIL, "'" + FORMULA, "1"),
     ]
     assert float(rows[-1]["cumulative"]) == 1
     assert sum(int(row["count"]) for row in rows) == 6
     by_defect = table(web, "/defects/pareto.csv", by="defect")
     assert (by_defect[0]["defect"], by_defect[0]["count"]) == ("D1", "3")
     assert listed(web, final="fail", defect="D1") == [10, 6, 1]
-    page = get(web, "/defects", by="defect")
-    links = [unescape(link) for link in re.findall(r'data-row href="([^"]+)"', page)]
-    assert [len(re.findall(r"/review\?image=", web.get(link).text)) for link in links] == [3, 1, 1, 1]
+    links = re.findall(r'data-row href="([^"]+)"', get(web, "/defects", by="defect"))
+    assert [len(linked(web.get(unescape(link)).text)) for link in links] == [3, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -125,21 +111,20 @@ def test_the_pareto_has_shares_up_to_one_and_links_to_its_images(web: Web) -> No
         ("day", {"2026-11-10": 2, "2026-11-11": 3, "2026-11-12": 1}),
         ("lot", {"L1": 3, "L2": 3}),
         ("station", {"AOI-1": 3, "": 3}),
-        ("component", {"R0402": 3, "C0603": 2, EVIL[:100]: 1}),
+        ("component", {"R0402": 3, "C0603": 2, EVIL: 1}),
     ],
 )
 def test_the_trend_is_told_by_day_lot_station_and_component(web: Web, trend: str, fails: dict[str, int]) -> None:
     rows = table(web, "/defects/trend.csv", trend=trend)
     assert {row[trend]: int(row["fail"]) for row in rows} == fails
-    chart = json.loads(get(web, "/defects/trend.json", trend=trend))
+    chart = web.get("/defects/trend.json", query=ALL | {"trend": trend}).json
     assert len(chart["x"]) == len(fails) == len(chart["series"][0]["values"])
     for name, count in fails.items():
         assert len(listed(web, **{trend: name or "-"}, final="fail")) == count
 
 
 def test_filters_choose_boards_and_time(web: Web) -> None:
-    assert listed(web, lot="L2") == [8, 7, 6, 5]
-    assert listed(web, station="-") == [8, 7, 6, 5]
+    assert listed(web, lot="L2") == listed(web, station="-") == [8, 7, 6, 5]
     assert listed(web, type="sensor") == [10, 9]
     assert listed(web, kind="false_call") == [2]
     assert listed(web, kind="escape") == [3]
@@ -150,35 +135,28 @@ def test_filters_choose_boards_and_time(web: Web) -> None:
         assert web.get(f"/defects?range={name}").status == 200
 
 
-@pytest.mark.parametrize("value", ["'; DROP TABLE boards; --", "' OR '1'='1", "%", "_", "\x00", "9" * 30, "L1' --"])
-def test_a_filter_is_only_ever_a_value(web: Web, value: str) -> None:
-    for name in ("lot", "station", "type", "component", "defect"):
-        assert listed(web, **{name: value}) == []
-        assert web.get(f"/defects?{urlencode(ALL | {name: value})}").status == 200
+def test_a_filter_is_only_ever_a_value(web: Web) -> None:
+    for value in SQL:
+        for name in ("lot", "station", "type", "component", "defect"):
+            assert listed(web, **{name: value}) == []
+            get(web, "/defects", **{name: value})
     assert web.sql("SELECT count(*) FROM boards") == [(4,)]
 
 
 @pytest.mark.parametrize(
-    "query",
+    "address",
     [
-        "range=century",
-        "range=own&from=yesterday",
-        "range=own&from=2026-02-31",
-        "range=own&from=2026-11-30&to=2026-11-01",
-        "by=serial",
-        "trend=moon",
-        f"lot={'x' * 200}",
+        *("?range=century", "?range=own&from=yesterday", "?range=own&from=2026-02-31", "?by=serial", "?trend=moon"),
+        *("?range=own&from=2026-11-30&to=2026-11-01", f"?lot={'x' * 200}", "/images?final=good", "/images?kind=all"),
+        *("/images?before=0", f"/images?before={'9' * 30}", "/images?day=today"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(web: Web, query: str) -> None:
-    answer = web.get(f"/defects?{query}")
-    assert answer.status == 422
-    assert "Traceback" not in answer.text
+def test_a_senseless_address_is_refused_by_name(web: Web, address: str) -> None:
+    answer = web.get(f"/defects{address}")
+    assert (answer.status, "Traceback" in answer.text) == (422, False)
 
 
-def test_lists_refuse_nonsense_too_and_the_calendar_may_end(web: Web) -> None:
-    for query in ("final=good", "kind=all", "before=0", f"before={'9' * 30}", "day=today"):
-        assert web.get(f"/defects/images?{query}").status == 422
+def test_the_calendar_may_end(web: Web) -> None:
     assert web.get("/defects?range=own&from=0001-01-01&to=9999-12-31").status == 200
 
 
@@ -188,7 +166,7 @@ def test_nothing_that_a_publisher_wrote_is_markup_and_no_cell_is_a_formula(web: 
         assert "<img src=x" not in text
     for line in get(web, "/defects/images.csv").splitlines():
         assert not re.search(r"(^|,)\"?[=@]", line), line
-    assert table(web, "/defects/images.csv", component=EVIL[:100])[0]["defect"] == "'" + FORMULA
+    assert table(web, "/defects/images.csv", component=EVIL)[0]["defect"] == "'" + FORMULA
     assert quote("<script>") not in web.get("/defects/pareto.csv").headers["content-disposition"]
 
 
@@ -213,25 +191,24 @@ def test_a_hundred_thousand_images_stay_few_rows_of_a_page(web: Web) -> None:
     assert page.count("more: the CSV has them all") == 2
     assert len(listed(web, **big)) == 100
     assert "Older" in get(web, "/defects/images", **big)
-    too_many = web.get(f"/defects/images.csv?{urlencode(ALL | big)}")
-    assert too_many.status == 503
-    assert "coserve export" in too_many.text
+    too_many = web.get("/defects/images.csv", query=ALL | big)
+    assert (too_many.status, "coserve export" in too_many.text) == (503, True)
 
 
-def test_the_questions_are_ones_that_postgresql_understands() -> None:
+def test_postgresql_understands_the_questions() -> None:
     span = defects.DefectSpan(date(2026, 11, 1), date(2026, 11, 2), "type", "lot", "-")
-    asked = [defects.not_passed_question(span), defects.by_board_question(span), defects.by_component_question(span)]
-    asked += [
-        defects.images_question(span, defects.ImageFilter("fail", "c", "-", "2026-11-01", "escape"), 7),
-        *defects.choices_questions().values(),
+    only = defects.ImageFilter("fail", "c", "-", "2026-11-01", "escape")
+    asked = [
+        *(defects.not_passed_question(span), defects.by_board_question(span), defects.by_component_question(span)),
+        *(defects.images_question(span, only, 7), *defects.choices_questions().values()),
         *(review.image_question(1), review.experts_question(), review.done_question("a", "b")),
         *review.good_part_questions("c"),
     ]
     texts = [str(question.compile(dialect=postgresql.dialect())) for question in asked]
-    assert "GROUP BY substr(boards.completed_at, 1, 10)" in texts[0].replace("\n", " ") or "GROUP BY day" in texts[0]
+    assert "GROUP BY substr(boards.completed_at, 1, 10)" in texts[0].replace("\n", " ")
 
 
-def test_an_account_of_nothing_is_nothing() -> None:
+def test_a_span_without_images_has_no_causes_and_no_rate() -> None:
     assert defects.pareto([], "both") == []
-    assert defects.DefectTally("none").fail_rate is None
-    assert defects.DefectTally("none").final == {"pass": 0, "fail": 0, "review": 0, "unknown": 0}
+    tally = defects.DefectTally("none")
+    assert (tally.fail_rate, set(tally.final.values())) == (None, {0})

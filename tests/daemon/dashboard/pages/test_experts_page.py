@@ -1,7 +1,6 @@
 """The pages Experts and one expert: hostile names, many experts, broken ones, memory as a picture, drift in words."""
 
 import html
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -15,39 +14,36 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
+from daemon.config.settings import load_config
 from daemon.dashboard.pages.drawings import NARROW, WIDE, memory_map
-from daemon.dashboard.pages.experts import href
+from daemon.dashboard.pages.experts import ExpertOverview, href
+from daemon.dashboard.pages.line import alarms
 from daemon.dashboard.site.database import CachedAnswer
-from tests.daemon.dashboard.telling import STATUS, an_expert, telling
-from tests.daemon.dashboard.web import AT, Web
+from daemon.dashboard.site.site import make_site
+from tests.daemon.dashboard.web import SQL, Web, an_expert, answering_control
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&amp; ../%2e%2e/{{7*7}}?a=b#c"
 NAMES = ("R0402", HOSTILE, "..", "a/b", "/slash/", "Größe µ", "x" * 128, "C0603")
-SURE = [0] * 19 + [1000]
+WEIGHTS = "weights.safetensors"
 
 
 @pytest.fixture(scope="module")
 def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+    """Images of which three experts answered a third each, all surely; C0603 was not sure in training."""
     web = Web(tmp_path_factory.mktemp("experts") / "line")
     for board in range(1, 5):
         web.add_board(board)
     for number in range(1, 301):
-        is_fail = number % 10 == 0
-        web.add_image(number, number % 4 + 1, "fail" if is_fail else "review" if number % 7 == 0 else "pass")
-        expert = NAMES[number % 3 and (1 if number % 3 == 1 else 7)]  # a third each: R0402, the hostile one, C0603
-        web.add_stage(
-            number, expert=expert, batch_id=number // 3, load_ms=9.0 if number % 5 == 0 else 0.0, confidence=0.97
-        )
+        verdict = "fail" if number % 10 == 0 else "review" if number % 7 == 0 else "pass"
+        web.add_image(number, number % 4 + 1, verdict)
+        load_ms = 9.0 if number % 5 == 0 else 0.0
+        expert = ("R0402", HOSTILE, "C0603")[number % 3]
+        web.add_stage(number, expert=expert, batch_id=number // 3, load_ms=load_ms, confidence=0.97)
         web.add_stage(number, 1, expert="det", batch_id=number, load_ms=0.0, label=None, confidence=None)
-    web.sql(
-        "INSERT INTO expert_versions VALUES ('R0402', 'abcdefabcdef', 'aa', 'resnet18', '[]', 1, 'f', '<i>', :at)",
-        at=AT,
-    )
-    web.sql(
-        "INSERT INTO expert_versions VALUES ('old', 'aaaabbbbcccc', 'aa', 'resnet18', '[]', 1, 'f', '', :at)", at=AT
-    )
-    web.sql("INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES (3, :at, 'anna', 'fail')", at=AT)
-    web.sql("INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES (30, :at, 'anna', 'pass')", at=AT)
+    web.add_version("R0402", origin="<i>")
+    web.add_version("old", expert_version="aaaabbbbcccc")
+    web.add_review(3, "fail")
+    web.add_review(30, "pass")
     for minute in range(3):
         web.sql(
             "INSERT INTO expert_switches (at, executor, device, loaded, evicted, bytes, load_ms, tier, cause)"
@@ -55,47 +51,56 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
             " 'cpu', 'cpu', 'R0402', '[]', 1, 20.0, 'disk', 'demand')",
             ago=f"-{minute} minutes",
         )
-    (web.folder / "experts").mkdir()
-    write_catalog(web, broken="broken", R0402={"ok": SURE}, C0603={"ok": [1000] + [0] * 19})
+    write_catalog(web, R0402={"ok": [0] * 19 + [1000]}, C0603={"ok": [1000] + [0] * 19})
     with web.running():
         yield web
 
 
-def write_catalog(web: Web, broken: str, **confidences: Any) -> None:
+def write_catalog(web: Web, **confidences: Any) -> None:
     """Entries whose weights cannot be read: the page does not need them."""
-    (web.folder / "experts" / "weights.safetensors").write_bytes(b"not weights")
+    folder = web.folder / "experts"
+    folder.mkdir()
+    (folder / WEIGHTS).write_bytes(b"not weights")
     entry = {
         "architecture": "resnet18",
-        "file": "weights.safetensors",
+        "file": WEIGHTS,
         "classes": ["ok", "bad"],
         "input_size": 64,
         "normalisation": "none",
         "sha256": "abcdefabcdef" + "0" * 52,
     }
     entries = {
-        name: entry | ({"confidences": confidences[name]} if name in confidences else {}) for name in (*NAMES, broken)
+        name: entry | ({"confidences": confidences[name]} if name in confidences else {}) for name in (*NAMES, "broken")
     }
-    (web.folder / "experts" / "catalog.yaml").write_text(yaml.safe_dump({"experts": entries}), encoding="utf-8")
+    (folder / "catalog.yaml").write_text(yaml.safe_dump({"experts": entries}), encoding="utf-8")
 
 
 def rows(text: str) -> list[str]:
-    """Names in the list, in its order."""
+    """Return the names in the list, in its order."""
     listed = text[text.index('id="list-title"') :]
     return [html.unescape(name) for name in re.findall(r'data-row class="cut">([^<]*)</a>', listed)]
 
 
+def experts(*names: str) -> dict[str, Any]:
+    return {"experts": [an_expert(name) for name in names]}
+
+
+def escaped(text: str) -> str:
+    return html.escape(text, quote=False).replace('"', "&#34;").replace("'", "&#39;")
+
+
 def test_names_full_of_html_are_shown_as_they_are_and_each_link_leads_to_its_expert(web: Web) -> None:
-    with telling(web, experts={"experts": [an_expert(name) for name in NAMES]}):
-        found = web.get("/experts")
-        assert found.status == 200
-        assert sorted(rows(found.text)) == sorted(NAMES)
-        assert "<img src=x" not in found.text
-        assert "{{7*7}}" in html.unescape(found.text)
+    with answering_control(web, experts=experts(*NAMES)):
+        listing = web.get("/experts")
+        assert listing.status == 200
+        assert sorted(rows(listing.text)) == sorted(NAMES)
+        assert "<img src=x" not in listing.text
+        assert "{{7*7}}" in html.unescape(listing.text)
         for name in NAMES:
-            assert f'href="{html.escape(href(name))}"' in found.text.replace("&#39;", "'").replace("&#34;", '"')
+            assert f'href="{escaped(href(name))}"' in listing.text
             page = web.get(href(name))
             assert page.status == 200, name
-            assert html.escape(name, quote=False).replace('"', "&#34;").replace("'", "&#39;") in page.text, name
+            assert escaped(name) in page.text, name
             assert "<img src=x" not in page.text
 
 
@@ -109,166 +114,150 @@ def test_the_address_of_a_name_is_one_path_that_no_browser_shortens(name: str) -
     assert not query or query.startswith("full=")
 
 
-@pytest.mark.parametrize("asked", ["' OR 1=1 --", "%", "_", "\\", "'; DROP TABLE stages; --", "<script>"])
-def test_what_is_asked_for_is_text_and_nothing_else(web: Web, asked: str) -> None:
-    with telling(web, experts={"experts": [an_expert(name) for name in ("R0402", "C0603")]}):
-        found = web.get(f"/experts?q={quote(asked)}")
-        assert (found.status, rows(found.text) if "data-row" in found.text else []) == (200, [])
-        assert "None is like that" in found.text
-        assert "<script>" not in found.text.replace('<script src="', "")
-        assert web.get(f"/experts/{quote(asked, safe='')}").status == 404
-        assert json.loads(web.get(f"/expert-charts/confidence.json?name={quote(asked)}").text)["x"] == []
+def test_a_name_that_is_asked_for_is_text_and_nothing_else(web: Web) -> None:
+    with answering_control(web, experts=experts("R0402", "C0603")):
+        for value in SQL:
+            page = web.get("/experts", query={"q": value})
+            assert (page.status, "None is like that" in page.text, "data-row" in page.text) == (200, True, False), value
+            assert "<script>" not in page.text.replace('<script src="', "")
+            assert web.get(f"/experts/{quote(value, safe='')}").status == 404
+            assert web.get("/expert-charts/confidence.json", query={"name": value}).json["x"] == []
     assert web.sql("SELECT count(*) FROM stages") == [(600,)]
 
 
-@pytest.mark.parametrize(
-    ("query", "field"),
-    [
-        ("sort=name;--", "sort"),
-        ("show=everything", "show"),
-        ("page=0", "page"),
-        ("page=1e9", "page"),
-        (f"q={'x' * 129}", "q"),
-    ],
-)
-def test_an_address_that_nobody_offers_is_refused_by_name(web: Web, query: str, field: str) -> None:
-    found = web.get(f"/experts?{query}")
-    assert found.status == 422
-    assert f"{field}: " in found.text
+@pytest.mark.parametrize("query", ["sort=name;--", "show=everything", "page=0", "page=1e9", f"q={'x' * 129}"])
+def test_an_address_that_nobody_offers_is_refused_by_name(web: Web, query: str) -> None:
+    page = web.get(f"/experts?{query}")
+    assert (page.status, f"{query.split('=', maxsplit=1)[0]}: " in page.text) == (422, True)
 
 
 def test_three_hundred_and_fifty_experts_are_listed_by_the_hundred_worst_first_and_found_by_name(web: Web) -> None:
     many = [an_expert(f"part-{number:03}", resident=["cpu"] if number < 5 else []) for number in range(350)]
     many[333]["failed"] = "its weights file cannot be read"
-    with telling(web, experts={"experts": many}):
-        first = web.get("/experts")
-        assert len(rows(first.text)) == 100
-        assert rows(first.text)[0] == "part-333"
-        assert "1 to 100 of 350" in first.text
-        assert "part-333 cannot be loaded" in first.text
-        assert "its weights file cannot be read" in first.text
-        last = web.get("/experts?sort=name&page=4")
-        assert rows(last.text) == [f"part-{number:03}" for number in range(300, 350)]
+    with answering_control(web, experts={"experts": many}):
+        first = web.get("/experts").text
+        assert len(rows(first)) == 100
+        assert rows(first)[0] == "part-333"
+        for text in ("1 to 100 of 350", "part-333 cannot be loaded", "its weights file cannot be read"):
+            assert text in first
+        assert len(first) < 400_000
+        last = web.get("/experts?sort=name&page=4").text
+        assert rows(last) == [f"part-{number:03}" for number in range(300, 350)]
         assert rows(web.get("/experts?q=PART-12&sort=name").text) == [f"part-{number}" for number in range(120, 130)]
         assert len(rows(web.get("/experts?show=resident").text)) == 5
         assert rows(web.get("/experts?show=trouble").text) == ["part-333"]
-        assert len(first.text) < 400_000
 
 
 def test_rates_hit_rate_loads_and_judgements_are_those_of_the_database(web: Web) -> None:
-    with telling(web, experts={"experts": [an_expert("R0402"), an_expert("det"), an_expert("unused")]}):
-        found = re.sub(r"\s+", " ", web.get("/experts?sort=name").text)
-    row = found[found.index('data-row class="cut">R0402') :]
+    with answering_control(web, experts=experts("R0402", "det", "unused")):
+        page = re.sub(r"\s+", " ", web.get("/experts?sort=name").text)
+    row = page[page.index('data-row class="cut">R0402') :]
     cells = [re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)][:13]
-    answers, confidence, fail, review = cells[2], cells[3], cells[4], cells[5]
     fails, reviewed = web.sql(
         "SELECT sum(verdict = 'fail'), sum(verdict = 'review') FROM inspections JOIN stages USING (inspection_id)"
         " WHERE expert = 'R0402'"
     )[0]
-    assert (answers, confidence) == ("100", "97.0 %")
-    assert (fail, review) == (f"{fails:.1f} %", f"{reviewed:.1f} %")
+    assert cells[2:6] == ["100", "97.0 %", f"{fails:.1f} %", f"{reviewed:.1f} %"]
     assert cells[9] == "3"  # loads
     assert cells[10] == "1, 0"  # escapes, and false calls: those are the last expert's of the chain
-    assert "1, 1</td>" in found[found.index('data-row class="cut">det') :]
-    assert "never used" in found
+    assert "1, 1</td>" in page[page.index('data-row class="cut">det') :]
+    assert "never used" in page
 
 
 def test_drift_is_a_grade_in_words_and_an_expert_without_training_distribution_is_said_so(web: Web) -> None:
-    with telling(web, experts={"experts": [an_expert(name) for name in NAMES]}):
-        found = web.get("/experts").text
-        assert "C0603 no longer answers as in training" in found
+    with answering_control(web, experts=experts(*NAMES)):
+        assert "C0603 no longer answers as in training" in web.get("/experts").text
         well, drifted, imported = (web.get(href(name)).text for name in ("R0402", "C0603", HOSTILE))
     assert "It answers as it did in training." in well
     assert "other light, another supplier or another camera?" in drifted
-    assert "Nobody has written down how sure it was in training" in imported
+    assert "It is not known how sure it was in training" in imported
     assert "coserve experts measure" in imported
-    chart = json.loads(web.get("/expert-charts/confidence.json?name=C0603").text)
-    assert [one["label"] for one in chart["series"]] == ["now", "in training"]
-    assert chart["series"][0]["values"][19] == 100.0
-    assert chart["series"][1]["values"][0] == 100.0
+    chart = web.get("/expert-charts/confidence.json?name=C0603").json
+    assert [series["label"] for series in chart["series"]] == ["now", "in training"]
+    assert chart["series"][0]["values"][19] == chart["series"][1]["values"][0] == 100.0
     assert len(chart["x"]) == 20
 
 
+def test_an_expert_that_sees_other_images_raises_a_notice_with_its_name_and_others_none(web: Web) -> None:
+    site = make_site(load_config(web.config))
+    assert ExpertOverview(site).drifted() == ["C0603"]
+    site.database.close()
+    (alarm,) = alarms({"state": "ready", "drifted": ["C0603"]})
+    assert alarm.level == "notice"
+    assert "C0603 answers with another confidence" in alarm.title
+    (two,) = alarms({"state": "ready", "drifted": ["R0402", "C0603"]})
+    assert "R0402, C0603 answer with another confidence" in two.title
+    assert alarms({"state": "ready", "drifted": []}) == []
+
+
 def test_a_broken_weights_file_is_named(web: Web) -> None:
-    with telling(web, experts={"experts": [an_expert("broken", failed="weights.safetensors: no header")]}):
-        assert "weights.safetensors: no header" in web.get("/experts").text
+    broken = an_expert("broken", failed=f"{WEIGHTS}: no header")
+    with answering_control(web, experts={"experts": [broken]}):
+        assert f"{WEIGHTS}: no header" in web.get("/experts").text
         page = web.get("/experts/broken").text
         assert "It cannot be loaded, and its images are unknown" in page
-        assert "weights.safetensors" in page
+        assert WEIGHTS in page
 
 
 def test_an_expert_that_left_the_catalog_still_has_its_page_and_one_that_never_was_has_none(web: Web) -> None:
-    with telling(web):
+    with answering_control(web):
         assert "no longer in the catalog" in web.get("/experts/old").text
         assert web.get("/experts/never-was").status == 404
 
 
 def test_without_a_daemon_the_page_shows_the_catalog_and_says_what_is_missing(web: Web) -> None:
-    time.sleep(0.6)  # what the daemon of the test before has said is kept for half a second
-    found = web.get("/experts")
-    assert found.status == 200
-    assert "The daemon does not say what is in memory" in found.text
-    assert "Where experts are: " in found.text
-    assert set(rows(found.text)) == {*NAMES, "broken"}
+    time.sleep(0.6)  # until the answers of the test before are no longer cached
+    page = web.get("/experts")
+    assert page.status == 200
+    assert "The daemon does not say what is in memory" in page.text
+    assert "Where experts are: " in page.text
+    assert set(rows(page.text)) == {*NAMES, "broken"}
     assert web.get("/experts/R0402").status == 200
 
 
 def test_loads_of_the_last_hour_are_counted_by_minute_and_device(web: Web) -> None:
-    chart = json.loads(web.get("/expert-charts/loads.json").text)
+    chart = web.get("/expert-charts/loads.json").json
     assert len(chart["x"]) == 60
-    assert [one["label"] for one in chart["series"]] == ["cpu"]
+    assert [series["label"] for series in chart["series"]] == ["cpu"]
     assert sum(chart["series"][0]["values"]) == 3
 
 
-def test_the_memory_is_shown_with_who_is_pinned_in_use_and_loading(web: Web) -> None:
-    def lies(name: str, **more: Any) -> dict[str, Any]:
-        return {"expert": name, "bytes": 100, "is_loading": False, "is_pinned": False, "is_in_use": False, **more}
+def in_memory(name: str, size: int = 100, **more: Any) -> dict[str, Any]:
+    return {"expert": name, "bytes": size, "is_loading": False, "is_pinned": False, "is_in_use": False, **more}
 
-    pool = {
-        "pool": "cpu",
-        "device": "cpu",
-        "used_bytes": 500,
-        "budget_bytes": 1000,
-        "experts": [lies("A", is_in_use=True), lies("B", is_pinned=True), lies(HOSTILE, is_loading=True), lies("D")],
-    }
-    with telling(web, memory={"pools": [pool]}, status=dict(STATUS)):
-        found = re.sub(r"\s+", " ", web.get("/experts").text)
-    assert "4 experts, 500 B of 1 kB used, 500 B free" in found
+
+def test_the_memory_is_shown_with_who_is_pinned_in_use_and_loading(web: Web) -> None:
+    names = {"A": {"is_in_use": True}, "B": {"is_pinned": True}, HOSTILE: {"is_loading": True}, "D": {}}
+    pool = {"pool": "cpu", "device": "cpu", "used_bytes": 500, "budget_bytes": 1000}
+    pool |= {"experts": [in_memory(name, **more) for name, more in names.items()]}
+    with answering_control(web, memory={"pools": [pool]}):
+        page = re.sub(r"\s+", " ", web.get("/experts").text)
+    assert "4 experts, 500 B of 1 kB used, 500 B free" in page
     table = re.findall(
-        r"<tr><td class=\"mono\">cpu</td><th[^>]*>(.*?)</th><td class=\"num\">(.*?)</td><td>(.*?)</td>", found
+        r"<tr><td class=\"mono\">cpu</td><th[^>]*>(.*?)</th><td class=\"num\">(.*?)</td><td>(.*?)</td>", page
     )
     states = {re.sub(r"<[^>]+>", "", name): (size, state) for name, size, state in table}
     assert states["A"] == ("100", "in use")
     assert states["B"] == ("100", "resident, pinned")
     assert states["D"] == ("100", "resident")
     assert states["free"][0] == "500"
-    assert "held by a load that hangs" in found
-    assert "<img src=x" not in found
+    assert "held by a load that hangs" in page
+    assert "<img src=x" not in page
 
 
-POOLS = st.builds(
-    lambda sizes, held, free: {
-        "pool": "cpu",
-        "experts": [
-            {
-                "expert": f"e{n}",
-                "bytes": size,
-                "is_loading": n % 5 == 0,
-                "is_pinned": n % 3 == 0,
-                "is_in_use": n % 4 == 0,
-            }
-            for n, size in enumerate(sizes)
-        ],
-        "used_bytes": sum(sizes) + held,
-        "budget_bytes": sum(sizes) + held + free,
-    },
-    st.lists(st.integers(1, 10**9), max_size=120),
-    st.integers(0, 10**8),
-    st.integers(0, 10**9),
+def a_pool(sizes: list[int], held: int = 0, free: int = 0) -> dict[str, Any]:
+    experts = [
+        in_memory(f"e{n}", size, is_loading=n % 5 == 0, is_pinned=n % 3 == 0, is_in_use=n % 4 == 0)
+        for n, size in enumerate(sizes)
+    ]
+    used = sum(sizes) + held
+    return {"pool": "cpu", "experts": experts, "used_bytes": used, "budget_bytes": used + free}
+
+
+@given(
+    st.builds(a_pool, st.lists(st.integers(1, 10**9), max_size=120), st.integers(0, 10**8), st.integers(0, 10**9)),
+    st.sampled_from([WIDE, NARROW]),
 )
-
-
-@given(POOLS, st.sampled_from([WIDE, NARROW]))
 @settings(deadline=None, max_examples=200)
 def test_a_picture_of_memory_is_as_large_as_the_memory_and_no_block_leaves_it(pool: dict[str, Any], width: int) -> None:
     drawing = memory_map(pool, width)
@@ -280,14 +269,14 @@ def test_a_picture_of_memory_is_as_large_as_the_memory_and_no_block_leaves_it(po
         drawn = sum(block.width + 1.5 for block in drawing.blocks)
         assert drawn == pytest.approx(width * max(1, len(rows)), abs=2.1 * len(drawing.blocks) + 1)
     shown = {block.expert for block in drawing.blocks if block.expert}
-    assert shown == {one["expert"] for one in pool["experts"]}
+    assert shown == {expert["expert"] for expert in pool["experts"]}
 
 
 def test_a_device_that_gave_up_its_memory_is_an_empty_picture() -> None:
-    assert memory_map({"pool": "cuda:0", "experts": [], "used_bytes": 0, "budget_bytes": 0}, WIDE).blocks == ()
+    assert memory_map(a_pool([]), WIDE).blocks == ()
 
 
-def test_what_is_kept_is_made_once_for_all_and_a_failure_is_told_to_all() -> None:
+def test_an_answer_is_made_once_for_all_and_a_failure_is_told_to_all() -> None:
     now, made = 0.0, 0
 
     def make() -> int:
@@ -297,18 +286,18 @@ def test_what_is_kept_is_made_once_for_all_and_a_failure_is_told_to_all() -> Non
             raise RuntimeError("not now")
         return made
 
-    kept = CachedAnswer(5.0, make, clock=lambda: now)
-    assert [kept.get(), kept.get()] == [1, 1]
+    cached = CachedAnswer(5.0, make, clock=lambda: now)
+    assert [cached.get(), cached.get()] == [1, 1]
     now = 6.0
     for _ in range(2):
         with pytest.raises(RuntimeError, match="not now"):
-            kept.get()
+            cached.get()
     now = 12.0
-    assert kept.get() == 3
+    assert cached.get() == 3
 
 
 def test_nothing_on_these_pages_changes_the_line(web: Web) -> None:
-    with telling(web, experts={"experts": [an_expert("R0402")]}):
+    with answering_control(web, experts=experts("R0402")):
         for path in ("/experts", "/experts/R0402"):
             text = web.get(path).text
             main = text[text.index("<main") : text.index("</main>")]
