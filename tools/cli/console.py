@@ -5,7 +5,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -43,6 +44,25 @@ def fail(message: str, status: int) -> NoReturn:
     sys.stdout.flush()
     errors.print(f"coserve: {message}", markup=False, style="red" if errors.is_terminal else None)
     raise SystemExit(status)
+
+
+class CommandError(Exception):
+    """An error that ends a command with one sentence and an exit status, as `fail` does."""
+
+    status = 1
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = self.status if status is None else status
+
+
+@contextmanager
+def exit_on(*errors: type[Exception], status: int = 1) -> Iterator[None]:
+    """End the command with the text of any of `errors`."""
+    try:
+        yield
+    except errors as error:
+        fail(str(error), status)
 
 
 def print_json(value: Any) -> None:

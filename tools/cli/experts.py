@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from daemon.units import size_text
-from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, as_typed, console, fail, print_json, print_table
+from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, as_typed, console, exit_on, print_json, print_table
 
 experts_app = typer.Typer()
 
@@ -136,10 +136,8 @@ def put(
     from tools.experts import change
     from tools.experts.line import open_line
 
-    try:
+    with exit_on(VersionsError):
         version, note = change.put(open_line(config), name, source)
-    except VersionsError as error:
-        fail(str(error), status=1)
     if as_json:
         print_json({"expert": name, "version": version, "note": note})
         return
@@ -186,10 +184,8 @@ def prune(
     from tools.experts import change
     from tools.experts.line import open_line
 
-    try:
+    with exit_on(VersionsError):
         pruned = change.prune(open_line(config), names or (), keep)
-    except VersionsError as error:
-        fail(str(error), status=1)
     if as_json:
         print_json(pruned)
     elif not pruned:
@@ -215,12 +211,10 @@ def measure(
     """
     from experts.versions import VersionsError
     from tools.experts.line import open_line
-    from tools.experts.measure import MeasureError, measure_in_force
+    from tools.experts.measure import measure_in_force
 
-    try:
+    with exit_on(VersionsError):
         measured = measure_in_force(open_line(config), name, images)
-    except (VersionsError, MeasureError) as error:
-        fail(str(error), status=1)
     if as_json:
         print_json(measured)
         return
@@ -233,10 +227,8 @@ def _switch(config: Path, name: str, version: str | None, *, as_json: bool) -> N
     from tools.experts import change
     from tools.experts.line import open_line
 
-    try:
+    with exit_on(VersionsError):
         switch = change.switch(open_line(config), name, version)
-    except VersionsError as error:
-        fail(str(error), status=1)
     if as_json:
         print_json(asdict(switch))
     else:

@@ -54,24 +54,17 @@ def _write(config: Path, selection: "BoardSelection", out: Path, *, with_weights
     from daemon.units import size_text
     from tools.backup.gentle import step_back
     from tools.cli.open_line import opened
-    from tools.query.formats import clean_up_on_sigterm, os_error_text
-    from tools.query.package.write import PackageError, PackageFolderError, write_package
+    from tools.query.formats import clean_up_on_sigterm, os_errors_end
+    from tools.query.package.write import write_package
 
     if not out.absolute().parent.is_dir():
         fail(f"no folder {out.absolute().parent}", status=2)
     step_back()
     clean_up_on_sigterm()
-    with opened(config) as (settings, engine):
-        try:
-            report = write_package(
-                config, settings, engine, selection, out, with_weights=with_weights, progress=_print_progress
-            )
-        except PackageFolderError as error:
-            fail(str(error), status=2)
-        except PackageError as error:
-            fail(str(error), status=1)
-        except OSError as error:
-            fail(os_error_text(error, out), status=1)
+    with opened(config) as (settings, engine), os_errors_end(out):
+        report = write_package(
+            config, settings, engine, selection, out, with_weights=with_weights, progress=_print_progress
+        )
     if as_json:
         print_json({"package": str(out), **asdict(report)})
         return
@@ -94,18 +87,13 @@ def _print_progress(part: str) -> None:
 
 def _verify(package: Path, *, as_json: bool) -> int:
     """Print the differences between a package and its checksums; return 1 if there are any."""
-    from tools.query.formats import os_error_text
+    from tools.query.formats import os_errors_end
     from tools.query.package.verify import verify_package
-    from tools.query.package.write import PackageError
 
     if not package.is_dir():
         fail(f"no folder {package}", status=2)
-    try:
+    with os_errors_end(package):
         check = verify_package(package)
-    except PackageError as error:
-        fail(str(error), status=1)
-    except OSError as error:
-        fail(os_error_text(error, package), status=1)
     if as_json:
         print_json({"package": str(package), "is_whole": check.is_whole, **asdict(check)})
         return 0 if check.is_whole else 1

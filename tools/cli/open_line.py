@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
-from tools.cli.console import fail
+from tools.cli.console import exit_on, fail
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -17,10 +17,8 @@ def settings_of(config: Path) -> Config:
     """Return the line's configuration; exit with status 2 if there is no such file, or if it has mistakes."""
     if not config.is_file():
         fail(f"no file {config}: name the line's coserve.yaml, or make a small line with `coserve demo`", status=2)
-    try:
+    with exit_on(ConfigError, status=2):
         return load_config(config)
-    except ConfigError as error:
-        fail(str(error), status=2)
 
 
 @contextmanager

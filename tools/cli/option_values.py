@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.units import utc_text
 from experts.vision.architectures import ARCHITECTURES
-from tools.cli.console import fail
+from tools.cli.console import CommandError, fail
 
 _NUMBERS = {int: "a whole number", float: "a number"}
 _MOMENTS = "a day (2026-11-21), a time (2026-11-21T09:28, UTC unless it ends in an offset), today, yesterday, or 2h ago"
@@ -26,11 +26,13 @@ _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 class Commands(TyperGroup):
-    """All commands and groups of commands. A value that cannot be read ends with status 2, Ctrl-C with status 1."""
+    """All commands and groups of commands. Errors of a command, wrong values and Ctrl-C end it with one sentence."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except CommandError as error:
+            fail(str(error), error.status)
         except KeyboardInterrupt:
             fail("stopped by Ctrl-C", status=1)
         except typer.BadParameter as error:

@@ -51,7 +51,7 @@ def rejudge(
 
     from tools.cli.progress import Bars
     from tools.experts.line import open_line
-    from tools.query.rejudge import RejudgeError, RejudgeRequest, rejudge_line, write_csv
+    from tools.query.rejudge import RejudgeRequest, rejudge_line, write_csv
 
     if csv is not None and not csv.absolute().parent.is_dir():
         fail(f"--csv {csv}: there is no folder {csv.absolute().parent}", status=2)
@@ -59,18 +59,15 @@ def rejudge(
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     request = RejudgeRequest(rules, tuple(expert or ()), lot, since, component, verdict, limit)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    try:
-        with Bars(*columns, console=errors, transient=True) as bars:
-            task = bars.add_task("judging again", total=None)
-            report = rejudge_line(
-                open_line(config),
-                request,
-                threads=threads,
-                on_progress=lambda done, total: bars.update(task, completed=done, total=total),
-                announce=lambda sentence: errors.print(sentence, markup=False),
-            )
-    except RejudgeError as error:
-        fail(str(error), status=2)
+    with Bars(*columns, console=errors, transient=True) as bars:
+        task = bars.add_task("judging again", total=None)
+        report = rejudge_line(
+            open_line(config),
+            request,
+            threads=threads,
+            on_progress=lambda done, total: bars.update(task, completed=done, total=total),
+            announce=lambda sentence: errors.print(sentence, markup=False),
+        )
     if csv is not None:
         write_csv(csv, report.changes)
     if as_json:

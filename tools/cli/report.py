@@ -30,16 +30,12 @@ def report(
     Example: coserve report S0017 --config demo/coserve.yaml
     """
     from tools.cli.open_line import opened
-    from tools.query.reading import UnknownBoardError
     from tools.query.report import NoTextError, in_words, report_board, written_by_model
 
     with opened(config) as (settings, engine):
         if model is not None and model not in settings.models:
             fail(f"{config} names no model {model}: {', '.join(settings.models) or 'it has none'}", status=2)
-        try:
-            board = report_board(engine, serial, board_type, attempt)
-        except UnknownBoardError as error:
-            fail(str(error), status=2 if error.is_ambiguous else 1)
+        board = report_board(engine, serial, board_type, attempt)
     writer, why, text = None if template else model or next(iter(settings.models), None), None, in_words(board)
     if writer is not None:
         try:

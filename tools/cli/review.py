@@ -50,7 +50,7 @@ def review(
     if image is not None and verdict is None:
         fail("which verdict? pass, fail, unknown or review: coserve review ID VERDICT", status=2)
     from tools.cli.open_line import settings_of
-    from tools.query.review import DecisionError, decide, waiting_images
+    from tools.query.review import decide, waiting_images
 
     settings = settings_of(config)
     if show:
@@ -62,10 +62,7 @@ def review(
         return
     what = {"inspection_id": undo, "undo": True} if undo is not None else {"inspection_id": image, "verdict": verdict}
     fields = {"defect": defect, "note": note, "reviewer": reviewer or getpass.getuser(), "newest": after}
-    try:
-        review = decide(config, settings, what | fields)
-    except DecisionError as error:
-        fail(str(error), status=2 if error.is_wrong_use else 1)
+    review = decide(config, settings, what | fields)
     if as_json:
         print_json(review)
     else:

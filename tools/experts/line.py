@@ -16,7 +16,7 @@ from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve
 from experts.versions import Expert, Versions, VersionsError
 from routing_rules.compile import RulesError
 from routing_rules.routes import Routes
-from tools.cli.console import fail
+from tools.cli.console import exit_on, fail
 from tools.cli.open_line import reading, settings_of
 
 if TYPE_CHECKING:
@@ -36,10 +36,8 @@ class ExpertsLine:
 
     def experts(self) -> dict[str, Expert]:
         """Return all experts; exit with status 2 if the catalog cannot be read."""
-        try:
+        with exit_on(VersionsError, status=2):
             return self.versions.read()
-        except VersionsError as error:
-            fail(str(error), status=2)
 
     def expert(self, name: str) -> Expert:
         """Return one expert; exit with status 1 if the catalog does not have it."""

@@ -13,6 +13,7 @@ from experts.slot import SlotPool
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared, prepare
+from tools.cli.console import CommandError
 from tools.experts.line import ExpertsLine
 
 _BATCH = 8
@@ -20,7 +21,7 @@ _BATCH = 8
 _MAX_IMAGES = 5000
 
 
-class MeasureError(Exception):
+class MeasureError(CommandError):
     """There is nothing to measure; the text says why."""
 
 

@@ -12,14 +12,13 @@ from daemon.storage.database.reviews import DAEMON
 from daemon.storage.raw_pixels import as_sent
 from experts.errors import ImageError
 from experts.vision.decode import decode
-from tools.cli.console import console, fail, print_json, printable
+from tools.cli.console import console, print_json, printable
 from tools.cli.open_line import opened
 from tools.experts.look import CatalogVersions
 from tools.query.reading import (
     InspectionName,
     InspectionRecord,
     Row,
-    UnknownInspectionError,
     read_inspection,
     similar_pictures,
 )
@@ -49,10 +48,7 @@ _VERDICTS = {"pass": "passed", "fail": "failed", "review": "is for a person to l
 def print_explanation(config: Path, wanted: InspectionName, *, as_json: bool) -> int:
     """Print why an inspection has its verdict; return 1 if the rules give another one than is stored."""
     with opened(config) as (settings, engine):
-        try:
-            record = read_inspection(engine, wanted)
-        except UnknownInspectionError as error:
-            fail(str(error), status=1)
+        record = read_inspection(engine, wanted)
         path = read_rules_path(record)
         size, size_note = _picture_size(settings, engine, record, path)
     retraced = retrace(record, path, size, is_size_known=size_note is None)

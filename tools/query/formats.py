@@ -4,7 +4,8 @@ import csv
 import errno
 import json
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -108,11 +109,15 @@ def _timestamp(value: str | None) -> datetime | None:
     return None if value is None else datetime.fromisoformat(value)
 
 
-def os_error_text(error: OSError, path: Path) -> str:
-    """Return the system's message. For a full disk it names `path`, which was written, and not a file that was read."""
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return f"{path}: {error.strerror}; make room, or name another disk"
-    return f"{error.filename or path}: {error.strerror or error}"
+@contextmanager
+def os_errors_end(path: Path) -> Iterator[None]:
+    """End the command on an OSError. For a full disk name `path`, which was written, and not a file that was read."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            fail(f"{path}: {error.strerror}; make room, or name another disk", status=1)
+        fail(f"{error.filename or path}: {error.strerror or error}", status=1)
 
 
 def clean_up_on_sigterm() -> None:

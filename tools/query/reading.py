@@ -24,6 +24,7 @@ from daemon.storage.database.schema import (
     stream_position,
 )
 from daemon.storage.database.serials import has_serial
+from tools.cli.console import CommandError
 from tools.query.rows import BOARDS, IMAGES, RowFilters, RowKind, UnknownColumnError
 
 BATCH_ROWS = 5000
@@ -40,16 +41,8 @@ Row = Mapping[str, Any]
 Batch = Sequence[Sequence[Any]]
 
 
-class UnknownInspectionError(Exception):
-    """There is no such inspection; the text says how else to ask."""
-
-
-class UnknownBoardError(Exception):
-    """There is no such board, or (`is_ambiguous`) there are several; the text says how else to ask."""
-
-    def __init__(self, message: str, *, is_ambiguous: bool = False) -> None:
-        super().__init__(message)
-        self.is_ambiguous = is_ambiguous
+class UnknownInspectionError(CommandError):
+    """There is no such inspection, or no such board; the text says how else to ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,18 +336,18 @@ class AttemptRecord:
 
 
 def read_attempt(engine: Engine, serial: str, board_type: str | None, attempt: int | None) -> AttemptRecord:
-    """Read the attempt, or the newest, in one transaction. Raises UnknownBoardError."""
+    """Read the attempt, or the newest, in one transaction. Raises UnknownInspectionError."""
     with engine.connect() as connection:
         of_type = [boards.c.board_type == board_type] if board_type is not None else []
         attempts = _rows(connection, boards, and_(has_serial(serial), *of_type))
         types = sorted({row["board_type"] for row in attempts})
         if len(types) > 1:
             message = f"serial {serial} is on boards of several types: name one with --type ({', '.join(types)})"
-            raise UnknownBoardError(message, is_ambiguous=True)
+            raise UnknownInspectionError(message, status=2)
         chosen = [row for row in attempts if attempt in (None, row["attempt"])]
         if not chosen:
             which = f"attempt {attempt} at board {serial}" if attempts else f"board with serial {serial}"
-            raise UnknownBoardError(
+            raise UnknownInspectionError(
                 f"no {which} in the results: `coserve results --boards` lists those that closed last"
             )
         board = chosen[-1]

@@ -18,6 +18,7 @@ from experts.errors import ExpertError
 from experts.versions import VersionsError, version_of
 from routing_rules.compile import RulesError
 from routing_rules.routes import Routes
+from tools.cli.console import CommandError
 from tools.experts.change import find_candidate
 from tools.experts.line import ExpertsLine, entries_in_force
 from tools.query.reading import StoredImages, read_stored_images
@@ -41,8 +42,10 @@ EFFECTS = {
 }
 
 
-class RejudgeError(Exception):
+class RejudgeError(CommandError):
     """Nothing was judged; the text says why."""
+
+    status = 2
 
 
 @dataclass(frozen=True, slots=True)

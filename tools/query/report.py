@@ -68,7 +68,7 @@ class NoTextError(Exception):
 
 
 def report_board(engine: Engine, serial: str, board_type: str | None, attempt: int | None) -> BoardReport:
-    """Return the report of the attempt, or of the newest. Raises UnknownBoardError."""
+    """Return the report of the attempt, or of the newest. Raises UnknownInspectionError."""
     record = read_attempt(engine, serial, board_type, attempt)
     copied = ("attempt", "lot", "station", "completed_at", "expected", "inspected", "verdict", "reason", "board_type")
     findings = [

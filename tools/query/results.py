@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 
 from daemon.errors import MissingExtraError
 from experts.durable import replacing
-from tools.cli.console import console, fail, print_json, print_table
+from tools.cli.console import console, exit_on, fail, print_json, print_table
 from tools.cli.open_line import opened
 from tools.query import reading
 from tools.query.formats import (
@@ -24,10 +24,9 @@ from tools.query.formats import (
     ParquetFile,
     RowWriter,
     clean_up_on_sigterm,
-    os_error_text,
+    os_errors_end,
 )
 from tools.query.reading import ResultsQuery
-from tools.query.rows import UnknownColumnError
 
 #: Rows that a person sees without `--limit`; files have all.
 DEFAULT_LIMIT = 50
@@ -57,10 +56,7 @@ class RowOutput:
 def print_count(config: Path, query: ResultsQuery, *, as_json: bool) -> None:
     """Print the number of rows."""
     with opened(config) as (_, engine):
-        try:
-            count = reading.count_rows(engine, query)
-        except UnknownColumnError as error:
-            fail(str(error), status=2)
+        count = reading.count_rows(engine, query)
     if as_json:
         print_json({"count": count})
     else:
@@ -70,19 +66,16 @@ def print_count(config: Path, query: ResultsQuery, *, as_json: bool) -> None:
 def print_or_write(config: Path, query: ResultsQuery, output: RowOutput) -> None:
     """Print the rows, or write them to a file."""
     with opened(config) as (_, engine):
-        try:
-            query.validate()
-            if output.format is RowFormat.TABLE:
-                _print_table(engine, query, output)
-                return
-            count = _write(engine, query, output)
-        except (UnknownColumnError, MissingExtraError) as error:
-            fail(str(error), status=2)
-        except BrokenPipeError:  # the reader of a pipe, such as `head`, has ended
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise SystemExit(0) from None
-        except OSError as error:
-            fail(os_error_text(error, output.out or Path("standard output")), status=1)
+        query.validate()
+        if output.format is RowFormat.TABLE:
+            _print_table(engine, query, output)
+            return
+        with exit_on(MissingExtraError, status=2), os_errors_end(output.out or Path("standard output")):
+            try:
+                count = _write(engine, query, output)
+            except BrokenPipeError:  # the reader of a pipe, such as `head`, has ended
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise SystemExit(0) from None
     if output.out is not None:
         console.print(f"{output.out}: {count:,} {query.rows.name}", markup=False)
 

@@ -17,19 +17,15 @@ from daemon.storage.database.reviews import Review, ReviewRefusedError, history,
 from daemon.storage.database.store import open_store
 from daemon.storage.review_requests import decision, not_stored
 from daemon.wire.control import ControlError, ask
-from tools.cli.console import DEFAULT_CONFIG
+from tools.cli.console import DEFAULT_CONFIG, CommandError
 from tools.cli.open_line import reading
 from tools.query.reading import read_defect
 
 _WAIT_S = 10.0
 
 
-class DecisionError(Exception):
-    """Nothing was written; the text says why. `is_wrong_use`: the decision itself is not valid."""
-
-    def __init__(self, message: str, *, is_wrong_use: bool = False) -> None:
-        super().__init__(message)
-        self.is_wrong_use = is_wrong_use
+class DecisionError(CommandError):
+    """Nothing was written; the text says why."""
 
 
 def waiting_images(settings: Config, limit: int) -> list[dict[str, Any]]:
@@ -48,7 +44,7 @@ def decide(config: Path, settings: Config, fields: Mapping[str, Any]) -> Mapping
     try:
         decision(request)
     except ControlError as error:
-        raise DecisionError(str(error), is_wrong_use=True) from None
+        raise DecisionError(str(error), status=2) from None
     if request.get("verdict") == "fail" and "defect" not in request:
         defect = _in_database(settings, lambda connection: read_defect(connection, request["inspection_id"]))
         request |= {"defect": defect} if defect is not None else {}

@@ -14,13 +14,16 @@ from sqlalchemy.sql.type_api import TypeEngine
 from daemon.storage.database.reviews import DAEMON
 from daemon.storage.database.schema import boards, inspections, reviews, stages
 from daemon.storage.database.serials import has_serial
+from tools.cli.console import CommandError
 
 #: `time` is UTC text such as 2026-11-21T09:28:11.123Z.
 ColumnType = Literal["text", "int", "real", "time"]
 
 
-class UnknownColumnError(ValueError):
+class UnknownColumnError(CommandError):
     """A filter, column or order that this kind of row does not have."""
+
+    status = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,54 +20,17 @@ def refused(*words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
+        # A value that cannot be read: a choice, a number, one of a list, an argument.
         (["profile", "c.yaml", "--pick", "worst"], "--pick: expected one of best, random, not 'worst'"),
         (["profile", "c.yaml", "--max-batch", "0"], "--max-batch: expected a whole number from 1, not '0'"),
         (["profile", "c.yaml", "--initial", "x"], "--initial: expected a number from 1 to 99, not 'x'"),
         (["train", "classifier", "f", "--seed", "1.5"], "--seed: expected a whole number, not '1.5'"),
-        (["simulate", "--loading", "none"], "--loading: expected one of slots, ordinary, not 'none'"),
         (["bench", "scheduler", "--queued", "1", "--queued", "many"], "--queued: expected a whole number, not 'many'"),
         (["review", "first"], "ID: expected a whole number from 1, not 'first'"),
         (["results", "--verdict", "bad"], "--verdict: expected one of pass, fail, review, unknown, not 'bad'"),
-        (["moe", "fit", "m", "--mode", "none"], "--mode: expected one of duoserve, emoe, all, not 'none'"),
-    ],
-)
-def test_a_value_that_cannot_be_read_is_one_sentence(words: list[str], said: str) -> None:
-    assert refused(*words).startswith(f"coserve: {said}")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ["train", "classifier", "."],
-            "--architecture: expected one of resnet18, resnet34, resnet50, resnet101",
-        ),
-        (["train", "detector", "FILE"], "--architecture: expected one of yolov5n, "),
-        (["import", "FILE"], "--architecture: expected one of resnet18, "),
-    ],
-)
-def test_a_network_that_is_not_known_is_refused_before_anything_is_read(
-    tmp_path: Path, words: list[str], said: str
-) -> None:
-    (tmp_path / "file").touch()
-    words = [str(tmp_path / "file") if word == "FILE" else word for word in words]
-    answer = refused(*words, "--architecture", "resnet19")
-    assert answer.startswith(f"coserve: {said}")
-    assert answer.endswith("not 'resnet19'")
-
-
-def test_a_profile_is_refused_before_the_line_is_read(tmp_path: Path) -> None:
-    config = tmp_path / "coserve.yaml"
-    config.touch()
-    assert refused("profile", str(config), "--memory", "much").startswith("coserve: --memory: expected a size such as")
-    assert refused("profile", str(config), "--usage", "guess").startswith("coserve: --usage: expected rules, database,")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+        # A name that no command knows.
         (["simulate", "--policy", "best"], "--policy: policy 'best' is unknown: expected one of samba, "),
         (["bench", "scheduler", "--policy", "best"], "--policy: policy 'best' is unknown: expected one of samba, "),
         (["bench", "line", "--policy", "best"], "--policy: policy 'best' is unknown: expected one of samba, "),
@@ -75,14 +38,18 @@ def test_a_profile_is_refused_before_the_line_is_read(tmp_path: Path) -> None:
         (["bench", "online", "--live", "--detector", "x"], "--detector: expected one of yolov5n, "),
         (["moe", "bench", ".", "--device", "tpu"], "--device: expected cpu, cuda:0, cuda:1, … or auto, not 'tpu'"),
         (["moe", "import", ".", "--storage", "zip"], "--storage: expected one of exact, int8, int4, not 'zip'"),
-        (
-            ["rejudge", "c.yaml", "--verdict", "bad"],
-            "--verdict: expected one of pass, fail, review, unknown, not 'bad'",
-        ),
+        # Refused before anything is read.
+        (["train", "classifier", ".", "--architecture", "resnet19"], "--architecture: expected one of resnet18, "),
+        (["train", "detector", "FILE", "--architecture", "resnet19"], "--architecture: expected one of yolov5n, "),
+        (["import", "FILE", "--architecture", "resnet19"], "--architecture: expected one of resnet18, "),
+        (["profile", "FILE", "--memory", "much"], "--memory: expected a size such as"),
+        (["profile", "FILE", "--usage", "guess"], "--usage: expected rules, database,"),
     ],
 )
-def test_a_name_that_no_command_knows_is_refused_with_those_that_are_known(words: list[str], said: str) -> None:
-    assert refused(*words).startswith(f"coserve: {said}")
+def test_a_value_that_an_option_does_not_take_is_one_sentence(tmp_path: Path, words: list[str], message: str) -> None:
+    (tmp_path / "file").touch()
+    words = [str(tmp_path / "file") if word == "FILE" else word for word in words]
+    assert refused(*words).startswith(f"coserve: {message}")
 
 
 def commands(group: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -13,8 +13,8 @@ import pytest
 
 from daemon.storage.database.reviews import Decision
 from daemon.storage.database.store import open_store
-from tests.tools.query.asked_database import make
 from tests.tools.query.cookbook_questions import COOKBOOK, Question, ask, ask_the_shell, questions
+from tests.tools.query.sample_results import make
 
 QUESTIONS = questions()
 #: The last one tells how old what is open has become by now.

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from daemon.storage.database.connections import open_for_reading
 from tests.contract.client import Line
-from tests.tools.query.asked_line import SERIALS
+from tests.tools.query.judged_line import SERIALS
 from tools.cli.main import app
 from tools.query.reading import InspectionName, InspectionRecord, UnknownInspectionError, read_inspection
 from tools.query.retrace import read_rules_path, retrace

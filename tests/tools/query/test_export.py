@@ -23,7 +23,7 @@ from daemon.config.settings import load_config
 from daemon.storage.database.connections import open_for_reading
 from tests.contract.client import Line
 from tests.small_disk import small_disk
-from tests.tools.query.asked_line import SERIALS
+from tests.tools.query.judged_line import SERIALS
 from tools.cli.main import app
 from tools.query.package import write
 from tools.query.package.verify import verify_package
@@ -102,16 +102,20 @@ def test_parquet_lies_beside_where_it_can_be_written(package: Path) -> None:
 
 
 def test_sha256sum_accepts_it_and_so_do_we(package: Path) -> None:
-    done = subprocess.run(
-        ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=package, capture_output=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, b"")
-    done = coserve("--verify", str(package))
-    assert done.returncode == 0
-    fingerprint = hashlib.sha256((package / "SHA256SUMS").read_bytes()).hexdigest()
-    assert "whole" in done.stdout
-    assert fingerprint in done.stdout
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=package, check=True)
+    check = verified(package)
+    assert check["files"] == sum(path.is_file() for path in package.rglob("*"))
+    assert (check["is_whole"], check["links"]) == (True, [])
+    words = CliRunner().invoke(app, ["export", "--verify", str(package)]).stdout
+    assert f"whole, {check['files']:,} files" in words
+    assert hashlib.sha256((package / "SHA256SUMS").read_bytes()).hexdigest() in words
     assert package.stat().st_mode & 0o007 == 0
+
+
+def verified(package: Path, status: int = 0) -> dict[str, Any]:
+    done = CliRunner().invoke(app, ["export", "--verify", str(package), "--json"])
+    assert done.exit_code == status, done.output
+    return json.loads(done.stdout)
 
 
 def _replace_by_link(path: Path) -> None:
@@ -138,25 +142,17 @@ def test_what_was_changed_taken_away_or_added_is_found(copy: Path, change: Calla
     assert (done.exit_code, said in done.stdout) == (1, True), done.stdout
 
 
-def test_a_program_hears_the_same_of_every_file_the_checksums_too(copy: Path) -> None:
-    def verified() -> tuple[int, dict[str, Any]]:
-        done = CliRunner().invoke(app, ["export", "--verify", str(copy), "--json"])
-        return done.exit_code, json.loads(done.stdout)
-
-    files = sum(path.is_file() for path in copy.rglob("*"))
-    status, said = verified()
-    assert (status, said["is_whole"], said["files"], said["links"]) == (0, True, files, [])
-    assert f"{files:,} files" in CliRunner().invoke(app, ["export", "--verify", str(copy)]).stdout
+def test_a_program_gets_all_differences_at_once(package: Path, copy: Path) -> None:
     _replace_by_link(copy / "README.txt")
     (copy / os.fsdecode(b"\xff.csv")).touch()
     sums = copy / "SHA256SUMS"
     rows = sums.read_text(encoding="utf-8").splitlines(keepends=True)
     sums.write_text("".join(row for row in rows if not row.endswith("  rows/boards.csv\n")), encoding="utf-8")
-    status, changed = verified()
-    assert (status, changed["is_whole"], changed["changed"], changed["missing"]) == (1, False, ["README.txt"], [])
-    assert changed["added"] == ["\\xff.csv", "rows/boards.csv"]
-    assert changed["links"] == ["README.txt"]
-    assert changed["fingerprint"] != said["fingerprint"]
+    check = verified(copy, status=1)
+    assert (check["is_whole"], check["changed"], check["missing"]) == (False, ["README.txt"], [])
+    assert check["added"] == ["\\xff.csv", "rows/boards.csv"]
+    assert check["links"] == ["README.txt"]
+    assert check["fingerprint"] != verified(package)["fingerprint"]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +162,10 @@ def test_a_program_hears_the_same_of_every_file_the_checksums_too(copy: Path) ->
         (lambda sums: sums.unlink(), "has no SHA256SUMS"),
         (lambda sums: sums.write_text(sums.read_text() + f"{'0' * 64}  README.txt\n"), "README.txt has no place here"),
         (lambda sums: sums.write_text(sums.read_text() + f"{'0' * 64}  SHA256SUMS\n"), "SHA256SUMS has no place here"),
+        *(
+            (lambda sums, line=line: sums.write_text(f"{line}\n"), "SHA256SUMS:1: expected a sha256")
+            for line in ("", "0" * 64 + "  ../../etc/passwd", "0" * 64 + "  /etc/passwd", "nonsense")
+        ),
         (lambda sums: _forge(sums.with_name("manifest.json"), b"[]"), "manifest.json does not say when it was made"),
         (lambda sums: _forge(sums.with_name("manifest.json"), b"\xff{"), "manifest.json does not say when it was made"),
     ],
@@ -184,13 +184,6 @@ def _forge(path: Path, data: bytes) -> None:
     path.write_bytes(data)
     sums = path.with_name("SHA256SUMS")
     sums.write_text(sums.read_text().replace(before, hashlib.sha256(data).hexdigest()))
-
-
-@pytest.mark.parametrize("line", ["", "0" * 64 + "  ../../etc/passwd", "0" * 64 + "  /etc/passwd", "nonsense"])
-def test_checksums_that_name_files_elsewhere_are_refused(copy: Path, line: str) -> None:
-    (copy / "SHA256SUMS").write_text(line + "\n", encoding="utf-8")
-    with pytest.raises(PackageError, match="SHA256SUMS"):
-        verify_package(copy)
 
 
 def test_pictures_are_what_the_cameras_sent_under_names_that_harm_nobody(judged: Line, package: Path) -> None:

@@ -32,11 +32,11 @@ PICTURES = 12
 
 @pytest.fixture(autouse=True)
 def gave_way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the command asked of the scheduler: it runs in this process here, which must not stay slow after it."""
-    asked: list[str] = []
-    monkeypatch.setattr(os, "nice", lambda by: asked.append(f"nice {by}"))
-    monkeypatch.setattr(os, "sched_setscheduler", lambda *_: asked.append("batch"))
-    return asked
+    """Calls to the scheduler: the command runs in this process here, which must not stay slow after it."""
+    calls: list[str] = []
+    monkeypatch.setattr(os, "nice", lambda by: calls.append(f"nice {by}"))
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *_: calls.append("batch"))
+    return calls
 
 
 @pytest.fixture(scope="module")

@@ -12,26 +12,21 @@ from tests.daemon.dashboard.web import Web
 from tools.cli.main import app
 
 
-@pytest.fixture(params=["nobody", "left behind"])
-def line(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A board that failed, in the database of a line that does not run; or whose daemon was killed."""
+@pytest.mark.parametrize("was_killed", [False, True])
+def test_without_a_daemon_the_template_answers_and_says_what_to_do(tmp_path: Path, was_killed: bool) -> None:
     web = Web(tmp_path / "line")
     web.add_board(1, "B-1")
     web.add_image(1, 1)
     settings = yaml.safe_load(web.config.read_text(encoding="utf-8"))
     settings["models"] = {"writer": {"checkpoint": "model", "memory": "1MB"}}
     web.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    if request.param == "left behind":
+    if was_killed:
         (web.folder / "run").mkdir()
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(web.folder / "run/intake.sock"))
-    return web.config
-
-
-def test_without_a_daemon_the_template_answers_and_says_what_to_do(line: Path) -> None:
-    done = CliRunner().invoke(app, ["report", "B-1", "--config", str(line), "--wait", "2", "--json"])
+    done = CliRunner().invoke(app, ["report", "B-1", "--config", str(web.config), "--wait", "2", "--json"])
     assert done.exit_code == 0, done.output
-    said = json.loads(done.stdout)
-    assert said["by"] == "template"
-    assert said["why_not_the_model"].startswith("model writer: no daemon answers at ipc://")
-    assert said["why_not_the_model"].endswith("start it with `coserve run`")
+    report = json.loads(done.stdout)
+    assert report["by"] == "template"
+    assert report["why_not_the_model"].startswith("model writer: no daemon answers at ipc://")
+    assert report["why_not_the_model"].endswith("start it with `coserve run`")

@@ -13,50 +13,32 @@ import pytest
 from typer.testing import CliRunner
 
 from daemon.host.lock import claim
-from daemon.storage.database.store import open_store
 from tests.contract.client import running
+from tests.daemon.dashboard.web import Web
 from tools.cli.main import app
-
-AT = "2026-11-21T09:28:11.123Z"
 
 
 def review(config: Path, *arguments: object) -> Any:
-    """In this process: its start is what costs."""
-    found = CliRunner().invoke(app, ["review", *map(str, arguments), "--config", str(config)])
-    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
-    return found
+    """Run the command in this process: its start is what takes time."""
+    done = CliRunner().invoke(app, ["review", *map(str, arguments), "--config", str(config)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done
 
 
-def rows(folder: Path, query: str = "SELECT inspection_id, verdict, defect, reviewer, note FROM reviews"):
+def rows(folder: Path) -> list[tuple[Any, ...]]:
     with closing(sqlite3.connect(folder / "inspection.db")) as database:
-        return database.execute(query).fetchall()
+        return database.execute("SELECT inspection_id, verdict, defect, reviewer, note FROM reviews").fetchall()
 
 
 @pytest.fixture
 def line(tmp_path: Path) -> Path:
     """A line at rest with three images: a fail, a pass, and one that is not judged yet."""
-    (tmp_path / "coserve.yaml").write_text(
-        "endpoints: {intake: ['ipc://run/intake.sock'], results: 'ipc://run/results.sock',"
-        " control: 'ipc://run/control.sock'}\nrules: rules.yaml\ncatalog: experts/catalog.yaml\n"
-        "devices: {cpu: {expert_memory: 1MB}}\n",
-        encoding="utf-8",
-    )
-    open_store(f"sqlite:///{tmp_path}/inspection.db").close()
-    images = [(1, "done", "fail", "D207"), (2, "done", "pass", None), (3, "accepted", None, None)]
-    with closing(sqlite3.connect(tmp_path / "inspection.db")) as database, database:
-        database.execute(
-            "INSERT INTO boards (board_id, board_type, serial, attempt, first_seen_at, expected, rules_version)"
-            " VALUES (1, 'mainboard-a', 'A1', 1, ?, 1, '')",
-            (AT,),
-        )
-        for number, status, verdict, defect in images:
-            database.execute(
-                "INSERT INTO inspections (inspection_id, source, image_id, board_id, component, designator,"
-                " accepted_at, image_bytes, status, verdict, defect, rules_version, image_sha256)"
-                " VALUES (?, 'cam', ?, 1, 'R0402', 'R1', ?, 1, ?, ?, ?, '', '')",
-                (number, f"i{number}", AT, status, verdict, defect),
-            )
-    return tmp_path / "coserve.yaml"
+    web = Web(tmp_path / "line")
+    web.add_board(1, "A1", verdict=None)
+    web.add_image(1, 1, "fail", defect="D207")
+    web.add_image(2, 1, "pass", defect=None)
+    web.add_image(3, 1, None, defect=None)
+    return web.config
 
 
 def test_without_a_daemon_the_command_writes_itself(line: Path) -> None:
@@ -116,7 +98,7 @@ def test_what_waits_again_is_decided_as_it_is_listed_and_by_one_person(line: Pat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         ((), 2, "name an image and a verdict"),
         ((1,), 2, "which verdict?"),
@@ -134,11 +116,11 @@ def test_what_waits_again_is_decided_as_it_is_listed_and_by_one_person(line: Pat
     ],
 )
 def test_wrong_use_is_2_and_a_no_is_1_each_with_its_reason(
-    line: Path, arguments: tuple[object, ...], status: int, said: str
+    line: Path, arguments: tuple[object, ...], status: int, message: str
 ) -> None:
     refused = review(line, *arguments)
     assert (refused.exit_code, refused.stdout) == (status, "")
-    assert said in refused.stderr
+    assert message in refused.stderr
     assert "Traceback" not in refused.stderr
     assert rows(line.parent) == []
 
@@ -155,8 +137,8 @@ def test_a_line_that_somebody_holds_without_answering_is_left_alone(line: Path) 
     assert rows(line.parent) == []
 
 
-def test_a_line_that_never_ran_says_so(tmp_path: Path, line: Path) -> None:
-    (tmp_path / "inspection.db").unlink()
+def test_a_line_that_never_ran_says_so(line: Path) -> None:
+    (line.parent / "inspection.db").unlink()
     for arguments in ((1, "pass"), ("--list",), ("--undo", 1)):
         refused = review(line, *arguments)
         assert refused.exit_code == 1

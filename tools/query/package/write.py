@@ -23,6 +23,7 @@ from daemon.storage.database.connections import shown
 from daemon.storage.database.copies import room_problem
 from experts.durable import sync
 from experts.weights import file_sha256
+from tools.cli.console import CommandError
 from tools.query.package.contents import (
     README,
     PackageExperts,
@@ -43,12 +44,14 @@ _MARK = ".coserve-export"
 _ROW_BYTES = 8000
 
 
-class PackageError(Exception):
+class PackageError(CommandError):
     """There is no package; the text says why, and what to do."""
 
 
-class PackageFolderError(Exception):
+class PackageFolderError(CommandError):
     """The folder is in use, or holds files that no export has written."""
+
+    status = 2
 
 
 @dataclass(frozen=True, slots=True)
