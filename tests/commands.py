@@ -2,13 +2,13 @@
 
 import typer
 
-from tests.bench import backup, dashboard, decoding, fairness, intake, live, online, plant, scheduler, upkeep
-from tests.stress import fuzz_command, soak_command
+from tests.bench import dashboard, fairness, intake, online, plant, scheduler, upkeep
+from tests.bench.live import command as live
+from tests.stress import commands as stress
 
 
 def register(app: typer.Typer, bench_app: typer.Typer) -> None:
     """Add `soak` and `fuzz` to `app` and the other benchmarks to `bench_app`."""
-    for command in (soak_command, fuzz_command):
-        command.register(app)
-    for benchmark in (live, online, scheduler, intake, decoding, fairness, backup, upkeep, dashboard, plant):
+    stress.register(app)
+    for benchmark in (live, online, scheduler, intake, fairness, upkeep, dashboard, plant):
         benchmark.register(bench_app)

@@ -1,27 +1,30 @@
-"""`coserve bench online`: images as a line sends them, at shares of what `coserve` can do: latency and misses."""
+"""`coserve bench online`: images as a line sends them, at shares of the rate of `coserve`: latency and misses."""
 
 import json
 import tempfile
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from tests import ROOT
-from tools.cli.console import console, fail
+from tests.bench.tables import print_narrow
+from tools.cli.console import console, errors, fail
 from tools.cli.option_values import must_be_architecture
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from tests.bench.live.setup import LiveOptions, LiveSetup, SideInput, SideResult
+    from tests.bench.live.trace import Arrivals, ImageOrder
 
 _EXAMPLES = ROOT / "tools" / "simulate" / "examples"
-EXAMPLE_DEVICE, EXAMPLE_TASK = _EXAMPLES / "device.json", _EXAMPLES / "task.json"
-
 #: First come, first served; the paper; ours.
 POLICIES = ("samba", "coserve", "coserve-plus")
-
-#: What fits a terminal of 80 columns; `--json` has everything.
+#: The images of each kind of arrivals: single images by usage, whole boards in placement order.
+_ORDERS: "dict[Arrivals, ImageOrder]" = {"poisson": "skewed", "bursty": "board"}
+#: Columns that fit a terminal of 80; `--json` has everything.
 _COLUMNS = {
     "policy": "policy",
     "arrivals": "arrivals",
@@ -35,6 +38,8 @@ _COLUMNS = {
     "unknown_share": "unknown",
     "late_share": "late",
 }
+
+Rows = list[dict[str, Any]]
 
 
 def register(app: typer.Typer) -> None:
@@ -65,38 +70,47 @@ def bench_online(
 ) -> None:
     """Latency, deadline misses and unknown verdicts of FCFS, coserve and coserve-plus, Poisson and board by board.
 
-    Simulated on a device and a task file (docs/simulating.md; examples without), at 60, 90, 120 and 150 % of what
-    coserve can do; or with --live on this machine (paced disk) at 90 %. Status 1 where a run failed.
+    Simulated on a device and a task file (docs/simulating.md; examples without), at 60, 90, 120 and 150 % of the
+    rate of coserve; or with --live on this machine (paced disk) at 90 %. Status 1 where a run failed.
 
     Example: coserve bench online --live
     """
     shares = _shares(loads or (".9" if live else ".6,.9,1.2,1.5"))
     if live:
-        from tests.bench.arrivals import OnlineSettings, run_online
-        from tests.bench.stage import SideError, Size, default_folder
-        from tests.bench.stock import Recipe
+        from tests.bench.live.experts import ExpertRecipe
+        from tests.bench.live.setup import LiveOptions, default_folder
 
         must_be_architecture("--classifier", classifier, "classify")
         must_be_architecture("--detector", detector, "detect")
-        size = Size(Recipe(experts, detectors, classifier, detector, input_size), requests, memory, 2, 2, limit_s)
-        settings = OnlineSettings(folder or default_folder(), size, shares, deadline_s)
-        with tempfile.TemporaryDirectory(prefix="coserve-bench-") as scratch:
-            try:
-                title, rows = run_online(settings, Path(scratch), POLICIES)
-            except SideError as error:
-                fail(str(error), status=1)
+        recipe = ExpertRecipe(experts, detectors, classifier, detector, input_size)
+        options = LiveOptions(folder or default_folder(), recipe, requests, memory, limit_s)
+        title, rows = _measured(options, shares, deadline_s)
     elif (device is None) == (task is None):
-        title, rows = _simulated(device or EXAMPLE_DEVICE, task or EXAMPLE_TASK, shares, deadline_s)
+        device, task = device or _EXAMPLES / "device.json", task or _EXAMPLES / "task.json"
+        title, rows = _simulated(device, task, shares, deadline_s)
     else:
         fail("name a device and a task, or neither: without both the examples are simulated", status=2)
-    _show(title, rows)
+    columns = [name for name in rows[0] if name in _COLUMNS]
+    print_narrow(title, [_COLUMNS[name] for name in columns], [[row[name] for name in columns] for row in rows])
+    console.print(
+        "latencies (from arrival to verdict) and waits are of runs without deadlines; unknown (no verdict in time) of"
+        " runs with them"
+    )
     if json_file is not None:
         json_file.write_text(json.dumps({"title": title, "rows": rows}, indent=2) + "\n", encoding="utf-8")
 
 
-def _simulated(
-    device_file: Path, task_file: Path, shares: "Sequence[float]", deadline_s: float
-) -> tuple[str, list[dict[str, Any]]]:
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        fail(f"--loads {text}: expected numbers with commas between, such as .6,.9", status=2)
+    if not all(share > 0 for share in shares):
+        fail(f"--loads {text}: a share must be above 0", status=2)
+    return shares
+
+
+def _simulated(device_file: Path, task_file: Path, shares: Sequence[float], deadline_s: float) -> tuple[str, Rows]:
     from tools.simulate.engine import StuckError, simulate
     from tools.simulate.files import FileError, read_device, read_task
     from tools.simulate.online import at_once, online_rows
@@ -114,22 +128,61 @@ def _simulated(
     return f"{title}, deadline {deadline_s:g} s", [asdict(row) for row in rows]
 
 
-def _show(title: str, rows: list[dict[str, Any]]) -> None:
-    from tools.bench.tables import print_narrow
+def _measured(options: "LiveOptions", shares: Sequence[float], deadline_s: float) -> tuple[str, Rows]:
+    from tests.bench.live.setup import SideError, prepare
+    from tools.cli.progress import Bars
 
-    shown = [name for name in rows[0] if name in _COLUMNS]
-    print_narrow(title, [_COLUMNS[name] for name in shown], [[row[name] for name in shown] for row in rows])
-    console.print(
-        "latencies (from arrival to verdict) and waits are of runs without deadlines; unknown (no verdict in time) of"
-        " runs with them"
-    )
+    with tempfile.TemporaryDirectory(prefix="coserve-bench-") as scratch, Bars(console=errors) as bar:
+        task = bar.add_task("preparing", total=len(_ORDERS) * (1 + len(shares) * len(POLICIES) * 2))
+        try:
+            setup = prepare(options, Path(scratch), lambda step: bar.update(task, description=step))
+
+            def run(work: "SideInput") -> "SideResult":
+                deadline = "" if work.deadline_s is None else ", deadlines"
+                bar.update(task, description=f"{work.trace.order}, {work.side}{deadline}")
+                result = setup.run(work)
+                bar.advance(task)
+                return result
+
+            saturated, rows = live_rows(setup, shares, deadline_s, run)
+        except SideError as error:
+            fail(str(error), status=1)
+    rates = ", ".join(f"{arrivals} {rate:.2f}" for arrivals, rate in saturated.items())
+    return f"live, paced disk: coserve saturated (images/s): {rates}; deadline {deadline_s:g} s", rows
 
 
-def _shares(text: str) -> tuple[float, ...]:
-    try:
-        found = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        fail(f"--loads {text}: expected numbers with commas between, such as .6,.9", status=2)
-    if not all(share > 0 for share in found):
-        fail(f"--loads {text}: a share must be above 0", status=2)
-    return found
+def live_rows(
+    setup: "LiveSetup", shares: Sequence[float], deadline_s: float, run: "Callable[[SideInput], SideResult]"
+) -> "tuple[dict[Arrivals, float], Rows]":
+    """Return coserve's saturated throughput by kind of arrivals, and rows: each of a run without deadlines and one
+    with. The rows have the columns of tools.simulate.online.OnlineRow; `finished` is the share of images that ended.
+    """
+    rows: Rows = []
+    saturated: dict[Arrivals, float] = {}
+    for arrivals, order in _ORDERS.items():
+        waiting = setup.trace(order)
+        saturated[arrivals] = run(setup.side_input("coserve", waiting, "paced")).images_per_s
+        for share in shares:
+            trace = waiting.arriving(share * saturated[arrivals], arrivals)
+            limit_s = trace.images[-1].arrives_s + setup.options.limit_s
+            for policy in POLICIES:
+                work = replace(setup.side_input(policy, trace, "paced"), limit_s=limit_s)
+                free, limited = run(work), run(replace(work, deadline_s=deadline_s))
+                rows.append(
+                    {"policy": policy, "arrivals": arrivals, "load": share} | _row(free, limited, len(trace.images))
+                )
+    return saturated, rows
+
+
+def _row(free: "SideResult", limited: "SideResult", images: int) -> dict[str, Any]:
+    p50_s, p95_s, p99_s = (round(float(each), 2) for each in np.quantile(free.latencies_s or [0.0], (0.5, 0.95, 0.99)))
+    return {
+        "images_per_s": round(free.images_per_s, 2),
+        "p50_s": p50_s,
+        "p95_s": p95_s,
+        "p99_s": p99_s,
+        "longest_wait_s": round(max(free.waits_s, default=0.0), 2),
+        "finished": round(free.images / images, 3),
+        "unknown_share": round((limited.unknown + images - limited.images) / images, 4),
+        "loads": free.loads,
+    }

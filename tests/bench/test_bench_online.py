@@ -1,16 +1,15 @@
-"""`coserve bench online`: the simulated table, and the live one with experts of a few megabytes."""
+"""`coserve bench online`: the simulated table, and the live one on runs that were made up."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from tests.bench.arrivals import OnlineSettings, live_rows
-from tests.bench.job import Job, Run
-from tests.bench.online import POLICIES
-from tests.bench.stage import Size
-from tests.bench.test_bench_live import RECIPE, a_run, a_stage, job, stock  # noqa: F401  fixtures
+from tests.bench.live.setup import LiveSetup, SideInput, SideResult
+from tests.bench.live.test_bench_live import a_result, catalog, setup  # noqa: F401  fixtures
+from tests.bench.online import POLICIES, live_rows
 from tests.tools.simulate.test_simulate import a_device, a_task
 from tools.cli.main import app
 
@@ -34,28 +33,26 @@ def test_the_simulated_table_has_a_row_for_each_policy_load_and_kind_of_arrivals
     "arguments",
     [["--task", "t.json"], ["--device", "d.json"], ["--live", "--loads", "much"], ["--live", "--loads", "-1"]],
 )
-def test_wrong_use_is_said_before_anything_is_made(arguments: list[str]) -> None:
-    done = CliRunner().invoke(app, ["bench", "online", *arguments])
-    assert done.exit_code == 2
+def test_wrong_use_is_told_before_anything_is_made(arguments: list[str]) -> None:
+    assert CliRunner().invoke(app, ["bench", "online", *arguments]).exit_code == 2
 
 
-def test_live_rows_are_of_runs_with_and_without_deadlines(job: Job, tmp_path: Path) -> None:  # noqa: F811
-    made: list[Job] = []
+def test_live_rows_are_of_runs_with_and_without_deadlines(setup: LiveSetup) -> None:  # noqa: F811
+    runs: list[SideInput] = []
 
-    def run(one: Job) -> Run:
-        made.append(one)
-        images = len(one.trace.asks)
-        if one.deadline_s is None:
-            return a_run(one.side, images, seconds=images / 10.0)
-        return a_run(one.side, images - 4, unknown=2)
+    def run(work: SideInput) -> SideResult:
+        runs.append(work)
+        images = len(work.trace.images)
+        if work.deadline_s is None:
+            return a_result(work.side, images, seconds=images / 10.0)
+        return a_result(work.side, images - 4, unknown=2)
 
-    size = Size(RECIPE, requests=24, memory_share=0.5, executors=2, threads=2, limit_s=5.0)
-    settings = OnlineSettings(tmp_path, size, (0.9,), 3.0)
-    saturated, rows = live_rows(a_stage(job, tmp_path), settings, POLICIES, run)
+    setup = replace(setup, options=replace(setup.options, limit_s=5.0))
+    saturated, rows = live_rows(setup, (0.9,), 3.0, run)
     assert saturated == {"poisson": 10.0, "bursty": 10.0}
-    assert [(row.arrivals, row.policy) for row in rows] == [
+    assert [(row["arrivals"], row["policy"]) for row in rows] == [
         (kind, policy) for kind in ("poisson", "bursty") for policy in POLICIES
     ]
-    assert all((row.unknown_share, row.finished) == (0.25, 1.0) for row in rows)
-    assert sum(one.deadline_s == 3.0 for one in made) == 6
-    assert sum(one.trace.order == "board" for one in made) == 7
+    assert all((row["unknown_share"], row["finished"]) == (0.25, 1.0) for row in rows)
+    assert sum(work.deadline_s == 3.0 for work in runs) == 6
+    assert sum(work.trace.order == "board" for work in runs) == 7

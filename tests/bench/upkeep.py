@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from daemon.units import size_text
-from tools.bench.tables import print_narrow
+from tests.bench.tables import print_narrow
 from tools.cli.console import AsJson, console, errors, fail, print_json
 
 if TYPE_CHECKING:

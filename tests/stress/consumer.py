@@ -1,4 +1,4 @@
-"""An honest consumer of results: reads the stream, and asks for what it missed when `seq` jumps."""
+"""An honest consumer of results: reads the stream, and asks for missed messages when `seq` jumps."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ _ANSWER_S = 60.0
 
 
 @dataclass(slots=True)
-class Heard:
+class ConsumerTally:
     """`missed` counts messages that had to be asked for, `lost` those that could not be had even so."""
 
     messages: int = 0
@@ -27,11 +27,11 @@ class Heard:
     last_seq: int = 0
 
 
-class Consumer:
+class StreamConsumer:
     """Subscribes to everything in a thread of its own, from `start` to `stop`."""
 
     def __init__(self, results: str, intake: str) -> None:
-        self.heard = Heard()
+        self.tally = ConsumerTally()
         self._results = results
         self._intake = intake
         self._ending = threading.Event()
@@ -46,6 +46,7 @@ class Consumer:
         self._thread.join()
 
     def _run(self) -> None:
+        tally = self.tally
         with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
             subscriber.linger = 0
             subscriber.subscribe(b"")
@@ -55,31 +56,30 @@ class Consumer:
                 if not subscriber.poll(_POLL_MS):
                     continue
                 topic, body = subscriber.recv_multipart()
-                message = json.loads(body)
+                seq = json.loads(body)["seq"]
                 if topic == b"heartbeat/":
                     now_s = time.monotonic()
-                    self.heard.heartbeats += 1
-                    self.heard.longest_silence_s = max(self.heard.longest_silence_s, now_s - beat_at_s)
+                    tally.heartbeats += 1
+                    tally.longest_silence_s = max(tally.longest_silence_s, now_s - beat_at_s)
                     beat_at_s = now_s
-                    upto = message["seq"]
+                    self._catch_up(context, seq)
                 else:
-                    upto = message["seq"] - 1
-                if upto > self.heard.last_seq:
-                    self._catch_up(context, upto)
-                if topic != b"heartbeat/" and message["seq"] == self.heard.last_seq + 1:
-                    self.heard.messages += 1
-                    self.heard.last_seq = message["seq"]
+                    self._catch_up(context, seq - 1)
+                    if seq == tally.last_seq + 1:
+                        tally.messages += 1
+                        tally.last_seq = seq
             self._catch_up(context, None)
 
     def _catch_up(self, context: "zmq.Context[Any]", upto: int | None) -> None:
-        """Ask for what came after the last message, to `upto` or to the end."""
+        """Ask for the messages after the last one, to `upto` or to the end."""
+        if upto is not None and upto <= self.tally.last_seq:
+            return
         with context.socket(zmq.DEALER) as dealer:
             dealer.linger = 0
             dealer.connect(self._intake)
-            while upto is None or self.heard.last_seq < upto:
-                dealer.send_multipart(
-                    [MAGIC, encode({"type": "results_since", "seq": self.heard.last_seq, "limit": _PAGE})]
-                )
+            while upto is None or self.tally.last_seq < upto:
+                question = {"type": "results_since", "seq": self.tally.last_seq, "limit": _PAGE}
+                dealer.send_multipart([MAGIC, encode(question)])
                 if not dealer.poll(int(_ANSWER_S * 1000)):
                     return  # tried again with the next message
                 page = json.loads(dealer.recv_multipart()[-1])
@@ -87,8 +87,8 @@ class Consumer:
                     time.sleep(page.get("retry_after_ms", 100) / 1000)
                     continue
                 for item in page["items"]:
-                    self.heard.lost += item["seq"] - self.heard.last_seq - 1
-                    self.heard.missed += 1
-                    self.heard.last_seq = item["seq"]
+                    self.tally.lost += item["seq"] - self.tally.last_seq - 1
+                    self.tally.missed += 1
+                    self.tally.last_seq = item["seq"]
                 if not page["more"]:
                     return

@@ -13,21 +13,21 @@ from typing import Any
 import zmq
 
 from daemon.config.settings import load_config
-from tests.stress.account import Books, audit
+from tests.stress.audit import ResultsAudit, audit
+from tests.stress.growth import ResourceMonitor
 from tests.stress.hostile import connected
-from tests.stress.line import BOARD_TYPE, IMAGES_PER_BOARD, OPEN_BOARD_TYPE, make_jpegs, make_small_line
+from tests.stress.line import OPEN_BOARD_TYPE, make_jpegs, make_small_line
 from tests.stress.mutate import Frames, Mutator, Seed
-from tests.stress.sample import Watch
-from tests.stress.soak import INTAKE_BROKE, percentile
-from tests.stress.steady import SteadyPublisher
+from tests.stress.soak import INTAKE_BROKE, wait_for_verdicts
+from tests.stress.steady import SteadyPublisher, quantile_ms
 from tools.setup.service import Service
 
 #: Messages under way at once: few enough that every answer finds room, and the honest one is not merely crowded out.
 _WINDOW = 64
 _SILENCE_S = 20.0
 _HONEST_RATE = 20.0
-_TELL_S = 10.0
-#: What the daemon's log says where a message broke something.
+_PROGRESS_EVERY_S = 10.0
+#: Events of the daemon's log that show that a message broke something.
 _BROKEN = (*INTAKE_BROKE, "writer_failed", "callback_failed")
 _SETTINGS: dict[str, Any] = {
     "limits": {"backlog_images": 2000, "backlog_bytes": "256MB", "source_images": 500, "source_bytes": "64MB"},
@@ -36,8 +36,8 @@ _SETTINGS: dict[str, Any] = {
 
 
 @dataclass(slots=True)
-class Fuzzed:
-    """What came of it. `answers` counts by type and code; `unanswered` are messages that got none, which is wrong."""
+class FuzzReport:
+    """Counts of a run. `answers` counts by type and code; `unanswered` messages got none, which is wrong."""
 
     seed: int
     frames: int = 0
@@ -56,48 +56,52 @@ class Fuzzed:
     handles_before: int = 0
     handles_after: int = 0
     broken: dict[str, int] = field(default_factory=dict)
-    books: Books | None = None
+    books: ResultsAudit | None = None
 
     @property
     def holds(self) -> bool:
-        """Whether each message had its one answer, nothing broke and nobody honest was refused."""
+        """Return True if each message had its one answer, nothing broke and no honest image was refused."""
         wrong = self.unanswered or self.surplus or self.malformed_answers or self.honest_rejected or self.broken
-        return not wrong and self.books is not None and self.books.balance
+        return not wrong and self.books is not None and self.books.holds
 
     def as_dict(self) -> dict[str, Any]:
         # asdict would count the pairs of a Counter anew.
-        said = {**asdict(self), "answers": dict(self.answers)}
-        return {"machine": platform.platform(), "holds": self.holds, **said}
+        return {
+            "machine": platform.platform(),
+            "holds": self.holds,
+            **asdict(self),
+            "answers": dict(self.answers),
+        }
 
 
-def run_fuzz(frames: int, seed: int, tell: Callable[[Fuzzed], None] = lambda _: None) -> Fuzzed:
+def run_fuzz(frames: int, seed: int, on_progress: Callable[[FuzzReport], None] = lambda _: None) -> FuzzReport:
     """Send at least so many frames (a message has one to seven) and account for each message."""
-    told = Fuzzed(seed)
+    report = FuzzReport(seed)
     with tempfile.TemporaryDirectory(prefix="coserve-fuzz-") as scratch:
-        folder = Path(scratch)
+        folder = Path(scratch) / "line"
         config = make_small_line(folder, _SETTINGS)
         log = folder / "daemon.log"
         with Service(config, log) as service:
             assert service.process is not None
             endpoints = load_config(config).endpoints
-            watch = Watch(service.process.pid, folder)
+            monitor = ResourceMonitor(service.process.pid, folder)
             honest = SteadyPublisher(endpoints.intake[1], "honest", make_jpegs(8, 20_000), _HONEST_RATE)
             honest.start()
-            _Fuzzer(told, Mutator(seed, _valid()), watch, tell).carry_out(endpoints.intake, frames)
+            _send_all(report, Mutator(seed, _valid_messages()), monitor, endpoints.intake, frames, on_progress)
             honest.stop()
-            waits_ms = [wait_s * 1000 for wait_s in honest.take_waits_s()]
-            told.honest_p99_ms, told.honest_longest_ms = percentile(waits_ms, 0.99), percentile(waits_ms, 1.0)
-            told.honest_accepted = honest.tally.accepted
-            told.honest_rejected = len(honest.tally.rejected) + honest.unanswered
-            _wait_for_verdicts(endpoints.control)
-        told.books = audit(folder / "inspection.db", [("honest", told.honest_accepted)], BOARD_TYPE, IMAGES_PER_BOARD)
-        said = log.read_text(encoding="utf-8", errors="replace")
-        told.broken = {event: said.count(f"event={event}") for event in _BROKEN if f"event={event}" in said}
-    return told
+            waits_s = honest.take_waits_s()
+            report.honest_p99_ms, report.honest_longest_ms = quantile_ms(waits_s, 0.99), quantile_ms(waits_s, 1.0)
+            report.honest_accepted = honest.tally.accepted
+            report.honest_rejected = len(honest.tally.rejected) + honest.unanswered
+            wait_for_verdicts(endpoints.control)
+        report.books = audit(folder / "inspection.db", [("honest", report.honest_accepted)])
+        text = log.read_text(encoding="utf-8", errors="replace")
+        report.broken = {event: text.count(f"event={event}") for event in _BROKEN if f"event={event}" in text}
+    return report
 
 
-def _valid() -> list[Seed]:
-    """One of each kind of message; the images belong to boards without an end."""
+def _valid_messages() -> list[Seed]:
+    """Return one of each kind of message; the images belong to boards without an end."""
     payloads = make_jpegs(3, 3_000, seed=5)
     board = {"type": OPEN_BOARD_TYPE, "serial": "F1", "lot": "L", "station": "S", "attempt": 1}
     inspect = {
@@ -115,68 +119,63 @@ def _valid() -> list[Seed]:
     ]
 
 
-def _wait_for_verdicts(control: str) -> None:
-    from daemon.wire.control import ask
-
-    until_s = time.monotonic() + 60
-    while ask(control, "status", timeout_s=20.0)["backlog"] and time.monotonic() < until_s:
-        time.sleep(0.1)
-
-
-class _Fuzzer:
-    """A window of messages on one connection per endpoint. Exactly one answer each: counted, whatever it says."""
-
-    def __init__(self, told: Fuzzed, mutator: Mutator, watch: Watch, tell: Callable[[Fuzzed], None]) -> None:
-        self._told = told
-        self._mutator = mutator
-        self._watch = watch
-        self._tell = tell
-
-    def carry_out(self, intakes: list[str], frames: int) -> None:
-        began_s = tell_at_s = time.monotonic()
-        told = self._told
-        with zmq.Context() as context:
-            dealers = [connected(context, endpoint) for endpoint in intakes]
-            warm = max(1, frames // 10)
-            while told.frames < frames:
-                for dealer in dealers:
-                    self._window(dealer)
-                if not told.rss_before_mb and told.frames >= warm:
-                    held = self._watch.look()
-                    told.rss_before_mb, told.handles_before = held.rss_mb, held.handles
-                if time.monotonic() > tell_at_s + _TELL_S:
-                    tell_at_s = time.monotonic()
-                    told.seconds = tell_at_s - began_s
-                    self._tell(told)
-            time.sleep(0.3)
+def _send_all(
+    report: FuzzReport,
+    mutator: Mutator,
+    monitor: ResourceMonitor,
+    intakes: list[str],
+    frames: int,
+    on_progress: Callable[[FuzzReport], None],
+) -> None:
+    """Send windows of messages on one connection per endpoint, and expect exactly one answer to each."""
+    began_s = progress_at_s = time.monotonic()
+    with zmq.Context() as context:
+        dealers = [connected(context, endpoint) for endpoint in intakes]
+        while report.frames < frames:
             for dealer in dealers:
-                while dealer.poll(0):
-                    dealer.recv_multipart()
-                    told.surplus += 1
-                dealer.close(linger=0)
-        told.seconds = time.monotonic() - began_s
-        held = self._watch.look()
-        told.rss_after_mb, told.handles_after = held.rss_mb, held.handles
+                _send_window(report, mutator, dealer)
+            report.seconds = time.monotonic() - began_s
+            if not report.rss_before_mb and report.frames >= max(1, frames // 10):
+                sample = monitor.sample()
+                report.rss_before_mb, report.handles_before = sample["rss_mb"], sample["handles"]
+            if time.monotonic() > progress_at_s + _PROGRESS_EVERY_S:
+                progress_at_s = time.monotonic()
+                on_progress(report)
+        time.sleep(0.3)
+        for dealer in dealers:
+            while dealer.poll(0):
+                dealer.recv_multipart()
+                report.surplus += 1
+            dealer.close(linger=0)
+    sample = monitor.sample()
+    report.rss_after_mb, report.handles_after = sample["rss_mb"], sample["handles"]
 
-    def _window(self, dealer: "zmq.Socket[bytes]") -> None:
-        told = self._told
-        messages: list[Frames] = [self._mutator.next() for _ in range(_WINDOW)]
-        for message in messages:
-            dealer.send_multipart(message)
-            told.frames += len(message)
-        told.messages += len(messages)
-        for done in range(len(messages)):
-            if not dealer.poll(int(_SILENCE_S * 1000)):
-                told.unanswered += len(messages) - done
-                return
-            self._count(dealer.recv_multipart())
 
-    def _count(self, frames: list[bytes]) -> None:
-        try:
-            magic, text = frames[-2:]
-            answer = json.loads(text)
-            assert magic == b"CS1" and len(text) <= 65_536 and {"id", "source", "credit"} <= answer.keys()  # noqa: PT018
-            assert answer["credit"] >= 1
-            self._told.answers[" ".join(filter(None, (answer["type"], answer.get("code"))))] += 1
-        except (ValueError, AssertionError, KeyError):
-            self._told.malformed_answers += 1
+def _send_window(report: FuzzReport, mutator: Mutator, dealer: "zmq.Socket[bytes]") -> None:
+    messages: list[Frames] = [mutator.next() for _ in range(_WINDOW)]
+    for message in messages:
+        dealer.send_multipart(message)
+        report.frames += len(message)
+    report.messages += len(messages)
+    for answered in range(len(messages)):
+        if not dealer.poll(int(_SILENCE_S * 1000)):
+            report.unanswered += len(messages) - answered
+            return
+        kind = _kind_of(dealer.recv_multipart())
+        if kind is None:
+            report.malformed_answers += 1
+        else:
+            report.answers[kind] += 1
+
+
+def _kind_of(frames: list[bytes]) -> str | None:
+    """Return the type and code of an answer; None if it is malformed."""
+    try:
+        magic, text = frames[-2:]
+        answer = json.loads(text)
+        is_whole = magic == b"CS1" and len(text) <= 65_536 and {"id", "source"} <= answer.keys()
+        return (
+            " ".join(filter(None, (answer["type"], answer.get("code")))) if is_whole and answer["credit"] >= 1 else None
+        )
+    except (ValueError, KeyError):
+        return None

@@ -1,8 +1,10 @@
-"""Hostile publishers and consumers, each kind a function that runs until told: `python -m tests.stress.hostile`.
+"""Hostile publishers and consumers, each kind a function that runs for a time: `python -m tests.stress.hostile`.
 
-In processes of their own and with the lowest priority: what they take from the processor is not the daemon's doing.
+In processes of their own and with the lowest priority, so that they take processor time from the daemon as little as
+possible.
 """
 
+import itertools
 import json
 import os
 import random
@@ -12,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import zmq
@@ -24,12 +27,13 @@ from tools.cli.console import quiet_start
 #: Unanswered messages of one flooding connection.
 _WINDOW = 256
 _LOWEST_PRIORITY = 19
+_ALL_RESULTS = encode({"type": "results_since", "seq": 0, "limit": 1000})
 _STOPS_WITHIN_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """The line that is attacked, and until when (monotonic). `seed` makes names that nobody had."""
+class AttackTarget:
+    """The line that is attacked, and until when (monotonic). `seed` makes names that were never used before."""
 
     intake: str
     results: str
@@ -50,7 +54,7 @@ def _inspect(image_id: str, source: str, **fields: Any) -> bytes:
 
 
 def connected(context: "zmq.Context[Any]", endpoint: str) -> "zmq.Socket[bytes]":
-    """A connection that drops nothing, however slow its other end is."""
+    """Return a connection that drops nothing, however slow its other end is."""
     dealer: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     dealer.linger = 0
     dealer.sndhwm = dealer.rcvhwm = 0
@@ -58,33 +62,32 @@ def connected(context: "zmq.Context[Any]", endpoint: str) -> "zmq.Socket[bytes]"
     return dealer
 
 
-def _pump(target: Target, connections: int, message: Callable[[int], Sequence[bytes]], window: int = _WINDOW) -> Counts:
-    """Keep `window` messages unanswered on each connection, whatever the daemon's answers say."""
-    told: Counts = Counter()
+def _pump(
+    target: AttackTarget, connections: int, message: Callable[[int], Sequence[bytes]], window: int = _WINDOW
+) -> Counts:
+    """Keep `window` messages unanswered on each connection, whatever the daemon answers."""
+    counts: Counts = Counter()
     with zmq.Context() as context:
         poller = zmq.Poller()
         dealers = [connected(context, target.intake) for _ in range(connections)]
         for dealer in dealers:
             poller.register(dealer, zmq.POLLIN)
-        number = 0
-        for dealer in dealers:
             for _ in range(window):
-                dealer.send_multipart(message(number), copy=False)
-                number += 1
+                dealer.send_multipart(message(counts["sent"]), copy=False)
+                counts["sent"] += 1
         while not target.time_is_up:
             for dealer, _ in poller.poll(100):
                 while dealer.poll(0) and not target.time_is_up:
-                    told[json.loads(dealer.recv_multipart()[-1])["type"]] += 1
-                    dealer.send_multipart(message(number), copy=False)
-                    number += 1
+                    counts[json.loads(dealer.recv_multipart()[-1])["type"]] += 1
+                    dealer.send_multipart(message(counts["sent"]), copy=False)
+                    counts["sent"] += 1
         for dealer in dealers:
             dealer.close(linger=0)
-    told["sent"] = number
-    return told
+    return counts
 
 
-def images(target: Target, size_bytes: int = 100_000, window: int = _WINDOW, connections: int = 1) -> Counts:
-    """Valid images, each new, as fast as they are answered."""
+def images(target: AttackTarget, size_bytes: int = 100_000, window: int = _WINDOW, connections: int = 1) -> Counts:
+    """Send valid images, each new, as fast as they are answered."""
     payloads = make_jpegs(4, size_bytes, target.seed)
     source = f"flood-{target.seed}"
 
@@ -94,78 +97,67 @@ def images(target: Target, size_bytes: int = 100_000, window: int = _WINDOW, con
     return _pump(target, connections, message, window)
 
 
-def large_images(target: Target) -> Counts:
-    """Valid images of 5 MB."""
-    return images(target, 5_000_000, window=32)
-
-
-def many_connections(target: Target) -> Counts:
-    """A hundred connections with a full window each."""
-    return images(target, 20_000, window=64, connections=100)
-
-
-def junk(target: Target) -> Counts:
-    """Headers that are no JSON, objects of wrong fields, wrong frames."""
+def junk(target: AttackTarget) -> Counts:
+    """Send headers that are not JSON, objects with wrong fields, wrong frames."""
     dice = random.Random(target.seed)
     heads = [dice.randbytes(60), b"{" * 2000, encode({"type": "inspect"}), b"", encode({"type": "x" * 60_000}), b"[]"]
     return _pump(target, 1, lambda number: (MAGIC if number % 7 else b"junk", heads[number % len(heads)]), 1000)
 
 
-def duplicates(target: Target) -> Counts:
-    """One image over and over."""
+def duplicates(target: AttackTarget) -> Counts:
+    """Send one image over and over."""
     payload = make_jpegs(1, 100_000, target.seed)[0]
     source = f"again-{target.seed}"
     header = _inspect(f"{source}/1", source)
     return _pump(target, 4, lambda _: (MAGIC, header, payload))
 
 
-def catch_ups(target: Target) -> Counts:
-    """Everybody asks for everything."""
-    return _pump(target, 8, lambda _: (MAGIC, encode({"type": "results_since", "seq": 0, "limit": 1000})))
+def catch_ups(target: AttackTarget) -> Counts:
+    """Ask for all results on many connections."""
+    return _pump(target, 8, lambda _: (MAGIC, _ALL_RESULTS))
 
 
-def new_names(target: Target) -> Counts:
-    """A source, a board and a serial that nobody had in each message, and a new connection in each hundred."""
+def new_names(target: AttackTarget) -> Counts:
+    """Invent a source, a board and a serial for each message, and open a connection for each hundred."""
     payload = make_jpegs(1, 8_000, target.seed)[0]
-    told: Counts = Counter()
+    counts: Counts = Counter()
     with zmq.Context() as context:
         while not target.time_is_up:
             with connected(context, target.intake) as dealer:
                 for _ in range(100):
-                    source = f"name-{target.seed}-{told['sent']}"
+                    source = f"name-{target.seed}-{counts['sent']}"
                     dealer.send_multipart((MAGIC, _inspect("1", source), payload))
-                    told["sent"] += 1
+                    counts["sent"] += 1
                 for _ in range(100):
                     if target.time_is_up or not dealer.poll(2000):
                         break
-                    told[json.loads(dealer.recv_multipart()[-1])["type"]] += 1
-    return told
+                    counts[json.loads(dealer.recv_multipart()[-1])["type"]] += 1
+    return counts
 
 
-def deaf(target: Target) -> Counts:
-    """Sends questions and images, and reads no answer."""
+def deaf(target: AttackTarget) -> Counts:
+    """Send questions and images, and read no answer."""
     payload = make_jpegs(1, 20_000, target.seed)[0]
     source = f"deaf-{target.seed}"
-    told: Counts = Counter()
-    question = encode({"type": "results_since", "seq": 0, "limit": 1000})
+    counts: Counts = Counter()
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
         dealer.rcvhwm = 1
         dealer.sndtimeo = 100
         dealer.connect(target.intake)
         while not target.time_is_up:
-            number = told["sent"]
+            number = counts["sent"]
             image = (MAGIC, _inspect(f"{source}/{number}", source), payload)
             try:
-                dealer.send_multipart((MAGIC, question) if number % 2 else image)
-                told["sent"] += 1
+                dealer.send_multipart((MAGIC, _ALL_RESULTS) if number % 2 else image)
+                counts["sent"] += 1
             except zmq.Again:
-                told["held_back"] += 1
-    return told
+                counts["held_back"] += 1
+    return counts
 
 
-def deaf_subscriber(target: Target) -> Counts:
-    """Subscribes to everything and reads nothing."""
+def deaf_subscriber(target: AttackTarget) -> Counts:
+    """Subscribe to everything and read nothing."""
     with zmq.Context() as context:
         subscribers: list[zmq.Socket[bytes]] = []
         for _ in range(10):
@@ -181,43 +173,74 @@ def deaf_subscriber(target: Target) -> Counts:
     return Counter(subscribers=10)
 
 
-def vanishing(target: Target) -> Counts:
-    """Connect, say a part of something, and are gone."""
-    dice = random.Random(target.seed)
-    told: Counts = Counter()
-    payload = dice.randbytes(40_000)
-    whole = frame(MAGIC, more=True) + frame(_inspect("v", f"gone-{target.seed}"), more=True)
-    whole += frame(payload, more=False)
+def _with_raw_peers(target: AttackTarget, attack: Callable[[RawPeer], Counts]) -> Counts:
+    """Carry out `attack` on one connection after the other."""
+    counts: Counts = Counter()
     while not target.time_is_up:
         try:
             with RawPeer(target.intake) as peer:
-                said = GREETING[: dice.randint(0, 64)] if dice.random() < 0.3 else b""
-                if not said:
-                    peer.greet()
-                    said = whole[: dice.randint(1, len(whole))]
-                peer.send(said)
-                told["gone"] += 1
+                counts += attack(peer)
         except OSError:
-            told["refused"] += 1
+            counts["refused"] += 1
             time.sleep(0.05)
-    return told
+    return counts
 
 
-def half_open(target: Target) -> Counts:
-    """Hundreds of connections that stop somewhere in the handshake or in a message, and stay."""
+def vanishing(target: AttackTarget) -> Counts:
+    """Connect, send a part of a greeting or a message, and vanish."""
     dice = random.Random(target.seed)
-    told: Counts = Counter()
+    whole = frame(MAGIC, more=True) + frame(_inspect("v", f"gone-{target.seed}"), more=True)
+    whole += frame(dice.randbytes(40_000), more=False)
+
+    def attack(peer: RawPeer) -> Counts:
+        if dice.random() < 0.3:
+            peer.send(GREETING[: dice.randint(1, 64)])
+        else:
+            peer.greet().send(whole[: dice.randint(1, len(whole))])
+        return Counter(gone=1)
+
+    return _with_raw_peers(target, attack)
+
+
+def giants(target: AttackTarget) -> Counts:
+    """Announce enormous frames, send messages of a thousand parts, and messages that never end."""
+    part = frame(bytes(1000), more=True)
+    kinds = itertools.cycle(("enormous", "many parts", "endless"))
+
+    def attack(peer: RawPeer) -> Counts:
+        peer.greet()
+        counts = Counter(tried=1)
+        kind = next(kinds)
+        if kind == "enormous":
+            peer.send(frame_head(2**40, more=False) + bytes(100))
+        elif kind == "many parts":
+            peer.send(part * 1000 + frame(b"end", more=False))
+        else:
+            peer.socket.settimeout(1.0)
+            stop_s = min(target.until_s, time.monotonic() + 1.0)
+            while time.monotonic() < stop_s and peer.send(part * 1000):
+                counts["megabytes"] += 1
+        counts["cut"] = int(peer.is_cut(0.2))
+        return counts
+
+    return _with_raw_peers(target, attack)
+
+
+def half_open(target: AttackTarget) -> Counts:
+    """Open hundreds of connections that stop somewhere in the handshake or in a message, and stay."""
+    dice = random.Random(target.seed)
+    counts: Counts = Counter()
     peers: list[RawPeer] = []
     while not target.time_is_up:
         if len(peers) < 500:
             try:
                 peer = RawPeer(target.intake)
             except OSError:
-                told["refused"] += 1
+                counts["refused"] += 1
                 time.sleep(0.1)
                 continue
             peers.append(peer)
-            told["opened"] += 1
+            counts["opened"] += 1
             choice = dice.randrange(4)
             if choice == 0:
                 peer.send(GREETING[: dice.randint(1, 63)])
@@ -227,46 +250,20 @@ def half_open(target: Target) -> Counts:
                 peer.greet().send(frame(MAGIC, more=True) + frame_head(50_000_000, more=False) + bytes(1000))
         else:
             time.sleep(0.5)
-            standing = [peer for peer in peers if not peer.is_cut()]
-            told["cut"] += len(peers) - len(standing)
-            for peer in set(peers) - set(standing):
+            cut = [peer for peer in peers if peer.is_cut()]
+            counts["cut"] += len(cut)
+            for peer in cut:
                 peer.close()
-            peers = standing
+                peers.remove(peer)
     for peer in peers:
         peer.close()
-    return told
+    return counts
 
 
-def giants(target: Target) -> Counts:
-    """Frames that say they are enormous, messages of a thousand parts, and messages that never end."""
-    told: Counts = Counter()
-    part = frame(bytes(1000), more=True)
-    while not target.time_is_up:
-        try:
-            with RawPeer(target.intake) as peer:
-                peer.greet()
-                kind = told["tried"] % 3
-                told["tried"] += 1
-                if kind == 0:
-                    peer.send(frame_head(2**40, more=False) + bytes(100))
-                elif kind == 1:
-                    peer.send(part * 1000 + frame(b"end", more=False))
-                else:
-                    peer.socket.settimeout(1.0)
-                    stop_s = min(target.until_s, time.monotonic() + 1.0)
-                    while time.monotonic() < stop_s and peer.send(part * 1000):
-                        told["megabytes"] += 1
-                told["cut"] += peer.is_cut(0.2)
-        except OSError:
-            told["refused"] += 1
-            time.sleep(0.05)
-    return told
-
-
-KINDS: Mapping[str, Callable[[Target], Counts]] = {
+KINDS: Mapping[str, Callable[[AttackTarget], Counts]] = {
     "images": images,
-    "large-images": large_images,
-    "many-connections": many_connections,
+    "large-images": partial(images, size_bytes=5_000_000, window=32),
+    "many-connections": partial(images, size_bytes=20_000, window=64, connections=100),
     "junk": junk,
     "duplicates": duplicates,
     "catch-ups": catch_ups,
@@ -280,29 +277,25 @@ KINDS: Mapping[str, Callable[[Target], Counts]] = {
 
 
 class Attack:
-    """One kind as a process of its own for `seconds`; its counts at the end."""
+    """One kind of attack, for `seconds` in a process of its own."""
 
     def __init__(self, kind: str, intake: str, results: str, seconds: float, seed: int) -> None:
         self.kind = kind
-        self.seconds = seconds
+        self._seconds = seconds
         command = [sys.executable, "-m", "tests.stress.hostile", kind, intake, results, str(seconds), str(seed)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=quiet_start())
 
-    @property
-    def is_over(self) -> bool:
-        return self._process.poll() is not None
-
     def finish(self) -> dict[str, int]:
-        """Wait for its end; what it counted, nothing where it died."""
+        """Wait for its end and return its counts; `failed` is 1 where it died."""
         try:
-            said, _ = self._process.communicate(timeout=self.seconds + _STOPS_WITHIN_S)
-            return json.loads(said) if self._process.returncode == 0 else {"failed": 1}
+            text, _ = self._process.communicate(timeout=self._seconds + _STOPS_WITHIN_S)
+            return json.loads(text) if self._process.returncode == 0 else {"failed": 1}
         except (subprocess.TimeoutExpired, json.JSONDecodeError):
             self.kill()
             return {"failed": 1}
 
     def kill(self) -> None:
-        """SIGKILL, in the middle of whatever it does."""
+        """End it by SIGKILL, in the middle of its work."""
         self._process.kill()
         self._process.communicate()
 
@@ -310,7 +303,7 @@ class Attack:
 def main() -> None:
     kind, intake, results, seconds, seed = sys.argv[1:]
     os.nice(_LOWEST_PRIORITY)
-    target = Target(intake, results, time.monotonic() + float(seconds), int(seed))
+    target = AttackTarget(intake, results, time.monotonic() + float(seconds), int(seed))
     print(json.dumps(KINDS[kind](target)))
 
 

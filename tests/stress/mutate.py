@@ -19,14 +19,14 @@ _RAW_VALUES = (b"NaN", b"Infinity", b"-Infinity", b"1e999", b"1" * 5000, b'"\\ud
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """A message that is accepted, or answered: header and payload."""
+    """A valid message: header and payload."""
 
     header: dict[str, Any]
     payload: bytes | None
 
 
 class Mutator:
-    """The same seed gives the same messages. Sizes stay below what cuts a connection."""
+    """Makes the same messages from the same seed. Sizes stay below the limits at which a connection is cut."""
 
     def __init__(self, seed: int, valid: Sequence[Seed]) -> None:
         self._dice = random.Random(seed)
@@ -49,12 +49,12 @@ class Mutator:
 
     def _another_value(self, seed: Seed) -> Frames:
         header = json.loads(json.dumps(seed.header))
-        place = header
-        name = self._dice.choice(list(place))
-        if isinstance(place[name], dict) and place[name] and self._dice.random() < 0.7:
-            place = place[name]
-            name = self._dice.choice(list(place))
-        place[name] = self._dice.choice(_VALUES)
+        fields = header
+        name = self._dice.choice(list(fields))
+        if isinstance(fields[name], dict) and fields[name] and self._dice.random() < 0.7:
+            fields = fields[name]
+            name = self._dice.choice(list(fields))
+        fields[name] = self._dice.choice(_VALUES)
         return self._frames(_text(header), seed.payload)
 
     def _raw_value(self, seed: Seed) -> Frames:
@@ -80,10 +80,9 @@ class Mutator:
         return self._frames(text[: self._dice.randrange(len(text))], seed.payload)
 
     def _spliced_headers(self, seed: Seed) -> Frames:
-        one, other = _text(seed.header), _text(self._dice.choice(self._valid).header)
-        return self._frames(
-            one[: self._dice.randrange(len(one))] + other[self._dice.randrange(len(other)) :], seed.payload
-        )
+        first, second = _text(seed.header), _text(self._dice.choice(self._valid).header)
+        cut, begin = self._dice.randrange(len(first)), self._dice.randrange(len(second))
+        return self._frames(first[:cut] + second[begin:], seed.payload)
 
     def _flipped_payload(self, seed: Seed) -> Frames:
         return self._frames(self._renamed(seed), self._flip(seed.payload or b"\0"))
@@ -110,8 +109,8 @@ class Mutator:
     def _deep(self, seed: Seed) -> Frames:
         depth = self._dice.choice((10, 900, 30_000))
         opening, closing = self._dice.choice(((b"[", b"]"), (b'{"a":', b"}")))
-        most = min(depth, 60_000 // (len(opening) + 1))
-        nested = opening * most + b"1" + closing * most
+        depth = min(depth, 60_000 // (len(opening) + 1))
+        nested = opening * depth + b"1" + closing * depth
         return self._frames(_text(seed.header)[:-1] + b',"more":' + nested + b"}", seed.payload)
 
     def _huge_header(self, seed: Seed) -> Frames:
@@ -125,7 +124,7 @@ class Mutator:
         return bytes(flipped)
 
     def _renamed(self, seed: Seed) -> bytes:
-        """A new id, so that the payload is looked at: a known image's is not."""
+        """Return the header with a new id, so that the payload is examined: a known image's is not."""
         return _text({**seed.header, "id": f"fuzz-{self._dice.getrandbits(48):x}"})
 
 

@@ -1,4 +1,4 @@
-"""`coserve soak`: a real daemon under steady and hostile load for an hour, looked at every few seconds; a verdict."""
+"""`coserve soak`: a real daemon under steady and hostile load for an hour, sampled every few seconds; a verdict."""
 
 import csv
 import json
@@ -17,18 +17,17 @@ from typing import Any
 
 from daemon.config.settings import load_config
 from daemon.wire.control import ControlError, ask
-from tests.stress.account import Books, audit
-from tests.stress.consumer import Consumer, Heard
+from tests.stress.audit import ResultsAudit, audit
+from tests.stress.consumer import ConsumerTally, StreamConsumer
+from tests.stress.growth import ResourceMonitor, Slope, slope
 from tests.stress.hostile import KINDS, Attack
-from tests.stress.line import BOARD_TYPE, IMAGES_PER_BOARD, make_jpegs, make_small_line, write_rules
-from tests.stress.sample import Held, Watch, as_row
-from tests.stress.steady import SteadyPublisher
-from tests.stress.trend import Slope, slope
+from tests.stress.line import make_jpegs, make_small_line, write_rules
+from tests.stress.steady import SteadyPublisher, quantile_ms
 from tools.setup.service import Service
 
-#: The intake's own words for a message that broke something.
+#: Events of the intake for a message that broke something.
 INTAKE_BROKE = ("intake_failed", "intake_waits", "intake_turn_failed", "reply_failed", "examination_failed")
-#: What the daemon's log says where a message or a thread broke.
+#: Words of the daemon's log where a message or a thread broke.
 _BROKEN = (*INTAKE_BROKE, "line_stuck", "Traceback")
 #: Growth per hour that we call flat; and how sure of it the samples must be, as a share of the memory in use.
 MEMORY_MB_PER_HOUR = 2.0
@@ -41,7 +40,7 @@ _ATTACK_S = 15.0
 _RELOAD_S = 20.0
 _QUERY_S = 2.0
 _DRAINED_WITHIN_S = 120.0
-#: What a person asks the database while the line runs.
+#: Questions that a person asks the database while the line runs.
 _QUERIES = (
     "SELECT * FROM board_yield",
     "SELECT * FROM latency_by_hour",
@@ -63,8 +62,8 @@ _SETTINGS: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How long, how many honest publishers at which rate each, and whether hostile ones come too."""
+class SoakPlan:
+    """The length, the honest publishers with the rate of each, and whether hostile ones come too."""
 
     minutes: float
     publishers: int
@@ -73,58 +72,37 @@ class Plan:
     hostile: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """One sample: what the daemon held, and the waits for acceptance since the sample before."""
-
-    held: Held
-    p50_ms: float | None
-    p99_ms: float | None
-    accepted: int
-    busy: int
-    backlog: int | None
-    attack: str
-
-    def row(self) -> dict[str, Any]:
-        said = {"accepted": self.accepted, "busy": self.busy, "backlog": self.backlog, "attack": self.attack}
-        return as_row(self.held) | {"p50_ms": self.p50_ms, "p99_ms": self.p99_ms} | said
-
-
 @dataclass(slots=True)
-class Soak:
-    """What came of it. `attacks` are, by kind, what the hostile processes say they did."""
+class SoakReport:
+    """Counts and samples of a run. `attacks` are, by kind, the counts that the hostile processes print."""
 
-    plan: Plan
-    looks: list[Look] = field(default_factory=list)
+    plan: SoakPlan
+    samples: list[dict[str, Any]] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
     attacks: dict[str, Counter[str]] = field(default_factory=dict)
     promised: list[tuple[str, int]] = field(default_factory=list)
-    heard: Heard = field(default_factory=Heard)
+    consumer: ConsumerTally = field(default_factory=ConsumerTally)
     reloads: int = 0
     queries: int = 0
     troubles: list[str] = field(default_factory=list)
     unanswered: int = 0
     broken_messages: int = 0
     exit_status: int | None = None
-    books: Books | None = None
+    books: ResultsAudit | None = None
 
     def slopes(self) -> dict[str, Slope]:
-        """Growth after the warm-up."""
-        after_s = self.looks[-1].held.at_s * _WARM_UP_SHARE if self.looks else 0.0
-        held = [look.held for look in self.looks if look.held.at_s >= after_s]
-        at_s = [one.at_s for one in held]
-        return {
-            "rss_mb": slope(at_s, [one.rss_mb for one in held]),
-            "handles": slope(at_s, [one.handles for one in held]),
-            "threads": slope(at_s, [one.threads for one in held]),
-        }
+        """Return the growth after the warm-up."""
+        begin_s = self.samples[-1]["at_s"] * _WARM_UP_SHARE if self.samples else 0.0
+        samples = [sample for sample in self.samples if sample["at_s"] >= begin_s]
+        at_s = [sample["at_s"] for sample in samples]
+        return {name: slope(at_s, [sample[name] for sample in samples]) for name in ("rss_mb", "handles", "threads")}
 
     def verdicts(self) -> dict[str, bool]:
-        """What has to hold, each by name."""
+        """Return by name which promises hold."""
         slopes = self.slopes()
         return {
-            "images lost: 0": self.books is not None and self.books.balance and not self.unanswered,
-            "results lost to the consumer: 0": self.heard.lost == 0,
+            "images lost: 0": self.books is not None and self.books.holds and not self.unanswered,
+            "results lost to the consumer: 0": self.consumer.lost == 0,
             "memory flat": self._is_memory_flat(slopes["rss_mb"]),
             "handles flat": slopes["handles"].is_flat(HANDLES_PER_HOUR),
             "threads flat": slopes["threads"].is_flat(THREADS_PER_HOUR),
@@ -133,160 +111,154 @@ class Soak:
             "stopped in order": self.exit_status == 0,
         }
 
-    def _is_memory_flat(self, found: Slope) -> bool:
-        """Not shown to grow, and samples enough to show it if it did: a short run says no."""
-        used_mb = fmean(look.held.rss_mb for look in self.looks) if self.looks else 0.0
-        return found.is_flat(MEMORY_MB_PER_HOUR) and found.highest <= _SURE_SHARE * used_mb
+    def _is_memory_flat(self, memory: Slope) -> bool:
+        """Return True if memory is not shown to grow, and samples suffice to show it: a short run gives False."""
+        used_mb = fmean(sample["rss_mb"] for sample in self.samples) if self.samples else 0.0
+        return memory.is_flat(MEMORY_MB_PER_HOUR) and memory.highest <= _SURE_SHARE * used_mb
 
     def as_dict(self) -> dict[str, Any]:
-        waits_ms = [wait_s * 1000 for wait_s in self.waits_s]
+        shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
         return {
             "machine": platform.platform(),
             "plan": asdict(self.plan),
             "verdicts": self.verdicts(),
-            "per_hour_after_warm_up": {name: asdict(found) for name, found in self.slopes().items()},
-            "acceptance_ms": {
-                name: percentile(waits_ms, at) for name, at in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
-            },
+            "per_hour_after_warm_up": {name: asdict(growth) for name, growth in self.slopes().items()},
+            "acceptance_ms": {name: quantile_ms(self.waits_s, share) for name, share in shares.items()},
             "books": asdict(self.books) if self.books else None,
-            "consumer": asdict(self.heard),
+            "consumer": asdict(self.consumer),
             "reloads": self.reloads,
             "queries": self.queries,
             "troubles": self.troubles[:20],
             "unanswered": self.unanswered,
             "broken_messages": self.broken_messages,
             "attacks": {kind: dict(counts) for kind, counts in self.attacks.items()},
-            "samples": [look.row() for look in self.looks],
+            "samples": self.samples,
         }
 
 
-def percentile(values: list[float], share: float) -> float | None:
-    """The nearest rank; None where there is nothing."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return round(ordered[max(0, min(len(ordered) - 1, round(share * len(ordered)) - 1))], 2)
-
-
-def run_soak(plan: Plan, out: Path, tell: Callable[[Look], None] = lambda _: None) -> Soak:
-    """Carry it out. `out` gets samples.csv as it goes on (a run cut short shows how far it came), and soak.json."""
+def run_soak(plan: SoakPlan, out: Path, on_sample: Callable[[dict[str, Any]], None] = lambda _: None) -> SoakReport:
+    """Carry out `plan`. `out` gets samples.csv as it goes on (a run cut short shows how far it came), and soak.json."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="coserve-soak-") as scratch:
-        folder = Path(scratch)
+        folder = Path(scratch) / "line"
         config = make_small_line(folder, _SETTINGS)
         log = folder / "daemon.log"
-        soak = Soak(plan)
+        report = SoakReport(plan)
         with Service(config, log) as service:
             assert service.process is not None
-            _Run(soak, folder, service.process.pid, tell).carry_out(out / "samples.csv")
-            soak.exit_status = service.stop()
-        soak.books = audit(folder / "inspection.db", soak.promised, BOARD_TYPE, IMAGES_PER_BOARD)
-        said = log.read_text(encoding="utf-8", errors="replace")
-        soak.broken_messages = sum(said.count(event) for event in _BROKEN)
-        (out / "daemon.log").write_text(said[-1_000_000:], encoding="utf-8")
-    (out / "soak.json").write_text(json.dumps(soak.as_dict(), indent=2), encoding="utf-8")
-    return soak
+            _SoakRun(report, folder, service.process.pid, on_sample).carry_out(out / "samples.csv")
+            report.exit_status = service.stop()
+        report.books = audit(folder / "inspection.db", report.promised)
+        text = log.read_text(encoding="utf-8", errors="replace")
+        report.broken_messages = sum(text.count(event) for event in _BROKEN)
+        (out / "daemon.log").write_text(text[-1_000_000:], encoding="utf-8")
+    (out / "soak.json").write_text(json.dumps(report.as_dict(), indent=2), encoding="utf-8")
+    return report
 
 
-class _Run:
-    """Everybody around the daemon: publishers, a consumer, a person who asks and reloads, and the hostile ones."""
+def wait_for_verdicts(control: str, within_s: float = 60.0) -> None:
+    """Wait until the line has judged its backlog, or the time is up."""
+    until_s = time.monotonic() + within_s
+    while ask(control, "status", timeout_s=20.0)["backlog"] and time.monotonic() < until_s:
+        time.sleep(0.1)
 
-    def __init__(self, soak: Soak, folder: Path, pid: int, tell: Callable[[Look], None]) -> None:
-        self._soak = soak
-        self._plan = plan = soak.plan
+
+class _SoakRun:
+    """The clients around the daemon: publishers, a consumer, a person who asks and reloads, and hostile peers."""
+
+    def __init__(self, report: SoakReport, folder: Path, pid: int, on_sample: Callable[[dict[str, Any]], None]) -> None:
+        self._report = report
+        self._plan = plan = report.plan
         self._folder = folder
-        self._tell = tell
+        self._on_sample = on_sample
         self._endpoints = load_config(folder / "coserve.yaml").endpoints
-        self._watch = Watch(pid, folder)
+        self._monitor = ResourceMonitor(pid, folder)
         images = make_jpegs(16, _IMAGE_BYTES)
         intakes = self._endpoints.intake
         self._publishers = [
             SteadyPublisher(intakes[number % len(intakes)], f"steady-{number}", images, plan.rate)
             for number in range(plan.publishers)
         ]
-        self._consumer = Consumer(self._endpoints.results, self._endpoints.intake[0])
+        self._consumer = StreamConsumer(self._endpoints.results, intakes[0])
         self._ending = threading.Event()
         self._attack = ""
 
     def carry_out(self, samples: Path) -> None:
-        around = [threading.Thread(target=self._ask_and_reload, name="operator", daemon=True)]
+        threads = [threading.Thread(target=self._ask_and_reload, name="operator", daemon=True)]
         if self._plan.hostile:
-            around.append(threading.Thread(target=self._send_hostile_ones, name="hostile", daemon=True))
+            threads.append(threading.Thread(target=self._attack_in_turn, name="hostile", daemon=True))
         self._consumer.start()
-        for one in (*self._publishers, *around):
-            one.start()
-        self._sample(samples)
+        for each in (*self._publishers, *threads):
+            each.start()
+        self._sample_all(samples)
         self._ending.set()
-        for thread in around:
+        for thread in threads:
             thread.join()
         for publisher in self._publishers:
             publisher.stop()
-        self._wait_for_verdicts()
+        wait_for_verdicts(self._endpoints.control, _DRAINED_WITHIN_S)
         self._consumer.stop()
-        self._close_books()
+        report = self._report
+        report.consumer = self._consumer.tally
+        for publisher in self._publishers:
+            report.promised.append((publisher.source, publisher.tally.sent))
+            report.unanswered += publisher.unanswered
+            report.troubles += publisher.tally.rejected
 
-    def _sample(self, samples: Path) -> None:
+    def _sample_all(self, samples: Path) -> None:
         until_s = time.monotonic() + self._plan.minutes * 60
         with samples.open("w", encoding="utf-8", newline="") as file:
             writer: csv.DictWriter[str] | None = None
             while (left_s := until_s - time.monotonic()) > 0:
                 time.sleep(min(self._plan.sample_s, left_s))
-                look = self._look()
-                self._soak.looks.append(look)
+                sample = self._sample()
+                self._report.samples.append(sample)
                 if writer is None:
-                    writer = csv.DictWriter(file, list(look.row()))
+                    writer = csv.DictWriter(file, list(sample))
                     writer.writeheader()
-                writer.writerow(look.row())
+                writer.writerow(sample)
                 file.flush()
-                self._tell(look)
+                self._on_sample(sample)
 
-    def _look(self) -> Look:
+    def _sample(self) -> dict[str, Any]:
+        """Return the daemon's resources, and the waits for acceptance since the sample before."""
         waits_s = [wait_s for publisher in self._publishers for wait_s in publisher.take_waits_s()]
-        self._soak.waits_s += waits_s
-        waits_ms = [wait_s * 1000 for wait_s in waits_s]
-        return Look(
-            self._watch.look(),
-            percentile(waits_ms, 0.5),
-            percentile(waits_ms, 0.99),
-            sum(publisher.tally.accepted for publisher in self._publishers),
-            sum(publisher.tally.busy for publisher in self._publishers),
-            self._backlog(),
-            self._attack,
-        )
+        self._report.waits_s += waits_s
+        return {
+            **self._monitor.sample(),
+            "p50_ms": quantile_ms(waits_s, 0.5),
+            "p99_ms": quantile_ms(waits_s, 0.99),
+            "accepted": sum(publisher.tally.accepted for publisher in self._publishers),
+            "busy": sum(publisher.tally.busy for publisher in self._publishers),
+            "backlog": (self._ask("status", 10.0) or {}).get("backlog"),
+            "attack": self._attack,
+        }
 
-    def _backlog(self) -> int | None:
+    def _ask(self, kind: str, timeout_s: float) -> dict[str, Any] | None:
         try:
-            return int(ask(self._endpoints.control, "status", timeout_s=10.0)["backlog"])
+            return ask(self._endpoints.control, kind, timeout_s=timeout_s)
         except ControlError as error:
-            self._soak.troubles.append(f"status: {error.reason}")
+            self._report.troubles.append(f"{kind}: {error.reason}")
             return None
 
     def _ask_and_reload(self) -> None:
         reload_at_s = time.monotonic() + _RELOAD_S
         while not self._ending.wait(_QUERY_S):
-            self._query(_QUERIES[self._soak.queries % len(_QUERIES)])
+            sql = _QUERIES[self._report.queries % len(_QUERIES)]
+            self._report.queries += 1
+            try:
+                with closing(sqlite3.connect(f"file:{self._folder}/inspection.db?mode=ro", uri=True)) as database:
+                    database.execute(sql).fetchall()
+            except sqlite3.Error as error:
+                self._report.troubles.append(f"{sql}: {error}")
             if time.monotonic() >= reload_at_s:
-                self._reload()
+                self._report.reloads += 1
+                write_rules(self._folder, self._report.reloads)
+                self._ask("reload", 30.0)
                 reload_at_s = time.monotonic() + _RELOAD_S
 
-    def _query(self, sql: str) -> None:
-        try:
-            with closing(sqlite3.connect(f"file:{self._folder}/inspection.db?mode=ro", uri=True)) as database:
-                database.execute(sql).fetchall()
-        except sqlite3.Error as error:
-            self._soak.troubles.append(f"{sql}: {error}")
-        self._soak.queries += 1
-
-    def _reload(self) -> None:
-        write_rules(self._folder, self._soak.reloads + 1)
-        try:
-            ask(self._endpoints.control, "reload", timeout_s=30.0)
-        except ControlError as error:
-            self._soak.troubles.append(f"reload: {error.reason}")
-        self._soak.reloads += 1
-
-    def _send_hostile_ones(self) -> None:
-        """One kind after the other, over ipc and TCP in turn; every third is killed in the middle. Then some peace."""
+    def _attack_in_turn(self) -> None:
+        """Run one kind after the other, over ipc and TCP in turn, with pauses; kill every third half-way."""
         seed = 0
         while not self._ending.wait(_ATTACK_S / 5):
             kind = list(KINDS)[seed % len(KINDS)]
@@ -299,19 +271,40 @@ class _Run:
                 counts = {"killed": 1}
             else:
                 counts = attack.finish()
-            self._soak.attacks.setdefault(kind, Counter()).update(counts)
+            self._report.attacks.setdefault(kind, Counter()).update(counts)
             self._attack = ""
             seed += 1
 
-    def _wait_for_verdicts(self) -> None:
-        until_s = time.monotonic() + _DRAINED_WITHIN_S
-        while self._backlog() and time.monotonic() < until_s:
-            time.sleep(0.2)
 
-    def _close_books(self) -> None:
-        soak = self._soak
-        soak.heard = self._consumer.heard
-        for publisher in self._publishers:
-            soak.promised.append((publisher.source, publisher.tally.sent))
-            soak.unanswered += publisher.unanswered
-            soak.troubles += publisher.tally.rejected
+def draw_soak(report: SoakReport, file: Path) -> None:
+    """Write curves as a PNG; the shaded spans are those with a hostile process."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    curves = {
+        "resident MB": ("rss_mb",),
+        "count": ("handles", "threads"),
+        "MB on disk": ("database_mb", "wal_mb", "journal_mb", "images_mb", "quarantine_mb"),
+        "ms to acceptance": ("p50_ms", "p99_ms"),
+    }
+    minutes = [sample["at_s"] / 60 for sample in report.samples]
+    figure, panels = plt.subplots(len(curves), 1, figsize=(10, 9), sharex=True, layout="constrained")
+    for panel, (label, names) in zip(panels, curves.items(), strict=True):
+        for name in names:
+            panel.plot(minutes, [sample[name] for sample in report.samples], linewidth=1, label=name)
+        for begin, end, sample in zip([0.0, *minutes], minutes, report.samples, strict=False):
+            if sample["attack"]:
+                panel.axvspan(begin, end, color="#b0653a", alpha=0.06, linewidth=0)
+        panel.set_ylabel(label)
+        panel.legend(fontsize=8, loc="upper left")
+        panel.grid(alpha=0.2)
+    panels[-1].set_yscale("log")
+    panels[-1].set_xlabel("minutes")
+    memory = report.slopes()["rss_mb"]
+    panels[0].set_title(
+        f"memory {memory.per_hour:+.1f} MB an hour (95 %: {memory.lowest:+.1f} to {memory.highest:+.1f})", fontsize=9
+    )
+    figure.savefig(file, dpi=110)
+    plt.close(figure)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import zmq
 
 from daemon.wire.frames import MAGIC, encode
@@ -18,9 +19,14 @@ _SILENCE_S = 5.0
 _WAIT_MS = 200
 
 
+def quantile_ms(waits_s: Sequence[float], share: float) -> float | None:
+    """Return the quantile of these seconds in milliseconds; None where there are none."""
+    return round(1000 * float(np.quantile(waits_s, share)), 2) if len(waits_s) else None
+
+
 @dataclass(slots=True)
-class _Open:
-    """An image without its final answer. `due_s`: when it was to be sent; its wait counts from there."""
+class _UnansweredImage:
+    """`due_s`: when it was to be sent; its wait counts from there."""
 
     number: int
     due_s: float
@@ -28,8 +34,8 @@ class _Open:
 
 
 @dataclass(slots=True)
-class Tally:
-    """`waits_s` since somebody last took them; the counts are since the start. `accepted` holds image numbers."""
+class PublisherTally:
+    """`waits_s` since the last `take_waits_s`; the counts are since the start."""
 
     sent: int = 0
     accepted: int = 0
@@ -40,25 +46,25 @@ class Tally:
 
 
 class SteadyPublisher:
-    """Sends `images` in turn, `rate` a second, in a thread of its own until `stop`; then waits for what is unanswered.
+    """Sends `images` in turn, `rate` a second, in a thread of its own until `stop`; then waits for open answers.
 
     An image's wait is from the moment at which it was due, so that a publisher that is held up cannot hide it.
     """
 
     def __init__(self, endpoint: str, source: str, images: Sequence[bytes], rate: float) -> None:
         self.source = source
-        self.tally = Tally()
+        self.tally = PublisherTally()
         self._endpoint = endpoint
         self._images = images
         self._interval_s = 1.0 / rate
-        self._open: dict[str, _Open] = {}
+        self._unanswered: dict[str, _UnansweredImage] = {}
         self._ending = threading.Event()
         self._gives_up_at_s = float("inf")
         self._thread = threading.Thread(target=self._run, name=f"steady {source}", daemon=True)
 
     @property
     def unanswered(self) -> int:
-        return len(self._open)
+        return len(self._unanswered)
 
     def start(self) -> None:
         self._thread.start()
@@ -70,40 +76,34 @@ class SteadyPublisher:
         self._thread.join()
 
     def take_waits_s(self) -> list[float]:
-        """Waits of the images that were accepted since the last call. Any thread."""
-        waits: list[float] = []
-        while self.tally.waits_s:
-            waits.append(self.tally.waits_s.popleft())
-        return waits
+        """Return waits of the images that were accepted since the last call. Any thread."""
+        return [self.tally.waits_s.popleft() for _ in range(len(self.tally.waits_s))]
 
     def _run(self) -> None:
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.linger = 0
             dealer.connect(self._endpoint)
             next_at_s = time.monotonic()
-            while not self._done():
+            while not self._is_done():
                 now_s = time.monotonic()
                 while next_at_s <= now_s and not self._ending.is_set():
-                    self._begin(next_at_s)
+                    number = self.tally.sent
+                    self.tally.sent += 1
+                    self._unanswered[f"{self.source}/{number}"] = _UnansweredImage(number, next_at_s, 0.0)
                     next_at_s += self._interval_s
                 wake_at_s = next_at_s
-                for image_id, image in self._open.items():
+                for image_id, image in self._unanswered.items():
                     if image.send_at_s <= now_s:
                         self._send(dealer, image_id, image, now_s)
                     wake_at_s = min(wake_at_s, image.send_at_s)
                 wait_ms = _WAIT_MS if self._ending.is_set() else (wake_at_s - time.monotonic()) * 1000
                 if dealer.poll(max(0, min(_WAIT_MS, int(wait_ms)))):
-                    self._take(dealer)
+                    self._read_answers(dealer)
 
-    def _done(self) -> bool:
-        return self._ending.is_set() and (not self._open or time.monotonic() > self._gives_up_at_s)
+    def _is_done(self) -> bool:
+        return self._ending.is_set() and (not self._unanswered or time.monotonic() > self._gives_up_at_s)
 
-    def _begin(self, due_s: float) -> None:
-        number = self.tally.sent
-        self.tally.sent += 1
-        self._open[f"{self.source}/{number}"] = _Open(number, due_s, 0.0)
-
-    def _send(self, dealer: "zmq.Socket[bytes]", image_id: str, image: _Open, now_s: float) -> None:
+    def _send(self, dealer: "zmq.Socket[bytes]", image_id: str, image: _UnansweredImage, now_s: float) -> None:
         header = {
             "type": "inspect",
             "id": image_id,
@@ -115,18 +115,18 @@ class SteadyPublisher:
         image.send_at_s = now_s + _SILENCE_S
         dealer.send_multipart([MAGIC, encode(header), self._images[image.number % len(self._images)]])
 
-    def _take(self, dealer: "zmq.Socket[bytes]") -> None:
+    def _read_answers(self, dealer: "zmq.Socket[bytes]") -> None:
         while dealer.poll(0):
             answer: dict[str, Any] = json.loads(dealer.recv_multipart()[-1])
             now_s = time.monotonic()
-            image = self._open.get(str(answer.get("id")))
+            image = self._unanswered.get(str(answer.get("id")))
             if image is None:
                 continue  # the answer to a copy
             if answer["type"] == "busy":
                 self.tally.busy += 1
                 image.send_at_s = now_s + answer["retry_after_ms"] / 1000
                 continue
-            del self._open[answer["id"]]
+            del self._unanswered[answer["id"]]
             if answer["type"] in ("accepted", "duplicate"):
                 self.tally.accepted += 1
                 self.tally.waits_s.append(now_s - image.due_s)

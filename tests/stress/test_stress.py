@@ -1,4 +1,4 @@
-"""What the long runs are judged by: a trend and how sure it is, books that balance or do not, mutations by seed."""
+"""The tools that judge the long runs: a trend and how sure it is, an audit of the results, mutations by seed."""
 
 import json
 import random
@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.contract.client import Line
-from tests.stress.account import audit
-from tests.stress.fuzz import Fuzzed
-from tests.stress.line import BOARD_TYPE, IMAGES_PER_BOARD, make_jpegs
+from tests.stress.audit import audit
+from tests.stress.fuzz import FuzzReport
+from tests.stress.growth import slope
+from tests.stress.line import make_jpegs
 from tests.stress.mutate import Mutator, Seed
 from tests.stress.steady import SteadyPublisher
-from tests.stress.trend import slope
 
 RULES = """\
 boards:
@@ -28,9 +28,9 @@ def test_a_leak_is_seen_through_noise_and_noise_alone_is_flat() -> None:
     noise = [600 + dice.gauss(0, 20) for _ in at_s]
     leak = [value + 60 * second / 3600 for value, second in zip(noise, at_s, strict=True)]
     assert slope(at_s, noise).is_flat(2.0)
-    found = slope(at_s, leak)
-    assert not found.is_flat(2.0)
-    assert found.lowest < 60 < found.highest
+    growth = slope(at_s, leak)
+    assert not growth.is_flat(2.0)
+    assert growth.lowest < 60 < growth.highest
     assert slope(at_s, [7.0] * len(at_s)).highest == 0.0
     assert slope(at_s[:2], [1.0, 2.0]).highest == float("inf")
 
@@ -49,13 +49,13 @@ def test_the_same_seed_sends_the_same_messages() -> None:
     assert messages(4) != messages(5)
 
 
-def test_what_the_fuzzer_found_is_told_as_json() -> None:
-    told = Fuzzed(seed=1)
-    told.answers["rejected bad_header"] += 2
-    assert json.loads(json.dumps(told.as_dict()))["answers"] == {"rejected bad_header": 2}
+def test_the_report_of_the_fuzzer_is_valid_json() -> None:
+    report = FuzzReport(seed=1)
+    report.answers["rejected bad_header"] += 2
+    assert json.loads(json.dumps(report.as_dict()))["answers"] == {"rejected bad_header": 2}
 
 
-def test_books_balance_and_a_promise_that_was_not_kept_is_seen(tmp_path: Path, experts_folder: Path) -> None:
+def test_an_audit_holds_and_sees_images_that_were_lost(tmp_path: Path, experts_folder: Path) -> None:
     line = Line(tmp_path / "line", experts_folder, RULES)
     with line.service():
         steady = SteadyPublisher(line.intake, "steady", make_jpegs(2, 5000), 40)
@@ -67,12 +67,12 @@ def test_books_balance_and_a_promise_that_was_not_kept_is_seen(tmp_path: Path, e
         assert len(waits_s) == steady.tally.sent == steady.tally.accepted
         assert all(wait_s > 0 for wait_s in waits_s)
     database = line.folder / "inspection.db"
-    kept = audit(database, [("steady", steady.tally.sent)], BOARD_TYPE, IMAGES_PER_BOARD)
-    assert kept.balance, kept
-    assert kept.accepted == steady.tally.sent
-    broken = audit(database, [("steady", steady.tally.sent + 3)], BOARD_TYPE, IMAGES_PER_BOARD)
-    assert broken.lost == 3
-    assert not broken.balance
+    result = audit(database, [("steady", steady.tally.sent)])
+    assert result.holds, result
+    assert result.accepted == steady.tally.sent
+    result = audit(database, [("steady", steady.tally.sent + 3)])
+    assert result.lost == 3
+    assert not result.holds
 
 
 @pytest.mark.parametrize("size_bytes", [0, 50_000])

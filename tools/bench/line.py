@@ -2,10 +2,11 @@
 
 import os
 import platform
+import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -49,45 +50,52 @@ def bench_line(
 
     Example: coserve bench line --dir demo
     """
-    chosen = policies or ["samba", "coserve-plus"]
-    must_be_policies(chosen)
-    bench_policies(folder, boards=boards, rounds=rounds, policies=chosen, as_json=as_json)
-
-
-def bench_policies(folder: Path, *, boards: int, rounds: int, policies: list[str], as_json: bool) -> None:
-    """Run every policy `rounds` times, interleaved, and print medians and the ratio to the first policy."""
     from tools.camera.rendered import rendered_images
-    from tools.cli.progress import Bars
     from tools.demo.prepare import prepare
 
+    names = policies or ["samba", "coserve-plus"]
+    must_be_policies(names)
     prepare(folder)
     images = list(rendered_images(boards, _SEED, "B", lot=None))
-    figures: dict[str, list[RunFigures]] = {policy: [] for policy in policies}
-    with Bars(console=errors) as bar:
-        task = bar.add_task("runs", total=rounds * len(policies))
-        for _ in range(rounds):
-            for policy in policies:
-                bar.update(task, description=policy)
-                figures[policy].append(run_line(folder / "coserve.yaml", images, policy, {"COSERVE_POLICY": policy}))
-                bar.advance(task)
-    base = median(run.images_per_s for run in figures[policies[0]])
+    config = folder / "coserve.yaml"
+    runs = run_in_turn(
+        {name: lambda name=name: run_line(config, images, name, {"COSERVE_POLICY": name}) for name in names}, rounds
+    )
+    rates = {name: median(run.images_per_s for run in own) for name, own in runs.items()}
     rows = [
         {
-            "policy": policy,
-            "images_per_s": round(median(run.images_per_s for run in runs), 2),
-            "expert_switches": int(median(run.expert_switches for run in runs)),
-            "ratio": round(median(run.images_per_s for run in runs) / base, 2),
-            "runs": [asdict(run) for run in runs],
+            "policy": name,
+            "images_per_s": round(rates[name], 2),
+            "expert_switches": int(median(run.expert_switches for run in own)),
+            "ratio": round(rates[name] / rates[names[0]], 2),
+            "runs": [asdict(run) for run in own],
         }
-        for policy, runs in figures.items()
+        for name, own in runs.items()
     ]
     if as_json:
         print_json({"machine": platform.platform(), "cores": os.cpu_count(), "images": len(images), "policies": rows})
         return
-    columns = ("policy", "images/s (median)", "expert switches (median)", f"ratio to {policies[0]}")
+    columns = ("policy", "images/s (median)", "expert switches (median)", f"ratio to {names[0]}")
     table = [(row["policy"], row["images_per_s"], row["expert_switches"], row["ratio"]) for row in rows]
     print_table(f"{len(images)} images of {boards} boards, in board order, {rounds} rounds", columns, table)
     console.print(f"on {os.cpu_count()} cores, trained experts of {folder}")
+
+
+def run_in_turn(kinds: Mapping[str, Callable[[], RunFigures]], rounds: int) -> dict[str, list[RunFigures]]:
+    """Run every kind `rounds` times, interleaved, each round beginning with another kind."""
+    from tools.cli.progress import Bars
+
+    names = list(kinds)
+    runs: dict[str, list[RunFigures]] = {name: [] for name in names}
+    with Bars(console=errors) as bar:
+        task = bar.add_task("runs", total=rounds * len(names))
+        for number in range(rounds):
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                bar.update(task, description=name)
+                runs[name].append(kinds[name]())
+                bar.advance(task)
+    return runs
 
 
 def run_line(
@@ -97,7 +105,7 @@ def run_line(
     environ: Mapping[str, str],
     beside: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> RunFigures:
-    """One fresh database, one daemon, all images as fast as they are taken; `beside` goes on meanwhile."""
+    """Publish all images as fast as a fresh daemon with a fresh database takes them, within `beside`."""
     from coserve_client import Publisher, publish_images
     from daemon.config.settings import load_config
     from daemon.wire.control import ask
@@ -113,22 +121,11 @@ def run_line(
                     account = publish_images(publisher, images)
                 while (status := ask(endpoints.control, "status"))["backlog"] > 0:
                     time.sleep(0.05)
-                took_s = time.monotonic() - began_s
+                seconds = time.monotonic() - began_s
                 if not account.complete:
                     fail(f"{name}: {account.as_dict()}; see the log:\n{service.tail()}", status=1)
         except ServiceError as error:
             fail(f"{name}: {error}", status=1)
-        return RunFigures(name, len(images), len(images) / took_s, status["expert_switches"], _unknown(scratch))
-
-
-def _unknown(scratch: str) -> int:
-    from sqlalchemy import text
-
-    from daemon.storage.database.connections import open_for_reading
-
-    engine = open_for_reading(f"sqlite:///{scratch}/inspection.db")
-    try:
-        with engine.connect() as connection:
-            return connection.execute(text("SELECT count(*) FROM inspections WHERE verdict = 'unknown'")).scalar() or 0
-    finally:
-        engine.dispose()
+        with closing(sqlite3.connect(f"file:{scratch}/inspection.db?mode=ro", uri=True)) as database:
+            (unknown,) = database.execute("SELECT count(*) FROM inspections WHERE verdict = 'unknown'").fetchone()
+    return RunFigures(name, len(images), len(images) / seconds, status["expert_switches"], unknown)

@@ -3,8 +3,6 @@
 import os
 import platform
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,24 +10,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
+from tools.cli.option_values import must_be_one_of
 from tools.cli.train import Dtype
 
 if TYPE_CHECKING:
-    from tools.bench.loading import Figures
+    from tools.bench.loading import LoadFigures
 
 _NOTES = (
     "random weights; medians; shares and ratios within a round",
     "a file's sha256 is checked at its first load only: later loads are measured",
     "ordinary ways end with load_state_dict; slot is ×: how many times faster the slot is, cold or warm alike",
 )
+_COLD_READS = {
+    "direct": "cold slot and raw reads go past the page cache (O_DIRECT); ordinary ones after it was dropped",
+    "dropped": "cold reads are made after the page cache was dropped: this filesystem has no O_DIRECT",
+    "cached": "NO COLD READS: this filesystem lives in memory; name a folder on a disk with --folder",
+}
 
 
 def register(app: typer.Typer) -> None:
-    """Add this module's commands to `app`."""
-    app.command("load")(load)
+    """Add this module's command to `app`."""
+    app.command("load")(bench_load)
 
 
-def load(
+def bench_load(
     architecture: Annotated[
         list[str] | None, typer.Option(help="A ResNet; may be given again. Without it resnet18 and resnet101.")
     ] = None,
@@ -49,16 +53,14 @@ def load(
     Example: coserve bench load --dtype bfloat16
     """
     names = architecture or ["resnet18", "resnet101"]
+    from experts.errors import ExpertError
     from experts.vision.architectures import ARCHITECTURES
 
-    known = [name for name, entry in ARCHITECTURES.items() if entry.family == "resnet"]
+    resnets = [name for name, entry in ARCHITECTURES.items() if entry.family == "resnet"]
     for name in names:
-        if name not in known:
-            fail(f"{name!r} is none of {', '.join(known)}", status=2)
+        must_be_one_of("--architecture", name, resnets)
     if folder is not None and not folder.is_dir():
         fail(f"no folder {folder}", status=2)
-    from experts.errors import ExpertError
-
     try:
         result = _measure(names, dtype.value, rounds, folder)
     except (OSError, RuntimeError, ImportError, MemoryError, ExpertError) as error:
@@ -73,11 +75,12 @@ def _measure(names: list[str], dtype: str, rounds: int, folder: Path | None) -> 
     import torch
 
     from tools.bench.loading import LoadBench, make_expert
+    from tools.cli.progress import Bars
 
     gpu = "cuda:0" if torch.cuda.is_available() else None
     methods: list[str] = []
-    figures: list[Figures] = []
-    with tempfile.TemporaryDirectory(prefix="coserve-bench-", dir=folder) as scratch, _progress() as bar:
+    figures: list[LoadFigures] = []
+    with tempfile.TemporaryDirectory(prefix="coserve-bench-", dir=folder) as scratch, Bars(console=errors) as bar:
         for name in names:
             task = bar.add_task(name, total=rounds + 1)
             bench = LoadBench(make_expert(Path(scratch), name, dtype), gpu)
@@ -90,37 +93,22 @@ def _measure(names: list[str], dtype: str, rounds: int, folder: Path | None) -> 
         "torch": torch.__version__,
         "torch_threads": torch.get_num_threads(),
         "rounds": rounds,
-        "cold_reads": max(methods, key=("direct", "dropped", "cached").index),
+        "cold_reads": max(methods, key=list(_COLD_READS).index),
         "notes": list(_NOTES),
         "figures": figures,
     }
 
 
-@contextmanager
-def _progress() -> Iterator[Any]:
-    from tools.cli.progress import Bars
-
-    with Bars(console=errors, transient=True) as bar:
-        yield bar
-
-
 def print_result(result: dict[str, Any]) -> None:
-    """What `_measure` found, for a person."""
+    """Print a table for each architecture, and how it was measured."""
     columns = ("way", "from", "MB", "ms", "GB/s", "of raw", "slot is ×")
-    figures: list[Figures] = result["figures"]
+    figures: list[LoadFigures] = result["figures"]
     for architecture in dict.fromkeys(entry.architecture for entry in figures):
         own = [entry for entry in figures if entry.architecture == architecture]
         rows = [
             (e.way, e.tier, round(e.bytes / 1e6, 1), e.ms, e.gb_per_s, e.share_of_raw, e.slot_is_faster) for e in own
         ]
         print_table(f"{architecture}, {own[0].dtype}, {result['rounds']} rounds", columns, rows)
-    how = {
-        "direct": "cold slot and raw reads go past the page cache (O_DIRECT); ordinary ones after it was dropped",
-        "dropped": "cold reads are made after the page cache was dropped: this filesystem has no O_DIRECT",
-        "cached": "NO COLD READS: this filesystem lives in memory; name a folder on a disk with --folder",
-    }
-    for note in (how[result["cold_reads"]], *_NOTES):
+    machine = f"{result['cores']} cores, torch {result['torch']} with {result['torch_threads']} threads"
+    for note in (_COLD_READS[result["cold_reads"]], *_NOTES, machine):
         console.print(note, markup=False)
-    console.print(
-        f"{result['cores']} cores, torch {result['torch']} with {result['torch_threads']} threads", markup=False
-    )

@@ -1,4 +1,4 @@
-"""The comparison runs on real networks; what it says of speed is for benchmarks, what it says of answers is tested."""
+"""`coserve bench compute` on real networks: its speeds are for benchmarks, its answers are tested."""
 
 import json
 from pathlib import Path
@@ -30,14 +30,17 @@ def test_slots_and_plain_torch_give_the_same_answers(tmp_path: Path, network: st
             assert side.box_pixels < 0.5
 
 
-def test_the_command_prints_figures_for_programs():
+def run(*words: str):
     app = typer.Typer()
     app.callback()(lambda: None)
     register(app)
-    arguments = ["--networks", "resnet18", "--batches", "1", "--dtypes", "float32", "--rounds", "1", "--json"]
-    found = CliRunner().invoke(app, ["compute", *arguments])
-    assert found.exit_code == 0, found.output
-    figures = json.loads(found.stdout)
+    return CliRunner().invoke(app, ["compute", *words])
+
+
+def test_the_command_prints_figures_for_programs():
+    result = run("--networks", "resnet18", "--batches", "1", "--dtypes", "float32", "--rounds", "1", "--json")
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
     assert [side["side"] for side in figures["sides"]] == ["plain", "float32"]
     plain, slot = figures["sides"]
     assert slot["ratio"] == pytest.approx(plain["batch_ms"] / slot["batch_ms"])
@@ -48,12 +51,9 @@ def test_the_command_prints_figures_for_programs():
 
 
 def test_an_unknown_network_is_wrong_use():
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    register(app)
-    found = CliRunner().invoke(app, ["compute", "--networks", "resnet19"])
-    assert found.exit_code == 2
-    assert "unknown network 'resnet19'" in found.stderr
+    result = run("--networks", "resnet19")
+    assert result.exit_code == 2
+    assert "not 'resnet19'" in result.stderr
 
 
 def test_bfloat16_is_read_off_the_processors_flags():
@@ -64,11 +64,11 @@ def test_bfloat16_is_read_off_the_processors_flags():
     assert not has_bfloat16([])
 
 
-def test_answers_are_compared_by_what_they_name():
-    def found(*labels: str) -> Answer:
+def test_answers_are_compared_by_their_labels():
+    def boxes(*labels: str) -> Answer:
         return Answer(labels[0], 0.9, tuple(Detection(label, 0.9, (0, 0, 1, 1)) for label in labels))
 
     ok, bad = Answer("ok", 0.9), Answer("bad", 0.9)
     assert share_of_same_labels([ok, ok, bad, ok], [ok, bad, bad, ok]) == 0.75
-    assert share_of_same_labels([found("a", "b")], [found("b", "a")]) == 1.0
-    assert share_of_same_labels([found("a", "a")], [found("a")]) == 0.0
+    assert share_of_same_labels([boxes("a", "b")], [boxes("b", "a")]) == 1.0
+    assert share_of_same_labels([boxes("a", "a")], [boxes("a")]) == 0.0

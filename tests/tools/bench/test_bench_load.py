@@ -1,3 +1,5 @@
+"""`coserve bench load` measures every way, and says how."""
+
 import json
 from pathlib import Path
 
@@ -41,19 +43,19 @@ def test_every_way_is_measured_and_slots_stand_beside_raw_and_ordinary(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("cold_reads", "said"),
+    ("cold_reads", "words"),
     [("direct", "O_DIRECT"), ("dropped", "page cache was dropped"), ("cached", "NO COLD READS")],
 )
-def test_the_table_says_how_it_was_measured(capsys: pytest.CaptureFixture[str], cold_reads: str, said: str):
-    figures = loading.Figures("resnet18", "float32", "slot, cold", "disk", 44_000_000, 22.0, 2.0, 0.98, None)
+def test_the_table_tells_how_it_was_measured(capsys: pytest.CaptureFixture[str], cold_reads: str, words: str):
+    figures = loading.LoadFigures("resnet18", "float32", "slot, cold", "disk", 44_000_000, 22.0, 2.0, 0.98, None)
     result = {"figures": [figures], "rounds": 7, "cold_reads": cold_reads, "cores": 2, "torch": "2", "torch_threads": 1}
     print_result(result)
     shown = capsys.readouterr().out
-    for words in (said, "slot, cold", "44.0", "0.98", "7 rounds", "first load only", "random weights", "2 cores"):
-        assert words in shown
+    for expected in (words, "slot, cold", "44.0", "0.98", "7 rounds", "first load only", "random weights", "2 cores"):
+        assert expected in shown
 
 
-def test_wrong_use_is_refused_with_what_is_known(tmp_path: Path):
+def test_wrong_use_is_refused_with_a_list_of_known_values(tmp_path: Path):
     result = run("--architecture", "yolo11n")
     assert result.exit_code == 2
     assert "resnet101" in result.stderr
@@ -63,7 +65,9 @@ def test_wrong_use_is_refused_with_what_is_known(tmp_path: Path):
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ExpertError(ExpertId("e"), "is broken")])
-def test_what_kept_it_from_measuring_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception):
+def test_an_error_ends_the_measurement_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
     def fail(*_: object) -> None:
         raise error
 
@@ -75,7 +79,7 @@ def test_what_kept_it_from_measuring_is_said(tmp_path: Path, monkeypatch: pytest
 
 
 def test_shares_and_ratios_are_taken_within_a_round():
-    way = loading.Way("slot", "disk", lambda: 0.0, 1_000_000, raw="raw", slot="other")
-    taken_s = {"slot": [1.0, 2.0, 4.0], "raw": [0.5, 1.0, 2.0], "other": [0.5, 0.5, 0.5]}
-    figures = loading.figures_of(way, taken_s, "resnet18", "float32")
+    way = loading.LoadWay("slot", "disk", lambda: 0.0, 1_000_000, raw="raw", slot="other")
+    seconds = {"slot": [1.0, 2.0, 4.0], "raw": [0.5, 1.0, 2.0], "other": [0.5, 0.5, 0.5]}
+    figures = loading.figures_of(way, seconds, "resnet18", "float32")
     assert (figures.ms, figures.share_of_raw, figures.slot_is_faster) == (2000.0, 0.5, 4.0)

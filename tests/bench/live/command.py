@@ -1,5 +1,7 @@
-"""`coserve bench live`: every policy, and what else a user would pick, on real images and real weights files."""
+"""`coserve bench live`: every policy, and the alternatives that a user would pick, on real images and weights files."""
 
+import itertools
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,10 +9,9 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from tools.cli.console import fail
-from tools.cli.option_values import must_be_architecture
+from tools.cli.console import errors, fail
+from tools.cli.option_values import must_be_architecture, must_be_one_of
 
-_DEFAULT_SIDES = "all eight policies, samba-ordinary, naive and ray-serve"
 Name = TypeVar("Name", bound=str)
 Folder = Annotated[Path | None, typer.Option("--dir", help="Where the experts are made once (~25 GB); a cache folder.")]
 
@@ -22,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 def bench_live(
     folder: Folder = None,
-    sides: Annotated[str | None, typer.Option(help=f"With commas between; without it {_DEFAULT_SIDES}.")] = None,
+    sides: Annotated[str | None, typer.Option(help="All policies, samba-ordinary, naive, ray-serve, or some.")] = None,
     traces: Annotated[str, typer.Option(help="skewed (by usage), board (placement order), or both.")] = "skewed,board",
     disks: Annotated[str, typer.Option(help="cold (as it is), paced (530 MB/s), or both.")] = "cold,paced",
     experts: Annotated[int, typer.Option(min=1, help="Classifiers, each its own weights file.")] = 60,
@@ -38,60 +39,51 @@ def bench_live(
     ] = 25.0,
     executors: Annotated[int, typer.Option(min=1, help="Executors of sides that have several.")] = 2,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads of every side, over its executors.")] = 2,
-    fits: Annotated[bool, typer.Option(help="Also compare where every expert fits the memory.")] = True,
     record: Annotated[Path | None, typer.Option("--trace", help="Record our policies' runs into this folder.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
-    chart_file: Annotated[Path | None, typer.Option("--chart", help="Draw bars into this PNG.")] = None,
 ) -> None:
     """Images per second of every policy, of ordinary loading, and of Ray Serve: one memory budget, one trace.
 
     Weights are random; each side runs in its own process and reads through the same reader. The first run makes the
-    experts, and an environment for Ray Serve (with pip). Exit status 1 where a side failed.
+    experts. The side ray-serve needs `pip install 'ray[serve]'`. Exit status 1 where a side failed.
 
     Example: coserve bench live --traces skewed --disks paced --sides samba,coserve,coserve-plus
     """
-    from tests.bench.compare import Comparison, Settings, compare
-    from tests.bench.job import DISKS, SIDES
-    from tests.bench.stage import SideError, Size, default_folder
-    from tests.bench.stock import Recipe
-    from tests.bench.workload import ORDERS
+    from tests.bench.live.comparison import LiveCell, live_figures, run_cell, show
+    from tests.bench.live.experts import DISKS, ExpertRecipe
+    from tests.bench.live.setup import SIDES, LiveOptions, SideError, default_folder, prepare
+    from tests.bench.live.trace import ORDERS
+    from tools.cli.progress import Bars
 
     must_be_architecture("--classifier", classifier, "classify")
     must_be_architecture("--detector", detector, "detect")
-    recipe = Recipe(experts, detectors, classifier, detector, input_size)
-    settings = Settings(
-        folder=folder or default_folder(),
-        size=Size(recipe, requests, memory, executors, threads, limit_s),
-        sides=chosen(sides, SIDES, "--sides"),
-        traces=chosen(traces, ORDERS, "--traces"),
-        disks=chosen(disks, DISKS, "--disks"),
-        rounds=rounds,
-        fits=fits,
-        record=record,
-    )
-
-    def save(so_far: Comparison) -> None:
-        if json_file is not None:
-            so_far.write(json_file)
-
-    with tempfile.TemporaryDirectory(prefix="coserve-bench-") as scratch:
+    recipe = ExpertRecipe(experts, detectors, classifier, detector, input_size)
+    options = LiveOptions(folder or default_folder(), recipe, requests, memory, limit_s, executors, threads)
+    chosen_sides = chosen(sides, SIDES, "--sides")
+    pairs = list(itertools.product(chosen(traces, ORDERS, "--traces"), chosen(disks, DISKS, "--disks")))
+    cells: list[LiveCell] = []
+    with tempfile.TemporaryDirectory(prefix="coserve-bench-") as scratch, Bars(console=errors) as bar:
+        task = bar.add_task("preparing", total=len(pairs) * len(chosen_sides) * rounds)
         try:
-            comparison = compare(settings, Path(scratch), save)
+            setup = prepare(options, Path(scratch), lambda step: bar.update(task, description=step))
         except SideError as error:
             fail(str(error), status=1)
-    save(comparison)
-    if chart_file is not None:
-        from tests.bench.chart import draw_live
 
-        draw_live(comparison, chart_file)
-    comparison.show()
-    raise SystemExit(1 if comparison.failed else 0)
+        def next_run(name: str) -> None:
+            bar.update(task, description=name, advance=1)
+
+        for order, disk in pairs:
+            cells.append(run_cell(setup, setup.trace(order), disk, chosen_sides, rounds, record, next_run))
+            if json_file is not None:  # after each cell: an hour's figures need not be lost with its last run
+                figures = live_figures(setup, cells, chosen_sides)
+                json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    show(setup, cells, chosen_sides)
+    raise SystemExit(1 if any(cell.failures for cell in cells) else 0)
 
 
 def chosen(text: str | None, known: Sequence[Name], option: str) -> tuple[Name, ...]:
-    """The names in `text`, with commas between; all without it. Leaves with status 2 where one is not known."""
+    """Return the names in `text`, with commas between; all without it. Leaves with status 2 if one is not known."""
     names = [name.strip() for name in text.split(",")] if text else list(known)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        fail(f"{option} {unknown[0]}: not known; choose from {', '.join(known)}", status=2)
-    return tuple(one for one in known if one in names)
+    for name in names:
+        must_be_one_of(option, name, known)
+    return tuple(name for name in known if name in names)

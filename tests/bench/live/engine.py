@@ -1,0 +1,196 @@
+"""Sides that run on our own engine: the real drive, executor and loader threads and pools of slots, without sockets."""
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+
+from daemon.dispatch.chains import Chains
+from daemon.dispatch.channels import Channels
+from daemon.dispatch.drive import Drive
+from daemon.dispatch.executors import ExecutorThread
+from daemon.dispatch.loader import PoolLoader
+from daemon.dispatch.trace import Makeup
+from daemon.line.rulebook import Rulebook
+from daemon.policy.paper.assign import partition
+from daemon.policy.predict import expert_facts
+from daemon.policy.presets import Tuning, preset
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
+from daemon.records import Accepted, ExpertSwitch, JournalKey, Outcome, Pixels
+from experts.slot import LayoutShelf, Slot, SlotPool, file_identity
+from experts.spec import Answer
+from experts.vision.infer import infer
+from experts.vision.preprocess import Prepared
+from routing_rules.compile import compile_rules
+from tests.bench.live.experts import goes_on, read_experts, reader_of
+from tests.bench.live.ordinary import ModulePool, OrdinaryFiles, OrdinaryModel, answer
+from tests.bench.live.setup import ORDINARY, SideInput, SideResult
+from tests.bench.live.trace import BOARD_TYPE, LABELS
+
+#: Limit of the initial fill, and of the threads' end.
+_PATIENCE_S = 300.0
+
+Forward = Callable[[Slot, Sequence[Prepared]], Sequence[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class _FinishedImage:
+    outcome: Outcome
+    at_s: float
+
+
+class LiveEngine:
+    """One side's drive with its executors and pools, and the reports of the drive: `outcomes`, `switches`."""
+
+    def __init__(self, work: SideInput) -> None:
+        self.outcomes: queue.SimpleQueue[_FinishedImage] = queue.SimpleQueue()
+        self.switches: list[tuple[float, ExpertSwitch]] = []
+        self._work = work
+        self._routes = compile_rules(work.trace.rules(), "bench")
+        self._specs = read_experts(work.catalog)
+        policy = "samba" if work.side == ORDINARY else work.side
+        cpu, max_batch = PoolId("cpu"), max(row.max_batch for row in work.costs)
+        pool_facts, executor_facts = partition(
+            [PoolFacts(cpu, "cpu", work.memory_bytes, max_batch)],
+            [ExecutorFacts(ExecutorId(f"cpu/{number}"), cpu) for number in range(work.executors)],
+            preset(policy),
+        )
+        pools, channels = self._pools(pool_facts), Channels()
+        forward = _with_verdicts_of_the_trace(_ordinary_forward if work.side == ORDINARY else infer)
+        threads = max(1, work.threads // len(executor_facts))
+        facts = expert_facts(self._specs.values(), self._routes, {})
+        self.drive = Drive(
+            Makeup(facts, pool_facts, executor_facts, policy, Tuning(), work.costs),
+            Chains(Rulebook(self._routes).get, time.monotonic, time.time),
+            self._specs,
+            [
+                ExecutorThread(
+                    each, pools[each.pool].slot, self._read, forward, enter=lambda: torch.set_num_threads(threads)
+                )
+                for each in executor_facts
+            ],
+            [PoolLoader(name, pool, channels) for name, pool in pools.items()],
+            record=work.record,
+        )
+
+    def finished(self, outcome: Outcome) -> None:
+        self.outcomes.put(_FinishedImage(outcome, time.monotonic()))
+
+    def switched(self, switch: ExpertSwitch) -> None:
+        self.switches.append((time.monotonic(), switch))
+
+    def _ignore(self, *_: object) -> None: ...
+
+    bad_image = batch_done = sampled = _ignore
+
+    def start(self) -> None:
+        """Start, and wait for the initial fill, where the policy has one."""
+        self.drive.start(self)
+        until_s = time.monotonic() + _PATIENCE_S
+        while self.drive.is_filling and time.monotonic() < until_s:
+            time.sleep(0.01)
+
+    def accept(self, first: int, end: int, began_wall_s: float) -> None:
+        """Accept the trace's images from `first` up to, not including, `end`."""
+        deadline_s = self._work.deadline_s
+        images = [
+            Accepted(
+                inspection_id=number + 1,
+                source="bench",
+                image_id=str(number),
+                board_type=BOARD_TYPE,
+                component=self._work.trace.images[number].classifier,
+                accepted_wall_s=began_wall_s + self._work.trace.images[number].arrives_s,
+                deadline_ms=None if deadline_s is None else round(deadline_s * 1000),
+                rules_version=self._routes.version,
+                key=JournalKey(1, number, 0),
+                pixels=Pixels(),
+            )
+            for number in range(first, end)
+        ]
+        self.drive.accept(images)
+
+    def _read(self, key: JournalKey) -> bytes:
+        """Return a JPEG from memory in place of the journal; the key's offset is the image's number."""
+        return self._work.payload(key.offset)
+
+    def _pools(self, pools: Sequence[PoolFacts]) -> dict[PoolId, Any]:
+        reader = reader_of(self._work.disk)
+        if self._work.side == ORDINARY:
+            return {facts.pool: ModulePool(OrdinaryFiles(reader)) for facts in pools}
+        shelf = LayoutShelf()
+        for spec in self._specs.values():
+            # As in a line that has run for a while: layouts are built, and files were checked when first loaded.
+            shelf.get(spec)
+            shelf.verified[spec.file] = file_identity(spec.file.stat(), spec)
+        return {facts.pool: SlotPool(facts.device, facts.budget_bytes, shelf, reader) for facts in pools}
+
+
+def run_engine(work: SideInput) -> SideResult:
+    """Inspect all images of the trace as they arrive; stop at the limit."""
+    engine, images = LiveEngine(work), work.trace.images
+    engine.start()
+    began_s, began_wall_s = time.monotonic(), time.time()
+    finished: list[_FinishedImage] = []
+    accepted = 0
+    while len(finished) < len(images) and (left_s := began_s + work.limit_s - time.monotonic()) > 0:
+        due = accepted
+        while due < len(images) and images[due].arrives_s <= time.monotonic() - began_s:
+            due += 1
+        if due > accepted:
+            engine.accept(accepted, due, began_wall_s)
+            accepted = due
+        next_s = left_s if accepted == len(images) else began_s + images[accepted].arrives_s - time.monotonic()
+        try:
+            finished.append(engine.outcomes.get(timeout=max(0.0, min(left_s, next_s))))
+        except queue.Empty:
+            continue
+    stopped = len(finished) < len(images)
+    ended_s = time.monotonic() if stopped else max(image.at_s for image in finished)
+    loads = [switch for at_s, switch in list(engine.switches) if at_s >= began_s and switch.cause != "startup"]
+    engine.drive.stop(_PATIENCE_S)
+    return _result(work, finished, loads, began_s, ended_s)
+
+
+def _result(
+    work: SideInput, finished: list[_FinishedImage], loads: list[ExpertSwitch], began_s: float, ended_s: float
+) -> SideResult:
+    outcomes = [image.outcome for image in finished]
+    failures = [outcome.reason for outcome in outcomes if outcome.reason not in (None, "deadline")]
+    return SideResult(
+        side=work.side,
+        images=len(finished),
+        seconds=ended_s - began_s,
+        stopped=len(finished) < len(work.trace.images),
+        loads=len(loads),
+        loaded_bytes=sum(switch.bytes for switch in loads),
+        waits_s=tuple(outcome.stages[0].queued_ms / 1e3 for outcome in outcomes if outcome.stages),
+        latencies_s=tuple(
+            image.at_s - began_s - work.trace.images[image.outcome.inspection_id - 1].arrives_s for image in finished
+        ),
+        unknown=sum(outcome.verdict == "unknown" for outcome in outcomes),
+        failure=f"{len(failures)} images failed: {failures[0]}" if failures else "",
+    )
+
+
+def _ordinary_forward(slot: Slot, prepared: Sequence[Prepared]) -> Sequence[Answer]:
+    model = cast("OrdinaryModel", slot)
+    return answer(model.module, model.spec, prepared)
+
+
+def _with_verdicts_of_the_trace(forward: Forward) -> Forward:
+    """The network computes; the label of a classifier's image is then the one that the image carries."""
+
+    def run(slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+        answers = forward(slot, prepared)
+        if slot.spec.task == "detect":
+            return [Answer(None, None) for _ in answers]
+        return [
+            replace(answer, label=LABELS[0] if goes_on(image.placement.width) else LABELS[1])
+            for answer, image in zip(answers, prepared, strict=True)
+        ]
+
+    return run

@@ -1,0 +1,241 @@
+"""The live benchmark with experts of a few megabytes: each side really runs."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from daemon.dispatch.trace import replay
+from daemon.policy.matrix import Performance
+from experts.reading import CachedReader, DirectReader
+from experts.slot import SlotPool
+from experts.spec import ExpertId
+from experts.vision.infer import infer
+from experts.vision.preprocess import prepare
+from routing_rules.compile import compile_rules
+from tests.bench.live.command import chosen
+from tests.bench.live.comparison import LiveCell, live_bound, live_figures, show
+from tests.bench.live.engine import run_engine
+from tests.bench.live.experts import (
+    WIDTH_PX,
+    ExpertRecipe,
+    goes_on,
+    make_experts,
+    make_pictures,
+    ordinary_file,
+    read_experts,
+)
+from tests.bench.live.ordinary import ModulePool, OrdinaryFiles, answer, run_naive
+from tests.bench.live.setup import (
+    NAIVE,
+    ORDINARY,
+    SIDES,
+    LiveOptions,
+    LiveSetup,
+    MachineCosts,
+    SideError,
+    SideInput,
+    SideResult,
+)
+from tests.bench.live.trace import BOARD_TYPE, PASS_RATE, ImageOrder, ImageTrace, make_trace, make_types
+
+torch.set_num_threads(1)
+
+RECIPE = ExpertRecipe(classifiers=3, detectors=1, classifier="resnet18", detector="yolov8n", input_size=32)
+PICTURES = 6
+
+
+@pytest.fixture(scope="session")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_experts(tmp_path_factory.mktemp("stock"), RECIPE)
+
+
+@pytest.fixture
+def setup(catalog: Path, tmp_path: Path) -> LiveSetup:
+    specs = read_experts(catalog)
+    rows = tuple(Performance("cpu", spec.layout, 0.01, 0.01, 4, disk_s=0.05) for spec in specs.values())  # pyright: ignore[reportArgumentType]
+    # After so long what hangs is ended.
+    options = LiveOptions(tmp_path, RECIPE, requests=24, memory_share=0.8, limit_s=240.0)
+    return LiveSetup(
+        options, tmp_path, catalog, specs, make_pictures(PICTURES, 1), MachineCosts(rows, {}, 1e9, "direct")
+    )
+
+
+def a_trace(images: int, recipe: ExpertRecipe = RECIPE, order: ImageOrder = "skewed") -> ImageTrace:
+    return make_trace(make_types(recipe.classifier_names, recipe.detector_names), order, images, PICTURES, seed=3)
+
+
+def an_input(setup: LiveSetup, side: str = "coserve-plus", images: int = 24, **changes) -> SideInput:
+    """One run with memory for one classifier and the detector per executor."""
+    return replace(setup.side_input(side, a_trace(images), "cold"), **changes)
+
+
+def a_result(side: str, images: int = 10, seconds: float = 1.0, **fields) -> SideResult:
+    values = {"stopped": False, "loads": 3, "loaded_bytes": 9, "waits_s": (0.1,) * images}
+    return SideResult(side, images, seconds, **{**values, "latencies_s": (0.2,) * images, **fields})
+
+
+def test_the_trace_is_the_same_for_the_same_seed_and_rules_know_only_rates() -> None:
+    recipe = ExpertRecipe(classifiers=10, detectors=2)
+    trace, again = (a_trace(4000, recipe) for _ in range(2))
+    assert trace == again
+    onward = [image.goes_on for image in trace.images if image.detector]
+    assert sum(onward) / len(onward) == pytest.approx(PASS_RATE, abs=0.03)
+    assert 0.4 < sum(each.detector is not None for each in trace.types) / len(trace.types) < 0.6
+    routes = compile_rules(trace.rules())
+    usage = routes.usage()
+    for each in trace.types:
+        assert usage[each.classifier] == pytest.approx(each.usage, rel=0.01)
+        share = sum(image.classifier == each.classifier for image in trace.images) / 4000
+        assert share == pytest.approx(each.usage, abs=0.03)
+        if each.detector:
+            assert routes.successors()[each.classifier] == ((each.detector, pytest.approx(PASS_RATE)),)
+    assert routes.first_step(BOARD_TYPE, trace.types[0].classifier) is not None
+
+
+def test_in_board_order_one_placement_list_repeats_with_every_type_on_it() -> None:
+    recipe = ExpertRecipe(classifiers=10, detectors=2)
+    kinds = [image.classifier for image in a_trace(200, recipe, order="board").images]
+    length = next(n for n in range(10, 100) if kinds[:n] == kinds[n : 2 * n])
+    assert set(kinds[:length]) == set(recipe.classifier_names)
+    assert kinds[: 200 - length] == kinds[length:]
+
+
+def test_a_picture_carries_in_its_width_if_its_image_goes_on() -> None:
+    for pair in make_pictures(2, seed=5):
+        sizes = [Image.open(io.BytesIO(payload)).size for payload in pair]
+        assert sizes == [(WIDTH_PX, WIDTH_PX), (WIDTH_PX + 1, WIDTH_PX)]
+        assert [goes_on(width) for width, _ in sizes] == [False, True]
+
+
+def test_the_experts_are_made_once_and_every_file_has_bytes_of_its_own(catalog: Path) -> None:
+    specs = read_experts(catalog)
+    files = [file for spec in specs.values() for file in (spec.file, ordinary_file(spec))]
+    assert len({file.read_bytes()[-4096:] + file.read_bytes()[40_000:41_000] for file in files}) == len(files) == 8
+    before = [file.stat().st_mtime_ns for file in files]
+    assert make_experts(catalog.parent, RECIPE) == catalog
+    assert [file.stat().st_mtime_ns for file in files] == before
+
+
+@pytest.mark.parametrize("expert", ["part-000", "solder-0"])
+def test_the_ordinary_model_and_the_slot_of_an_expert_answer_alike(catalog: Path, expert: str) -> None:
+    spec = replace(read_experts(catalog)[ExpertId(expert)], confidence_floor=0.0)
+    pool = SlotPool("cpu", spec.weights_bytes)
+    pool.load(spec)
+    model = OrdinaryFiles(DirectReader()).model(spec)
+    assert not model.training
+    prepared = [prepare(pair[0], "image", None, spec) for pair in make_pictures(2, seed=2)]
+    for ours, theirs in zip(infer(pool.slot(spec.expert), prepared), answer(model, spec, prepared), strict=True):
+        assert ours.confidence == pytest.approx(theirs.confidence, abs=1e-3)
+
+
+@pytest.mark.parametrize("side", ["samba", "coserve", "coserve-plus", ORDINARY])
+def test_every_image_of_the_trace_ends_and_visits_the_experts_of_the_trace(
+    side: str, setup: LiveSetup, tmp_path: Path
+) -> None:
+    record = tmp_path / "run.jsonl"
+    work = an_input(setup, side, record=record)
+    result = run_engine(work)
+    assert (result.images, result.stopped, result.unknown, result.failure) == (24, False, 0, "")
+    assert len(result.waits_s) == len(result.latencies_s) == 24
+    times_s = zip(sorted(result.waits_s), sorted(result.latencies_s), strict=True)
+    assert all(0 <= wait_s <= latency_s for wait_s, latency_s in times_s)
+    visits: dict[str, int] = {}
+    for line in map(json.loads, record.read_text().splitlines()[1:]):
+        if line["call"] == "next_action" and "batch" in (line["result"] or {}):
+            visits[line["result"]["expert"]] = visits.get(line["result"]["expert"], 0) + len(line["result"]["batch"])
+    assert visits == work.trace.visits()
+    assert list(replay(record)) == []
+
+
+def test_naive_loads_for_every_step_of_every_image(setup: LiveSetup) -> None:
+    result = run_naive(an_input(setup, NAIVE, images=6))
+    assert (result.images, result.loads) == (6, a_trace(6).visits().total())
+
+
+def test_a_side_is_stopped_at_the_limit_and_its_finished_images_count(setup: LiveSetup) -> None:
+    result = run_engine(an_input(setup, ORDINARY, images=2000, limit_s=0.5))
+    assert result.stopped
+    assert result.images < 2000
+    assert result.seconds >= 0.5
+
+
+def test_images_arrive_at_their_times_and_late_ones_are_unknown(setup: LiveSetup) -> None:
+    trace = a_trace(24).arriving(40.0, "poisson")
+    assert run_engine(an_input(setup, trace=trace)).seconds > trace.images[-1].arrives_s
+    assert run_engine(an_input(setup, ORDINARY, deadline_s=0.001)).unknown == 24
+
+
+def test_boards_arrive_at_once_and_the_rate_is_kept() -> None:
+    trace = a_trace(2000)
+    poisson, bursty = (trace.arriving(100.0, kind).images for kind in ("poisson", "bursty"))
+    assert poisson[-1].arrives_s == pytest.approx(20.0, rel=0.1)
+    assert len({image.arrives_s for image in bursty}) == 40
+    assert bursty[0].arrives_s == bursty[49].arrives_s == 0.0
+    assert [image.picture for image in poisson] == [image.picture for image in bursty]
+
+
+def test_a_side_runs_in_a_process_of_its_own_and_its_error_is_told(setup: LiveSetup, tmp_path: Path) -> None:
+    assert setup.run(an_input(setup, images=4)).images == 4
+    with pytest.raises(SideError, match="there is no such"):
+        setup.run(an_input(setup, catalog=tmp_path / "there is no such catalog.yaml"))
+
+
+def test_the_bound_is_the_slower_of_full_batches_and_bytes_that_must_move(setup: LiveSetup) -> None:
+    trace = a_trace(24)
+    rows = tuple(replace(row, k_s=0.5, b_s=1.0, max_batch=1000) for row in setup.costs.rows)
+    setup = replace(setup, costs=MachineCosts(rows, {}, 1.0, "direct"))
+    visits = trace.visits()
+    needed_bytes = sum(setup.specs[ExpertId(expert)].weights_bytes for expert in visits)
+    bound = live_bound(setup, trace, "cold")
+    assert bound.compute_s == pytest.approx((0.5 * visits.total() + len(visits)) / 2)
+    assert bound.load_s == needed_bytes - setup.memory_bytes > bound.compute_s
+    assert bound.images_per_s == 24 / bound.load_s
+    everything_fits = replace(setup, options=replace(setup.options, memory_share=1.0))
+    assert live_bound(everything_fits, trace, "cold").load_s == 0
+
+
+def test_the_report_has_medians_shares_and_ratios_and_names_sides_that_failed(setup: LiveSetup, capsys) -> None:
+    sides = ("coserve", "coserve-plus", ORDINARY, NAIVE)
+    cell = LiveCell("skewed", "paced", live_bound(setup, a_trace(24), "cold"))
+    cell.runs["coserve"] = [a_result("coserve", seconds=seconds) for seconds in (1.0, 2.0, 4.0)]
+    cell.runs["coserve-plus"] = [a_result("coserve-plus", seconds=1.0)]
+    cell.runs[ORDINARY] = [a_result(ORDINARY, seconds=10.0, stopped=True)]
+    cell.failures[NAIVE] = "out of memory"
+    row = cell.row("coserve-plus")
+    assert row["images_per_s"] == 10.0
+    assert row["ratio_to"] == {"coserve": 2.0, ORDINARY: 10.0, NAIVE: None, "ray-serve": None}
+    assert row["share_of_bound"] == pytest.approx(10.0 / cell.bound.images_per_s)
+    assert cell.is_worth_another("coserve")
+    assert not cell.is_worth_another(NAIVE)
+    show(setup, [cell], sides)
+    shown = capsys.readouterr()
+    assert all(text in shown.out for text in ("1.00*", "random weights", "530 MB/s"))
+    assert "out of memory" in shown.err
+    figures = json.loads(json.dumps(live_figures(setup, [cell], sides)))
+    assert figures["cells"][0]["sides"][1]["images_per_s"] == 10.0
+
+
+def test_only_sides_that_serve_images_as_they_come_are_judged_by_a_part_of_the_trace(setup: LiveSetup) -> None:
+    short = {side for side in SIDES if an_input(setup, side).limit_s == setup.options.limit_s}
+    assert short == {"samba", "samba-fifo", "samba-parallel", "coserve-none", "coserve-em", ORDINARY, NAIVE}
+
+
+def test_an_unknown_side_is_wrong_use(capsys) -> None:
+    with pytest.raises(SystemExit) as left:
+        chosen("samba,kserve", SIDES, "--sides")
+    assert left.value.code == 2
+    assert "kserve" in capsys.readouterr().err
+    assert chosen("coserve-plus, samba", SIDES, "--sides") == ("samba", "coserve-plus")
+
+
+def test_ordinary_models_leave_when_they_are_evicted(catalog: Path) -> None:
+    first, second = (read_experts(catalog)[ExpertId(name)] for name in ("part-000", "part-001"))
+    pool = ModulePool(OrdinaryFiles(CachedReader()))
+    pool.load(first)
+    pool.load(second, evict=(first.expert,))
+    assert pool.resident() == (second.expert,)
