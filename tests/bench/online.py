@@ -16,8 +16,8 @@ from tools.cli.console import console, errors, fail
 from tools.cli.option_values import must_be_architecture
 
 if TYPE_CHECKING:
-    from tests.bench.live.setup import LiveOptions, LiveSetup, SideInput, SideResult
-    from tests.bench.live.trace import Arrivals, ImageOrder
+    from tests.bench.live.image_trace import Arrivals, ImageOrder
+    from tests.bench.live.sides import LiveOptions, LiveSetup, SideInput, SideResult
 
 _EXAMPLES = ROOT / "tools" / "simulate" / "examples"
 #: First come, first served; the paper; ours.
@@ -77,8 +77,8 @@ def bench_online(
     """
     shares = _shares(loads or (".9" if live else ".6,.9,1.2,1.5"))
     if live:
-        from tests.bench.live.experts import ExpertRecipe
-        from tests.bench.live.setup import LiveOptions, default_folder
+        from tests.bench.live.expert_files import ExpertRecipe
+        from tests.bench.live.sides import LiveOptions, default_folder
 
         must_be_architecture("--classifier", classifier, "classify")
         must_be_architecture("--detector", detector, "detect")
@@ -129,7 +129,7 @@ def _simulated(device_file: Path, task_file: Path, shares: Sequence[float], dead
 
 
 def _measured(options: "LiveOptions", shares: Sequence[float], deadline_s: float) -> tuple[str, Rows]:
-    from tests.bench.live.setup import SideError, prepare
+    from tests.bench.live.sides import SideError, prepare
     from tools.cli.progress import Bars
 
     with tempfile.TemporaryDirectory(prefix="coserve-bench-") as scratch, Bars(console=errors) as bar:

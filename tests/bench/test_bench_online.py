@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.bench.live.setup import LiveSetup, SideInput, SideResult
+from tests.bench.live.sides import LiveSetup, SideInput, SideResult
 from tests.bench.live.test_bench_live import a_result, catalog, setup  # noqa: F401  fixtures
 from tests.bench.online import POLICIES, live_rows
 from tests.tools.simulate.test_simulate import a_device, a_task

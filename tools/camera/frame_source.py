@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import cv2
 from numpy.typing import NDArray
@@ -21,34 +21,10 @@ class SourceError(Exception):
     """A source that gives no pictures; the text says why and what to do."""
 
 
-class FrameSource(Protocol):
-    """`advance` to the next picture, and decode it with `picture` if it is wanted."""
-
-    #: True for a camera: a picture that was missed is gone.
-    is_live: bool
-    #: The number of times that the camera was away. Lines that came meanwhile belong to no picture.
-    times_lost: int
-
-    def advance(self) -> bool:
-        """Take the next picture; False at the end, SourceError for an end that should not be."""
-        ...
-
-    def picture(self) -> NDArray[Any]:
-        """Return the picture that `advance` took, (height, width, 3) uint8 BGR."""
-        ...
-
-    @property
-    def now_s(self) -> float:
-        """The time of that picture, on the source's own clock, which cannot be set."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class VideoFile:
     """A recording, as fast as it can be read; its clock is that of the recording."""
 
-    is_live = False
+    is_live = False  # no picture is missed while another is cut
     times_lost = 0
 
     def __init__(self, path: Path) -> None:
@@ -65,6 +41,7 @@ class VideoFile:
         self._taken = 0
 
     def advance(self) -> bool:
+        """Take the next picture; False at the end, SourceError for an end that should not be."""
         if self._capture.grab():
             self._taken += 1
             return True
@@ -75,6 +52,7 @@ class VideoFile:
         return False
 
     def picture(self) -> NDArray[Any]:
+        """Decode the picture that `advance` took: (height, width, 3) uint8 BGR."""
         done, picture = self._capture.retrieve()
         if not done:
             raise SourceError(f"{self._path}: picture {self._taken} cannot be decoded")
@@ -82,6 +60,7 @@ class VideoFile:
 
     @property
     def now_s(self) -> float:
+        """The time of that picture, on the source's own clock, which cannot be set."""
         return (self._taken - 1) / self._rate
 
     def close(self) -> None:
@@ -105,7 +84,7 @@ class CameraDevice:
         self._name = name
         self._say = say
         self._stop = stop
-        self.times_lost = 0
+        self.times_lost = 0  # lines that were scanned while the camera was away belong to no picture
         self._capture = open_camera()
         if not self._capture.isOpened():
             raise SourceError(
@@ -144,6 +123,9 @@ class CameraDevice:
                 return
             self._stop.wait(pause_s)
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+
+FrameSource = VideoFile | CameraDevice
 
 
 def v4l2(device: str, size: tuple[int, int] | None, rate: float | None) -> Callable[[], cv2.VideoCapture]:

@@ -236,13 +236,32 @@ class _LineOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The options that choose a picture and its board: one of the first three, and one trigger."""
+    """The options that choose pictures and their boards: one of the first three, and one trigger."""
 
     serial: str | None
     prefix: str | None
     serials_from: str | None
     every: int | None
     interval: float | None
+
+    def open(self, state: Path) -> "tuple[Trigger | ScannedLines, Iterator[str]]":
+        """Return the trigger and the serials; OSError if their file cannot be read."""
+        from tools.camera.station import ScannedLines, counted_serials, every_nth, interval, listed_serials
+
+        lines = None
+        if self.every is not None:
+            trigger = every_nth(self.every)
+        elif self.interval is not None:
+            trigger = interval(self.interval)
+        else:
+            trigger = lines = ScannedLines(sys.stdin, _say)
+        if self.serial is not None:
+            return trigger, itertools.repeat(self.serial)
+        if self.prefix is not None:
+            return trigger, counted_serials(self.prefix, state / "serials.json")
+        if lines is not None and self.serials_from == "-":
+            return trigger, lines.serials()
+        return trigger, listed_serials(Path(self.serials_from or ""), _say)
 
 
 def _render(
@@ -312,8 +331,7 @@ def _station(
     endpoint, curve, layout, state = options.endpoint(), options.curve(), _load_layout(layout_file), options.folder()
     stop, spool = threading.Event(), state / "spool"
     with _failing(status=2):
-        trigger = _trigger(choice)
-        serials = _serials(choice, state, trigger)
+        trigger, serials = choice.open(state)
         source = _open_source(video, device, size, fps, stop)
         publisher = SpoolingPublisher(endpoint, options.source, spool, curve=curve)
     if publisher.account.recovered:
@@ -337,26 +355,6 @@ def _station(
     counts = at_station.counts
     table = {"pictures": counts.pictures, "boards": counts.boards, "boards not sent": counts.failed}
     options.finish(table | account.as_dict(), is_complete=account.complete and not (problem or counts.failed))
-
-
-def _trigger(choice: _Choice) -> "Trigger | ScannedLines":
-    from tools.camera.station import ScannedLines, every_nth, interval
-
-    if choice.every is not None:
-        return every_nth(choice.every)
-    return interval(choice.interval) if choice.interval is not None else ScannedLines(sys.stdin, _say)
-
-
-def _serials(choice: _Choice, state: Path, trigger: "Trigger | ScannedLines") -> Iterator[str]:
-    from tools.camera.station import ScannedLines, counted_serials, listed_serials
-
-    if choice.serial is not None:
-        return itertools.repeat(choice.serial)
-    if choice.prefix is not None:
-        return counted_serials(choice.prefix, state / "serials.json")
-    if choice.serials_from == "-" and isinstance(trigger, ScannedLines):
-        return trigger.serials()
-    return listed_serials(Path(choice.serials_from or ""), _say)
 
 
 def _open_source(

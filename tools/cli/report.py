@@ -1,6 +1,5 @@
 """`coserve report SERIAL`: what is wrong with a board, in plain words."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -30,12 +29,13 @@ def report(
     Example: coserve report S0017 --config demo/coserve.yaml
     """
     from tools.cli.open_line import opened
-    from tools.query.report import NoTextError, in_words, report_board, written_by_model
+    from tools.query.reading import read_attempt
+    from tools.query.report import NoTextError, board_document, in_words, written_by_model
 
     with opened(config) as (settings, engine):
         if model is not None and model not in settings.models:
             fail(f"{config} names no model {model}: {', '.join(settings.models) or 'it has none'}", status=2)
-        board = report_board(engine, serial, board_type, attempt)
+        board = read_attempt(engine, serial, board_type, attempt)
     writer, why, text = None if template else model or next(iter(settings.models), None), None, in_words(board)
     if writer is not None:
         try:
@@ -43,7 +43,7 @@ def report(
         except NoTextError as error:
             writer, why = None, f"model {writer}: {error}"
     if as_json:
-        print_json({"by": writer or "template", "why_not_the_model": why, "text": text, **asdict(board)})
+        print_json({"by": writer or "template", "why_not_the_model": why, "text": text, **board_document(board)})
         return
     console.print(text, markup=False)
     if writer is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from daemon.errors import MissingExtraError
 from daemon.units import spreadsheet_cell
@@ -20,14 +20,17 @@ from tools.query.rows import ColumnType
 FILE_MODE = 0o640
 
 
-class RowWriter(Protocol):
+class RowWriter:
     """Takes batches of rows until `end`."""
 
-    def add(self, batch: Batch) -> None: ...
-    def end(self) -> None: ...
+    def add(self, batch: Batch) -> None:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Finish the file."""
 
 
-class CsvWriter:
+class CsvWriter(RowWriter):
     """A header and rows; an empty cell is a null."""
 
     def __init__(self, file: TextIO, names: Sequence[str]) -> None:
@@ -37,11 +40,8 @@ class CsvWriter:
     def add(self, batch: Batch) -> None:
         self._writer.writerows([spreadsheet_cell(value) for value in row] for row in batch)
 
-    def end(self) -> None:
-        pass
 
-
-class JsonLinesWriter:
+class JsonLinesWriter(RowWriter):
     """One object a line, with the values of the database."""
 
     def __init__(self, file: TextIO, names: Sequence[str]) -> None:
@@ -52,28 +52,28 @@ class JsonLinesWriter:
             json.dumps(dict(zip(self._names, row, strict=True)), ensure_ascii=False) + "\n" for row in batch
         )
 
-    def end(self) -> None:
-        pass
 
-
-class JsonWriter:
+class JsonWriter(RowWriter):
     """One list of objects."""
 
     def __init__(self, file: TextIO, names: Sequence[str]) -> None:
         self._file, self._names = file, names
-        self._is_empty = True
+        self._before = "[\n  "
 
     def add(self, batch: Batch) -> None:
         for row in batch:
             text = json.dumps(dict(zip(self._names, row, strict=True)), indent=2, ensure_ascii=False)
-            self._file.write(("[\n  " if self._is_empty else ",\n  ") + text.replace("\n", "\n  "))
-            self._is_empty = False
+            self._file.write(self._before + text.replace("\n", "\n  "))
+            self._before = ",\n  "
 
     def end(self) -> None:
-        self._file.write("[]\n" if self._is_empty else "\n]\n")
+        self._file.write("\n]\n" if self._before.startswith(",") else "[]\n")
 
 
-class ParquetFile:
+TEXT_WRITERS = {"csv": CsvWriter, "jsonl": JsonLinesWriter, "json": JsonWriter}
+
+
+class ParquetFile(RowWriter):
     """Typed columns: times are UTC timestamps to the millisecond."""
 
     def __init__(self, path: Path, names: Sequence[str], types: Sequence[ColumnType]) -> None:

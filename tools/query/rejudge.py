@@ -6,7 +6,7 @@ It changes nothing. `rejudge_run` computes the verdicts.
 import csv
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,13 +208,13 @@ def _effect(image: "RejudgedImage") -> str | None:
 
 
 def _change(image: "RejudgedImage") -> dict[str, Any]:
-    stored = image.stored
-    values = (
-        *(stored.inspection_id, stored.board_type, stored.serial, stored.designator, stored.component),
-        *(stored.verdict, stored.defect, image.verdict, image.defect, stored.reviewer, stored.final),
-        *(_effect(image), stored.image_path),
-    )
-    return dict(zip(_COLUMNS, values, strict=True))
+    fields = asdict(image.stored) | {
+        "would_be": image.verdict,
+        "would_be_defect": image.defect,
+        "final_verdict": image.stored.final,
+        "effect": _effect(image),
+    }
+    return {name: fields[name] for name in _COLUMNS}
 
 
 def write_csv(path: Path, changes: Sequence[dict[str, Any]]) -> None:

@@ -5,17 +5,15 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import zmq
-from sqlalchemy import Engine
 
 from daemon.config.settings import Config
 from daemon.storage.database.reviews import DAEMON
 from daemon.wire.control import ControlError, must_listen
 from daemon.wire.frames import MAGIC, encode
-from tools.query.reading import Row, read_attempt
+from tools.query.reading import AttemptRecord, Row
 
 _SOURCE = "report"
 _POLL_S = 0.1
@@ -29,67 +27,31 @@ _BOARD_VERDICTS = {
 _IMAGE_VERDICTS = {"fail": "failed", "review": "unsure", "unknown": "not judged", "pass": "passed"}
 
 
-@dataclass(frozen=True, slots=True)
-class BoardFinding:
-    """One image that did not pass. `seen` are the answers of its experts, in words."""
-
-    designator: str
-    component: str
-    verdict: str
-    defect: str | None
-    reason: str | None
-    decided_by: str
-    late: bool
-    seen: str
-
-
-@dataclass(frozen=True, slots=True)
-class BoardReport:
-    """One attempt at a board. `verdict` is None while it is open."""
-
-    board_type: str
-    serial: str
-    attempt: int
-    attempts: int
-    lot: str | None
-    station: str | None
-    completed_at: str | None
-    expected: int
-    inspected: int
-    pending: int
-    verdict: str | None
-    reason: str | None
-    findings: tuple[BoardFinding, ...]
-    missing: tuple[dict[str, Any], ...]
-
-
 class NoTextError(Exception):
     """The model wrote nothing; the text says why."""
 
 
-def report_board(engine: Engine, serial: str, board_type: str | None, attempt: int | None) -> BoardReport:
-    """Return the report of the attempt, or of the newest. Raises UnknownInspectionError."""
-    record = read_attempt(engine, serial, board_type, attempt)
-    copied = ("attempt", "lot", "station", "completed_at", "expected", "inspected", "verdict", "reason", "board_type")
-    findings = [
-        BoardFinding(
-            **{name: image[name] for name in ("designator", "component", "verdict", "defect", "reason", "decided_by")},
-            late=bool(image["late"]),
-            seen=_answers_in_words(image["stages"]),
-        )
-        for image in record.images
-    ]
-    return BoardReport(
-        **{name: record.board[name] for name in copied},
-        serial=serial,
-        attempts=record.attempts,
-        pending=record.pending,
-        findings=tuple(findings),
-        missing=tuple(json.loads(record.board["missing"] or "[]")),
-    )
+def board_document(record: AttemptRecord) -> dict[str, Any]:
+    """Return the report for programs."""
+    board = ("board_type", "serial", "attempt", "lot", "station", "completed_at", "expected", "inspected")
+    image = ("designator", "component", "verdict", "defect", "reason", "decided_by")
+    return {
+        **{name: record.board[name] for name in (*board, "verdict", "reason")},
+        "attempts": record.attempts,
+        "pending": record.pending,
+        "findings": [
+            {**{name: finding[name] for name in image}, "late": bool(finding["late"]), "seen": _seen(finding["stages"])}
+            for finding in record.images
+        ],
+        "missing": _missing(record),
+    }
 
 
-def _answers_in_words(stages: Sequence[Row]) -> str:
+def _missing(record: AttemptRecord) -> list[dict[str, Any]]:
+    return json.loads(record.board["missing"] or "[]")
+
+
+def _seen(stages: Sequence[Row]) -> str:
     """Return the answers of an image's experts: `R0402 saw tombstone (0.97)`, `yolo-solder found 2 × bridge`."""
     answers: dict[str, str] = {}
     for stage in stages:
@@ -103,19 +65,21 @@ def _answers_in_words(stages: Sequence[Row]) -> str:
     return "; ".join(answers.values())
 
 
-def in_words(board: BoardReport) -> str:
-    """Return the report by the template: a line for the board, and one for each finding."""
-    lot = f", lot {board.lot}" if board.lot else ""
-    station = f", station {board.station}" if board.station else ""
+def in_words(record: AttemptRecord) -> str:
+    """Return the report by the template: a line for the board, and one for each image that did not pass."""
+    board = record.board
+    lot = f", lot {board['lot']}" if board["lot"] else ""
+    station = f", station {board['station']}" if board["station"] else ""
     lines = [
-        f"Board {board.serial} ({board.board_type}{lot}{station}), attempt {board.attempt} of {board.attempts},"
-        f" {_BOARD_VERDICTS[board.verdict]}: {board.inspected} of {board.expected} positions inspected"
-        + (f", {board.pending} images still to be judged" if board.pending else "")
-        + (", its time ran out" if board.reason == "time_limit" else "")
+        f"Board {board['serial']} ({board['board_type']}{lot}{station}), attempt {board['attempt']} of"
+        f" {record.attempts}, {_BOARD_VERDICTS[board['verdict']]}: {board['inspected']} of {board['expected']}"
+        " positions inspected"
+        + (f", {record.pending} images still to be judged" if record.pending else "")
+        + (", its time ran out" if board["reason"] == "time_limit" else "")
         + "."
     ]
-    lines += [f"- {_finding_in_words(finding)}" for finding in board.findings]
-    for missing in board.missing:
+    lines += [f"- {_finding_in_words(image)}" for image in record.images]
+    for missing in _missing(record):
         designators = missing.get("designators")
         where = f": {', '.join(designators)}" if designators else ""
         lines.append(f"- no image of {missing['count']} × {missing['component']}{where}.")
@@ -124,17 +88,18 @@ def in_words(board: BoardReport) -> str:
     return "\n".join(lines)
 
 
-def _finding_in_words(finding: BoardFinding) -> str:
-    verdict = f"{finding.designator} ({finding.component}) {_IMAGE_VERDICTS[finding.verdict]}"
-    why = [f"defect {finding.defect}"] if finding.defect else []
-    why += [f"reason {finding.reason}"] if finding.reason else []
-    why += [finding.seen] if finding.seen else []
-    why += [f"decided by {finding.decided_by}"] if finding.decided_by != DAEMON else []
-    why += ["its image came late, after the board had closed"] if finding.late else []
+def _finding_in_words(image: Row) -> str:
+    verdict = f"{image['designator']} ({image['component']}) {_IMAGE_VERDICTS[image['verdict']]}"
+    seen = _seen(image["stages"])
+    why = [f"defect {image['defect']}"] if image["defect"] else []
+    why += [f"reason {image['reason']}"] if image["reason"] else []
+    why += [seen] if seen else []
+    why += [f"decided by {image['decided_by']}"] if image["decided_by"] != DAEMON else []
+    why += ["its image came late, after the board had closed"] if image["late"] else []
     return f"{verdict}: {'; '.join(why)}." if why else f"{verdict}."
 
 
-def written_by_model(config: Config, model: str, board: BoardReport, wait_s: float) -> str:
+def written_by_model(config: Config, model: str, record: AttemptRecord, wait_s: float) -> str:
     """Return the model's text. Raises NoTextError if no daemon runs, it refuses, or it takes longer than `wait_s`."""
     endpoint = next((address for address in config.endpoints.intake if address.startswith("ipc://")), None)
     if endpoint is None:
@@ -158,7 +123,7 @@ def written_by_model(config: Config, model: str, board: BoardReport, wait_s: flo
 
         since = ask({"type": "hello"})["last_seq"]
         request_id = f"report-{uuid.uuid4().hex}"
-        answer = ask(_request(config, model, board, request_id, wait_s))
+        answer = ask(_request(config, model, record, request_id, wait_s))
         if answer["type"] != "accepted":
             raise NoTextError(f"the daemon refused it: {answer.get('reason', answer['type'])}")
         while time.monotonic() < until_s:
@@ -182,16 +147,16 @@ def _text_of(item: dict[str, Any]) -> str:
     return item["text"].strip()
 
 
-def _request(config: Config, model: str, board: BoardReport, request_id: str, wait_s: float) -> dict[str, Any]:
-    tasks = config.models[model].tasks
+def _request(config: Config, model: str, record: AttemptRecord, request_id: str, wait_s: float) -> dict[str, Any]:
+    tasks, board = config.models[model].tasks, record.board
     return {
         "type": "generate",
         "id": request_id,
         "source": _SOURCE,
         "model": model,
         "task": "report" if "report" in tasks else None,
-        "board": {"type": board.board_type, "serial": board.serial, "attempt": board.attempt},
+        "board": {"type": board["board_type"], "serial": board["serial"], "attempt": board["attempt"]},
         "deadline_ms": max(1, int(wait_s * 1000)),
         "prompt": f"Explain in plain words, for the person at the line, what is wrong with this board.\n\n"
-        f"{in_words(board)}\n\nExplanation:",
+        f"{in_words(record)}\n\nExplanation:",
     }

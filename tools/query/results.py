@@ -2,12 +2,11 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from sqlalchemy import Engine
 
@@ -16,16 +15,7 @@ from experts.durable import replacing
 from tools.cli.console import console, exit_on, fail, print_json, print_table
 from tools.cli.open_line import opened
 from tools.query import reading
-from tools.query.formats import (
-    FILE_MODE,
-    CsvWriter,
-    JsonLinesWriter,
-    JsonWriter,
-    ParquetFile,
-    RowWriter,
-    clean_up_on_sigterm,
-    os_errors_end,
-)
+from tools.query.formats import FILE_MODE, TEXT_WRITERS, ParquetFile, RowWriter, clean_up_on_sigterm, os_errors_end
 from tools.query.reading import ResultsQuery
 
 #: Rows that a person sees without `--limit`; files have all.
@@ -117,7 +107,7 @@ def _write(engine: Engine, query: ResultsQuery, output: RowOutput) -> int:
     count = 0
     with ExitStack() as stack:
         if output.out is None:
-            writer = _text_writer(output.format, sys.stdout, query.columns)
+            writer: RowWriter = TEXT_WRITERS[output.format](sys.stdout, query.columns)
         else:
             clean_up_on_sigterm()
             part = stack.enter_context(replacing(output.out, FILE_MODE))
@@ -125,20 +115,10 @@ def _write(engine: Engine, query: ResultsQuery, output: RowOutput) -> int:
                 writer = ParquetFile(part, query.columns, [query.rows.column_type(name) for name in query.columns])
             else:
                 file = stack.enter_context(part.open("w", encoding="utf-8", newline=""))
-                writer = _text_writer(output.format, file, query.columns)
+                writer = TEXT_WRITERS[output.format](file, query.columns)
         for batch in reading.read_batches(engine, query):
             writer.add(batch)
             count += len(batch)
         writer.end()
         sys.stdout.flush()
     return count
-
-
-def _text_writer(row_format: RowFormat, file: TextIO, names: Sequence[str]) -> RowWriter:
-    match row_format:
-        case RowFormat.CSV:
-            return CsvWriter(file, names)
-        case RowFormat.JSON_LINES:
-            return JsonLinesWriter(file, names)
-        case _:
-            return JsonWriter(file, names)

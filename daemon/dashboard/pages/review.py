@@ -415,7 +415,8 @@ class ReviewOffers:
     def remember(self, reviewer: str, skipped: Sequence[int]) -> None:
         """Add the images that the reviewer's browser has noted as skipped, the longest ago first.
 
-        A restarted web process has forgotten them, or received the last ones in another order: that of the browser counts.
+        A restarted web process has forgotten them, or received the last ones in another order; the browser's order
+        counts.
         """
         with self._lock:
             at_s = time.monotonic()

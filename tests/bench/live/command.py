@@ -50,9 +50,9 @@ def bench_live(
     Example: coserve bench live --traces skewed --disks paced --sides samba,coserve,coserve-plus
     """
     from tests.bench.live.comparison import LiveCell, live_figures, run_cell, show
-    from tests.bench.live.experts import DISKS, ExpertRecipe
-    from tests.bench.live.setup import SIDES, LiveOptions, SideError, default_folder, prepare
-    from tests.bench.live.trace import ORDERS
+    from tests.bench.live.expert_files import DISKS, ExpertRecipe
+    from tests.bench.live.image_trace import ORDERS
+    from tests.bench.live.sides import SIDES, LiveOptions, SideError, default_folder, prepare
     from tools.cli.progress import Bars
 
     must_be_architecture("--classifier", classifier, "classify")

@@ -14,9 +14,9 @@ import numpy as np
 
 from daemon.units import size_text
 from experts.spec import ArchitectureId, ExpertId
-from tests.bench.live.experts import DISKS, PACED_BYTES_PER_S, Disk
-from tests.bench.live.setup import NAIVE, ORDINARY, OTHER_SIDES, RAY, LiveSetup, SideError, SideResult
-from tests.bench.live.trace import ImageTrace
+from tests.bench.live.expert_files import DISKS, PACED_BYTES_PER_S, Disk
+from tests.bench.live.image_trace import ImageTrace
+from tests.bench.live.sides import NAIVE, ORDINARY, OTHER_SIDES, RAY, LiveSetup, SideError, SideResult
 from tests.bench.tables import print_narrow, rounded
 from tools.cli.console import console, errors
 

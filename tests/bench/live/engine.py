@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import torch
 
-from daemon.dispatch.chains import Chains
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.executors import ExecutorThread
+from daemon.dispatch.flow import Chains
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.trace import Makeup
 from daemon.line.rulebook import Rulebook
@@ -25,10 +25,10 @@ from experts.spec import Answer
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared
 from routing_rules.compile import compile_rules
-from tests.bench.live.experts import goes_on, read_experts, reader_of
+from tests.bench.live.expert_files import goes_on, read_experts, reader_of
+from tests.bench.live.image_trace import BOARD_TYPE, LABELS
 from tests.bench.live.ordinary import ModulePool, OrdinaryFiles, OrdinaryModel, answer
-from tests.bench.live.setup import ORDINARY, SideInput, SideResult
-from tests.bench.live.trace import BOARD_TYPE, LABELS
+from tests.bench.live.sides import ORDINARY, SideInput, SideResult
 
 #: Limit of the initial fill, and of the threads' end.
 _PATIENCE_S = 300.0
@@ -82,7 +82,7 @@ class LiveEngine:
     def switched(self, switch: ExpertSwitch) -> None:
         self.switches.append((time.monotonic(), switch))
 
-    def _ignore(self, *_: object) -> None: ...
+    def _ignore(self, *_: Any, **__: Any) -> None: ...
 
     bad_image = batch_done = sampled = _ignore
 

@@ -26,8 +26,8 @@ from experts.vision.detections import select_detections
 from experts.vision.infer import classify_answers, normalise
 from experts.vision.networks import build_original, select_head
 from experts.vision.preprocess import Prepared, prepare
-from tests.bench.live.experts import ordinary_file, read_experts, reader_of
-from tests.bench.live.setup import SideInput, SideResult
+from tests.bench.live.expert_files import ordinary_file, read_experts, reader_of
+from tests.bench.live.sides import SideInput, SideResult
 
 
 class _Pages(mmap.mmap):

@@ -1,4 +1,4 @@
-"""The process of one run: `python -m tests.bench.live.process CALL RESULT` (setup.in_own_process)."""
+"""The process of one run: `python -m tests.bench.live.process CALL RESULT` (sides.in_own_process)."""
 
 import logging
 import pickle

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from experts.reading import Reader
 from experts.spec import ExpertId
 from experts.vision.preprocess import prepare
-from tests.bench.live.experts import read_experts, reader_of
+from tests.bench.live.expert_files import read_experts, reader_of
 from tests.bench.live.ordinary import OrdinaryFiles, answer
-from tests.bench.live.setup import SideInput, SideResult
+from tests.bench.live.sides import SideInput, SideResult
 
 #: Requests that a replica takes at once. With one, all others wait in the router, which prefers a replica that has the
 #: model: half the loads per image of Ray's default of 5 on the skewed trace, and 1.4 times its images per second.

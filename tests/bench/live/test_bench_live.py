@@ -20,7 +20,7 @@ from routing_rules.compile import compile_rules
 from tests.bench.live.command import chosen
 from tests.bench.live.comparison import LiveCell, live_bound, live_figures, show
 from tests.bench.live.engine import run_engine
-from tests.bench.live.experts import (
+from tests.bench.live.expert_files import (
     WIDTH_PX,
     ExpertRecipe,
     goes_on,
@@ -29,8 +29,9 @@ from tests.bench.live.experts import (
     ordinary_file,
     read_experts,
 )
+from tests.bench.live.image_trace import BOARD_TYPE, PASS_RATE, ImageOrder, ImageTrace, make_trace, make_types
 from tests.bench.live.ordinary import ModulePool, OrdinaryFiles, answer, run_naive
-from tests.bench.live.setup import (
+from tests.bench.live.sides import (
     NAIVE,
     ORDINARY,
     SIDES,
@@ -41,7 +42,6 @@ from tests.bench.live.setup import (
     SideInput,
     SideResult,
 )
-from tests.bench.live.trace import BOARD_TYPE, PASS_RATE, ImageOrder, ImageTrace, make_trace, make_types
 
 torch.set_num_threads(1)
 

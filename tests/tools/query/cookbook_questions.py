@@ -42,18 +42,8 @@ def ask_the_shell(database: Path, sql: str) -> list[str]:
     """The answer's lines, header first, as the stock `sqlite3` shell prints them; none where there is no shell."""
     if shutil.which("sqlite3") is None:
         return []
-    command = [
-        "sqlite3",
-        "-bail",
-        "-readonly",
-        "-batch",
-        "-cmd",
-        ".mode csv",
-        "-cmd",
-        ".headers on",
-        str(database),
-        sql,
-    ]
+    options = ["-bail", "-readonly", "-batch", "-cmd", ".mode csv", "-cmd", ".headers on"]
+    command = ["sqlite3", *options, str(database), sql]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout.splitlines()

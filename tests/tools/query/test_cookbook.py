@@ -17,8 +17,9 @@ from tests.tools.query.cookbook_questions import COOKBOOK, Question, ask, ask_th
 from tests.tools.query.sample_results import make
 
 QUESTIONS = questions()
-#: The last one tells how old what is open has become by now.
+#: The last one says how old open images are by now.
 NOT_BY_THE_CLOCK = range(1, 20)
+Tables = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +30,19 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tables(database: Path) -> dict[str, list[dict[str, Any]]]:
-    """Everything, for counting by hand."""
+def tables(database: Path) -> Tables:
+    """All rows, for counting by hand."""
     names = ("boards", "inspections", "stages", "reviews")
     return {name: ask(database, f"SELECT * FROM {name}") for name in names}  # noqa: S608
 
 
 def answer(database: Path, number: int) -> list[dict[str, Any]]:
-    """Without the LIMIT that keeps a person's screen short."""
+    """Return the answer without the LIMIT that keeps a person's screen short."""
     return ask(database, re.sub(r" LIMIT [0-9]+;$", ";", QUESTIONS[number - 1].sql))
+
+
+def by_key(database: Path, number: int, *key: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+    return {tuple(row[name] for name in key): row for row in answer(database, number)}
 
 
 def test_there_are_twenty_questions_each_with_its_sql_a_line_to_read_it_by_and_a_sample() -> None:
@@ -57,19 +62,19 @@ def test_every_question_answers_with_the_columns_of_its_sample(database: Path, q
     assert in_the_shell == [] or len(in_the_shell) == len(found) + 1
 
 
-def test_first_pass_yield_counts_first_attempts_that_are_closed(database: Path, tables: dict[str, Any]) -> None:
+def test_first_pass_yield_counts_first_attempts_that_are_closed(database: Path, tables: Tables) -> None:
     counted: defaultdict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     for board in tables["boards"]:
         if board["attempt"] == 1 and board["verdict"]:
             counted[board["lot"], board["station"], board["completed_at"][:10]][board["verdict"]] += 1
-    found = {(row["lot"], row["station"], row["day"]): row for row in answer(database, 1)}
+    found = by_key(database, 1, "lot", "station", "day")
     assert found.keys() == counted.keys()
     for key, verdicts in counted.items():
         assert found[key]["boards"] == verdicts.total()
         assert found[key]["first_pass_yield"] == pytest.approx(verdicts["pass"] / verdicts.total(), abs=0.001)
 
 
-def test_retests_compare_the_first_attempt_with_the_last(database: Path, tables: dict[str, Any]) -> None:
+def test_retests_compare_the_first_attempt_with_the_last(database: Path, tables: Tables) -> None:
     attempts: defaultdict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for board in tables["boards"]:
         attempts[board["board_type"], board["serial"]].append((board["attempt"], board["verdict"]))
@@ -81,7 +86,7 @@ def test_retests_compare_the_first_attempt_with_the_last(database: Path, tables:
         assert row["worse"] == sum(found[0][1] == "pass" and found[-1][1] != "pass" for found in mine)
 
 
-def test_false_calls_and_escapes_follow_the_newest_review(database: Path, tables: dict[str, Any]) -> None:
+def test_false_calls_and_escapes_follow_the_newest_review(database: Path, tables: Tables) -> None:
     newest = {review["inspection_id"]: review["verdict"] for review in tables["reviews"]}
     own = {image["inspection_id"]: image["verdict"] for image in tables["inspections"]}
     counted: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
@@ -92,7 +97,7 @@ def test_false_calls_and_escapes_follow_the_newest_review(database: Path, tables
             here["reviewed"] += 1
             here["false_calls"] += (own[number], newest[number]) == ("fail", "pass")
             here["escapes"] += (own[number], newest[number]) == ("pass", "fail")
-    found = {(row["expert"], row["expert_version"]): row for row in answer(database, 5)}
+    found = by_key(database, 5, "expert", "expert_version")
     assert found.keys() == counted.keys()
     for key, said in counted.items():
         assert {name: found[key][name] for name in said} == dict(said)
@@ -108,7 +113,7 @@ def test_the_slowest_hours_are_those_with_a_crowd_and_its_loads(database: Path) 
     assert {row["hour"][-2:] for row in answer(database, 7)} == {"14"}
 
 
-def test_defects_that_come_together_are_counted_by_board(database: Path, tables: dict[str, Any]) -> None:
+def test_defects_that_come_together_are_counted_by_board(database: Path, tables: Tables) -> None:
     on_board: defaultdict[int, set[str]] = defaultdict(set)
     for image in tables["inspections"]:
         if image["verdict"] == "fail" and image["defect"]:
@@ -117,7 +122,7 @@ def test_defects_that_come_together_are_counted_by_board(database: Path, tables:
     assert {(row["one"], row["other"]): row["boards"] for row in answer(database, 12)} == dict(pairs)
 
 
-def test_takt_is_the_time_between_boards_of_one_station(database: Path, tables: dict[str, Any]) -> None:
+def test_takt_is_the_time_between_boards_of_one_station(database: Path, tables: Tables) -> None:
     seen: defaultdict[str, list[str]] = defaultdict(list)
     for board in tables["boards"]:
         seen[board["station"]].append(board["first_seen_at"])
@@ -131,7 +136,7 @@ def test_takt_is_the_time_between_boards_of_one_station(database: Path, tables: 
             assert row["mean_takt_s"] == pytest.approx(gaps[row["station"], row["hour"]], abs=0.1)
 
 
-def test_reviewers_agree_as_often_as_their_second_looks_confirm(database: Path, tables: dict[str, Any]) -> None:
+def test_reviewers_agree_as_often_as_their_second_looks_confirm(database: Path, tables: Tables) -> None:
     by_image: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for review in tables["reviews"]:
         by_image[review["inspection_id"]].append(review)
@@ -146,9 +151,7 @@ def test_reviewers_agree_as_often_as_their_second_looks_confirm(database: Path, 
         assert row["agrees_with_the_first"] == pytest.approx(sum(mine) / len(mine), abs=0.001)
 
 
-def test_reviews_that_are_open_are_failures_and_reviews_that_nobody_looked_at(
-    database: Path, tables: dict[str, Any]
-) -> None:
+def test_reviews_that_are_open_are_failures_and_reviews_that_nobody_looked_at(database: Path, tables: Tables) -> None:
     looked_at = {review["inspection_id"] for review in tables["reviews"]}
     for row in answer(database, 20):
         images = [image for image in tables["inspections"] if image["verdict"] == row["verdict"]]
@@ -156,16 +159,14 @@ def test_reviews_that_are_open_are_failures_and_reviews_that_nobody_looked_at(
         assert row["open"] == sum(image["inspection_id"] not in looked_at for image in images)
 
 
-def test_hot_places_fail_more_than_once_and_are_measured_against_their_kind(
-    database: Path, tables: dict[str, Any]
-) -> None:
+def test_hot_places_fail_more_than_once_and_are_measured_against_their_kind(database: Path, tables: Tables) -> None:
     types = {board["board_id"]: board["board_type"] for board in tables["boards"]}
     places: defaultdict[tuple[str, str, str], Counter[bool]] = defaultdict(Counter)
     for image in tables["inspections"]:
         key = types[image["board_id"]], image["designator"], image["component"]
         places[key][image["verdict"] == "fail"] += 1
     rates = {key: counted[True] / counted.total() for key, counted in places.items()}
-    found = {(row["board_type"], row["designator"], row["component"]): row for row in answer(database, 13)}
+    found = by_key(database, 13, "board_type", "designator", "component")
     assert found.keys() == {key for key, counted in places.items() if counted[True] > 1}
     for key, row in found.items():
         of_its_kind = [rate for (_, _, component), rate in rates.items() if component == key[2]]

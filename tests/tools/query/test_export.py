@@ -328,28 +328,6 @@ def test_one_that_is_ended_leaves_no_package_and_the_next_one_is_whole(
     assert not (tmp_path / "L1.part").exists()
 
 
-@pytest.mark.parametrize("call", ["mkdir", "flock"])
-def test_one_that_is_stopped_before_it_knows_its_claim_leaves_nothing(
-    judged: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    module = Path if call == "mkdir" else write.fcntl
-    really = getattr(module, call)
-    stopped: list[bool] = []
-
-    def stop_once(*arguments: Any, **named: Any) -> None:
-        really(*arguments, **named)
-        if not stopped and (call == "flock" or arguments[0].suffix == ".part"):
-            stopped.append(True)  # as a signal's handler would, before the next line
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(module, call, stop_once)
-        with pytest.raises(KeyboardInterrupt):
-            export(judged.folder, tmp_path / "L1", lots=("L1",))
-    assert list(tmp_path.iterdir()) == []
-    export(judged.folder, tmp_path / "L1", lots=("L1",))
-
-
 def test_rows_are_one_state_while_the_line_writes(line: Path, tmp_path: Path) -> None:
     """Each transaction adds an image with its answer: no package has one without the other."""
     stop = threading.Event()

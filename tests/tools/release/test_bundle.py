@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from collections.abc import Callable
 from email import message_from_bytes
 from importlib.metadata import version
 from pathlib import Path
@@ -112,37 +113,40 @@ def test_both_wheels_of_a_bundle_bring_the_client_once(bundle: Path) -> None:
     assert set(modules[0]) == {f"coserve_client/{file.name}" for file in CLIENT.iterdir() if file.is_file()}
 
 
-def test_a_bundle_that_lacks_something_is_refused(bundle: Path, tmp_path: Path) -> None:
-    lacking = tmp_path / "bundle"
-    shutil.copytree(bundle, lacking)
-    next(lacking.glob("wheels/typer-*.whl")).unlink()
-    sums = (lacking / "SHA256SUMS").read_text().splitlines(keepends=True)
-    (lacking / "SHA256SUMS").write_text("".join(line for line in sums if "typer" not in line))
-    done = install(lacking, tmp_path / "prefix")
-    assert done.returncode == 2
-    assert "does not hold all that it needs" in done.stderr
-    assert not (tmp_path / "prefix/usr").exists()
+def lose_a_wheel(bundle: Path) -> None:
+    next(bundle.glob("wheels/typer-*.whl")).unlink()
+    sums = (bundle / "SHA256SUMS").read_text().splitlines(keepends=True)
+    (bundle / "SHA256SUMS").write_text("".join(line for line in sums if "typer" not in line))
 
 
-def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
-    damaged = tmp_path / "bundle"
-    shutil.copytree(bundle, damaged)
-    wheel = next(damaged.glob("wheels/coserve-*.whl"))
+def flip_a_bit(bundle: Path) -> None:
+    wheel = next(bundle.glob("wheels/coserve-*.whl"))
     content = bytearray(wheel.read_bytes())
     content[len(content) // 2] ^= 1
     wheel.write_bytes(content)
-    done = install(damaged, tmp_path / "prefix")
-    assert done.returncode == 2
-    assert "the bundle is damaged" in done.stderr
 
 
-def test_a_bundle_for_another_python_says_so(bundle: Path, tmp_path: Path) -> None:
-    other = tmp_path / "bundle"
-    shutil.copytree(bundle, other)
-    (other / "made-for").write_text("0.1.0 2.7 " + os.uname().machine + "\n")
-    done = install(other, tmp_path / "prefix")
-    assert done.returncode == 2
-    assert "this bundle is for Python 2.7, here is" in done.stderr
+def name_another_python(bundle: Path) -> None:
+    (bundle / "made-for").write_text("0.1.0 2.7 " + os.uname().machine + "\n")
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lose_a_wheel, "does not hold all that it needs"),
+        (flip_a_bit, "the bundle is damaged"),
+        (name_another_python, "this bundle is for Python 2.7, here is"),
+    ],
+)
+def test_a_bundle_that_is_incomplete_damaged_or_for_another_python_is_refused(
+    bundle: Path, tmp_path: Path, harm: Callable[[Path], None], message: str
+) -> None:
+    copy = tmp_path / "bundle"
+    shutil.copytree(bundle, copy)
+    harm(copy)
+    done = install(copy, tmp_path / "prefix")
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "prefix/usr").exists()
 
 
 def test_wrong_use_of_the_installer_is_one_sentence(bundle: Path, tmp_path: Path) -> None:

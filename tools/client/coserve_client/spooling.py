@@ -144,7 +144,8 @@ class SpoolingPublisher:
         self._account = SpoolAccount()
         self._inbox: deque[_HeldImage] = deque()
         self._number = self._spool.next_number
-        self._bytes_spooled = self._bytes_in_memory = self._bytes_unspooled = 0
+        self._bytes_held = 0  # of all images without an answer: each has its place in the spool, written or not
+        self._bytes_in_memory = 0
         self._waiting: deque[_HeldImage] = deque()
         self._unanswered: dict[str, _HeldImage] = {}
         self._disk_trouble = ""
@@ -196,13 +197,13 @@ class SpoolingPublisher:
         self._account.published += 1
         self._account.in_memory += 1
         self._bytes_in_memory += image.size
-        self._bytes_unspooled += image.size
+        self._bytes_held += image.size
         self._inbox.append(image)
 
     def _no_room_reason(self, size: int) -> str | None:
         """Return why an image of this size is refused. All that is taken must fit the spool if no answer ever comes."""
-        if self._bytes_spooled + self._bytes_unspooled + size > self._spool_bytes:
-            why = f"the spool {self._spool.folder} holds {self._bytes_spooled} of {self._spool_bytes} bytes"
+        if self._bytes_held + size > self._spool_bytes:
+            why = f"the spool {self._spool.folder} holds {self._bytes_held} of {self._spool_bytes} bytes"
         elif self._bytes_in_memory + size > self._memory_bytes:
             why = f"{self._bytes_in_memory} of {self._memory_bytes} bytes of memory wait for daemon and disk"
         else:
@@ -259,7 +260,7 @@ class SpoolingPublisher:
     def _queue_spooled(self) -> None:
         for number, size in self._spool.waiting:
             self._waiting.append(_HeldImage(number, size, time.monotonic(), is_spooled=True))
-            self._bytes_spooled += size
+            self._bytes_held += size
         count = len(self._waiting)
         self._account.recovered = self._account.spooled = count
         if count:
@@ -364,7 +365,7 @@ class SpoolingPublisher:
         with self._lock:
             self._account.spooled -= 1
             self._account.set_aside += 1
-            self._bytes_spooled -= image.size
+            self._bytes_held -= image.size
             self._account.refusals.append(f"spool entry {image.number}: set aside: {reason}")
         try:
             place: object = self._spool.set_aside(image.number)
@@ -401,8 +402,6 @@ class SpoolingPublisher:
             image.is_spooled = True
             self._account.in_memory -= 1
             self._account.spooled += 1
-            self._bytes_spooled += image.size
-            self._bytes_unspooled -= image.size
         if image.image_id not in self._unanswered:
             self._drop_frames(image)
 
@@ -432,13 +431,10 @@ class SpoolingPublisher:
         image = self._unanswered.pop(image_id)
         with self._lock:
             self._account.count(image_id, answer)
+            self._account.spooled -= image.is_spooled
+            self._account.in_memory -= not image.is_spooled
             self._bytes_in_memory -= image.size
-            if image.is_spooled:
-                self._account.spooled -= 1
-                self._bytes_spooled -= image.size
-            else:
-                self._account.in_memory -= 1
-                self._bytes_unspooled -= image.size
+            self._bytes_held -= image.size
         if image.is_spooled:
             try:
                 self._spool.remove(image.number)

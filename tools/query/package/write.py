@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -137,22 +137,18 @@ def _unfinished(out: Path) -> Iterator[Path]:
     mark = part / _MARK
     if part.exists() and any(part.iterdir()) and not mark.is_file():
         raise PackageFolderError(f"{part} was not left by an export: move it away")
-    try:
-        part.mkdir(mode=0o750, exist_ok=True)
-        with mark.open("w", encoding="utf-8") as locked:
-            _claim(locked.fileno(), mark, out)
-            try:
-                _empty(part)  # an export that was killed left its files
-                yield part
-                mark.unlink()
-                sync(part)
-                part.rename(out)
-            except BaseException:
-                shutil.rmtree(part, ignore_errors=True)
-                raise
-    except BaseException:
-        _remove_unless_held(part)
-        raise
+    part.mkdir(mode=0o750, exist_ok=True)
+    with mark.open("w", encoding="utf-8") as locked:
+        _claim(locked.fileno(), mark, out)
+        try:
+            _empty(part)  # an export that was killed left its files
+            yield part
+            mark.unlink()
+            sync(part)
+            part.rename(out)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
     sync(out.absolute().parent)
 
 
@@ -164,15 +160,6 @@ def _claim(fd: int, mark: Path, out: Path) -> None:
         raise PackageFolderError(f"{out} is being written by another export: wait for it, or name another") from None
     if not mark.exists() or mark.stat().st_ino != os.fstat(fd).st_ino:
         raise PackageFolderError(f"{out} was written by another export just now")
-
-
-def _remove_unless_held(part: Path) -> None:
-    """Delete `part` unless an export holds its lock: a signal may have come before this process locked it."""
-    with suppress(OSError), (part / _MARK).open("r+b") as left:  # NFS locks nothing that is open for reading
-        fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(part, ignore_errors=True)
-    with suppress(OSError):
-        part.rmdir()  # it has no mark yet
 
 
 def _empty(folder: Path) -> None:

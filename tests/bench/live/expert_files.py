@@ -22,7 +22,7 @@ from experts.reading import DirectReader, PacedReader, Reader
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.architectures import ARCHITECTURES
 from experts.vision.networks import build_original, select_head
-from tests.bench.live.trace import LABELS
+from tests.bench.live.image_trace import LABELS
 from tools.camera.render import board_types, render_board
 from tools.training.expert_file import Form
 from tools.training.importer import import_model

@@ -17,7 +17,7 @@ from experts.reading import DirectReader
 from experts.slot import LayoutShelf
 from experts.spec import ArchitectureId, ExpertId, ExpertSpec
 from tests import ROOT
-from tests.bench.live.experts import (
+from tests.bench.live.expert_files import (
     PACED_BYTES_PER_S,
     Disk,
     ExpertRecipe,
@@ -25,7 +25,7 @@ from tests.bench.live.experts import (
     make_pictures,
     read_experts,
 )
-from tests.bench.live.trace import ImageOrder, ImageTrace, make_trace, make_types
+from tests.bench.live.image_trace import ImageOrder, ImageTrace, make_trace, make_types
 from tools.bench.loading import read_seconds
 from tools.cli.console import quiet_start
 from tools.profile.fit import fit_line, largest_useful_batch
