@@ -22,18 +22,16 @@ from daemon.errors import ConfigError, StartError, install_with
 from daemon.host.children import Children, ChildSpec
 from daemon.host.lock import claim
 from daemon.host.own_address import reachable
-from daemon.intake.accounts import backlog_limits, intake_limits
 from daemon.intake.admission import Admission
-from daemon.intake.backlog import Backlog
+from daemon.intake.backlog import Backlog, backlog_limits, intake_limits
 from daemon.intake.intake import Intake
 from daemon.intake.text_requests import TextAdmission
 from daemon.language.model_thread import OpenModel
 from daemon.language.models import LanguageModels, OpenModelWith
 from daemon.language.text_rows import TextRows
-from daemon.line.catalogs import Catalogs
 from daemon.line.devices import Measurements, pools_and_executors
 from daemon.line.line import Line, compile_kept_rules, curve_keys, start_problems
-from daemon.line.rulebook import Rulebook
+from daemon.line.rulebook import Catalogs, Rulebook
 from daemon.line.shared_devices import images_config
 from daemon.monitor.gauges import register_gauges
 from daemon.monitor.http_server import HttpServer

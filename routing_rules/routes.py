@@ -1,47 +1,304 @@
-"""What the daemon reads of the rules: immutable recipes, chains of experts, and how an answer is judged.
+"""Compiled rules: immutable recipes, the steps of a chain of experts, and the judgement of each answer.
 
 Everything here is a value or a pure function of values: the live daemon, the simulator and `coserve explain`
-use the same objects. Steps are in `steps.py`, judging is in `judge.py`.
+use the same objects. docs/rules.md says in words how an answer is judged.
 """
 
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
 
-from routing_rules.judge import SEVERITY, Judgement, Seen, Verdict, judge, worst
-from routing_rules.steps import (
-    ANY_LABEL,
-    COMPONENT,
-    ClassifierStep,
-    DetectorStep,
-    Requirement,
-    Step,
-    Task,
-    chain,
-    for_component,
-)
+Task = Literal["classify", "detect"]
 
-__all__ = [
-    "ANY_LABEL",
-    "COMPONENT",
-    "SEVERITY",
-    "ClassifierStep",
-    "DetectorStep",
-    "Judgement",
-    "Pattern",
-    "Position",
-    "Recipe",
-    "Requirement",
-    "Routes",
-    "Seen",
-    "Step",
-    "Task",
-    "Verdict",
-    "chain",
-    "for_component",
-    "judge",
-    "worst",
-]
+#: In an expert's name it stands for the component type of the image.
+COMPONENT = "{component}"
+#: In place of a label: every label that is not named.
+ANY_LABEL = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """How many boxes of `label` there must be, where, and from which confidence on a box counts for certain.
+
+    `region` is (x1, y1, x2, y2) and `at` is (x, y), in fractions of the image's width and height; a box is where
+    its centre is. `tolerance` is a distance from `at` in fractions of the image's longer side. `maximum` is None
+    where there is no upper bound.
+    """
+
+    label: str
+    minimum: int
+    maximum: int | None = None
+    confidence: float = 0.0
+    region: tuple[float, float, float, float] | None = None
+    at: tuple[float, float] | None = None
+    tolerance: float = 0.0
+
+    @property
+    def is_placed(self) -> bool:
+        return self.region is not None or self.at is not None
+
+    def holds(self, box: tuple[float, float, float, float], image_size: tuple[int, int]) -> bool:
+        """Whether a box in pixels is where this requirement looks, in an image of (width, height) pixels."""
+        width, height = image_size
+        x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+        if self.region is not None:
+            x1, y1, x2, y2 = self.region
+            if not (x1 * width <= x <= x2 * width and y1 * height <= y <= y2 * height):
+                return False
+        if self.at is not None:
+            distance = math.hypot(x - self.at[0] * width, y - self.at[1] * height)
+            return distance <= self.tolerance * max(width, height)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierStep:
+    """One classifier in a chain. `branches` name where a label goes on to (None: nowhere), `otherwise` the rest.
+
+    `codes` are the defect codes of labels; `pass_rate` is the share of its images that are given a pass label.
+    """
+
+    name: str
+    expert: str
+    pass_labels: tuple[str, ...]
+    review_below: float = 0.0
+    branches: tuple[tuple[str, "Step | None"], ...] = ()
+    otherwise: "Step | None" = None
+    on_clear: Literal["pass", "review"] = "review"
+    pass_rate: float = 0.95
+    codes: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+
+    @property
+    def task(self) -> Task:
+        return "classify"
+
+    def goes_to(self, label: str) -> "Step | None":
+        """The step that an image of `label` goes on to, or None where its chain ends here."""
+        for named, step in self.branches:
+            if named == label:
+                return step
+        return self.otherwise
+
+    def exits(self) -> "tuple[tuple[Step, float], ...]":
+        """The next steps, each with the share of this step's images that are expected to go on to it.
+
+        Pass labels share `pass_rate` equally; the other labels that are named, and `*`, share the rest equally.
+        """
+        named = dict(self.branches)
+        passing = self.pass_rate if self.pass_labels else 0.0
+        others: list[Step | None] = [step for label, step in self.branches if label not in self.pass_labels]
+        if self.otherwise is not None:
+            others.append(self.otherwise)
+        onward = [(named.get(label, self.otherwise), passing / len(self.pass_labels)) for label in self.pass_labels] + [
+            (step, (1.0 - passing) / len(others)) for step in others
+        ]
+        return tuple((step, share) for step, share in onward if step is not None)
+
+    def next_steps(self) -> "tuple[Step, ...]":
+        steps = (*(step for _, step in self.branches), self.otherwise)
+        return tuple(step for step in steps if step is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorStep:
+    """One detector in a chain. `fail_on` and `review_on` are thresholds by label (`*`: every label not named).
+
+    `branches` name where an image goes on to whose most confident box with a named label has that label;
+    `otherwise` is where the rest goes. Nothing goes on from a failure.
+    """
+
+    name: str
+    expert: str
+    fail_on: tuple[tuple[str, float], ...] = ()
+    review_on: tuple[tuple[str, float], ...] = ()
+    require: tuple[Requirement, ...] = ()
+    review_below: float = 0.0
+    branches: tuple[tuple[str, "Step | None"], ...] = ()
+    otherwise: "Step | None" = None
+    pass_rate: float = 0.95
+    codes: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+
+    @property
+    def task(self) -> Task:
+        return "detect"
+
+    def exits(self) -> "tuple[tuple[Step, float], ...]":
+        """The next steps, each with its share: `pass_rate` finds nothing, the named labels share the rest equally."""
+        named = [(step, (1.0 - self.pass_rate) / len(self.branches)) for _, step in self.branches]
+        onward = [*named, (self.otherwise, self.pass_rate)]
+        return tuple((step, share) for step, share in onward if step is not None)
+
+    def next_steps(self) -> "tuple[Step, ...]":
+        steps = (*(step for _, step in self.branches), self.otherwise)
+        return tuple(step for step in steps if step is not None)
+
+
+Step = ClassifierStep | DetectorStep
+
+
+def chain(first: Step) -> tuple[Step, ...]:
+    """Every step that `first` can lead to, itself first, each after all that lead to it."""
+    finished: list[Step] = []
+    known: set[int] = set()
+
+    def visit(step: Step) -> None:
+        if id(step) not in known:
+            known.add(id(step))
+            for following in reversed(step.next_steps()):
+                visit(following)
+            finished.append(step)
+
+    visit(first)
+    return tuple(reversed(finished))
+
+
+def for_component(first: Step, component: str) -> Step:
+    """The chain with `{component}` filled in; steps that do not change are shared."""
+    filled: dict[int, Step] = {}
+    for step in reversed(chain(first)):
+        branches = tuple((label, None if to is None else filled[id(to)]) for label, to in step.branches)
+        otherwise = None if step.otherwise is None else filled[id(step.otherwise)]
+        expert = step.expert.replace(COMPONENT, component)
+        same = expert == step.expert and otherwise is step.otherwise
+        if same and all(new is old for (_, new), (_, old) in zip(branches, step.branches, strict=True)):
+            filled[id(step)] = step
+        else:
+            filled[id(step)] = replace(step, expert=expert, branches=branches, otherwise=otherwise)
+    return filled[id(first)]
+
+
+Verdict = Literal["pass", "fail", "review", "unknown"]
+
+#: Worst first: a board, or a chain of stages, takes the worst verdict among its parts (PROTOCOL.md, Boards).
+SEVERITY: tuple[Verdict, ...] = ("fail", "unknown", "review", "pass")
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict that wins among `verdicts` (not empty): fail, then unknown, then review, then pass."""
+    return min(verdicts, key=SEVERITY.index)
+
+
+class Seen(Protocol):
+    """One detection, as the rules look at it; box is (x1, y1, x2, y2) in pixels of the stored image."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def confidence(self) -> float: ...
+    @property
+    def box(self) -> tuple[float, float, float, float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The verdict of a chain so far, the defect it names, and the step that comes next (None: the chain ends)."""
+
+    verdict: Verdict
+    defect: str | None
+    next: Step | None
+
+
+def judge(
+    step: Step,
+    label: str | None,
+    confidence: float | None,
+    detections: Sequence[Seen],
+    so_far: Judgement | None,
+    image_size: tuple[int, int] | None = None,
+) -> Judgement:
+    """Judge one expert's answer, after what the chain before it gave; docs/rules.md says it in words.
+
+    The worst verdict of the chain wins; among equals, the later defect. A failure ends the chain. `image_size` is
+    (width, height) of the stored image; without it a box that must lie somewhere counts as unsure.
+    """
+    if isinstance(step, ClassifierStep):
+        found = _classified(step, label, confidence)
+    else:
+        found = _detected(step, detections, image_size)
+    if so_far is not None:
+        verdict = worst((so_far.verdict, found.verdict))
+        defects = [part.defect for part in (found, so_far) if part.verdict == verdict and part.defect is not None]
+        found = Judgement(verdict, defects[0] if defects else None, found.next)
+    return replace(found, next=None) if found.verdict == "fail" else found
+
+
+def _classified(step: ClassifierStep, label: str | None, confidence: float | None) -> Judgement:
+    if label is None:
+        return Judgement("review", None, None)
+    # Written so that a confidence that is not a number is unsure, never sure.
+    sure = confidence is not None and confidence >= step.review_below
+    onward = step.goes_to(label)
+    if label in step.pass_labels:
+        return Judgement("pass" if sure else "review", None, onward)
+    code = step.codes.get(label, label)
+    if onward is None:
+        return Judgement("fail" if sure else "review", code, None)
+    if sure and step.on_clear == "pass":
+        return Judgement("pass", None, onward)
+    return Judgement("review", code, onward)
+
+
+def _detected(step: DetectorStep, detections: Sequence[Seen], image_size: tuple[int, int] | None) -> Judgement:
+    by_confidence = sorted(detections, key=lambda seen: -seen.confidence)
+    onward = _onward(step, by_confidence)
+    failures, reviews = list[str](), list[str]()
+    for seen in by_confidence:
+        fail_from, review_from = _threshold(step.fail_on, seen.label), _threshold(step.review_on, seen.label)
+        # "Not less" and then "at least": a confidence that is not a number ends as unsure, not as unseen.
+        if fail_from is not None and not seen.confidence < fail_from:
+            (failures if seen.confidence >= step.review_below else reviews).append(seen.label)
+        elif review_from is not None and not seen.confidence < review_from:
+            reviews.append(seen.label)
+    for requirement in step.require:
+        verdict, defect = _required(requirement, detections, image_size)
+        if verdict != "pass":
+            (failures if verdict == "fail" else reviews).append(defect)
+    if failures:
+        return Judgement("fail", step.codes.get(failures[0], failures[0]), None)
+    if reviews:
+        return Judgement("review", step.codes.get(reviews[0], reviews[0]), onward)
+    return Judgement("pass", None, onward)
+
+
+def _onward(step: DetectorStep, by_confidence: Sequence[Seen]) -> Step | None:
+    named = dict(step.branches)
+    for seen in by_confidence:
+        if seen.label in named:
+            return named[seen.label]
+    return step.otherwise
+
+
+def _threshold(thresholds: tuple[tuple[str, float], ...], label: str) -> float | None:
+    named = dict(thresholds)
+    return named.get(label, named.get(ANY_LABEL))
+
+
+def _required(
+    requirement: Requirement, detections: Sequence[Seen], image_size: tuple[int, int] | None
+) -> tuple[Verdict, str]:
+    """Whether the count is right, and the name of what is wrong with it.
+
+    Boxes below the confidence may or may not be there, so the true count lies between the certain ones and all of
+    them: right for every such count is a pass, for none a failure, for some a review.
+    """
+    everywhere = [seen for seen in detections if seen.label == requirement.label]
+    here = everywhere
+    if requirement.is_placed and image_size is not None:
+        here = [seen for seen in everywhere if requirement.holds(seen.box, image_size)]
+    certain = [seen for seen in here if seen.confidence >= requirement.confidence]
+    at_most = len(here)
+    at_least = 0 if requirement.is_placed and image_size is None else len(certain)
+    minimum, maximum = requirement.minimum, math.inf if requirement.maximum is None else requirement.maximum
+    if at_least >= minimum and at_most <= maximum:
+        return "pass", ""
+    if at_least < minimum:
+        elsewhere = sum(seen.confidence >= requirement.confidence for seen in everywhere)
+        wrong = "misplaced" if requirement.is_placed and image_size is not None and elsewhere >= minimum else "missing"
+    else:
+        wrong = "extra"
+    return ("fail" if at_most < minimum or at_least > maximum else "review"), f"{wrong}_{requirement.label}"
 
 
 @dataclass(frozen=True, slots=True)

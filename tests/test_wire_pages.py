@@ -17,7 +17,7 @@ from daemon.storage.database.schema import metadata
 from daemon.storage.database.store import open_store
 from daemon.storage.database.views import VIEWS
 from daemon.wire import messages
-from daemon.wire.frames import Code
+from daemon.wire.messages import Code
 from tests import ROOT
 from tests.tools.client.scripted_daemon import ScriptedDaemon
 from tests.waiting import PATIENCE_S

@@ -17,7 +17,7 @@ from daemon.consumers.broker import BrokerClient, RefusedError, trouble, why_end
 from daemon.consumers.credentials import CredentialError, read_password, tls_context
 from daemon.consumers.protocol import DeliveryError, Message
 from daemon.consumers.settings import MqttSettings
-from daemon.wire.frames import encode
+from daemon.wire.messages import encode
 
 #: Messages that may wait for the broker's word at once, where it does not allow fewer.
 _WINDOW = 100

@@ -21,7 +21,7 @@ from daemon.errors import ConfigError, StartError
 from daemon.host.children import live_with_parent
 from daemon.host.logs import configure_logs
 from daemon.monitor.http_server import bind_http
-from daemon.wire.http_token import TokenError
+from daemon.wire.keys import TokenError
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """What intake answers to each message: the order of checks of PROTOCOL.md, duplicates in flight.
 
-Credit and back-pressure are in accounts.py, requests for text in text_requests.py.
+Credit and back-pressure are in backlog.py, requests for text in text_requests.py.
 
 No sockets and no threads here: frames in, an answer out, or a promise that is settled when the writer replies. Only
 the intake thread calls, `hold` and `resume` excepted.
@@ -14,16 +14,13 @@ from typing import Protocol, runtime_checkable
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.intake.accounts import Accounts, IntakeLimits, Peer
-from daemon.intake.backlog import Backlog
-from daemon.intake.image_header import LongWalkError
-from daemon.intake.payload_scan import Examination, PayloadScan, look_at
+from daemon.intake.backlog import Accounts, Backlog, IntakeLimits, Peer
+from daemon.intake.payload_scan import Examination, LongWalkError, PayloadScan, look_at
 from daemon.intake.text_requests import TextAdmission, TextSettled
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Arrival, BoardRef
 from daemon.storage.quarantine import Quarantine
-from daemon.wire.frames import Code, MessageError
-from daemon.wire.messages import VERSION, Answer, Generate, Hello, Inspect, Message, answer, parse
+from daemon.wire.messages import VERSION, Answer, Code, Generate, Hello, Inspect, Message, MessageError, answer, parse
 from routing_rules.routes import Routes
 
 #: A write that failed is tried again soon; the publisher's own patience spaces further ones.

@@ -13,8 +13,7 @@ from typing import Any
 import structlog
 
 from daemon.policy.fair_queue import Turns
-from daemon.wire.frames import MAX_HEADER_BYTES, encode
-from daemon.wire.messages import ResultsSince
+from daemon.wire.messages import MAX_HEADER_BYTES, ResultsSince, encode
 
 #: Questions of one connection, and of all, that may wait.
 _QUESTIONS_PER_PEER = 1000

@@ -12,17 +12,15 @@ from typing import Any
 import structlog
 import zmq
 
-from daemon.intake.accounts import Peer
 from daemon.intake.admission import Admission, Looked, Posted, Settled
+from daemon.intake.backlog import Peer
 from daemon.intake.catch_up import CatchUps, Page, ResultsReader
 from daemon.intake.connection_guard import ConnectionGuard
 from daemon.intake.payload_scan import Examination, PayloadScanner
 from daemon.intake.text_requests import TextSettled
 from daemon.policy.fair_queue import FairQueue
-from daemon.wire.frames import MAGIC, split_envelope
-from daemon.wire.mailbox import Mailbox
-from daemon.wire.messages import Answer, Generate, Hello, Inspect, ResultsSince, results_answer
-from daemon.wire.socket_thread import Binding, Socket, SocketThread
+from daemon.wire.messages import MAGIC, Answer, Generate, Hello, Inspect, ResultsSince, results_answer, split_envelope
+from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
 from daemon.wire.sockets import ServerKeys, keep_alive, receive
 
 #: A turn reads so much, and carries out as long as this: replies of the writer never wait behind a flood. It reads more

@@ -9,10 +9,9 @@ from typing import Protocol
 
 import structlog
 
-from daemon.intake.accounts import Accounts, Peer
+from daemon.intake.backlog import Accounts, Peer
 from daemon.records import AcceptedText, TextRequest
-from daemon.wire.frames import Code, MessageError
-from daemon.wire.messages import Answer, Generate, answer
+from daemon.wire.messages import Answer, Code, Generate, MessageError, answer
 from routing_rules.routes import Routes
 
 _FAILED_RETRY_MS = 500

@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from daemon.errors import StartError
 from daemon.monitor.http_answers import PATHS, answer
-from daemon.wire.http_token import TokenError, no_token_text, read_token
+from daemon.wire.keys import TokenError, no_token_text, read_token
 from daemon.wire.sockets import is_open_host
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from prometheus_client import (
 )
 
 from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, Published, TextOutcome
-from daemon.wire.frames import Code
+from daemon.wire.messages import Code
 from routing_rules.routes import Verdict
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)

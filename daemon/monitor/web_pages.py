@@ -14,7 +14,7 @@ from pathlib import Path
 
 from daemon.host.children import ChildSpec
 from daemon.monitor.http_server import Health, HttpServer, bind_http
-from daemon.wire.http_token import TokenError, read_token
+from daemon.wire.keys import TokenError, read_token
 
 NAME = "dashboard"
 #: A wait that is longer is answered: the first after an end is half a second, and a page then only takes longer.

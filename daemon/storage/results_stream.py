@@ -15,9 +15,8 @@ import zmq
 from daemon.records import Published
 from daemon.storage.database.render import topic
 from daemon.units import utc_text
-from daemon.wire.frames import encode
-from daemon.wire.mailbox import Mailbox
-from daemon.wire.socket_thread import Binding, Socket, SocketThread
+from daemon.wire.messages import encode
+from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
 from daemon.wire.sockets import ServerKeys, keep_alive
 
 HEARTBEAT_TOPIC = b"heartbeat/"

@@ -10,8 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from daemon.storage.database.reviews import DAEMON, Decision, Review, ReviewRefusedError, is_undo
 from daemon.storage.database.store import Store
 from daemon.wire.control import ControlError
-from daemon.wire.frames import MAX_INTEGER
-from daemon.wire.messages import NAME, NAME_EXPECTED, shown
+from daemon.wire.messages import MAX_INTEGER, NAME, NAME_EXPECTED, shown
 
 VERDICTS = ("pass", "fail", "unknown", "review")
 

@@ -9,9 +9,8 @@ import structlog
 import zmq
 
 from daemon.errors import StartError
-from daemon.wire.frames import MAGIC, MAX_HEADER_BYTES, MessageError, encode, read_header, split_envelope
-from daemon.wire.mailbox import Mailbox
-from daemon.wire.socket_thread import Binding, Socket, SocketThread
+from daemon.wire.messages import MAGIC, MAX_HEADER_BYTES, MessageError, encode, read_header, split_envelope
+from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
 
 Handler = Callable[[dict[str, Any]], Mapping[str, Any]]
 

@@ -12,8 +12,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from daemon.errors import StartError
-from daemon.wire.http_token import TokenError, read_token
-from daemon.wire.keys import KeyFileError, fingerprint, read_allow_list, read_server_keys
+from daemon.wire.keys import KeyFileError, TokenError, fingerprint, read_allow_list, read_server_keys, read_token
 from daemon.wire.sockets import TCP, ZAP_DOMAIN, ipc_problem, is_open, is_open_host
 
 #: A client that is not let in is named in the log so often, and so many of them at most in that time.

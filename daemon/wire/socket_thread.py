@@ -1,16 +1,67 @@
-"""A thread that owns one bound socket: it binds, serves and closes there; `start` and `stop` come from outside."""
+"""A thread that owns one bound socket, and the mailbox through which other threads reach it.
 
+The thread binds, serves and closes its socket; `start` and `stop` are called from outside.
+"""
+
+import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import zmq
 
 from daemon.errors import StartError
-from daemon.wire.mailbox import Mailbox
 from daemon.wire.sockets import ServerKeys, bind, rebind, remove_files
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """`put` from anywhere; `take_all` and `close` by the owner, whose poller watches `fileno()`."""
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()  # a descriptor closed under a writer may by then belong to another file
+        self._closed = False
+
+    def fileno(self) -> int:
+        return self._wake
+
+    def put(self, item: T) -> None:
+        """Add an item and wake the owner. An item that comes after `close` is dropped: nothing reads it any more."""
+        with self._lock:
+            self._items.append(item)
+            # The first item wakes the owner, which takes all: waking it for each would cost a system call each.
+            if len(self._items) == 1 and not self._closed:
+                os.eventfd_write(self._wake, 1)
+
+    def wake(self) -> None:
+        """Wake the owner as an item would."""
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._wake, 1)
+
+    def take_all(self) -> list[T]:
+        """Return all items, oldest first; the descriptor is cleared before, so that a later item wakes the owner."""
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            return []
+        items: list[T] = []
+        while self._items:
+            items.append(self._items.popleft())
+        return items
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self._wake)
+
 
 #: How long answers that were given already may still take to leave.
 _LINGER_MS = 500

@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from daemon.wire.frames import MAGIC
+from daemon.wire.messages import MAGIC
 
 #: Images of one board; the next board begins then.
 BOARD_IMAGES = 100

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from daemon.intake.image_header import check_image
+from daemon.intake.payload_scan import check_image
 from daemon.records import Pixels
 from tests.bench.intake import register
 from tests.bench.intake_line import a_jpeg_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import zmq
 
-from daemon.wire.frames import MAGIC, encode
+from daemon.wire.messages import MAGIC, encode
 
 _POLL_MS = 200
 _PAGE = 500

@@ -19,7 +19,7 @@ from typing import Any
 
 import zmq
 
-from daemon.wire.frames import MAGIC, encode
+from daemon.wire.messages import MAGIC, encode
 from tests.stress.line import OPEN_BOARD_TYPE, make_jpegs
 from tests.stress.raw import GREETING, RawPeer, frame, frame_head
 from tools.cli.console import quiet_start

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from daemon.wire.frames import MAGIC, encode
+from daemon.wire.messages import MAGIC, encode
 from tests.stress.line import BOARD_TYPE, IMAGES_PER_BOARD, component_of
 
 #: Without an answer for so long it sends again, as a camera would.

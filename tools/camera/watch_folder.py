@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from coserve_client import CurveClient, PublishAccount, Publisher
-from daemon.intake.image_header import ImageHeaderError, LongWalkError, check_image
+from daemon.intake.payload_scan import ImageHeaderError, LongWalkError, check_image
 from daemon.records import Pixels
 from experts.durable import replace_durably
 from tools.camera.layout import SUFFIXES, PictureError, PictureFiles

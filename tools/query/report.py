@@ -12,7 +12,7 @@ import zmq
 from daemon.config.settings import Config
 from daemon.storage.database.reviews import DAEMON
 from daemon.wire.control import ControlError, must_listen
-from daemon.wire.frames import MAGIC, encode
+from daemon.wire.messages import MAGIC, encode
 from tools.query.reading import AttemptRecord, Row
 
 _SOURCE = "report"

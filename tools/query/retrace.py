@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from experts.spec import Detection
 from routing_rules.compile import RulesError, compile_rules
 from routing_rules.document import Document, KeyPath, read_yaml_text
-from routing_rules.judge import Seen
 from routing_rules.routes import (
     ANY_LABEL,
     ClassifierStep,
     DetectorStep,
     Judgement,
     Requirement,
+    Seen,
     Step,
     Verdict,
     chain,

@@ -20,7 +20,7 @@ from daemon.dashboard.site.database import Database
 from daemon.dashboard.site.pictures import WIDTHS, NoPicture, StoredPicture
 from daemon.dashboard.site.site import SearchText, Site, Verdict
 from daemon.storage.database.serials import beginning
-from daemon.wire.frames import MAX_INTEGER
+from daemon.wire.messages import MAX_INTEGER
 
 #: Boards in one list, and components in one part of a large board.
 _LIST_BOARDS = 50

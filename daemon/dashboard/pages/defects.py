@@ -27,7 +27,7 @@ from daemon.dashboard.site.site import ShortText, Site, Verdict, chart_series
 from daemon.storage.database.reviews import DAEMON, is_newest
 from daemon.storage.database.schema import boards, inspections, reviews
 from daemon.units import spreadsheet_cell
-from daemon.wire.frames import MAX_INTEGER
+from daemon.wire.messages import MAX_INTEGER
 
 #: Groups of images that are not plain passes; a month of a large line has some ten thousand.
 _MAX_GROUPS = 60_000

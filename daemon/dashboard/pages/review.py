@@ -27,8 +27,7 @@ from daemon.dashboard.site.site import ShortText, Site, Verdict
 from daemon.storage.database.reviews import Review, Waiting, count_of, decisions, is_newest, stands, waiting
 from daemon.storage.database.schema import boards, detections, inspections, pending, reviews, rules_versions, stages
 from daemon.wire.control import ControlError
-from daemon.wire.frames import MAX_INTEGER
-from daemon.wire.messages import NAME
+from daemon.wire.messages import MAX_INTEGER, NAME
 from routing_rules.document import read_yaml_text
 from routing_rules.load import validate
 from routing_rules.schema import RulesFile

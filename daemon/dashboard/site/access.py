@@ -21,7 +21,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from daemon.wire.http_token import Token, TokenError, no_token_text, read_token
+from daemon.wire.keys import Token, TokenError, no_token_text, read_token
 
 #: Enough for a form of a few fields; nothing else is sent here.
 MAX_BODY_BYTES = 64 * 1024

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.intake.image_header import ImageFacts, ImageHeaderError, check_image
+from daemon.intake.payload_scan import ImageFacts, ImageHeaderError, check_image
 from daemon.records import Pixels
 from tests.daemon.wire.wire_parts import a_png
 

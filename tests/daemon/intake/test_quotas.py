@@ -75,7 +75,7 @@ def test_who_invents_sources_shares_one_bucket_once_too_many_are_known() -> None
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The time by which images are counted: it stands still until a test moves `now_s`."""
     found = SimpleNamespace(now_s=100.0, monotonic=lambda: found.now_s)
-    monkeypatch.setattr("daemon.intake.accounts.time", found)
+    monkeypatch.setattr("daemon.intake.backlog.time", found)
     return found
 
 

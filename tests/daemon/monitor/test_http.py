@@ -17,7 +17,7 @@ from daemon.monitor.health_answer import Vitals, health
 from daemon.monitor.http_server import HttpServer
 from daemon.monitor.metrics import Metrics
 from daemon.wire.endpoints import check_http
-from daemon.wire.http_token import TokenError, read_token
+from daemon.wire.keys import TokenError, read_token
 from tests.waiting import until
 
 WELL = Vitals("ready")

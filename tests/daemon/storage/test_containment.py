@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from daemon.intake.image_header import ImageHeaderError, check_image
+from daemon.intake.payload_scan import ImageHeaderError, check_image
 from daemon.records import JournalKey, Pixels
 from daemon.storage import suspect_images as probe
 from daemon.storage.database.store import open_store

@@ -3,7 +3,7 @@
 import select
 import threading
 
-from daemon.wire.mailbox import Mailbox
+from daemon.wire.socket_thread import Mailbox
 
 
 def test_every_letter_of_many_threads_arrives_and_in_each_ones_order() -> None:

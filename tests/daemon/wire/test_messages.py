@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.records import BoardRef, Pixels
-from daemon.wire.frames import MessageError, split_envelope
-from daemon.wire.messages import Generate, Hello, Inspect, ResultsSince, parse, results_answer
+from daemon.wire.messages import (
+    Generate,
+    Hello,
+    Inspect,
+    MessageError,
+    ResultsSince,
+    parse,
+    results_answer,
+    split_envelope,
+)
 from tests.daemon.wire.wire_parts import an_inspect, frames_of
 
 

@@ -1,7 +1,7 @@
 """The outside of every message (PROTOCOL.md, Frames), and the connection that carries it.
 
 A message is the frame `CS1`, a header of one JSON object, and for an image its bytes. The daemon reads headers more
-strictly than a client has to (daemon/wire/frames.py); both write them with `encode`.
+strictly than a client has to (daemon/wire/messages.py); both write them with `encode`.
 """
 
 import json
