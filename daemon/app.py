@@ -106,7 +106,8 @@ class App:
         self._path = path
         self._config = config = line.config
         self._log: Any = structlog.get_logger("app")
-        problems = start_problems(line)
+        devices = devices or _torch_devices()
+        problems = start_problems(line, devices.gpu_count())
         if problems:
             raise ConfigError([f"{path}: {problem}" for problem in problems])
         for warning in line.warnings:
@@ -124,7 +125,6 @@ class App:
         self._backlog = Backlog(backlog_limits(config.limits))
         self._open_storage(config, tell)
         self._recover()
-        devices = devices or _torch_devices()
         self._drive = self._make_drive(images_config(config), line.measured, devices)
         self._language = LanguageModels(config, self._drive, list(self._pools.values()), open_model or _served_model)
         self._admission = Admission(

@@ -180,6 +180,10 @@ class Pool(Protocol):
 class Devices(Protocol):
     """The processors that a line runs on: real ones (torch_devices.py) or simulated ones (simulated.py)."""
 
+    def gpu_count(self) -> int:
+        """Return how many GPUs there are: `cuda:0` up to, not including, `cuda:<count>`."""
+        ...
+
     def pool(self, facts: PoolFacts) -> Pool:
         """Return memory for experts, empty."""
         ...

@@ -32,6 +32,9 @@ from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.preprocess import Prepared
 from experts.weights import verify_sha256
 
+#: A line may name `cuda:0` to `cuda:15`.
+_GPUS = 16
+
 #: An expert's answer about an image.
 AnswerOf = Callable[[ExpertSpec, ImageOrder], Answer | Unanswered]
 
@@ -408,6 +411,9 @@ class SimulatedDevices:
 
     def __init__(self, answer: Callable[[ExpertSpec, Prepared], Answer]) -> None:
         self._answer = answer
+
+    def gpu_count(self) -> int:
+        return _GPUS
 
     def pool(self, facts: PoolFacts) -> SimulatedPool:
         return SimulatedPool(facts.budget_bytes, facts.device, _verify_weights)

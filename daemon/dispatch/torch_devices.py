@@ -17,6 +17,9 @@ class TorchDevices:
     def __init__(self) -> None:
         self._shelf = LayoutShelf()
 
+    def gpu_count(self) -> int:
+        return torch.cuda.device_count()
+
     def pool(self, facts: PoolFacts) -> SlotPool:
         return SlotPool(facts.device, facts.budget_bytes, self._shelf)
 

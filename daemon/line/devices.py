@@ -68,15 +68,12 @@ def pools_and_executors(config: Config) -> tuple[tuple[PoolFacts, ...], tuple[Ex
     return tuple(pools), tuple(executors)
 
 
-def device_problems(config: Config) -> list[str]:
-    """The devices, and the memory, of `config` that this machine has not."""
-    import torch  # noqa: PLC0415 - commands that only read a line need none
-
-    there = torch.cuda.device_count()
+def device_problems(config: Config, gpu_count: int) -> list[str]:
+    """Return the devices, and the memory, that `config` names and this machine does not have."""
     problems = [
-        f"devices.{name}: torch sees {there} such GPUs here: name another device, or install torch for CUDA"
+        f"devices.{name}: torch sees {gpu_count} such GPUs here: name another device, or install torch for CUDA"
         for name in config.devices
-        if name != "cpu" and int(name.removeprefix("cuda:")) >= there
+        if name != "cpu" and int(name.removeprefix("cuda:")) >= gpu_count
     ]
     asked, has = config.devices.get("cpu", Device()).expert_memory, psutil.virtual_memory().total
     if asked > has:
