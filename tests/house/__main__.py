@@ -1,0 +1,107 @@
+"""`python -m tests.house`: print the table; with `--picture FILE` draw the rooms and their arrows instead."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests import ROOT
+from tests.house.counts import (
+    Source,
+    arrows,
+    circles,
+    classes_that_define,
+    files_naming,
+    flat_files,
+    names_in_several_files,
+    simulated_clocks,
+    sources,
+)
+from tests.house.one_image import files_crossed
+from tests.house.picture import draw
+
+#: A kind that exists: the files of the product that name it, and its test, are opened to add another.
+KINDS = {"consumer": ["mqtt"], "network family": ["resnet18"], "mode": ["emoe"]}
+#: Written by tests/conftest.py after each whole run of a tier.
+TIMES = ROOT / "build/test-times.json"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure: what it was on 2026-11-22, its goal, what it is now, and details for `--verbose`."""
+
+    name: str
+    before: str
+    goal: str
+    now: str
+    details: tuple[str, ...] = ()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.house", description=__doc__)
+    parser.add_argument("--verbose", action="store_true", help="list what was counted below each figure")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw the rooms and their arrows as SVG, count nothing"
+    )
+    options = parser.parse_args()
+    if options.picture:
+        options.picture.write_text(draw(arrows(sources())), encoding="utf-8")
+        return
+    with ProcessPoolExecutor(1) as other_core:
+        rows = _rows(sources(), other_core.submit(files_crossed))
+    table = Table("", "2026-11-22", "goal", "now")
+    for row in rows:
+        table.add_row(row.name, row.before, row.goal, row.now)
+        if options.verbose:
+            for detail in row.details:
+                table.add_row(f"    {detail}", "", "", "")
+    Console(width=None if sys.stdout.isatty() else 130).print(table)
+
+
+def _rows(files: list[Source], crossed: Future[list[str]]) -> list[Row]:
+    knots = [" ↔ ".join(knot) for knot in circles(arrows(files))]
+    return [
+        _lines("Python lines in the wheel", "72.2k", "≤ 60k", (file for file in files if file.is_product)),
+        _lines("all Python lines, tests included", "120.6k", "≤ 108k", files),
+        Row("flat files in daemon/", "97", "≤ 12", str(flat_files(files, "daemon"))),
+        _list("circles between rooms", "a knot of 8", "0", knots),
+        _list("files that one image crosses (on simulated devices)", "62", "≤ 35", crossed.result()),
+        _list("class names in more than one file", "113", "≤ 30", names_in_several_files(files)),
+        _list("classes that define submit", "21", "≤ 5", classes_that_define(files, "submit")),
+        _list("simulated clocks", "3", "1", simulated_clocks(files)),
+        *(_kind(kind, words, files) for kind, words in KINDS.items()),
+        *_times(),
+    ]
+
+
+def _lines(name: str, before: str, goal: str, files: Iterable[Source]) -> Row:
+    return Row(name, before, goal, f"{sum(file.lines for file in files) / 1000:.1f}k")
+
+
+def _list(name: str, before: str, goal: str, details: list[str]) -> Row:
+    return Row(name, before, goal, str(len(details)), tuple(details))
+
+
+def _kind(kind: str, words: list[str], files: list[Source]) -> Row:
+    before = {"consumer": "9", "network family": "8", "mode": "5"}[kind]
+    details = files_naming(files, words)
+    return _list(f"files opened to add a {kind}, its test included", before, "≤ 3", [*details, "its test"])
+
+
+def _times() -> list[Row]:
+    times: Mapping[str, float] = json.loads(TIMES.read_text(encoding="utf-8")) if TIMES.exists() else {}
+    goals = {"fast": ("none", "≤ 2 min"), "contract": ("none", "≤ 6 min"), "everything": ("25 min", "≤ 18 min")}
+    return [
+        Row(f"tests: {tier}", before, goal, f"{times[tier] / 60:.1f} min" if tier in times else "not run here")
+        for tier, (before, goal) in goals.items()
+    ]
+
+
+if __name__ == "__main__":
+    main()

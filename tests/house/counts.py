@@ -1,0 +1,161 @@
+"""Figures read from the sources: lines, rooms and their circles, class names, files that name a kind."""
+
+import ast
+import re
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tests import ROOT
+
+_CLOCK = re.compile(r"^class (\w*Clock)\b", re.MULTILINE)
+#: Top folders of the wheel, and what stands in them and is in no wheel (pyproject.toml, `packages.find`).
+PRODUCT = ("daemon", "experts", "routing_rules", "tools")
+NOT_IN_THE_WHEEL = ("tools/release/", "routing_rules/examples/")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A Python file of the repository; `name` is its dotted module name."""
+
+    path: str
+    text: str
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(ast.parse(self.text)))
+
+    @property
+    def name(self) -> str:
+        parts = Path(self.path).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @property
+    def lines(self) -> int:
+        return self.text.count("\n")
+
+    @property
+    def is_product(self) -> bool:
+        return self.path.split("/")[0] in PRODUCT and not self.path.startswith(NOT_IN_THE_WHEEL)
+
+
+def sources() -> list[Source]:
+    """Return every Python file that git tracks or would track."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    paths = [path for path in sorted(set(listed.splitlines())) if (ROOT / path).exists()]
+    return [Source(path, (ROOT / path).read_text(encoding="utf-8")) for path in paths]
+
+
+def flat_files(files: Iterable[Source], folder: str) -> int:
+    return sum(str(Path(file.path).parent) == folder for file in files)
+
+
+def rooms_of(files: Iterable[Source]) -> dict[str, str]:
+    """Return the room of each module of the product: its folder, `daemon.wire` for `daemon.wire.keys`.
+
+    In a folder that has rooms of its own, such as `daemon/`, each file is a room by itself.
+    """
+    modules = {file.name: file for file in files if file.is_product}
+    folders = {name for name, file in modules.items() if file.path.endswith("__init__.py")}
+    with_rooms = {name.rpartition(".")[0] for name in folders}
+    return {
+        name: name if name in folders or name.rpartition(".")[0] in with_rooms else name.rpartition(".")[0]
+        for name in modules
+    }
+
+
+def imports(file: Source, modules: set[str]) -> Iterator[str]:
+    """Yield each module of `modules` that `file` imports, anywhere in it."""
+    for node in file.nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                if inner in modules:
+                    yield inner
+                elif node.module in modules:
+                    yield node.module
+
+
+def arrows(files: Iterable[Source]) -> dict[str, set[str]]:
+    """Return, for each room of the product, the other rooms that it imports."""
+    room_of = rooms_of(files)
+    rooms: dict[str, set[str]] = {}
+    for file in files:
+        if file.name in room_of and file.is_product:
+            room = room_of[file.name]
+            rooms.setdefault(room, set()).update({room_of[name] for name in imports(file, set(room_of))} - {room})
+    return rooms
+
+
+def circles(rooms: dict[str, set[str]]) -> list[list[str]]:
+    """Return the sets of rooms that reach each other (Tarjan's strongly connected components of two rooms or more)."""
+    reachable = {room: _reachable(room, rooms) for room in rooms}
+    knots = {tuple(sorted(other for other in reachable[room] if room in reachable.get(other, ()))) for room in rooms}
+    return [list(knot) for knot in sorted(knots) if len(knot) > 1]
+
+
+def _reachable(room: str, rooms: dict[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    waiting = [room]
+    while waiting:
+        for target in rooms.get(waiting.pop(), ()):
+            if target not in seen:
+                seen.add(target)
+                waiting.append(target)
+    return seen
+
+
+def classes(files: Iterable[Source]) -> Iterator[tuple[Source, ast.ClassDef]]:
+    """Yield the classes of the product with their files."""
+    for file in files:
+        if file.is_product:
+            yield from ((file, node) for node in file.nodes if isinstance(node, ast.ClassDef))
+
+
+def names_in_several_files(files: Iterable[Source]) -> list[str]:
+    """Return the names of public classes that are defined in more than one file of the product."""
+    places: dict[str, set[str]] = defaultdict(set)
+    for file, node in classes(files):
+        places[node.name].add(file.path)
+    return sorted(name for name, paths in places.items() if len(paths) > 1)
+
+
+def classes_that_define(files: Iterable[Source], method: str) -> list[str]:
+    return sorted(
+        f"{file.path}: {node.name}"
+        for file, node in classes(files)
+        if any(isinstance(part, ast.FunctionDef) and part.name == method for part in node.body)
+    )
+
+
+def simulated_clocks(files: Iterable[Source]) -> list[str]:
+    """Return the classes of the product and the tests that call themselves a clock."""
+    return sorted(f"{file.path}: {name}" for file in files for name in _CLOCK.findall(file.text))
+
+
+def files_naming(files: Iterable[Source], words: Iterable[str]) -> list[str]:
+    """Return the files of the product that name one of `words` as an identifier, a module, or a whole text."""
+    wanted = set(words)
+    return sorted(file.path for file in files if file.is_product and not wanted.isdisjoint(_words(file)))
+
+
+def _words(file: Source) -> set[str]:
+    words = set(file.name.split("."))
+    for node in file.nodes:
+        if isinstance(node, ast.Name):
+            words.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            words.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            words.add(node.value)
+        elif isinstance(node, ast.alias):
+            words.update(node.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            words.update((node.module or "").split("."))
+    return words

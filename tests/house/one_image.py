@@ -1,0 +1,90 @@
+"""Which files of the product run for an image, from its arrival at the intake's socket to its published row."""
+
+import logging
+import sys
+import tempfile
+import threading
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import structlog
+
+from coserve_client import Publisher, Results
+from daemon.app import App
+from daemon.dispatch.simulated import SimulatedDevices
+from daemon.line.line import load_line
+from tests import ROOT
+from tests.lines import a_jpeg, a_line
+from tests.simulated import answer, make_experts
+
+_IMAGES = 20
+_WARM_IMAGES = 3
+_PATIENCE_S = 30.0
+_FOLDERS = ("daemon/", "experts/", "routing_rules/")
+
+
+def files_crossed() -> list[str]:
+    """Serve images on a line with simulated devices; return the files in which functions ran at least once an image.
+
+    Not counted: the pure decisions of daemon/policy, which see no image; what only runs once for several images; and
+    what stands behind the devices (a simulated device stands for torch's).
+    """
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    calls: Counter[str] = Counter()
+    prefix = f"{ROOT}/"
+    is_counting = threading.Event()
+
+    def note(frame: FrameType, event: str, _argument: Any) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and is_counting.is_set() and file.startswith(prefix):
+            calls[file.removeprefix(prefix)] += 1
+
+    threading.setprofile(note)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            _serve(Path(folder), is_counting)
+    finally:
+        threading.setprofile(None)  # type: ignore[arg-type]
+    assert "torch" not in sys.modules, "a line on simulated devices imported torch"
+    return sorted(
+        file
+        for file, count in calls.items()
+        if count >= _IMAGES and file.startswith(_FOLDERS) and not file.startswith("daemon/policy/")
+    )
+
+
+def _serve(folder: Path, is_counting: threading.Event) -> None:
+    (folder / "made").mkdir()
+    make_experts(folder / "made")
+    config = a_line(folder / "line", folder / "made")
+    run = folder / "line" / "run"
+    app = App(load_line(config), config, devices=SimulatedDevices(answer))
+    app.start()
+    try:
+        intake = f"ipc://{run}/intake.sock"
+        with (
+            Publisher(intake, source="camera") as publisher,
+            Results(f"ipc://{run}/results.sock", intake, since=0) as results,
+        ):
+            _judge(publisher, results, range(_WARM_IMAGES))
+            is_counting.set()
+            _judge(publisher, results, range(_WARM_IMAGES, _WARM_IMAGES + _IMAGES))
+            is_counting.clear()
+    finally:
+        app.stop()
+
+
+def _judge(publisher: Publisher, results: Results, numbers: range) -> None:
+    """Publish images, and wait for the results of all."""
+    board = {"type": "open-board", "serial": "S0", "lot": "L"}
+    for number in numbers:
+        publisher.send(f"image-{number}", a_jpeg(number), board=board, component="R0402", designator=f"R{number}")
+    publisher.finish()
+    missing = len(numbers)
+    while missing:
+        result = results.take(_PATIENCE_S)
+        if result is None:
+            raise TimeoutError(f"{missing} of {len(numbers)} results did not come within {_PATIENCE_S:g} s")
+        missing -= result["kind"] == "inspection"
