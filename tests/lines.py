@@ -34,7 +34,7 @@ def make_experts(folder: Path) -> None:
     import torch
 
     from experts.vision import frameworks
-    from tools.training.importer import import_classifier, import_detector
+    from tools.training.importer import import_classifier, import_model
 
     torch.set_num_threads(1)
     torch.manual_seed(7)
@@ -44,7 +44,7 @@ def make_experts(folder: Path) -> None:
         report = import_classifier(network.state_dict(), "resnet18", ["ok", "odd", "bad"], 64, folder, expert=name)
         entries[name] = report.entry
     detector = frameworks.ultralytics().YOLO("yolo11n.yaml").model
-    report = import_detector(detector, "yolo11n", 64, folder, expert="yolo-solder", classes=_eighty("bridge", "void"))
+    report = import_model(detector, "yolo11n", _eighty("bridge", "void"), 64, folder, expert="yolo-solder")
     entries["yolo-solder"] = report.entry
     write_catalog(folder / "catalog.yaml", entries)
 

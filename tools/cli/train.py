@@ -12,7 +12,6 @@ import typer
 from daemon.units import size_text
 from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
 from tools.cli.option_values import must_be_architecture
-from tools.deeppcb.command import register as register_deeppcb
 
 if TYPE_CHECKING:
     from tools.training.expert_file import ImportReport
@@ -35,7 +34,6 @@ class Dtype(StrEnum):
 def register(app: typer.Typer) -> None:
     """Add this module's commands to `app`."""
     app.add_typer(train_app, name="train")
-    register_deeppcb(train_app)
     app.command("import")(import_expert)
 
 
@@ -69,12 +67,12 @@ def import_expert(
     if not file.is_file():
         fail(f"no file {file}", status=2)
     from tools.training.expert_file import Form, ImportRefusedError
-    from tools.training.importer import Target, import_file
+    from tools.training.importer import ImportTarget, import_file
 
     must_be_architecture("--architecture", architecture, "classify", "detect")
     labels = tuple(label.strip() for label in classes.split(",")) if classes else None
     form = Form(dtype=dtype.value, origin=f"imported from {file.name}")
-    target = Target(architecture, input_size, out, labels, expert, catalog, form)
+    target = ImportTarget(architecture, input_size, out, labels, expert, catalog, form)
     try:
         report = import_file(file, target, images=images, trust=trust)
     except ImportRefusedError as error:
@@ -135,7 +133,8 @@ def train_classifier(
     """
     if not folder.is_dir():
         fail(f"no folder {folder}: name one with a subfolder of images for each label", status=2)
-    from tools.training.classifier import TrainingError, train_classifier
+    from tools.training import TrainingError
+    from tools.training.classifier import train_classifier
     from tools.training.fit import Schedule
 
     must_be_architecture("--architecture", architecture, "classify")
@@ -182,8 +181,9 @@ def train_detector(
     """
     if not data.is_file():
         fail(f"no file {data}: name the YAML file of a YOLO data set", status=2)
+    from tools.training import TrainingError
     from tools.training.detector import train_detector
-    from tools.training.detector_loop import Effort, TrainingError
+    from tools.training.detector_loop import Effort
 
     must_be_architecture("--architecture", architecture, "detect")
     with _bar(f"training {expert or data.stem}") as (bar, task):

@@ -1,9 +1,9 @@
-"""The files of the demo's line: coserve.yaml and rules.yaml, written for a person to read."""
+"""Writes the files of the demo's line, coserve.yaml and rules.yaml, for a person to read."""
 
 from pathlib import Path
 
 from tools.camera.render import board_types
-from tools.demo.teach import DETECTORS
+from tools.demo.training import DETECTORS
 
 CONFIGURATION = """\
 # The demo's line. Run it with:  coserve run {folder}/coserve.yaml
@@ -44,7 +44,7 @@ _CODES = {
 
 
 def write_configuration(folder: Path) -> Path:
-    """`folder/coserve.yaml`, kept where it is there already: it is the user's to change."""
+    """Write `folder/coserve.yaml` unless it is there: it is the user's to change."""
     path = folder / "coserve.yaml"
     if not path.exists():
         path.write_text(CONFIGURATION.format(folder=folder), encoding="utf-8")
@@ -52,8 +52,9 @@ def write_configuration(folder: Path) -> Path:
 
 
 def write_rules(folder: Path, fail_on: dict[str, dict[str, float]], review_below: float) -> Path:
-    """`folder/rules.yaml` for the four board types; `fail_on` is detector to label to confidence, below
-    `review_below` a classifier's answer is a `review`.
+    """Write `folder/rules.yaml` for the four board types.
+
+    `fail_on` is detector to label to confidence; below `review_below` a classifier's answer is a `review`.
     """
     lines = [
         "# Which expert looks at which component, and what passes. Check:  coserve rules check rules.yaml",

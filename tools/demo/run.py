@@ -1,4 +1,4 @@
-"""`coserve demo`: make the line, run its daemon and a camera as processes, show verdicts against the truth."""
+"""Runs the demo: makes the line, runs its daemon and a camera as processes, shows verdicts against the truth."""
 
 import json
 import subprocess
@@ -17,8 +17,7 @@ from tools.camera.render import RenderedBoard, board_types, render_board
 from tools.camera.rendered import DEFECT_RATE, board_plan
 from tools.cli.console import as_typed, console, fail, print_table, quiet_start
 from tools.cli.progress import Bars
-from tools.demo.draw import draw_board
-from tools.demo.verdicts import PartVerdict, part_verdicts
+from tools.demo.boards import PartVerdict, draw_board, part_verdicts
 from tools.setup.service import Service, ServiceError
 
 SOURCE = "demo-camera"
@@ -36,8 +35,8 @@ QUESTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """One published board with what the line said of its parts."""
+class JudgedBoard:
+    """A published board with the line's verdicts of its parts."""
 
     serial: str
     board: RenderedBoard
@@ -45,7 +44,7 @@ class Shown:
 
 
 def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int:
-    """Exit status 0 when every image got a verdict, 1 otherwise."""
+    """Make the line, run it and show its verdicts; return exit status 0 if every image got a verdict, else 1."""
     from tools.demo.prepare import prepare
 
     report = prepare(folder)
@@ -68,13 +67,13 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
         fail(str(error), status=1)
     took_s = time.monotonic() - began_s
     console.print("Drawing the boards …")
-    shown = [
-        Shown(serial, render_board(kind, board_seed, DEFECT_RATE), part_verdicts(config, serial))
+    judged_boards = [
+        JudgedBoard(serial, render_board(kind, board_seed, DEFECT_RATE), part_verdicts(config, serial))
         for serial, kind, board_seed in plan
     ]
-    _draw(folder / "boards", shown)
-    judged = _show_against_truth(shown)
-    images = sum(len(one.board.placements) for one in shown)
+    _draw(folder / "boards", judged_boards)
+    judged = _show_against_truth(judged_boards)
+    images = sum(len(judged_board.board.placements) for judged_board in judged_boards)
     console.print(f"{judged} of {images} images judged in {took_s:.1f} s, start and stop of the daemon included.")
     _show_questions(folder)
     _show_live(config)
@@ -104,10 +103,10 @@ def _publish_and_wait(config: Path, boards: int, seed: int, prefix: str) -> None
                 break
             time.sleep(0.1)
         rate = status["images_per_s"]
-    said, complaint = camera.communicate()
-    if camera.returncode not in (0, 1) or not said:
-        fail(f"the camera process failed:\n{complaint.strip()}", status=1)
-    account: dict[str, Any] = json.loads(said)
+    output, errors = camera.communicate()
+    if camera.returncode not in (0, 1) or not output:
+        fail(f"the camera process failed:\n{errors.strip()}", status=1)
+    account: dict[str, Any] = json.loads(output)
     console.print(
         f"camera: {account['accepted']} of {account['sent']} images accepted;"
         f" line: {rate:.0f} images/s lately, {status['expert_switches']} expert switches"
@@ -115,7 +114,7 @@ def _publish_and_wait(config: Path, boards: int, seed: int, prefix: str) -> None
 
 
 def _show_live(config: Path) -> None:
-    """The command that runs the line, and where its pages are then."""
+    """Print the command that runs the line, and the address of its pages."""
     http = load_config(config).endpoints.http
     console.print(f"To see it live:\n  {as_typed(f'run {config}')}", markup=False)
     if http:
@@ -123,27 +122,27 @@ def _show_live(config: Path) -> None:
 
 
 def _free_prefix(config: Path) -> str:
-    """A lot name that no earlier run used: an image's id names it once and for all."""
+    """Return a lot name that no earlier run used: an image's id is never used twice."""
     number = 1
     while part_verdicts(config, f"D{number}-001"):
         number += 1
     return f"D{number}"
 
 
-def _draw(folder: Path, shown: list[Shown]) -> None:
+def _draw(folder: Path, boards: list[JudgedBoard]) -> None:
     folder.mkdir(exist_ok=True)
-    for one in shown:
-        draw_board(one.board, one.serial, one.verdicts, folder / f"{one.serial}.png")
-    console.print(f"Boards with boxes and verdicts: {folder}/{shown[0].serial}.png … {shown[-1].serial}.png")
+    for board in boards:
+        draw_board(board.board, board.serial, board.verdicts, folder / f"{board.serial}.png")
+    console.print(f"Boards with boxes and verdicts: {folder}/{boards[0].serial}.png … {boards[-1].serial}.png")
 
 
-def _show_against_truth(shown: list[Shown]) -> int:
-    """The table of verdicts against the truth; how many images were judged."""
+def _show_against_truth(boards: list[JudgedBoard]) -> int:
+    """Print the table of verdicts against the truth; return how many images were judged."""
     counts: Counter[tuple[str, str]] = Counter()
-    for one in shown:
-        for placement in one.board.placements:
-            found = one.verdicts.get(placement.designator)
-            counts[placement.truth, found.verdict if found else "none"] += 1
+    for board in boards:
+        for placement in board.board.placements:
+            part = board.verdicts.get(placement.designator)
+            counts[placement.truth, part.verdict if part else "none"] += 1
     truths = sorted({truth for truth, _ in counts}, key=lambda truth: (truth == "ok", truth))
     verdicts = ("fail", "review", "pass", "unknown", "none")
     rows = [(truth, *(counts[truth, verdict] or "" for verdict in verdicts)) for truth in truths]

@@ -1,4 +1,9 @@
-"""Making experts: training on one's own images, importing networks, and the proof that a file answers as its source.
+"""Makes experts: trains on the user's images, imports networks, and proves that a file answers as its source.
 
-`expert_file` writes every expert that is made. Nothing here runs in the daemon.
+Import `classifier` and `detector` (training commands), `fit` (parts of classifier training), `importer` and
+`expert_file` (every expert is written there), `box_scores` and `proof` (measures). Nothing here runs in the daemon.
 """
+
+
+class TrainingError(Exception):
+    """The training cannot start or went wrong; the text names the file or the value, and what to do."""

@@ -1,6 +1,5 @@
-"""`coserve train classifier`: any folder of labelled images becomes an expert, measured on images held out."""
+"""Trains a classifier on a folder of labelled images, and measures the expert on images held out."""
 
-import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +14,8 @@ from experts.vision.decode import decode
 from experts.vision.preprocess import fit as fit_image
 from experts.vision.preprocess import to_square
 from tools.experts.measure import answers_of, by_label
-from tools.training import fit
-from tools.training.expert_file import Form, ImportRefusedError
+from tools.training import TrainingError, fit
+from tools.training.expert_file import Form, ImportRefusedError, is_expert_id
 from tools.training.fit import Pictures, Targets
 from tools.training.importer import import_classifier
 
@@ -24,13 +23,9 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"}
 _HELD_OUT_SHARE = 0.2
 
 
-class TrainingError(Exception):
-    """The images cannot be trained on; the text says which, and what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class LabelReport:
-    """One label on held-out images: how many there were, how many were recognised."""
+    """A label on held-out images: how many there were, how many were recognised."""
 
     label: str
     held_out: int
@@ -39,7 +34,7 @@ class LabelReport:
 
 @dataclass(frozen=True, slots=True)
 class ClassifierReport:
-    """What was trained, and how often it is right on images it has not seen."""
+    """A trained expert, and how often it is right on images that it was not trained on."""
 
     expert: str
     file: Path
@@ -53,9 +48,12 @@ class ClassifierReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Set:
+class _LabelledPictures:
     pictures: Pictures
     targets: Targets
+
+    def subset(self, places: np.ndarray) -> "_LabelledPictures":
+        return _LabelledPictures(self.pictures[places], self.targets[places])
 
 
 def train_classifier(
@@ -69,20 +67,20 @@ def train_classifier(
     threads: int,
     on_progress: fit.OnProgress = lambda _: None,
 ) -> ClassifierReport:
-    """Train on `folder/LABEL/*.png`, import the expert into `out` and its catalog, measure it on a fifth held out.
+    """Train on `folder/LABEL/*.png`, add the expert to the catalog of `out`, and measure it on a fifth held out.
 
     Labels with few images count as much as those with many. Raises TrainingError.
     """
     known = ARCHITECTURES.get(architecture)
     if known is None or known.task != "classify":
-        raise TrainingError(f"{architecture!r} is no classifier: expected resnet18, 34, 50, 101 or 152")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", expert):  # said before minutes of training, not after
-        raise TrainingError(f"{expert!r} is no expert id; give one of letters, digits and . _ : - with --id")
+        raise TrainingError(f"{architecture!r} is not a classifier: expected resnet18, 34, 50, 101 or 152")
+    if not is_expert_id(expert):  # before minutes of training, not after
+        raise TrainingError(f"{expert!r} is not an expert id; give one of letters, digits and . _ : - with --id")
     torch.set_num_threads(threads)
     torch.manual_seed(schedule.seed)
-    labels, everything = _read(folder, input_size)
+    labels, pictures = _read(folder, input_size)
     rng = np.random.default_rng(schedule.seed)
-    train, held_out = _split(everything, rng)
+    train, held_out = _split(pictures, rng)
     balanced = _balanced(train, rng)
     network = fit.new_network(architecture, len(labels))
     fit.fit_network(network, balanced.pictures, balanced.targets, schedule, on_progress)
@@ -96,16 +94,20 @@ def train_classifier(
     except ImportRefusedError as error:
         raise TrainingError(str(error)) from error
     temperature = fit.calibrate(logits, held_out.targets)
-    # As it will be served, so that its answers in service can be compared with these.
+    # The expert as it will be served, so that its answers in service can be compared with these.
     served = replace(report.spec, temperature=temperature)
     answers = answers_of(served, [fit_image(picture, "classify", input_size) for picture in held_out.pictures])
     entry = report.entry | {"temperature": temperature, "confidences": by_label(answers)}
     add_to_catalog(out / "catalog.yaml", expert, entry)
-    found = logits.argmax(1).numpy()
-    return ClassifierReport(expert, report.file, len(train.targets), temperature, _by_label(labels, found, held_out))
+    answered = logits.argmax(1).numpy()
+    reports: list[LabelReport] = []
+    for number, label in enumerate(labels):
+        mine = held_out.targets == number
+        reports.append(LabelReport(label, int(mine.sum()), int((answered[mine] == number).sum())))
+    return ClassifierReport(expert, report.file, len(train.targets), temperature, tuple(reports))
 
 
-def _read(folder: Path, input_size: int) -> tuple[list[str], _Set]:
+def _read(folder: Path, input_size: int) -> tuple[list[str], _LabelledPictures]:
     labels = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     if len(labels) < 2:
         raise TrainingError(f"{folder}: expected a subfolder of images for each label, two at least; found {labels}")
@@ -123,32 +125,23 @@ def _read(folder: Path, input_size: int) -> tuple[list[str], _Set]:
             except ImageError as error:
                 raise TrainingError(f"{file}: {error.reason}; take it out of the folder") from error
             targets.append(number)
-    return labels, _Set(np.stack(pictures), np.array(targets))
+    return labels, _LabelledPictures(np.stack(pictures), np.array(targets))
 
 
-def _split(everything: _Set, rng: np.random.Generator) -> tuple[_Set, _Set]:
-    """A fifth of each label, one image at least, is held out."""
-    held: list[int] = []
-    for target in np.unique(everything.targets):
-        mine = rng.permutation(np.nonzero(everything.targets == target)[0])
-        held += mine[: max(1, round(len(mine) * _HELD_OUT_SHARE))].tolist()
-    chosen = np.isin(np.arange(len(everything.targets)), held)
-    parts = [_Set(everything.pictures[mask], everything.targets[mask]) for mask in (~chosen, chosen)]
-    return parts[0], parts[1]
+def _split(pictures: _LabelledPictures, rng: np.random.Generator) -> tuple[_LabelledPictures, _LabelledPictures]:
+    """Hold out a fifth of each label, one image at least."""
+    held_out = np.zeros(len(pictures.targets), bool)
+    for target in np.unique(pictures.targets):
+        order = rng.permutation(np.nonzero(pictures.targets == target)[0])
+        held_out[order[: max(1, round(len(order) * _HELD_OUT_SHARE))]] = True
+    return pictures.subset(~held_out), pictures.subset(held_out)
 
 
-def _balanced(train: _Set, rng: np.random.Generator) -> _Set:
-    """Images of rare labels several times, so that each label is seen as often as the most frequent."""
+def _balanced(train: _LabelledPictures, rng: np.random.Generator) -> _LabelledPictures:
+    """Repeat images of rare labels, so that each label is seen as often as the most frequent."""
     counts = Counter(train.targets.tolist())
-    most = max(counts.values())
+    largest = max(counts.values())
     order = np.concatenate(
-        [np.resize(rng.permutation(np.nonzero(train.targets == target)[0]), most) for target in sorted(counts)]
+        [np.resize(rng.permutation(np.nonzero(train.targets == target)[0]), largest) for target in sorted(counts)]
     )
-    return _Set(train.pictures[order], train.targets[order])
-
-
-def _by_label(labels: list[str], found: np.ndarray, held_out: _Set) -> tuple[LabelReport, ...]:
-    return tuple(
-        LabelReport(label, int((held_out.targets == n).sum()), int(((found == n) & (held_out.targets == n)).sum()))
-        for n, label in enumerate(labels)
-    )
+    return train.subset(order)

@@ -1,28 +1,26 @@
-"""`coserve train detector`: a YOLO data set becomes a detector of the catalog, measured on images held out."""
+"""Trains a detector on a YOLO data set, and measures the expert on the images of the set's `val`."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import nn
 
-from experts.catalog import CatalogFile, add_to_catalog, resolve
-from experts.catalog_edit import read
+from experts.catalog import add_to_catalog
 from experts.drift import histograms
-from experts.slot import SlotPool
-from experts.spec import ExpertId, ExpertSpec
+from experts.spec import ExpertSpec
 from experts.vision.decode import decode
-from experts.vision.infer import infer
 from experts.vision.preprocess import prepare
-from tools.deeppcb.measure import Found, average_precisions, choose_threshold, count, mean_average_precision
-from tools.training.detector_loop import Effort, OnProgress, Progress, TrainingError, fit_detector, limited_threads
-from tools.training.expert_file import Form, ImportRefusedError
-from tools.training.importer import import_detector
+from tools.experts.measure import answers_of
+from tools.training import TrainingError
+from tools.training.box_scores import ImageBoxes, match_boxes
+from tools.training.detector_loop import Effort, OnProgress, Progress, fit_detector, limited_threads
+from tools.training.expert_file import Form, ImportRefusedError, ImportReport, is_expert_id
+from tools.training.importer import import_model
 from tools.training.photographs import Photograph, PhotographSampler, read_yolo_data
+
+#: Overlap of a hit, as an IoU, in the report.
+_HIT_IOU = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +53,16 @@ def train_detector(
     effort: Effort,
     on_progress: OnProgress | None = None,
 ) -> TrainReport:
-    """Train on a YOLO data set, make the network an expert of `out/catalog.yaml`, and measure it on the set's `val`.
+    """Train on a YOLO data set, add the expert to `out/catalog.yaml`, and measure it on the set's `val`.
 
-    A training that was interrupted goes on where it was when it is started again. Raises TrainingError.
+    An interrupted training goes on from its last checkpoint when it is started again. Raises TrainingError.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", expert):
-        # The import would say so too, but only after the minutes of training.
-        raise TrainingError(f"{expert!r} is no expert id; use letters, digits and . _ : -")
-    found = read_yolo_data(data)
+    if not is_expert_id(expert):  # before minutes of training, not after
+        raise TrainingError(f"{expert!r} is not an expert id; use letters, digits and . _ : -")
+    photographs = read_yolo_data(data)
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = out / f".{expert}.training"
-    jittered = PhotographSampler(found.train, input_size, jitter=True)
-    steady = replace(jittered, jitter=False)
+    jittered = PhotographSampler(photographs.train, input_size, jitter=True)
     last = Progress(0, 0.0, 0.0, 0.0)
 
     def follow(progress: Progress) -> None:
@@ -77,72 +73,59 @@ def train_detector(
 
     model = fit_detector(
         jittered,
-        found.classes,
+        photographs.classes,
         architecture,
         input_size,
         effort,
-        closing=steady,
+        closing=replace(jittered, jitter=False),
         checkpoint=checkpoint,
         on_progress=follow,
     )
+    form = Form(origin=f"trained on {data.name}")
     with limited_threads(effort.threads):
         try:
-            spec = add_detector(model, architecture, found.classes, input_size, out, expert=expert, origin=data.name)
+            report = import_model(model, architecture, photographs.classes, input_size, out, expert=expert, form=form)
         except ImportRefusedError as error:
             raise TrainingError(f"{error}; the training itself is kept in {checkpoint}") from error
         checkpoint.unlink(missing_ok=True)
-        return _report(spec, found.held_out, last, out / "catalog.yaml")
+        return _measure(report, photographs.held_out, last, out / "catalog.yaml")
 
 
-def add_detector(
-    model: nn.Module,
-    architecture: str,
-    classes: Sequence[str],
-    input_size: int,
-    out: Path,
-    *,
-    expert: str,
-    origin: str,
-) -> ExpertSpec:
-    """A trained model as an expert of `out/catalog.yaml`."""
-    form = Form(origin=f"trained on {origin}")
-    report = import_detector(model, architecture, input_size, out, expert=expert, classes=classes, form=form)
-    add_to_catalog(out / "catalog.yaml", expert, report.entry)
-    catalog, _ = resolve(CatalogFile.model_validate({"experts": {expert: report.entry}}), out)
-    return catalog[ExpertId(expert)]
-
-
-def find_boxes(spec: ExpertSpec, payloads: Sequence[bytes], floor: float = 0.01) -> list[Found]:
-    """What a detector finds on encoded images, through a slot and as the daemon prepares them; boxes above `floor`."""
-    pool = SlotPool("cpu", spec.weights_bytes)
-    pool.load(replace(spec, confidence_floor=floor))
-    slot = pool.slot(spec.expert)
-    found: list[Found] = []
-    for payload in payloads:
-        boxes = infer(slot, [prepare(payload, "image", None, spec)])[0].detections
-        found.append(
-            Found(
-                np.array([box.box for box in boxes], np.float32).reshape(-1, 4),
-                np.array([spec.classes.index(box.label) for box in boxes], np.int64),
-                np.array([box.confidence for box in boxes], np.float32),
-            )
+def find_boxes(spec: ExpertSpec, payloads: Sequence[bytes], floor: float = 0.01) -> list[ImageBoxes]:
+    """Return a detector's boxes above `floor` on encoded images, through a slot and prepared as by the daemon."""
+    prepared = (prepare(payload, "image", None, spec) for payload in payloads)
+    return [
+        ImageBoxes(
+            np.array([box.box for box in answer.detections], np.float32).reshape(-1, 4),
+            np.array([spec.classes.index(box.label) for box in answer.detections], np.int64),
+            np.array([box.confidence for box in answer.detections], np.float32),
         )
-    return found
+        for answer in answers_of(replace(spec, confidence_floor=floor), prepared)
+    ]
 
 
-def _report(spec: ExpertSpec, held_out: Sequence[Photograph], last: Progress, catalog: Path) -> TrainReport:
+def _measure(report: ImportReport, held_out: Sequence[Photograph], last: Progress, catalog: Path) -> TrainReport:
+    """Add the expert to the catalog with its confidences on images held out."""
+    spec = report.spec
     payloads = [photograph.file.read_bytes() for photograph in held_out]
-    truths: list[NDArray[np.float32]] = []
+    truths: list[np.ndarray] = []
     for photograph, payload in zip(held_out, payloads, strict=True):
         height, width = decode(payload, "image").shape[:2]
         truths.append(photograph.boxes * np.array([width, height, width, height, 1], np.float32))
-    found = find_boxes(spec, payloads)
-    add_to_catalog(catalog, spec.expert, _entry(catalog, spec.expert) | {"confidences": _confidences(spec, found)})
-    threshold = choose_threshold(found, truths, 0.5)
-    counts = count(found, truths, threshold, 0.5)
+    answers = find_boxes(spec, payloads)
+    # An image counts by its surest box, if the expert will answer that box in service.
+    surest = [
+        (spec.classes[answer.classes[0]], float(answer.confidences[0]))
+        for answer in answers
+        if len(answer.classes) and answer.confidences[0] >= spec.confidence_floor
+    ]
+    add_to_catalog(catalog, spec.expert, report.entry | {"confidences": histograms(surest)})
+    matched = match_boxes(answers, truths, _HIT_IOU)
+    threshold = matched.best_threshold()
+    counts = matched.counts(threshold)
     return TrainReport(
         expert=spec.expert,
-        file=spec.file,
+        file=report.file,
         catalog=catalog,
         steps=last.step,
         minutes=last.spent_s / 60,
@@ -151,16 +134,5 @@ def _report(spec: ExpertSpec, held_out: Sequence[Photograph], last: Progress, ca
         precision=counts.precision,
         recall=counts.recall,
         f_score=counts.f_score,
-        map50=mean_average_precision(average_precisions(found, truths, len(spec.classes), 0.5)),
+        map50=matched.mean_average_precision(),
     )
-
-
-def _confidences(spec: ExpertSpec, found: Sequence[Found]) -> dict[str, tuple[int, ...]]:
-    """Of each image's surest box, as far as it will be answered: that is what a detector's answer is counted by."""
-    surest = [(one.classes[place], one.confidences[place]) for one in found for place in one.confidences.argsort()[-1:]]
-    kept = [(kind, confidence) for kind, confidence in surest if confidence >= spec.confidence_floor]
-    return histograms((spec.classes[kind], float(confidence)) for kind, confidence in kept)
-
-
-def _entry(catalog: Path, expert: str) -> dict[str, Any]:
-    return CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"))).experts[expert].model_dump(mode="json")

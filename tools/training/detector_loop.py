@@ -23,6 +23,7 @@ from torch import nn
 from experts.durable import replacing
 from experts.vision.architectures import ARCHITECTURES, YOLO_STRIDE_PIXELS
 from experts.vision.networks import build_original
+from tools.training import TrainingError
 
 Image = NDArray[np.uint8]
 #: One training example: (S, S) or (S, S, 3) uint8 RGB, and (n, 5) float32 rows of x1 y1 x2 y2 class in its pixels.
@@ -37,10 +38,6 @@ _EMA_DECAY = 0.999
 #: Where ultralytics' two-headed loss thinks in epochs, the training counts as this many.
 _EPOCHS = 100
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
-
-
-class TrainingError(Exception):
-    """The training cannot be started, or went wrong; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)

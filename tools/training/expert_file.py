@@ -1,4 +1,4 @@
-"""An expert's file from a framework's model: folded, written as a slot's bytes, proved, and only then in its place."""
+"""Writes an expert's file from a framework's model: folded, stored as a slot's bytes, proved, then put in its place."""
 
 import json
 import math
@@ -26,13 +26,13 @@ from experts.vision.architectures import (
 from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt, is_end_to_end
 from experts.weights import read_header, write_weights
-from tools.training.proof import Agreement, Image, Reference, batch_ms, compare, why_unfit
+from tools.training.proof import Agreement, Image, OriginalOutputs, batch_ms, compare, why_unfit
 
-#: Instead of a dtype: the fastest on this machine that agrees with the original.
+#: In place of a dtype: the fastest on this machine that agrees with the original.
 AUTO = "auto"
 AUTO_DTYPES = ("float32", "bfloat16", "float16")
 #: Largest difference of a confidence, and of a box in pixels, between an expert and its original. Eight bits of
-#: mantissa round more; what that does to verdicts is shown.
+#: mantissa round more; the report shows what that does to verdicts.
 CONFIDENCE_TOLERANCES: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.03, "float16": 5e-3}
 BOX_TOLERANCES_PIXELS: Mapping[str, float] = {"float32": 0.5, "bfloat16": 2.0, "float16": 0.5}
 
@@ -42,8 +42,8 @@ class ImportRefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """One dtype tried: milliseconds of a batch of four on this machine, and whether its answers are near enough."""
+class DtypeTrial:
+    """A dtype that was tried: milliseconds of a batch of four on this machine; True if its answers agree."""
 
     dtype: str
     batch_ms: float
@@ -53,9 +53,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What was made. `entry` is the catalog's entry, its `file` relative to the catalog's folder.
+    """The expert that was written. `entry` is the catalog's entry, its `file` relative to the catalog's folder.
 
-    Where the choice was ours, `trials` has every dtype that was tried, and `unfit` why others were not.
+    With `--dtype auto`, `trials` has every dtype that was tried, and `unfit` why others were not.
     """
 
     expert: str
@@ -64,7 +64,7 @@ class ImportReport:
     spec: ExpertSpec
     agreement: Agreement
     dtype: str
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[DtypeTrial, ...] = ()
     unfit: tuple[str, ...] = ()
 
     @property
@@ -78,8 +78,10 @@ class ImportReport:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an expert is stored and proved. `tolerance` is of confidences, None meaning that of the dtype, infinity that
-    no answer is refused (benchmarks). `origin` goes into the results table.
+    """How an expert is stored and proved.
+
+    `tolerance` is of confidences: None for that of the dtype, infinity to accept any answer (benchmarks). `origin`
+    goes into the results table.
     """
 
     dtype: str = "float32"
@@ -90,8 +92,8 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What is to be made, whatever it is made from."""
+class ImportJob:
+    """The expert to write, independent of the kind of file that the network comes from."""
 
     architecture: Architecture
     classes: tuple[str, ...]
@@ -103,15 +105,20 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """One way to store the expert: written under another name, and compared with the original."""
+    """A way to store the expert: written under another name, and compared with the original."""
 
     dtype: str
     spec: ExpertSpec
-    metadata: Mapping[str, str]
     agreement: Agreement
 
+    def agrees(self, tolerance: float | None) -> bool:
+        if tolerance == math.inf:
+            return True
+        limit = CONFIDENCE_TOLERANCES[self.dtype] if tolerance is None else tolerance
+        return self.agreement.confidence <= limit and self.agreement.box_pixels <= BOX_TOLERANCES_PIXELS[self.dtype]
 
-def make_expert(job: Job, original: nn.Module, pictures: Sequence[Image], reference: Reference) -> ImportReport:
+
+def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], outputs: OriginalOutputs) -> ImportReport:
     """Fold, pack, write under another name, prove, and only then put the file in its place."""
     file = job.out / f"{job.expert}.safetensors"
     try:
@@ -122,15 +129,21 @@ def make_expert(job: Job, original: nn.Module, pictures: Sequence[Image], refere
     unfit = {dtype: reason for dtype in dtypes if (reason := why_unfit(adapted, dtype)) is not None}
     if len(unfit) == len(dtypes):
         raise ImportRefusedError(f"{job.expert}: {unfit[dtypes[0]]}")
+    head = END_TO_END_HEAD if is_end_to_end(original) else PLAIN_HEAD
+    normalisation = job.form.normalisation or job.architecture.normalisation
     places = {
         dtype: job.out / f".{job.expert}.{os.getpid()}.{dtype}.candidate" for dtype in dtypes if dtype not in unfit
     }
-    head = END_TO_END_HEAD if is_end_to_end(original) else PLAIN_HEAD
+    candidates: list[_Candidate] = []
     try:
-        found = [_candidate(job, dtype, place, head, adapted, pictures, reference) for dtype, place in places.items()]
-        trials, kept = _choose(job, found, pictures)
-        _refuse_disagreement(job, kept)
-        kept.spec.file.replace(file)
+        for dtype, place in places.items():
+            spec = _write(job, place, adapted, dtype, head, normalisation)
+            candidates.append(_Candidate(dtype, spec, compare(spec, images, outputs)))
+        trials = _try_speeds(job, candidates, images) if job.form.dtype == AUTO else ()
+        fastest = min((trial for trial in trials if trial.agrees), key=lambda trial: trial.batch_ms, default=None)
+        chosen = candidates[trials.index(fastest)] if fastest is not None else candidates[0]
+        _refuse_disagreement(job, chosen)
+        chosen.spec.file.replace(file)
     finally:
         for place in places.values():
             place.unlink(missing_ok=True)
@@ -139,28 +152,20 @@ def make_expert(job: Job, original: nn.Module, pictures: Sequence[Image], refere
         "file": file.name,
         "classes": list(job.classes),
         "input_size": job.input_size,
-        "normalisation": kept.metadata["normalisation"],
-        "sha256": kept.spec.sha256,
+        "normalisation": normalisation,
+        "sha256": chosen.spec.sha256,
     }
-    spec = replace(kept.spec, file=file)
-    return ImportReport(job.expert, file, entry, spec, kept.agreement, kept.dtype, trials, tuple(unfit.values()))
+    spec = replace(chosen.spec, file=file)
+    return ImportReport(job.expert, file, entry, spec, chosen.agreement, chosen.dtype, trials, tuple(unfit.values()))
 
 
-def _candidate(
-    job: Job,
-    dtype: str,
-    place: Path,
-    head: str,
-    adapted: nn.Module,
-    pictures: Sequence[Image],
-    reference: Reference,
-) -> _Candidate:
-    layout_name = layout_id(job.architecture, len(job.classes), job.input_size, dtype, job.form.memory_format, head)
+def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, head: str, normalisation: str) -> ExpertSpec:
+    """Write the network's bytes and their header to `place`, and return them as an expert."""
+    layout = layout_id(job.architecture, len(job.classes), job.input_size, dtype, job.form.memory_format, head)
     try:
-        blocks = pack(build_layout(layout_name), adapted)
+        blocks = pack(build_layout(layout), adapted)
     except ValueError as error:
         raise ImportRefusedError(f"{job.expert}: {error}") from error
-    normalisation = job.form.normalisation or job.architecture.normalisation
     metadata = {
         "architecture": job.architecture.name,
         "classes": json.dumps(list(job.classes)),
@@ -169,55 +174,42 @@ def _candidate(
         "dtype": dtype,
         "memory_format": job.form.memory_format,
         "head": head,
-        "layout": layout_name,
+        "layout": layout,
         "origin": job.form.origin,
     }
     sha256 = write_weights(place, blocks, metadata)
-    spec = _spec(job, place, sha256, NORMALISATIONS[normalisation])
-    return _Candidate(dtype, spec, metadata, compare(spec, pictures, reference))
-
-
-def _choose(job: Job, found: Sequence[_Candidate], pictures: Sequence[Image]) -> tuple[tuple[Trial, ...], _Candidate]:
-    """The fastest on this machine of those that agree with the original, labels on every image included.
-
-    The first where the choice was not ours, or where none agrees.
-    """
-    if job.form.dtype != AUTO:
-        return (), found[0]
-    milliseconds = batch_ms([candidate.spec for candidate in found], pictures)
-    trials = tuple(
-        Trial(candidate.dtype, ms, candidate.agreement, _agrees(job, candidate) and candidate.agreement.labels_agree)
-        for candidate, ms in zip(found, milliseconds, strict=True)
+    mean, std = NORMALISATIONS[normalisation]
+    return ExpertSpec(
+        expert=ExpertId(job.expert),
+        architecture=job.architecture.name,
+        task=job.architecture.task,
+        file=place,
+        classes=job.classes,
+        input_size=job.input_size,
+        mean=mean,
+        std=std,
+        sha256=sha256,
+        layout=LayoutId(layout),
+        weights_bytes=read_header(place).region_bytes,
     )
-    fit = [(trial.batch_ms, number) for number, trial in enumerate(trials) if trial.agrees]
-    return trials, found[min(fit)[1] if fit else 0]
 
 
-def check_request(known: Architecture, input_size: int, expert: str, form: Form) -> None:
-    """Before any model is run."""
-    if form.dtype not in (*DTYPES, AUTO) or form.memory_format not in MEMORY_FORMATS:
-        known_forms = f"dtypes {', '.join((*DTYPES, AUTO))}; memory formats {', '.join(MEMORY_FORMATS)}"
-        raise ImportRefusedError(
-            f"{form.dtype} {form.memory_format} is no way to store weights; known are {known_forms}"
+def _try_speeds(job: ImportJob, candidates: Sequence[_Candidate], images: Sequence[Image]) -> tuple[DtypeTrial, ...]:
+    """Time each dtype on this machine. A dtype that was not asked for must name the same label on every image."""
+    milliseconds = batch_ms([candidate.spec for candidate in candidates], images)
+    return tuple(
+        DtypeTrial(
+            candidate.dtype,
+            ms,
+            candidate.agreement,
+            candidate.agrees(job.form.tolerance) and candidate.agreement.labels_agree,
         )
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", expert):
-        raise ImportRefusedError(f"{expert!r} is no expert id; use letters, digits and . _ : -")
-    if not 32 <= input_size <= 4096:
-        raise ImportRefusedError(f"--input-size {input_size} is not between 32 and 4096 pixels")
-    if known.task == "detect" and input_size % YOLO_STRIDE_PIXELS:
-        raise ImportRefusedError(f"--input-size {input_size} is not a multiple of {YOLO_STRIDE_PIXELS}")
+        for candidate, ms in zip(candidates, milliseconds, strict=True)
+    )
 
 
-def _agrees(job: Job, candidate: _Candidate) -> bool:
-    agreement = candidate.agreement
-    if job.form.tolerance == math.inf:
-        return True
-    tolerance = job.form.tolerance if job.form.tolerance is not None else CONFIDENCE_TOLERANCES[candidate.dtype]
-    return agreement.confidence <= tolerance and agreement.box_pixels <= BOX_TOLERANCES_PIXELS[candidate.dtype]
-
-
-def _refuse_disagreement(job: Job, candidate: _Candidate) -> None:
-    if _agrees(job, candidate):
+def _refuse_disagreement(job: ImportJob, candidate: _Candidate) -> None:
+    if candidate.agrees(job.form.tolerance):
         return
     agreement, dtype = candidate.agreement, candidate.dtype
     tolerance = job.form.tolerance if job.form.tolerance is not None else CONFIDENCE_TOLERANCES[dtype]
@@ -228,22 +220,24 @@ def _refuse_disagreement(job: Job, candidate: _Candidate) -> None:
     )
 
 
-def _spec(job: Job, file: Path, sha256: str, normalisation: tuple[Any, Any]) -> ExpertSpec:
-    header = read_header(file)
-    mean, std = normalisation
-    return ExpertSpec(
-        expert=ExpertId(job.expert),
-        architecture=job.architecture.name,
-        task=job.architecture.task,
-        file=file,
-        classes=job.classes,
-        input_size=job.input_size,
-        mean=mean,
-        std=std,
-        sha256=sha256,
-        layout=LayoutId(header.metadata["layout"]),
-        weights_bytes=header.region_bytes,
-    )
+def check_request(known: Architecture, input_size: int, expert: str, form: Form) -> None:
+    """Refuse what cannot become an expert, before any model runs."""
+    if form.dtype not in (*DTYPES, AUTO) or form.memory_format not in MEMORY_FORMATS:
+        raise ImportRefusedError(
+            f"weights cannot be stored as {form.dtype} {form.memory_format}; known are dtypes"
+            f" {', '.join((*DTYPES, AUTO))}; memory formats {', '.join(MEMORY_FORMATS)}"
+        )
+    if not is_expert_id(expert):
+        raise ImportRefusedError(f"{expert!r} is not an expert id; use letters, digits and . _ : -")
+    if not 32 <= input_size <= 4096:
+        raise ImportRefusedError(f"--input-size {input_size} is not between 32 and 4096 pixels")
+    if known.task == "detect" and input_size % YOLO_STRIDE_PIXELS:
+        raise ImportRefusedError(f"--input-size {input_size} is not a multiple of {YOLO_STRIDE_PIXELS}")
+
+
+def is_expert_id(name: str) -> bool:
+    """Return True if `name` can name an expert: in the catalog, in rules and as a file."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", name) is not None
 
 
 def known_architecture(name: str) -> Architecture:

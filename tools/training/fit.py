@@ -1,7 +1,7 @@
-"""Fitting a classifier to pictures in memory: a shared backbone first, then each expert from it.
+"""Fits a classifier to pictures in memory: a whole network, or an expert that shares a backbone's early layers.
 
 Pictures are (N, S, S, 3) uint8 RGB, made by `experts.vision.preprocess.to_square`, so that training and serving see
-the same pixels. Every function is seeded; threads are the caller's.
+the same pixels. Every function is seeded; the caller sets the number of threads.
 """
 
 import copy
@@ -27,7 +27,7 @@ _TEMPERATURES = tuple(round(0.4 * 1.1**step, 4) for step in range(24))
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast: AdamW, one cycle of the learning rate."""
+    """Length and speed of a training with AdamW and one cycle of the learning rate."""
 
     epochs: int
     batch: int = 32
@@ -38,7 +38,7 @@ class Schedule:
 
 
 def new_network(architecture: str, classes: int) -> nn.Module:
-    """An untrained torchvision network."""
+    """Return an untrained torchvision network."""
     return getattr(frameworks.torchvision().models, architecture)(num_classes=classes)
 
 
@@ -49,7 +49,7 @@ def fit_network(
     schedule: Schedule,
     on_progress: OnProgress = lambda _: None,
 ) -> nn.Module:
-    """Train all of `network`; it comes back in eval mode. `on_progress` hears shares from 0 to 1."""
+    """Train all of `network` and return it in eval mode. `on_progress` gets shares from 0 to 1."""
     network.train().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch's stub lacks it
     rng = np.random.default_rng(schedule.seed)
     mean, deviation = _normalisation()
@@ -66,10 +66,10 @@ def fit_network(
 def fit_expert(
     backbone: nn.Module, pictures: Pictures, targets: Targets, rows: Sequence[int], schedule: Schedule
 ) -> nn.Module:
-    """A network of its own whose early layers are the backbone's and whose last block and head are trained.
+    """Return a copy of the backbone with its last block and a new head trained.
 
-    `rows` are the backbone's outputs that its labels begin from. The early layers do not change, so their features
-    are computed once: an expert costs seconds, not minutes.
+    `rows` are the backbone's outputs that the head begins with. The early layers do not change, so their features are
+    computed once: an expert costs seconds, not minutes.
     """
     network = copy.deepcopy(backbone).eval()
     old: nn.Linear = network.fc  # type: ignore[assignment]
@@ -95,31 +95,31 @@ def fit_expert(
 
 
 def early_features(network: nn.Module, pictures: Pictures, rng: np.random.Generator) -> torch.Tensor:
-    """What the layers before the last block make of augmented `pictures`."""
+    """Return the features of augmented `pictures` before the last block."""
     mean, deviation = _normalisation()
     parts = [getattr(network, name) for name in ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3")]
     early = nn.Sequential(*parts).eval()
-    found: list[torch.Tensor] = []
+    features: list[torch.Tensor] = []
     with torch.no_grad():
         for start in range(0, len(pictures), 64):
             tensor = _augmented(pictures[start : start + 64], rng).sub_(mean).div_(deviation)
-            found.append(early(tensor.contiguous(memory_format=torch.channels_last)))
-    return torch.cat(found)
+            features.append(early(tensor.contiguous(memory_format=torch.channels_last)))
+    return torch.cat(features)
 
 
 def logits_of(network: nn.Module, pictures: Pictures) -> torch.Tensor:
-    """(N, classes) float32 of pictures as they are."""
+    """Return (N, classes) float32 for pictures without augmentation."""
     mean, deviation = _normalisation()
-    found: list[torch.Tensor] = []
+    logits: list[torch.Tensor] = []
     with torch.inference_mode():
         for start in range(0, len(pictures), 64):
             tensor = torch.from_numpy(pictures[start : start + 64]).permute(0, 3, 1, 2).float().div_(255)
-            found.append(network(tensor.sub_(mean).div_(deviation).contiguous(memory_format=torch.channels_last)))
-    return torch.cat(found) if found else torch.zeros(0, 0)
+            logits.append(network(tensor.sub_(mean).div_(deviation).contiguous(memory_format=torch.channels_last)))
+    return torch.cat(logits) if logits else torch.zeros(0, 0)
 
 
 def calibrate(logits: torch.Tensor, targets: Targets) -> float:
-    """The softmax temperature with the least negative log likelihood on held-out pictures."""
+    """Return the softmax temperature with the least negative log likelihood on held-out pictures."""
     wanted = torch.from_numpy(targets)
     return min(_TEMPERATURES, key=lambda t: float(functional.cross_entropy(logits / t, wanted)))
 
@@ -134,9 +134,11 @@ def _run(
     trained = [p for p in network.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(trained, lr=schedule.learning_rate, weight_decay=schedule.weight_decay, fused=True)
     steps = schedule.epochs * math.ceil(count / schedule.batch)
-    whole = max(steps, 4) + 1  # of exactly four, OneCycleLR's rise would have no length
-    cycle = torch.optim.lr_scheduler.OneCycleLR(optimiser, schedule.learning_rate, total_steps=whole, pct_start=0.25)
-    done = 0
+    cycle_steps = max(steps, 4) + 1  # with exactly four, OneCycleLR's rise would have no length
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser, schedule.learning_rate, total_steps=cycle_steps, pct_start=0.25
+    )
+    step = 0
     for _ in range(schedule.epochs):
         for inputs, wanted in batches():
             loss = functional.cross_entropy(network(inputs), wanted, label_smoothing=schedule.label_smoothing)
@@ -144,8 +146,8 @@ def _run(
             loss.backward()
             optimiser.step()
             cycle.step()
-            done += 1
-            on_progress(done / steps)
+            step += 1
+            on_progress(step / steps)
 
 
 def _shuffled(count: int, batch: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
@@ -156,8 +158,9 @@ def _shuffled(count: int, batch: int, rng: np.random.Generator) -> Iterator[NDAr
 
 
 def _augmented(pictures: Pictures, rng: np.random.Generator) -> torch.Tensor:
-    """(N, 3, S, S) in 0..1 with another exposure, contrast, white balance and noise each; never moved or mirrored,
-    since where a part lies and which way round is what is judged.
+    """Return (N, 3, S, S) in 0..1, each with another exposure, contrast, white balance and noise.
+
+    Pictures are never moved or mirrored: the position and direction of a part are what the classifier judges.
     """
     tensor = torch.from_numpy(pictures).permute(0, 3, 1, 2).float().div_(255)
     count = len(pictures)

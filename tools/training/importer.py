@@ -1,4 +1,4 @@
-"""`coserve import`: a trained model file becomes an expert: folded, written as a slot's bytes, proved, catalogued.
+"""Makes an expert of a trained network: from a file (`coserve import`) or from a framework's model of this process.
 
 Nothing here unpickles unknown classes. A file of plain tensors is read with `weights_only`; an ultralytics `.pt`, which
 is a pickled program, is opened only on request and only in a process of its own (`tools/training/unpickle.py`).
@@ -20,21 +20,23 @@ from experts.vision.architectures import NORMALISATIONS, Architecture
 from experts.vision.networks import build_original, select_head
 from tools.training.expert_file import (
     Form,
+    ImportJob,
     ImportRefusedError,
     ImportReport,
-    Job,
     check_request,
     known_architecture,
     make_expert,
 )
-from tools.training.proof import Image, Reference, image_folder, original_outputs, pattern_images, squares
-from tools.training.unpickle import Unpickled, unpickle_elsewhere
+from tools.training.proof import Image, image_folder, original_outputs, pattern_images, squares
+from tools.training.unpickle import unpickle_elsewhere
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What a file shall become. None: the classes that an ultralytics `.pt` names, the file's name as the expert's id,
-    `out/catalog.yaml` as the catalog.
+class ImportTarget:
+    """The expert that a file becomes.
+
+    None: the classes that an ultralytics `.pt` names, the file's name as the expert's id, `out/catalog.yaml` as the
+    catalog.
     """
 
     architecture: str
@@ -46,10 +48,10 @@ class Target:
     form: Form | None = None
 
 
-def import_file(file: Path, target: Target, *, images: Path | None = None, trust: bool = False) -> ImportReport:
-    """The whole of `coserve import`: read FILE, make the expert, add it to the catalog.
+def import_file(file: Path, target: ImportTarget, *, images: Path | None = None, trust: bool = False) -> ImportReport:
+    """Read `file`, make the expert, and add it to the catalog.
 
-    `images` is a folder to prove the agreement on (patterns without it). `trust` allows a pickled program to run in a
+    The agreement is proved on the folder `images`, or on patterns. `trust` allows a pickled program to run in a
     process of its own. Raises ImportRefusedError, and then nothing is changed.
     """
     catalog = target.catalog or target.out / "catalog.yaml"
@@ -60,41 +62,18 @@ def import_file(file: Path, target: Target, *, images: Path | None = None, trust
     pictures = image_folder(images) if images is not None else pattern_images()
     if not pictures:
         raise ImportRefusedError(f"{images}: holds no image that can be decoded; name another folder, or none")
+    job = ImportJob(known, target.classes or (), target.input_size, target.out, expert, form)
     tensors = _plain_tensors(file)
     if tensors is None:
         _refuse_pickle(file, known, trust=trust)
-        unpickled = _unpickle(file, pictures, target.input_size)
-        classes = target.classes or unpickled.classes
-        report = _import_unpickled(
-            unpickled, Job(known, classes, target.input_size, target.out, expert, form), pictures
-        )
+        report = _import_pickle(file, job, pictures)
     elif target.classes is None:
         raise ImportRefusedError(f"{file}: holds weights without class names; give them in order with --classes")
     else:
-        original = _load_original(known, tensors, len(target.classes))
-        report = import_model(
-            original,
-            known.name,
-            target.classes,
-            target.input_size,
-            target.out,
-            expert=expert,
-            images=pictures,
-            form=form,
-        )
+        report = _import_original(_load_original(known, tensors, len(target.classes)), job, pictures)
     entry = {**report.entry, "file": os.path.relpath(report.file, catalog.parent)}
     add_to_catalog(catalog, expert, entry)
     return replace(report, entry=entry)
-
-
-def _refuse_pickle(file: Path, known: Architecture, *, trust: bool) -> None:
-    if not trust:
-        raise ImportRefusedError(
-            f"{file}: is a pickled program, not plain weights: opening it runs whatever its author put in. "
-            "If you trust where it comes from, add --trust (it is then opened in a process of its own)"
-        )
-    if known.task == "classify":
-        raise ImportRefusedError(f"{file}: holds a pickled {known.name}; save its state_dict() and import that file")
 
 
 def import_classifier(
@@ -108,27 +87,12 @@ def import_classifier(
     images: Sequence[Image] | None = None,
     form: Form | None = None,
 ) -> ImportReport:
-    """A torchvision ResNet's state_dict as `out/EXPERT.safetensors`. Writes no catalog: the report has the entry."""
-    known = known_architecture(architecture)
-    original = _load_original(known, state_dict, len(classes))
+    """Write a torchvision ResNet's state_dict as `out/EXPERT.safetensors`, proved on `images` or patterns.
+
+    Writes no catalog: the report has the entry. Raises ImportRefusedError.
+    """
+    original = _load_original(known_architecture(architecture), state_dict, len(classes))
     return import_model(original, architecture, classes, input_size, out, expert=expert, images=images, form=form)
-
-
-def import_detector(
-    model: nn.Module,
-    architecture: str,
-    input_size: int,
-    out: Path,
-    *,
-    expert: str,
-    classes: Sequence[str] | None = None,
-    images: Sequence[Image] | None = None,
-    form: Form | None = None,
-) -> ImportReport:
-    """An ultralytics DetectionModel of this process (as `YOLO(...).model`) as `out/EXPERT.safetensors`."""
-    names: dict[int, str] = getattr(model, "names", {})
-    labels = tuple(classes) if classes is not None else tuple(names[index] for index in sorted(names))
-    return import_model(model, architecture, labels, input_size, out, expert=expert, images=images, form=form)
 
 
 def import_model(
@@ -142,19 +106,51 @@ def import_model(
     images: Sequence[Image] | None = None,
     form: Form | None = None,
 ) -> ImportReport:
-    """A framework's own model of this process, with batch norms, as an expert proved against it."""
+    """Write a framework's model of this process, with batch norms, as `import_classifier` does; it stays as it is.
+
+    A detector is an ultralytics DetectionModel, as `YOLO(...).model`.
+    """
     known = known_architecture(architecture)
     form = form or Form()
     check_request(known, input_size, expert, form)
-    pictures = images if images is not None else pattern_images()
-    model = copy.deepcopy(original).float().eval()
-    normalisation = NORMALISATIONS[form.normalisation or known.normalisation]
-    reference = original_outputs(model, squares(pictures, known.task, input_size), normalisation)
-    return make_expert(Job(known, tuple(classes), input_size, out, expert, form), model, pictures, reference)
+    job = ImportJob(known, tuple(classes), input_size, out, expert, form)
+    return _import_original(copy.deepcopy(original), job, images if images is not None else pattern_images())
+
+
+def _import_original(original: nn.Module, job: ImportJob, images: Sequence[Image]) -> ImportReport:
+    model = original.float().eval()
+    normalisation = NORMALISATIONS[job.form.normalisation or job.architecture.normalisation]
+    outputs = original_outputs(model, squares(images, job.architecture.task, job.input_size), normalisation)
+    return make_expert(job, model, images, outputs)
+
+
+def _import_pickle(file: Path, job: ImportJob, images: Sequence[Image]) -> ImportReport:
+    """Load the other process' weights into a model of ours, proved against the pickled model's answers there."""
+    try:
+        unpickled = unpickle_elsewhere(file, squares(images, "detect", job.input_size))
+    except ValueError as error:
+        raise ImportRefusedError(f"{file}: {error}") from error
+    count, names = len(unpickled.classes), ", ".join(unpickled.classes)
+    if len(job.classes) not in (0, count):
+        raise ImportRefusedError(f"{job.expert}: the model has {count} classes ({names}), not {len(job.classes)}")
+    original = _load_original(job.architecture, unpickled.state_dict, count)
+    select_head(original, end_to_end=unpickled.end_to_end)
+    job = replace(job, classes=job.classes or unpickled.classes)
+    return make_expert(job, original.float().eval(), images, unpickled.outputs)
+
+
+def _refuse_pickle(file: Path, known: Architecture, *, trust: bool) -> None:
+    if not trust:
+        raise ImportRefusedError(
+            f"{file}: is a pickled program, not plain weights: opening it runs whatever its author put in. "
+            "If you trust where it comes from, add --trust (it is then opened in a process of its own)"
+        )
+    if known.task == "classify":
+        raise ImportRefusedError(f"{file}: holds a pickled {known.name}; save its state_dict() and import that file")
 
 
 def _plain_tensors(file: Path) -> dict[str, torch.Tensor] | None:
-    """The state_dict in a file that holds nothing but tensors, or None where it is a pickled program."""
+    """Return the state_dict of a file that holds nothing but tensors, None if it is a pickled program."""
     try:
         content: Any = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
@@ -162,7 +158,7 @@ def _plain_tensors(file: Path) -> dict[str, torch.Tensor] | None:
     except pickle.UnpicklingError:
         return None
     except Exception as error:  # the restricted unpickler lets through whatever damaged bytes cause
-        raise ImportRefusedError(f"{file}: is damaged, or no file that torch.save wrote ({error})") from error
+        raise ImportRefusedError(f"{file}: is damaged, or not written by torch.save ({error})") from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -180,21 +176,3 @@ def _load_original(known: Architecture, state_dict: Mapping[str, torch.Tensor], 
         message = f"the weights are not those of a {known.name} with {class_count} classes"
         raise ImportRefusedError(f"{message}: {' '.join(lines)[:600]}") from error
     return original
-
-
-def _unpickle(file: Path, pictures: Sequence[Image], input_size: int) -> Unpickled:
-    try:
-        return unpickle_elsewhere(file, squares(pictures, "detect", input_size))
-    except ValueError as error:
-        raise ImportRefusedError(f"{file}: {error}") from error
-
-
-def _import_unpickled(unpickled: Unpickled, job: Job, pictures: Sequence[Image]) -> ImportReport:
-    """The weights of the other process in a model of ours, proved against what the pickled model answered there."""
-    count = len(unpickled.classes)
-    if len(job.classes) != count:
-        names = ", ".join(unpickled.classes)
-        raise ImportRefusedError(f"{job.expert}: the model has {count} classes ({names}), not {len(job.classes)}")
-    original = _load_original(job.architecture, unpickled.state_dict, count)
-    select_head(original, end_to_end=unpickled.end_to_end)
-    return make_expert(job, original.float().eval(), pictures, Reference(unpickled.outputs))

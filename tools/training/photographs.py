@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from experts.errors import ImageError
 from experts.vision.decode import decode
 from experts.vision.preprocess import LETTERBOX_GREY, fit, place
-from tools.training.detector_loop import Image, Sample, TrainingError
+from tools.training import TrainingError
+from tools.training.detector_loop import Image, Sample
 
 _IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff"})
 

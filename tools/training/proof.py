@@ -1,4 +1,4 @@
-"""Whether an expert answers as its original: the same images through both, the largest difference measured."""
+"""Proves that an expert answers as its original: the same images through both, the largest difference measured."""
 
 import time
 from collections.abc import Sequence
@@ -21,20 +21,24 @@ from experts.vision.infer import infer, normalise, probabilities
 from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.preprocess import Prepared, fit, to_square
 
-#: As many images of a folder are used at most.
+#: Images of a folder that are used.
 _MAX_IMAGES = 32
 #: Boxes are compared where the original is at least this sure, or at its surest places.
 _CONFIDENT = 0.05
 _SUREST = 100
-#: How far an end-to-end head's scores weigh against pixels when its boxes are paired with the original's.
+#: Weight of a score against pixels when boxes of an end-to-end head are paired with the original's.
 _PIXELS_PER_CONFIDENCE = 1000.0
-#: To choose a dtype: images of a batch, batches of each, and when a dtype is given up before.
+#: To choose a dtype: images of a batch, batches of each dtype, and how many times slower than the fastest one a dtype
+#: is given up.
 _TIMED_BATCH, _TIMED_ROUNDS, _HOPELESS = 4, 6, 3.0
+
+#: A framework's own model's answer to each square, in batches of one.
+OriginalOutputs = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The largest differences found: of confidences, and of box edges in input pixels (0 for classifiers).
+    """The largest differences: of confidences, and of box edges in input pixels (0 for classifiers).
 
     `same_labels` counts the images with the same labels in both answers: a classifier's best, a detector's boxes'.
     """
@@ -46,19 +50,12 @@ class Agreement:
 
     @property
     def labels_agree(self) -> bool:
-        """Whether no image is called something else."""
+        """Return True if every image has the same labels in both answers."""
         return self.same_labels == self.images
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """What the framework's own model answers to each square, in batches of one."""
-
-    outputs: tuple[torch.Tensor, ...]
-
-
 def pattern_images(count: int = 8, seed: int = 7) -> list[Image]:
-    """Seeded pictures with edges, gradients and noise in several sizes, for where there are no real ones."""
+    """Return seeded pictures with edges, gradients and noise in several sizes, in place of real ones."""
     random = np.random.default_rng(seed)
     images: list[Image] = []
     for index in range(count):
@@ -75,7 +72,7 @@ def pattern_images(count: int = 8, seed: int = 7) -> list[Image]:
 
 
 def image_folder(folder: Path) -> list[Image]:
-    """The first images of a folder, by name, that decode; other files are passed over."""
+    """Return the first images of a folder, by name, that decode; skip other files."""
     images: list[Image] = []
     for file in sorted(folder.rglob("*")):
         if len(images) == _MAX_IMAGES:
@@ -89,12 +86,14 @@ def image_folder(folder: Path) -> list[Image]:
 
 
 def squares(images: Sequence[Image], task: Task, size: int) -> list[Image]:
-    """The images as inputs: (size, size, 3) uint8 RGB each."""
+    """Return the images as inputs: (size, size, 3) uint8 RGB each."""
     return [to_square(image, task, size) for image in images]
 
 
-def original_outputs(original: nn.Module, inputs: Sequence[Image], normalisation: tuple[Triple, Triple]) -> Reference:
-    """What a framework's model in evaluation mode answers, with the framework's own arithmetic."""
+def original_outputs(
+    original: nn.Module, inputs: Sequence[Image], normalisation: tuple[Triple, Triple]
+) -> OriginalOutputs:
+    """Return the answers of a framework's model in evaluation mode, with the framework's own arithmetic."""
     mean, std = (torch.tensor(values, dtype=torch.float32).view(1, 3, 1, 1) for values in normalisation)
     device = next(original.parameters()).device
     outputs: list[torch.Tensor] = []
@@ -103,35 +102,35 @@ def original_outputs(original: nn.Module, inputs: Sequence[Image], normalisation
             images = (torch.from_numpy(square).permute(2, 0, 1)[None].float() / 255 - mean) / std
             output = original(images.to(device))
             outputs.append((output[0] if isinstance(output, tuple) else output).float().cpu())
-    return Reference(tuple(outputs))
+    return tuple(outputs)
 
 
-def compare(spec: ExpertSpec, images: Sequence[Image], reference: Reference) -> Agreement:
+def compare(spec: ExpertSpec, images: Sequence[Image], outputs: OriginalOutputs) -> Agreement:
     """Load the expert into a slot, as the daemon does, and compare its answers with the original's."""
     pool = SlotPool("cpu", spec.weights_bytes)
     pool.load(spec)
     slot = pool.slot(spec.expert)
     confidence = box_pixels = 0.0
     same_labels = 0
-    for square, expected in zip(squares(images, spec.task, spec.input_size), reference.outputs, strict=True):
+    for square, expected in zip(squares(images, spec.task, spec.input_size), outputs, strict=True):
         batch = torch.from_numpy(square[None])
         with torch.inference_mode():
-            found = slot.module(normalise(batch, spec, slot.layout.dtype, channels_last=slot.layout.channels_last))
+            answer = slot.module(normalise(batch, spec, slot.layout.dtype, channels_last=slot.layout.channels_last))
         if spec.task == "classify":
-            difference = float(np.abs(probabilities(found, spec) - probabilities(expected, spec)).max()), 0.0
+            difference = float(np.abs(probabilities(answer, spec) - probabilities(expected, spec)).max()), 0.0
         elif slot.layout.end_to_end:
-            difference = _compare_picked(found[0], expected[0])
+            difference = _compare_picked(answer[0], expected[0])
         else:
-            difference = _compare_dense(found[0], expected[0])
-        # Not a number is a disagreement, whatever it is compared with.
+            difference = _compare_dense(answer[0], expected[0])
+        # NaN is a disagreement with everything, NaN included.
         confidence = max(confidence, float(np.nan_to_num(difference[0], nan=np.inf)))
         box_pixels = max(box_pixels, float(np.nan_to_num(difference[1], nan=np.inf)))
-        same_labels += _labels(found, slot) == _labels(_as_ours(expected, slot), slot)
+        same_labels += _labels(answer, slot) == _labels(_as_ours(expected, slot), slot)
     return Agreement(confidence, box_pixels, len(images), same_labels)
 
 
 def why_unfit(adapted: nn.Module, dtype: str) -> str | None:
-    """Why a folded network cannot be stored like this: a pool refuses weights that are not finite. None if it can."""
+    """Return why a folded network cannot be stored as `dtype` (pools refuse weights that are not finite), or None."""
     kind = TORCH_DTYPES[dtype]
     for name, parameter in adapted.named_parameters():
         if not bool(parameter.isfinite().all()):
@@ -142,42 +141,42 @@ def why_unfit(adapted: nn.Module, dtype: str) -> str | None:
 
 
 def batch_ms(specs: Sequence[ExpertSpec], images: Sequence[Image], device: str | None = None) -> list[float]:
-    """Least milliseconds of a batch of four for each of some experts, in turn, on `device` or the first GPU there is.
+    """Return the least milliseconds of a batch of four of each expert, on `device` or the first GPU if there is one.
 
-    The least, since whatever else runs on the machine only adds; one thread, as executors have. An expert that takes
-    many times as long as the fastest is not run to the end.
+    The least, since other work on the machine only adds time; on one thread, as executors have. Experts take turns, and
+    one that is several times slower than the fastest is not timed to the end.
     """
     device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
-    taken: list[list[float]] = [[] for _ in specs]
+    times_ms: list[list[float]] = [[] for _ in specs]
     slots: list[Slot] = []
     for spec in specs:
         pool = SlotPool(device, spec.weights_bytes)
         pool.load(spec)
         slots.append(pool.slot(spec.expert))
-    ready = [fit(images[number % len(images)], specs[0].task, specs[0].input_size) for number in range(_TIMED_BATCH)]
+    batch = [fit(images[number % len(images)], specs[0].task, specs[0].input_size) for number in range(_TIMED_BATCH)]
     for round_number in range(_TIMED_ROUNDS):
-        for slot, milliseconds in zip(slots, taken, strict=True):
-            fastest = min((min(others) for others in taken if others), default=float("inf"))
+        for slot, milliseconds in zip(slots, times_ms, strict=True):
+            fastest = min((min(others) for others in times_ms if others), default=float("inf"))
             if round_number > 1 and min(milliseconds) > _HOPELESS * fastest:
                 continue
-            milliseconds.append(_one_thread_ms(slot, ready))
-    return [min(milliseconds) for milliseconds in taken]
+            milliseconds.append(_one_thread_ms(slot, batch))
+    return [min(milliseconds) for milliseconds in times_ms]
 
 
-def _one_thread_ms(slot: Slot, ready: Sequence[Prepared]) -> float:
+def _one_thread_ms(slot: Slot, batch: Sequence[Prepared]) -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         begin_s = time.perf_counter()
         with suppress(ExpertError):  # numbers that are not finite take as long
-            infer(slot, ready)
+            infer(slot, batch)
         return (time.perf_counter() - begin_s) * 1e3
     finally:
         torch.set_num_threads(threads)
 
 
 def _labels(output: torch.Tensor, slot: Slot) -> list[int]:
-    """What an answer (batch of one, in the form of a slot's) names: sorted class numbers."""
+    """Return the sorted class numbers of an answer (batch of one, in a slot's form)."""
     if slot.spec.task == "classify":
         return [int(probabilities(output, slot.spec)[0].argmax())]
     (rows,) = select_detections(output.cpu(), slot.spec, end_to_end=slot.layout.end_to_end)
@@ -185,29 +184,29 @@ def _labels(output: torch.Tensor, slot: Slot) -> list[int]:
 
 
 def _as_ours(expected: torch.Tensor, slot: Slot) -> torch.Tensor:
-    """An original's answer in the form of a slot's: boxes as corners."""
+    """Return an original's answer in a slot's form: boxes as corners."""
     if slot.spec.task == "classify" or slot.layout.end_to_end:
         return expected
     centres, sizes = expected[:, :2], expected[:, 2:4]
     return torch.cat((centres - sizes / 2, centres + sizes / 2, expected[:, 4:]), 1)
 
 
-def _compare_dense(found: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
-    """found: (4 + classes, A), corners; expected: the same with centres and sizes, as ultralytics answers."""
+def _compare_dense(answer: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
+    """answer: (4 + classes, A), corners; expected: the same with centres and sizes, as ultralytics answers."""
     centres, sizes = expected[:2], expected[2:4]
     corners = torch.cat((centres - sizes / 2, centres + sizes / 2))
     sureness = expected[4:].amax(0)
     threshold = min(_CONFIDENT, float(sureness.topk(min(_SUREST, len(sureness))).values[-1]))
     sure = sureness >= threshold
-    confidence = (found[4:] - expected[4:]).abs().max()
-    return float(confidence), float((found[:4] - corners).abs()[:, sure].max())
+    confidence = (answer[4:] - expected[4:]).abs().max()
+    return float(confidence), float((answer[:4] - corners).abs()[:, sure].max())
 
 
-def _compare_picked(found: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
-    """Both (boxes, 6): pairs each of the original's surest boxes with the nearest of its class, as order may differ."""
+def _compare_picked(answer: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
+    """Both (boxes, 6): pair each of the original's surest boxes with the nearest of its class; orders may differ."""
     confidence = box_pixels = 0.0
     for row in expected[:_SUREST]:
-        same = found[found[:, 5] == row[5]]
+        same = answer[answer[:, 5] == row[5]]
         if not len(same):
             return float("inf"), float("inf")
         boxes, scores = (same[:, :4] - row[:4]).abs().amax(1), (same[:, 4] - row[4]).abs()

@@ -20,7 +20,7 @@ from tools.setup.service import Service
 
 COMMANDS = (
     "demo", "run", "check", "rules check", "status", "experts", "queues", "reload", "drain", "pin", "unpin", "unload",
-    "limits", "camera", "results", "explain", "export", "train classifier", "train detector", "train deeppcb",
+    "limits", "camera", "results", "explain", "export", "train classifier", "train detector",
     "import", "top", "profile", "simulate", "bench line", "bench live", "bench online", "bench load", "bench compute",
     "bench scheduler",
 )  # fmt: skip

@@ -18,14 +18,11 @@ from routing_rules.routes import Routes
 from tests.lines import a_line
 from tools.camera.render import board_types, part_types, render_board
 from tools.demo import prepare
-from tools.demo.draw import COLOURS, draw_board
+from tools.demo.boards import COLOURS, PartVerdict, draw_board, part_verdicts
 from tools.demo.files import write_configuration, write_rules
-from tools.demo.judge import Quality, judge_parts
+from tools.demo.judge import PartImage, Quality, choose_threshold, judge_parts
 from tools.demo.prepare import PREPARED, PrepareReport, code_key
-from tools.demo.samples import PARTS_PER_PANEL, render_panels
-from tools.demo.teach import DETECTORS, SolderSampler, split
-from tools.demo.thresholds import choose
-from tools.demo.verdicts import PartVerdict, part_verdicts
+from tools.demo.training import DETECTORS, PARTS_PER_PANEL, SolderSampler, render_panels, split
 from tools.training import fit
 from tools.training.importer import import_classifier
 
@@ -100,7 +97,7 @@ def test_rules_name_the_thresholds_that_were_chosen(tmp_path: Path):
     ],
 )
 def test_a_threshold_lies_between_mistakes_and_hits(good: list[float], bad: list[float], between: tuple[float, float]):
-    assert between[0] <= choose(good, bad) <= between[1]
+    assert between[0] <= choose_threshold(good, bad) <= between[1]
 
 
 def test_panels_are_the_same_each_time_and_hold_good_and_bad_parts():
@@ -164,12 +161,12 @@ steps:
 """
     routes = compile_rules(read_yaml_text(rules, "rules.yaml"), "rules.yaml", None)
     wanted = ("R0402", "CE6", "QFP32", "C0603")
-    placements = render_board("sensor-node", 1, 0.0).placements
-    parts = [("sensor-node", p) for p in placements if p.component in wanted]
+    placements = [p for p in render_board("sensor-node", 1, 0.0).placements if p.component in wanted]
+    parts = [PartImage("sensor-node", p.component, p.pixels) for p in placements]
     shares: list[float] = []
     verdicts = judge_parts(routes, pool.slot, parts, shares.append)
-    found = {p.component: verdict for (_, p), verdict in zip(parts, verdicts, strict=True)}
-    assert found == {"R0402": "fail", "CE6": "review", "QFP32": "fail", "C0603": "pass"}
+    by_component = {part.component: verdict for part, verdict in zip(parts, verdicts, strict=True)}
+    assert by_component == {"R0402": "fail", "CE6": "review", "QFP32": "fail", "C0603": "pass"}
     assert len(shares) == 3, "parts of one expert are asked together, those behind others too"
     assert shares[-1] == 1.0
 
@@ -213,7 +210,7 @@ def a_prepared_folder(folder: Path) -> PrepareReport:
 
 def test_a_line_made_by_the_same_code_is_used_again(tmp_path: Path):
     report = a_prepared_folder(tmp_path / "demo")
-    found = prepare.prepare(tmp_path / "demo")
-    assert found == dataclasses.replace(report, cached=True)
-    assert "98 of 100 (0.980; missed: 2 shifted)" in found.summary()
-    assert "trained in an earlier run" in found.summary()
+    earlier = prepare.prepare(tmp_path / "demo")
+    assert earlier == dataclasses.replace(report, cached=True)
+    assert "98 of 100 (0.980; missed: 2 shifted)" in earlier.summary()
+    assert "trained in an earlier run" in earlier.summary()

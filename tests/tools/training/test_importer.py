@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +16,14 @@ from experts.vision.networks import select_head
 from experts.vision.preprocess import fit
 from tests.experts.samples import PICTURES, a_model, encoded, labels
 from tools.training.expert_file import CONFIDENCE_TOLERANCES, Form, ImportRefusedError
-from tools.training.importer import Target, import_classifier, import_detector, import_file
+from tools.training.importer import ImportTarget, import_classifier, import_file, import_model
+from tools.training.proof import pattern_images
 
 CLASSES = labels(5)
 
 
-def a_target(folder: Path, architecture: str = "resnet18", input_size: int = 96, **fields) -> Target:
-    return Target(architecture, input_size, folder / "experts", **{"classes": CLASSES, **fields})
+def a_target(folder: Path, architecture: str = "resnet18", input_size: int = 96, **fields) -> ImportTarget:
+    return ImportTarget(architecture, input_size, folder / "experts", **{"classes": CLASSES, **fields})
 
 
 def a_state_dict(folder: Path, architecture: str = "resnet18", name: str = "trained.pth") -> Path:
@@ -90,7 +92,7 @@ def test_the_usual_containers_of_a_state_dict_are_opened(tmp_path: Path, contain
 def test_a_detector_of_this_process_is_imported_and_left_as_it_was(tmp_path: Path, architecture: str):
     model = a_model(architecture)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    report = import_detector(model, architecture, 160, tmp_path, expert="d", classes=CLASSES, images=PICTURES)
+    report = import_model(model, architecture, CLASSES, 160, tmp_path, expert="d", images=PICTURES)
     assert 0 < report.agreement.confidence < 1e-3
     assert 0 < report.agreement.box_pixels < 0.5
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -110,7 +112,7 @@ def test_a_pickled_checkpoint_is_opened_elsewhere_and_proved_there(tmp_path: Pat
     assert (list(catalog), problems) == (["best"], [])
 
 
-class Mischief:
+class FileMaker:
     """Pickles as a call that makes a file."""
 
     def __init__(self, file: Path) -> None:
@@ -122,7 +124,7 @@ class Mischief:
 
 def test_a_pickled_program_does_not_run_unless_it_is_trusted(tmp_path: Path):
     file, trace = tmp_path / "model.pt", tmp_path / "it-ran"
-    torch.save({"model": Mischief(trace)}, file)
+    torch.save({"model": FileMaker(trace)}, file)
     with pytest.raises(ImportRefusedError, match="add --trust"):
         import_file(file, a_target(tmp_path, "yolo11n"))
     assert not trace.exists()
@@ -131,7 +133,7 @@ def test_a_pickled_program_does_not_run_unless_it_is_trusted(tmp_path: Path):
     assert trace.exists()
 
 
-def refusal(file: Path, target: Target, *, trust: bool = False) -> str:
+def refusal(file: Path, target: ImportTarget, *, trust: bool = False) -> str:
     with pytest.raises(ImportRefusedError) as caught:
         import_file(file, target, trust=trust)
     folder = target.out
@@ -152,10 +154,10 @@ def test_every_refusal_says_what_is_wrong_and_what_to_do(tmp_path: Path):
     assert "not those of a resnet34" in refusal(classifier, a_target(tmp_path, "resnet34"))
     assert "with 3 classes" in refusal(classifier, a_target(tmp_path, classes=CLASSES[:3]))
     assert "--classes" in refusal(classifier, a_target(tmp_path, classes=None))
-    assert "no expert id" in refusal(classifier, a_target(tmp_path, expert="../up"))
+    assert "is not an expert id" in refusal(classifier, a_target(tmp_path, expert="../up"))
     assert "has 5 classes" in refusal(checkpoint, a_target(tmp_path, "yolo11n", classes=CLASSES[:2]), trust=True)
     assert "not those of a yolov8n" in refusal(checkpoint, a_target(tmp_path, "yolov8n", classes=None), trust=True)
-    assert "no way to store" in refusal(classifier, a_target(tmp_path, form=Form(dtype="int8")))
+    assert "weights cannot be stored as int8" in refusal(classifier, a_target(tmp_path, form=Form(dtype="int8")))
     assert "multiple of 32" in refusal(a_state_dict(tmp_path, "yolov8n"), a_target(tmp_path, "yolov8n", 100))
     assert "save its state_dict" in refusal(checkpoint, a_target(tmp_path), trust=True)
 
@@ -170,35 +172,27 @@ def test_an_expert_that_disagrees_is_refused_and_the_old_one_stays(tmp_path: Pat
     assert (catalog["r18"].sha256, problems) == (before.entry["sha256"], [])
 
 
-@pytest.mark.parametrize("tensor", ["fc.bias", "conv1.weight"])
-def test_not_a_number_is_a_disagreement(tmp_path: Path, tensor: str):
+@pytest.mark.parametrize(
+    ("tensor", "dtype"), [("fc.bias", "float32"), ("conv1.weight", "float32"), ("fc.bias", "auto")]
+)
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path, tensor: str, dtype: str):
     state = a_model().state_dict()
     state[tensor] = torch.full_like(state[tensor], float("nan"))
     with pytest.raises(ImportRefusedError, match=r"e: .* holds weights that are not finite numbers; train it again"):
-        import_classifier(state, "resnet18", CLASSES, 64, tmp_path, expert="e")
+        import_classifier(state, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype=dtype))
     assert list(tmp_path.iterdir()) == []
 
 
-def a_classifier_beyond_float16() -> dict[str, torch.Tensor]:
+def test_a_dtype_that_cannot_hold_the_weights_is_refused_and_auto_passes_over_it(tmp_path: Path):
     state = a_model().state_dict()
     state["fc.weight"][2, 7] = 1e30
-    return state
-
-
-def test_weights_beyond_a_named_dtype_are_refused_with_the_one_that_holds_them(tmp_path: Path):
-    state = a_classifier_beyond_float16()
-    with pytest.raises(ImportRefusedError, match=r"fc\.weight holds weights beyond 65504, .* import it as float32"):
+    reason = r"fc\.weight holds weights beyond 65504, the largest float16; import it as float32"
+    with pytest.raises(ImportRefusedError, match=reason):
         import_classifier(state, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype="float16"))
     assert list(tmp_path.iterdir()) == []
-    import_classifier(state, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype="float32"))
-
-
-def test_auto_passes_over_a_dtype_that_cannot_hold_the_weights_and_says_so(tmp_path: Path):
-    state = a_classifier_beyond_float16()
     report = import_classifier(state, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype="auto"))
     assert [trial.dtype for trial in report.trials] == ["float32", "bfloat16"]
-    (reason,) = report.unfit
-    assert "fc.weight holds weights beyond 65504, the largest float16" in reason
+    assert [re.fullmatch(reason, text) is not None for text in report.unfit] == [True]
     assert [file.name for file in tmp_path.iterdir()] == ["e.safetensors"]
 
 
@@ -230,14 +224,6 @@ def test_auto_keeps_the_fastest_dtype_that_agrees_and_shows_what_it_tried(tmp_pa
     assert sorted(made.name for made in (tmp_path / "experts").iterdir()) == ["a.safetensors", "catalog.yaml"]
 
 
-def test_auto_refuses_a_network_that_no_dtype_carries(tmp_path: Path):
-    state = a_model().state_dict()
-    state["fc.bias"] = torch.full_like(state["fc.bias"], float("nan"))
-    with pytest.raises(ImportRefusedError, match=r"fc\.bias, .* holds weights that are not finite numbers"):
-        import_classifier(state, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype="auto"))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_importing_again_replaces_the_entry_and_keeps_the_rest(tmp_path: Path):
     file = a_state_dict(tmp_path)
     import_file(file, a_target(tmp_path, expert="a"))
@@ -256,7 +242,5 @@ def test_a_catalog_elsewhere_names_the_file_relative_to_itself(tmp_path: Path):
     assert resolve(document, catalog.parent)[1] == []
 
 
-def test_patterns_stand_in_for_images_and_are_the_same_each_time(tmp_path: Path):
-    from tools.training.proof import pattern_images
-
+def test_patterns_in_place_of_images_are_the_same_each_time():
     assert all(np.array_equal(one, other) for one, other in zip(pattern_images(), pattern_images(), strict=True))

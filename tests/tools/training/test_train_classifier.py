@@ -13,8 +13,8 @@ from experts.slot import SlotPool
 from experts.spec import ExpertId
 from experts.vision.infer import infer
 from experts.vision.preprocess import fit as fit_image
-from tools.training import fit
-from tools.training.classifier import TrainingError, train_classifier
+from tools.training import TrainingError, fit
+from tools.training.classifier import train_classifier
 from tools.training.fit import Schedule
 
 torch.set_num_threads(1)

@@ -12,8 +12,9 @@ from daemon.line.line import load_catalog
 from experts.spec import ExpertId
 from experts.vision.decode import decode
 from experts.vision.preprocess import to_square
+from tools.training import TrainingError
 from tools.training.detector import train_detector
-from tools.training.detector_loop import Effort, Progress, Sample, TrainingError, collate, fit_detector
+from tools.training.detector_loop import Effort, Progress, Sample, collate, fit_detector
 from tools.training.photographs import Photograph, PhotographSampler, read_yolo_data
 
 SIZE = 64
@@ -161,7 +162,7 @@ def test_a_data_set_becomes_an_expert_with_a_report(tmp_path: Path) -> None:
 
 
 def test_an_expert_id_that_cannot_be_is_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="'my solder' is no expert id"):
+    with pytest.raises(TrainingError, match="'my solder' is not an expert id"):
         train_detector(tmp_path / "none.yaml", "yolo11n", SIZE, tmp_path, expert="my solder", effort=Effort(steps=1))
 
 

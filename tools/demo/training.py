@@ -1,4 +1,6 @@
-"""Training the demo's 18 experts on rendered parts: 16 ResNet-18 from one backbone, two shared YOLO nanos.
+"""Renders parts and trains the demo's 18 experts on them: 16 ResNet-18 from one backbone, two shared YOLO nanos.
+
+Parts are on panels in looks that no product has, and on some units of the products.
 
 Two processes with one thread each train side by side: two executors of one thread beat one of two, in training as in
 serving. The classifiers and the smaller detector together take about as long as the larger one. Steps and epochs are
@@ -13,14 +15,28 @@ from typing import Any
 import numpy as np
 
 from experts.vision.preprocess import to_square
-from tools.camera.render import PartType, part_types
-from tools.demo.samples import Sample
+from tools.camera.render import (
+    PartType,
+    RenderedBoard,
+    SolderMark,
+    board_types,
+    part_types,
+    render_board,
+    render_unit,
+    training_panel,
+)
+from tools.camera.render.board import PixelArray
 
 CLASSIFIER = "resnet18"
 DETECTOR = "yolov8n"
 CLASSIFIER_SIZE = 64
 _BACKBONE_EPOCHS, _BACKBONE_LEARNING_RATE = 4, 2e-3
 _EXPERT_EPOCHS, _EXPERT_LEARNING_RATE = 2, 5e-4
+#: Share of good parts on a panel; the rest is spread evenly over what can go wrong with that part.
+_GOOD_SHARE = 0.36
+PARTS_PER_PANEL = 48
+#: Share of parts with a defect on the products' units, and the first of their seeds: no judged or shown board has them.
+_UNIT_DEFECT_RATE, _FIRST_UNIT_SEED = 0.5, 300_000
 #: Share of the samples that train; the rest calibrates confidences and thresholds.
 TRAINING_SHARE = 0.88
 
@@ -28,8 +44,50 @@ OnShare = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """A part: (n, n, 3) uint8 RGB, its truth (`ok` or a defect kind), and its solder marks in crop pixels."""
+
+    component: str
+    truth: str
+    pixels: PixelArray
+    marks: tuple[SolderMark, ...]
+
+    @property
+    def placement_label(self) -> str:
+        """Return the label that the part's classifier should answer; it does not judge solder."""
+        return self.truth if self.truth in part_types()[self.component].labels else "ok"
+
+
+def render_panels(numbers: Sequence[int]) -> list[Sample]:
+    """Return the parts of the panels with these numbers. A number is a seed: the same panel each time."""
+    library = part_types()
+    names = list(library)
+    samples: list[Sample] = []
+    for number in numbers:
+        rng = np.random.default_rng([911, number])
+        components = [names[(number * 7 + index) % len(names)] for index in range(PARTS_PER_PANEL)]
+        kinds = ["ok" if rng.random() < _GOOD_SHARE else str(rng.choice(library[name].defects)) for name in components]
+        samples += _samples(render_unit(training_panel(components, number), kinds, rng))
+    return samples
+
+
+def render_units(numbers: Sequence[int]) -> list[Sample]:
+    """Return the parts of units of the four products in turn, with the traces and vias that the experts will meet."""
+    products = sorted(board_types())
+    boards = [
+        render_board(products[number % len(products)], _FIRST_UNIT_SEED + number, _UNIT_DEFECT_RATE)
+        for number in numbers
+    ]
+    return [sample for board in boards for sample in _samples(board)]
+
+
+def _samples(board: RenderedBoard) -> list[Sample]:
+    return [Sample(p.component, p.truth, p.crop(), p.marks) for p in board.placements]
+
+
+@dataclass(frozen=True, slots=True)
 class SharedDetector:
-    """One detector that many component types share; `steps` of 16 pictures of `input_size` pixels."""
+    """A detector that many component types share; `steps` of 16 pictures of `input_size` pixels."""
 
     expert: str
     families: tuple[str, ...]
@@ -39,7 +97,7 @@ class SharedDetector:
 
     @property
     def effort(self) -> int:
-        """Pixels to learn from, which is what its training's time goes by."""
+        """Return the pixels to learn from; the training time is proportional to them."""
         return self.steps * self.input_size**2
 
     def covers(self, part: PartType) -> bool:
@@ -55,13 +113,13 @@ DETECTORS = (
 
 
 def split(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
-    """Samples to train on, and samples to calibrate on."""
+    """Return samples to train on, and samples to calibrate on."""
     cut = round(len(samples) * TRAINING_SHARE)
     return list(samples[:cut]), list(samples[cut:])
 
 
-def teach_classifiers(samples: list[Sample], out: Path, on_share: OnShare) -> dict[str, dict[str, Any]]:
-    """Train and import one classifier for each component type; catalog entries by expert id."""
+def train_classifiers(samples: list[Sample], out: Path, on_share: OnShare) -> dict[str, dict[str, Any]]:
+    """Train and import a classifier for each component type; return catalog entries by expert id."""
     import torch
 
     from tools.training import fit
@@ -75,10 +133,10 @@ def teach_classifiers(samples: list[Sample], out: Path, on_share: OnShare) -> di
     index = {pair: number for number, pair in enumerate(classes)}
     training, calibration = split(samples)
     network = fit.new_network(CLASSIFIER, len(classes))
-    wanted = np.array([index[s.component, s.placement_label] for s in training])
+    targets = np.array([index[s.component, s.placement_label] for s in training])
     schedule = fit.Schedule(_BACKBONE_EPOCHS, learning_rate=_BACKBONE_LEARNING_RATE)
     pictures = _pictures(training, CLASSIFIER_SIZE)
-    network = fit.fit_network(network, pictures, wanted, schedule, lambda share: on_share(0.7 * share))
+    network = fit.fit_network(network, pictures, targets, schedule, lambda share: on_share(0.7 * share))
     entries: dict[str, dict[str, Any]] = {}
     for number, (name, part) in enumerate(library.items()):
         mine = [s for s in training if s.component == name]
@@ -97,13 +155,13 @@ def teach_classifiers(samples: list[Sample], out: Path, on_share: OnShare) -> di
     return entries
 
 
-def teach_detector(number: int, samples: list[Sample], out: Path, on_share: OnShare) -> dict[str, dict[str, Any]]:
-    """Train and import `DETECTORS[number]`; its catalog entry by expert id."""
+def train_detector(number: int, samples: list[Sample], out: Path, on_share: OnShare) -> dict[str, dict[str, Any]]:
+    """Train and import `DETECTORS[number]`; return its catalog entry by expert id."""
     import torch
 
     from tools.training.detector_loop import Effort, fit_detector
     from tools.training.expert_file import Form
-    from tools.training.importer import import_detector
+    from tools.training.importer import import_model
 
     torch.set_num_threads(1)
     training, calibration = split(samples)
@@ -116,13 +174,13 @@ def teach_detector(number: int, samples: list[Sample], out: Path, on_share: OnSh
         Effort(steps=detector.steps, learning_rate=2e-3, seed=number, threads=1),
         on_progress=lambda progress: on_share(progress.share),
     )
-    report = import_detector(
+    report = import_model(
         model,
         DETECTOR,
+        detector.labels,
         detector.input_size,
         out,
         expert=detector.expert,
-        classes=detector.labels,
         images=[s.pixels for s in calibration if detector.covers(part_types()[s.component])][:8],
         form=Form(origin="trained on rendered parts"),
     )
@@ -132,9 +190,9 @@ def teach_detector(number: int, samples: list[Sample], out: Path, on_share: OnSh
 class SolderSampler:
     """Pictures for a solder detector: parts that lie where they should, every solder defect equally often.
 
-    Good joints are no label: there are up to 44 on a part, and the loss is shared among all that is labelled, so
-    that a rare lifted lead would hardly count. Solder looks the same from every side, so pictures are mirrored and
-    turned; exposure varies.
+    Good joints have no label: there are up to 44 on a part, and the loss is shared among all labelled boxes, so that a
+    rare lifted lead would hardly count. Solder looks the same from every side, so pictures are mirrored and turned;
+    exposure varies.
     """
 
     _GOOD_SHARE = 0.2
