@@ -46,17 +46,15 @@ from daemon.policy.presets import Tuning, preset
 from daemon.records import AcceptedText, Outcome
 from daemon.reports import Reports
 from daemon.storage.database.connections import StoreError, sqlite_path
-from daemon.storage.database.reader import Reader
+from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import open_store
-from daemon.storage.database_place import place_of
-from daemon.storage.database_watch import DatabaseWatch
-from daemon.storage.decode_marks import DecodeMarks
-from daemon.storage.disk_space import Claims, DiskSpace, places, segment_bytes
+from daemon.storage.database_watch import DatabaseWatch, watched_database
+from daemon.storage.disk_space import DiskSpace, SpaceClaims, places, segment_bytes
 from daemon.storage.journal import Journal
 from daemon.storage.quarantine import BadImages, Quarantine
 from daemon.storage.results_stream import ResultsStream
 from daemon.storage.retention import RetentionThread
-from daemon.storage.suspect_images import examine
+from daemon.storage.suspect_images import DecodeMarks, examine
 from daemon.storage.writer import Writer
 from daemon.wire.access import Access
 from daemon.wire.control import ControlServer
@@ -139,7 +137,7 @@ class App:
             asking=TextAdmission(self._language.prompts, self._reader, self._texts),
             took=self._metrics.took,
         )
-        self._database_watch = DatabaseWatch(self._home, self._admission.hold, self._admission.resume)
+        self._database_watch = DatabaseWatch(self._database, self._admission.hold, self._admission.resume)
         self._retention = as_start_error(
             RetentionThread,
             *(config.database, config.images, config.retention, self._disk_space),
@@ -168,8 +166,8 @@ class App:
     def _open_storage(self, config: Config, tell: Callable[[str], None]) -> None:
         self._disk_space = DiskSpace(places(config), config.retention.reserve, self._claims)
         self._journal = as_start_error(Journal, config.journal, segment_bytes(config.journal, config.retention.segment))
-        self._home = as_start_error(place_of, config.database)
-        self._home.settle()
+        self._database = as_start_error(watched_database, config.database)
+        self._database.settle()
         self._store = as_start_error(
             open_store,
             config.database,
@@ -177,17 +175,17 @@ class App:
             expert_version=self._catalogs.version,
             tell=tell,
         )
-        self._reader = Reader(config.database)
+        self._reader = ResultsReader(config.database)
         self._quarantine = Quarantine(config.quarantine, config.retention.quarantine)
         self._bad_images = BadImages(self._quarantine, self._journal.read)
-        self._writer = Writer(self._store, self._journal, self._rulebook, config.images, room=self._disk_space)
+        self._writer = Writer(self._store, self._journal, self._rulebook, config.images, disk_space=self._disk_space)
         self._texts = TextRows(self._writer)
 
-    def _claims(self) -> Claims:
+    def _claims(self) -> SpaceClaims:
         """Return what is accepted and still to be written."""
         may_stay_bytes = self._backlog.bytes if self._config.retention.keep else 0
         arriving_bytes = self._admission.bytes_in_memory
-        return Claims(self._backlog.images, may_stay_bytes, self._writer.to_copy_bytes, arriving_bytes)
+        return SpaceClaims(self._backlog.images, may_stay_bytes, self._writer.to_copy_bytes, arriving_bytes)
 
     def _recover(self) -> None:
         """Read what the last run left undone, and the rules that its open board attempts began with."""
@@ -406,7 +404,7 @@ class App:
             self._gate.stop()
         self._reader.close()
         self._store.close()
-        self._home.release()
+        self._database.release()
         self._decode_marks.close(clean=are_decoders_idle)
         self._journal.close()
         if not end_context(self._context):

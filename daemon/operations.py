@@ -34,9 +34,9 @@ from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe
 from daemon.monitor.timeline import LONGEST_S, WorkTimeline
 from daemon.policy.quota import Quotas
-from daemon.storage.database.reader import Reader
+from daemon.storage.database.reader import ResultsReader
 from daemon.storage.retention import RetentionThread
-from daemon.storage.review_requests import Reviews
+from daemon.storage.review_requests import write_review
 from daemon.storage.writer import Writer
 from daemon.wire.access import Access
 from daemon.wire.control import ControlError, Handler
@@ -67,7 +67,7 @@ class Operations:
         drive: Drive,
         language: LanguageModels,
         writer: Writer,
-        reader: Reader,
+        reader: ResultsReader,
         admission: Admission,
         retention: RetentionThread,
         backlog: Backlog,
@@ -240,7 +240,7 @@ class Operations:
         }
 
     def _review(self, fields: dict[str, Any]) -> dict[str, Any]:
-        written = Reviews(self._writer).carry_out(fields)
+        written = write_review(self._writer, fields)
         self._metrics.reviewed(str(written["verdict"]))
         return written
 

@@ -17,7 +17,7 @@ from daemon.records import (
     TextOutcome,
 )
 from daemon.storage.quarantine import BadImages
-from daemon.storage.results_stream import ResultsStream, Token
+from daemon.storage.results_stream import GeneratedToken, ResultsStream
 from daemon.storage.writer import Writer
 
 
@@ -92,7 +92,7 @@ class Reports:
         self._language.generate(texts)
 
     def token(self, text: AcceptedText, index: int, piece: str) -> None:
-        self._results.tell(Token(text.request.source, text.request.request_id, index, piece))
+        self._results.publish_token(GeneratedToken(text.request.source, text.request.request_id, index, piece))
 
     def text_finished(self, outcome: TextOutcome) -> None:
         self._metrics.text_finished(outcome)

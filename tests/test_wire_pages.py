@@ -12,10 +12,9 @@ from typing import Any, get_args
 import pytest
 
 from daemon import operations
-from daemon.storage.database import render
-from daemon.storage.database.schema import metadata
+from daemon.storage.database import rows
+from daemon.storage.database.schema import VIEWS, metadata
 from daemon.storage.database.store import open_store
-from daemon.storage.database.views import VIEWS
 from daemon.wire import messages
 from daemon.wire.messages import Code
 from tests import ROOT
@@ -107,10 +106,10 @@ def test_every_field_of_a_result_is_on_the_page() -> None:
     stage = _AnyRow(step=0)
     box = _AnyRow(step=0)
     shown = section(PROTOCOL, "## Results stream")
-    one = render.inspection(_AnyRow(), [stage], [box]).body
+    one = rows.inspection_message(_AnyRow(), [stage], [box]).body
     for fields in (one, one["stages"][0], one["stages"][0]["detections"][0]):
         assert set(fields) <= words(shown), set(fields) - words(shown)
-    for body in (render.board(_AnyRow()).body, render.generation(_AnyRow()).body):
+    for body in (rows.board_message(_AnyRow()).body, rows.generation_message(_AnyRow()).body):
         assert set(body) <= words(shown), set(body) - words(shown)
 
 

@@ -16,7 +16,7 @@ from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import Runner
 from daemon.delivery.status_page import SharedStatusPage
 from daemon.host.child_heartbeat import beat
-from daemon.storage.database.reader import Reader
+from daemon.storage.database.reader import ResultsReader
 
 #: After SIGTERM; the daemon waits for three.
 _END_WITHIN_S = 2.5
@@ -40,7 +40,7 @@ def run_consumer(  # noqa: PLR0913  an integrator's program names what it has, m
     behind what there is now. A daemon that keeps this process running gives it `status_page` and `heart`.
     Raises StoreError where there is no database.
     """
-    reader = Reader(database)
+    reader = ResultsReader(database)
     if start == "oldest":
         newest = None
     elif newest is None:

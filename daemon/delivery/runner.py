@@ -18,7 +18,7 @@ from daemon.consumers.protocol import Consumer, DeliveryError, Message, State
 from daemon.delivery.position import Mark, Position, PositionError, PositionFile
 from daemon.delivery.status_page import SharedStatusPage
 from daemon.storage.database.connections import StoreError
-from daemon.storage.database.reader import Reader
+from daemon.storage.database.reader import ResultsReader
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Runner:
         self,
         name: str,
         consumer: Consumer,
-        reader: Reader,
+        reader: ResultsReader,
         positions: PositionFile,
         *,
         send: Sequence[str] = ("boards", "inspections", "generations"),

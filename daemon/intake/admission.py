@@ -62,7 +62,7 @@ Stored = Accepted | Known | NotStored
 class ArrivalWriter(Protocol):
     """Makes arrivals durable; `reply` is called once, from another thread."""
 
-    def submit(self, arrival: Arrival, reply: Callable[[Stored], None]) -> None: ...
+    def write(self, arrival: Arrival, reply: Callable[[Stored], None]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +316,7 @@ class Admission(Accounts):
         self._in_flight[key] = _InFlight(peer, sha256, len(payload))
         self.owe(peer)
         try:
-            self._writer.submit(_arrival(message, payload, sha256), lambda result: post(Settled(key, result)))
+            self._writer.write(_arrival(message, payload, sha256), lambda result: post(Settled(key, result)))
         except Exception as error:  # noqa: BLE001 - whatever it is, this image is not durable
             self._log.exception("writer_refused", source=message.source, id=message.image_id)
             return self.settle(Settled(key, _WriterBroke(str(error))))[0][1]

@@ -7,25 +7,18 @@ kept and tried again.
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
 from daemon.intake.text_requests import TextStored
 from daemon.records import AcceptedText, Published, TextOutcome, TextRequest
-from daemon.storage.database.store import Store
+from daemon.storage.database.store import Store, TaskRunner
 
 #: Rows of one transaction, so that images do not wait long behind it.
 _AT_ONCE = 64
 _RETRY_S = 0.5
-
-
-class TaskRunner(Protocol):
-    """The writer: carries out short tasks between two groups of images."""
-
-    def run(self, carry_out: Callable[[Store], Any]) -> Future[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)

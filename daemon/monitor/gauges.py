@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from daemon.host.temperature import Reading
-from daemon.storage.disk_space import Space
+from daemon.storage.disk_space import FreeSpace
 
 STATES = ("starting", "ready", "degraded", "draining")
 
@@ -32,7 +32,7 @@ class Facts:
     backlog_bytes: int
     last_seq: int | None
     wal_bytes: int
-    disks: Mapping[str, Space] = field(default_factory=dict[str, Space])
+    disks: Mapping[str, FreeSpace] = field(default_factory=dict[str, FreeSpace])
     scheduler: Mapping[str, Any] = field(default_factory=dict[str, Any])
     children: Sequence[Mapping[str, Any]] = ()
     consumers: Sequence[Mapping[str, Any]] = ()

@@ -1,8 +1,8 @@
 """Accepted image bytes on disk: append-only segments of checksummed records (docs/architecture.md).
 
 A record is a 16-byte header (magic, payload length, CRC-32 of length and payload) and the payload. A group of
-records costs one `fdatasync`; only then does a caller commit the rows that point at them. So a torn tail belongs
-to nobody: opening a journal scans nothing and truncates nothing, appending goes on in a new segment.
+records costs one `fdatasync`; only then does a caller commit the rows that point at them. So no row points into a torn
+tail: opening a journal scans nothing and truncates nothing, appending goes on in a new segment.
 """
 
 import errno
@@ -15,10 +15,16 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
 
 from daemon.host.folders import make_folder
 from daemon.records import JournalKey
 from experts.durable import sync
+
+if TYPE_CHECKING:
+    from daemon.storage.database.store import Store
 
 FILE_MODE = 0o640
 
@@ -31,12 +37,12 @@ _BUFFERS_PER_WRITE = 1024
 
 
 def segment_file(folder: Path, number: int) -> Path:
-    """Where the journal in `folder` keeps segment `number`."""
+    """Return the file of segment `number` of the journal in `folder`."""
     return folder / f"segment-{number:08d}.journal"
 
 
 class JournalError(Exception):
-    """Bytes that cannot be written, or that are not what was written: `segment`, `offset` and the reason say where."""
+    """Bytes that cannot be written, or were altered since: `segment`, `offset` and `reason`."""
 
     def __init__(self, segment: int, offset: int, reason: str) -> None:
         self.segment = segment
@@ -46,9 +52,9 @@ class JournalError(Exception):
 
 
 class _Descriptor:
-    """An open segment for reading; it closes with its last user.
+    """An open segment for reading, which closes with its last user.
 
-    An explicit close could hand the number to another file while a reader is about to use it.
+    An explicit close could give the descriptor's number to another file while a reader is about to use it.
     """
 
     __slots__ = ("fd",)
@@ -63,7 +69,7 @@ class _Descriptor:
 
 
 class Journal:
-    """Append from one thread, drop from one, read from any. The next segment begins at `segment_bytes`."""
+    """The segments: append from one thread, drop from one, read from any. A segment ends at `segment_bytes`."""
 
     def __init__(self, folder: Path, segment_bytes: int = 256 * 2**20) -> None:
         self._folder = folder
@@ -83,17 +89,17 @@ class Journal:
 
     @property
     def frontier(self) -> int:
-        """Segments below take no more records."""
+        """The number below which segments take no more records."""
         return self._active if self._writing is not None else self._active + 1
 
     def begin_after(self, segment: int) -> None:
-        """Number new segments above `segment`: where the folder was emptied, old keys must not meet new bytes."""
+        """Number new segments above `segment`: in a folder that was emptied old keys must not meet new bytes."""
         self._active = max(self._active, segment)
 
     def append(self, payloads: Sequence[bytes]) -> list[JournalKey]:
-        """Make `payloads` durable with one `fdatasync` and say where each lies; JournalError if none of them is.
+        """Make `payloads` durable with one `fdatasync` and return their keys; JournalError if none of them is.
 
-        After a failure the segment takes no more records: what a failed sync left behind is unknown, and a second
+        After a failure the segment takes no more records: the state after a failed sync is unknown, and a second
         sync may succeed without having written anything.
         """
         writing = self._segment_with_room()
@@ -116,7 +122,7 @@ class Journal:
         return keys
 
     def read(self, key: JournalKey) -> bytes:
-        """The payload at `key`; JournalError where the segment is gone, cut or altered. Any thread."""
+        """Return the payload at `key`; JournalError if the segment is gone, cut or altered. Any thread."""
         start = key.offset - _HEADER.size
         try:
             descriptor = self._reader(key.segment)
@@ -131,9 +137,9 @@ class Journal:
         return payload
 
     def drop_segments(self, keep: Collection[int], below: int | None = None) -> list[int]:
-        """Delete the segments below `below`, a past `frontier` (without it today's), but for those in `keep`.
+        """Delete the segments below `below`, a past `frontier` (default: the present one), but for those in `keep`.
 
-        Says which; OSError at the end where one could not be. From any one thread, also while another appends.
+        Return their numbers; OSError at the end if one could not be deleted. One thread, also while another appends.
         """
         dropped: list[int] = []
         failed: OSError | None = None
@@ -152,7 +158,7 @@ class Journal:
         return dropped
 
     def close(self) -> None:
-        """Give the files back; every appended record is durable already."""
+        """Close the files; every appended record is durable already."""
         if self._writing is not None:
             os.close(self._writing)
             self._writing = None
@@ -160,7 +166,7 @@ class Journal:
             self._readers.clear()
 
     def _delete(self, number: int) -> None:
-        """The file, and what memory has of it: an open reader would keep its room on the disk."""
+        """Delete the file and its reader, which would keep its room on the disk."""
         with self._lock:
             self._readers.pop(number, None)
         self._path(number).unlink(missing_ok=True)
@@ -180,7 +186,7 @@ class Journal:
             return reader
 
     def _segment_with_room(self) -> int:
-        """The file to write to. The name of a new one is durable before the first record in it can be."""
+        """Return the file to write to. The name of a new one is durable before the first record in it can be."""
         if self._writing is not None:
             if self._end < self._segment_bytes:
                 return self._writing
@@ -196,29 +202,29 @@ class Journal:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
             os.fchmod(fd, FILE_MODE)
             sync(self._folder)
-            self._reader(number)  # opened now, it can be read whatever becomes of its name
+            self._reader(number)  # opened now, it can be read even if its name is removed
         except OSError as error:
             if fd is not None:
                 os.close(fd)
                 with suppress(OSError):
                     path.unlink()
             if os.path.lexists(path):
-                self._active = number  # what lies there keeps its number, and the next group gets another
+                self._active = number  # a file that is there keeps its number, and the next group gets another
             raise JournalError(number, 0, f"cannot begin a segment: {error.strerror or error}") from error
         self._writing, self._active, self._end = fd, number, 0
         self._sizes[number] = 0
         return fd
 
     def _check_place(self, writing: int) -> None:
-        """What somebody has deleted or moved away would be found by no restart."""
+        """Raise OSError if the file was deleted or moved away: no restart would find it."""
         path = self._path(self._active)
         if not path.exists() or not os.path.samestat(path.stat(), os.fstat(writing)):
             raise OSError(errno.ENOENT, f"{path} was deleted or moved away; the images in it are lost at a restart")
 
     def _retire(self) -> None:
-        """Leave the failed segment for good; free what the failed group wrote, and the file where that was all."""
+        """Leave the failed segment for good; free the bytes of the failed group, or the file if it has no others."""
         fd, self._writing = self._writing, None
-        # Where the disk fails here too the segment stays as it is: every record is checked when it is read.
+        # If the disk fails here too the segment stays as it is: every record is checked when it is read.
         if fd is not None:
             with suppress(OSError):
                 os.ftruncate(fd, self._end)
@@ -235,7 +241,7 @@ def _header(payload: bytes) -> bytes:
 
 
 def _write_all(fd: int, buffers: Sequence[bytes], offset: int) -> None:
-    """pwritev(2) until everything is written: it may stop short at a signal, a full disk or 2 GiB."""
+    """Call pwritev(2) until everything is written: it may stop short at a signal, a full disk or 2 GiB."""
     left = [memoryview(buffer) for buffer in buffers]
     while left:
         written = os.pwritev(fd, list(islice(left, _BUFFERS_PER_WRITE)), offset)
@@ -247,3 +253,68 @@ def _write_all(fd: int, buffers: Sequence[bytes], offset: int) -> None:
         del left[:done]
         if written:
             left[0] = left[0][written:]
+
+
+class SegmentCleanup:
+    """Deletes the segments that no row needs, except those that a commit in doubt may still need.
+
+    A failed commit lies in the database's log until another is written over it: after a kill it may come true, and then
+    the journal has the only bytes of its images (docs/decisions.md, "A commit that failed").
+
+    For the writer's thread. Deleting is never urgent: a failure is retried with the next segment.
+    """
+
+    def __init__(self, journal: Journal, store: "Store") -> None:
+        self._journal = journal
+        self._store = store
+        #: Segments below hold nothing of groups that are still to be answered; below `_frontier` they may go.
+        self._answered = self._frontier = journal.frontier
+        self._in_doubt = False
+        self._failure: str | None = None
+        self._log = structlog.get_logger("journal")
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """True if the last commit of arrivals failed, and nothing has been written over it."""
+        return self._in_doubt
+
+    def begin(self) -> None:
+        """Delete the segments that the last run left and no row needs."""
+        self._journal.begin_after(max(self._store.segments_in_use, default=0))
+        self._answered = self._frontier = self._journal.frontier
+        self.drop()
+
+    def committing(self) -> None:
+        """Note that rows of arrivals are about to be committed: they are in doubt until `committed`."""
+        self._in_doubt = True
+
+    def committed(self) -> None:
+        """Note a commit that stands: it has written over the remains of a failed one."""
+        self._in_doubt = False
+
+    def end_doubt(self) -> None:
+        """Write over a failed commit; raises the database's errors while it takes nothing."""
+        self._store.write_over()
+        self.committed()
+        self._advance()
+
+    def answered(self, frontier: int) -> None:
+        """Note that a group is answered, and that segments below `frontier` hold nothing of later ones."""
+        self._answered = max(self._answered, frontier)
+        self._advance()
+
+    def drop(self) -> None:
+        """Delete the segments that no row needs any more."""
+        failure = None
+        try:
+            self._journal.drop_segments(self._store.segments_in_use, self._frontier)
+        except OSError as error:
+            failure = str(error)
+            if failure != self._failure:
+                self._log.warning("segments_not_deleted", error=failure)
+        self._failure = failure
+
+    def _advance(self) -> None:
+        if self._answered > self._frontier and not self._in_doubt:
+            self._frontier = self._answered
+            self.drop()

@@ -1,7 +1,7 @@
 """The journal thread: arrivals in groups that take turns by source, each group's bytes durable with one `fdatasync`.
 
-While it syncs one group the writer commits the rows of the one before. What cannot be written is handed on too, in its
-place, so that every image is answered once.
+While it syncs one group the writer commits the rows of the one before. A group that cannot be written is handed on too,
+in its place, so that every image is answered once.
 """
 
 import errno
@@ -16,17 +16,17 @@ import structlog
 
 from daemon.policy.fair_queue import Turns
 from daemon.records import Accepted, Arrival, JournalKey
-from daemon.storage.disk_space import DiskSpace, NoRoomError
+from daemon.storage.disk_space import DiskSpace, LowSpaceError
 from daemon.storage.journal import Journal
 
-#: A group at most, so that one sync holds up nobody for long; one larger image makes a group of its own.
+#: The bounds of a group, so that no image waits long behind one sync; one larger image makes a group of its own.
 GROUP_IMAGES = 64
 GROUP_BYTES = 4 * 2**20
 #: A smaller group waits for more: as long as the group before took from here to its answers, within these bounds. So a
 #: busy processor or a slow disk makes larger groups, and not more work.
 _ENOUGH_IMAGES = 32
-_GROUP_S = 0.002
-_GROUP_MOST_S = 0.010
+_MIN_WAIT_S = 0.002
+_MAX_WAIT_S = 0.010
 #: Groups between the journal and the database: one that is synced, one whose rows are committed.
 _GROUPS_AHEAD = 2
 
@@ -49,8 +49,8 @@ Reply = Callable[[Accepted | Duplicate | WriteFailed], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
-    """An image on its way to the disk, and who is to hear of it."""
+class WaitingArrival:
+    """An image on its way to the disk, and the function that takes the answer."""
 
     arrival: Arrival
     reply: Reply
@@ -61,27 +61,27 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ArrivalGroup:
     """Images whose bytes are durable, each at its key; or none of them is, because of `error`.
 
     Journal segments below `frontier` hold nothing of later groups.
     """
 
-    images: list[Submitted]
+    images: list[WaitingArrival]
     keys: list[JournalKey]
     frontier: int
     error: Exception | None = None
 
 
 class JournalThread:
-    """`submit` from any thread; `hand_on` is called in this one, group by group. `settled` once for each group."""
+    """Takes images from any thread; calls `hand_on` in its own, group by group. Call `settled` once for each group."""
 
-    def __init__(self, journal: Journal, room: DiskSpace | None, hand_on: Callable[[Group], None]) -> None:
+    def __init__(self, journal: Journal, disk_space: DiskSpace, hand_on: Callable[[ArrivalGroup], None]) -> None:
         self._journal = journal
-        self._room = room
+        self._disk_space = disk_space
         self._hand_on = hand_on
-        self._queue: queue.SimpleQueue[Submitted | Callable[[], None] | None] = queue.SimpleQueue()
-        self._turns: Turns[Submitted] = Turns()
+        self._queue: queue.SimpleQueue[WaitingArrival | Callable[[], None] | None] = queue.SimpleQueue()
+        self._turns: Turns[WaitingArrival] = Turns()
         self._ahead = threading.Semaphore(_GROUPS_AHEAD)
         self._begun_s: deque[float] = deque()
         self._took_s = 0.0
@@ -97,21 +97,22 @@ class JournalThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Hand on everything that was submitted before this call, and end."""
+        """Hand on every image that was given before this call, and end."""
         if self._thread.ident is None:
-            return  # there was no thread to be had for it
+            return  # the start failed before this thread's turn
         self._queue.put(None)
         self._thread.join()
 
-    def submit(self, submitted: Submitted) -> None:
-        self._queue.put(submitted)
+    def write(self, image: WaitingArrival) -> None:
+        """Write `image` with one of the next groups."""
+        self._queue.put(image)
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called between two groups, in this thread: proof that it goes on (pipeline_probe.py)."""
+        """Call `callback` between two groups, in this thread, as a proof that it runs (pipeline_probe.py)."""
         self._queue.put(callback)
 
     def settled(self) -> None:
-        """A group that was handed on is done with; the next may follow."""
+        """Note that a group is answered; the next may follow."""
         self._took_s = time.monotonic() - self._begun_s.popleft()
         self._ahead.release()
 
@@ -129,17 +130,17 @@ class JournalThread:
                 self._drain()
 
     def _wait_for_more(self) -> None:
-        until_s = time.monotonic() + min(max(_GROUP_S, self._took_s), _GROUP_MOST_S)
+        until_s = time.monotonic() + min(max(_MIN_WAIT_S, self._took_s), _MAX_WAIT_S)
         while len(self._turns) < _ENOUGH_IMAGES and not self._stopping and time.monotonic() < until_s:
-            time.sleep(_GROUP_S)  # waiting at the queue would wake this thread for each image
+            time.sleep(_MIN_WAIT_S)  # waiting at the queue would wake this thread for each image
             self._drain()
 
     def _drain(self) -> None:
         while not self._queue.empty():
             self._sort(self._queue.get())
 
-    def _sort(self, item: Submitted | Callable[[], None] | None) -> None:
-        if isinstance(item, Submitted):
+    def _sort(self, item: WaitingArrival | Callable[[], None] | None) -> None:
+        if isinstance(item, WaitingArrival):
             self._turns.add(item.arrival.source, item, len(item.arrival.payload))
         elif item is None:
             self._stopping = True
@@ -152,16 +153,16 @@ class JournalThread:
         except Exception:  # noqa: BLE001 - a callback's failure is its own
             self._log.exception("callback_failed")
 
-    def _append(self, images: list[Submitted]) -> Group:
-        payloads = [submitted.arrival.payload for submitted in images]
+    def _append(self, images: list[WaitingArrival]) -> ArrivalGroup:
+        payloads = [image.arrival.payload for image in images]
         keys: list[JournalKey] = []
-        failed: Exception | None = None
+        failure: Exception | None = None
         try:
-            full = self._room.full(sum(map(len, payloads))) if self._room else None
-            if full:
-                failed = NoRoomError(errno.ENOSPC, full)
+            shortage = self._disk_space.shortage(sum(map(len, payloads)))
+            if shortage:
+                failure = LowSpaceError(errno.ENOSPC, shortage)
             else:
                 keys = self._journal.append(payloads)
         except Exception as error:  # noqa: BLE001 - the writer answers these images, and the line goes on
-            failed = error
-        return Group(images, keys, self._journal.frontier, failed)
+            failure = error
+        return ArrivalGroup(images, keys, self._journal.frontier, failure)

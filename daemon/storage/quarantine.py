@@ -1,7 +1,4 @@
-"""The bytes of images that could not be judged, kept for the person who looks for the cause.
-
-Bounded: the oldest go first.
-"""
+"""The quarantine: bytes of images that could not be judged, for the person who looks for the cause."""
 
 import threading
 import time
@@ -19,8 +16,8 @@ from daemon.records import Accepted, JournalKey
 from daemon.storage.journal import JournalError
 
 _MAX_FILES = 1000
-#: Of one source, per second: a flood of bad images neither fills the log nor keeps the intake at the disk.
-_PACE = QuotaLimits(images_per_s=100, bytes_per_s=32e6)
+#: Of one source, per second: a flood of bad images neither fills the log nor slows intake down.
+_LIMITS = QuotaLimits(images_per_s=100, bytes_per_s=32e6)
 #: A source and an id may be 128 characters each, a file's name 255 bytes.
 _MAX_NAME_CHARS = 80
 
@@ -28,7 +25,7 @@ _MAX_NAME_CHARS = 80
 class Quarantine:
     """One file per image, named by time, source and id; the newest `max_bytes` stay. Any thread may call `keep`.
 
-    Files are not synced: what a power cut takes from here was refused anyway.
+    Files are not synced: their images were refused anyway.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -38,7 +35,7 @@ class Quarantine:
         self._log = structlog.get_logger("quarantine")
         self._sizes: dict[Path, int] = {}
         self._last_ns = 0
-        self._pace = Quotas(_PACE)
+        self._quotas = Quotas(_LIMITS)
         self._skipped = 0
         for path in sorted(folder.glob("*")) if folder.is_dir() else ():
             if path.suffix == ".part":
@@ -47,15 +44,15 @@ class Quarantine:
                 self._sizes[path] = path.stat().st_size
 
     def keep(self, source: str, image_id: str, payload: bytes, reason: str) -> Path | None:
-        """Keep `payload`; None where it is too large, part of a flood, or the disk does not take it."""
+        """Keep `payload` in a file; None if it is too large, part of a flood, or the disk does not take it."""
         if not payload or len(payload) > self._max_bytes:
             return None
         with self._lock:
             now_s = time.monotonic()
-            if self._pace.wait_s(source, len(payload), now_s) > 0:
+            if self._quotas.wait_s(source, len(payload), now_s) > 0:
                 self._skipped += 1
                 return None
-            self._pace.spend(source, len(payload), now_s)
+            self._quotas.spend(source, len(payload), now_s)
             skipped, self._skipped = self._skipped, 0
             try:
                 path = self._write(source, image_id, payload)
@@ -92,30 +89,30 @@ class Quarantine:
 
 
 class BadImages:
-    """Images that were accepted and that decoding found bad: their bytes go from the journal to the quarantine.
+    """Copies accepted images that decoding found bad from the journal to the quarantine.
 
-    In a thread of its own, so that the line never waits for the copy. What cannot be copied is logged.
+    In a thread of its own, so that the line never waits for the copy. A failed copy is logged.
     """
 
     def __init__(self, quarantine: Quarantine, read: Callable[[JournalKey], bytes]) -> None:
         self._quarantine = quarantine
         self._read = read
         self._log = structlog.get_logger("quarantine")
-        self._worker: Worker[tuple[Accepted, str]] = Worker("quarantine", self._carry_out)
+        self._worker: Worker[tuple[Accepted, str]] = Worker("quarantine", self._copy)
 
     def start(self) -> None:
         self._worker.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish the copies that were asked for; False where that took longer."""
+        """Finish the copies; False if that takes longer than `timeout_s`."""
         return self._worker.stop(timeout_s)
 
     def keep(self, image: Accepted, reason: str) -> None:
-        """Any thread."""
+        """Copy `image` soon. Any thread."""
         self._worker.put((image, reason))
 
-    def _carry_out(self, asked: tuple[Accepted, str]) -> None:
-        image, reason = asked
+    def _copy(self, request: tuple[Accepted, str]) -> None:
+        image, reason = request
         try:
             payload = self._read(image.key)
         except (JournalError, OSError) as error:

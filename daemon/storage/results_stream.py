@@ -1,7 +1,7 @@
 """The publish thread: owns the PUB socket, sends results in the order of their `seq`, and a heartbeat every second.
 
-A subscriber that does not keep up loses messages (it sees the gap in `seq` and asks `results_since`); nobody waits
-for it.
+A subscriber that does not keep up loses messages: it sees the gap in `seq` and asks `results_since`. Nothing waits for
+it.
 """
 
 import time
@@ -13,7 +13,7 @@ import structlog
 import zmq
 
 from daemon.records import Published
-from daemon.storage.database.render import topic
+from daemon.storage.database.rows import topic
 from daemon.units import utc_text
 from daemon.wire.messages import encode
 from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
@@ -25,13 +25,13 @@ _HEARTBEAT_S = 1.0
 _MESSAGES_PER_SUBSCRIBER = 10_000
 #: A subscriber sends subscriptions only.
 _MAX_SUBSCRIPTION_BYTES = 4096
-#: Who has not finished its handshake by then is cut off: a connection costs a file handle.
+#: Connections that have not finished their handshake by then are closed: each costs a file handle.
 _HANDSHAKE_MS = 5000
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
-    """A piece of a text while it is generated; it repeats the last `seq`."""
+class GeneratedToken:
+    """A piece of a text while it is generated; its message repeats the last `seq`."""
 
     source: str
     request_id: str
@@ -40,7 +40,7 @@ class Token:
 
 
 class ResultsStream:
-    """Publishes what is durable, and a heartbeat with the line's state and backlog."""
+    """Publishes durable results, and a heartbeat with the line's state and backlog."""
 
     _heartbeat: Callable[[], tuple[str, int]]
 
@@ -52,7 +52,7 @@ class ResultsStream:
         keys: ServerKeys | None = None,
     ) -> None:
         self._last_seq = last_seq
-        self._mailbox: Mailbox[Published | Token | Callable[[], None]] = Mailbox()
+        self._mailbox: Mailbox[Published | GeneratedToken | Callable[[], None]] = Mailbox()
         self._stopping = False
         self._started_at_s = time.monotonic()
         self._log = structlog.get_logger("publish")
@@ -60,9 +60,9 @@ class ResultsStream:
         self._thread = SocketThread("publish", binding, self._mailbox, _configure, self._serve)
 
     def start(self, heartbeat: Callable[[], tuple[str, int]]) -> str:
-        """Bind and begin to send. `heartbeat` gives the line's state and its backlog of images.
+        """Bind and begin to send. `heartbeat` returns the line's state and its backlog of images.
 
-        Returns the endpoint as bound, port filled in; StartError where that fails.
+        Return the endpoint as bound, port filled in; StartError where that fails.
         """
         self._heartbeat = heartbeat
         return self._thread.start()[0]
@@ -72,20 +72,20 @@ class ResultsStream:
         for message in messages:
             self._mailbox.put(message)
 
-    def tell(self, token: Token) -> None:
-        """Send a token, after what was given so far. Any thread."""
+    def publish_token(self, token: GeneratedToken) -> None:
+        """Send a token, after the messages before it. Any thread."""
         self._mailbox.put(token)
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called after what was given so far is sent, in the publish thread (pipeline_probe.py)."""
+        """Call `callback` in the publish thread, after the messages before it are sent (pipeline_probe.py)."""
         self._mailbox.put(callback)
 
     def rebind(self, keys: ServerKeys) -> None:
-        """Cut every subscriber over an open endpoint: those who may in come back by themselves, and see the gap."""
+        """Cut every subscriber over an open endpoint: those that are still allowed reconnect, and see the gap."""
         self._thread.rebind(keys, self.call)
 
     def stop(self) -> None:
-        """Send what was given so far, and close."""
+        """Send the messages that wait, and close."""
         self._stopping = True
         self._thread.stop()
 
@@ -116,16 +116,16 @@ class ResultsStream:
             if callable(message):
                 message()
                 continue
-            if isinstance(message, Token):
+            if isinstance(message, GeneratedToken):
                 self._send_token(pub, message)
                 continue
             try:
                 pub.send_multipart([message.topic.encode("ascii"), encode(message.body)])
-            except Exception as error:  # noqa: BLE001 - no JSON, say: its consumer sees the gap, the others go on
+            except Exception as error:  # noqa: BLE001 - not JSON, for example: consumers see the gap, the stream goes on
                 self._log.error("message_not_published", seq=message.seq, error=str(error))
             self._last_seq = max(self._last_seq, message.seq)
 
-    def _send_token(self, pub: Socket, token: Token) -> None:
+    def _send_token(self, pub: Socket, token: GeneratedToken) -> None:
         body = {
             "seq": self._last_seq,
             "at": utc_text(time.time()),

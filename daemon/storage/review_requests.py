@@ -1,32 +1,26 @@
-"""What control's `review` does: a person's decision about an image, or its undoing, by way of the writer thread."""
+"""Control's `review`: a person's decision about an image, or its undoing, written by the writer's thread."""
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError, Future
+from collections.abc import Mapping
+from concurrent.futures import CancelledError
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.storage.database.reviews import DAEMON, Decision, Review, ReviewRefusedError, is_undo
-from daemon.storage.database.store import Store
+from daemon.storage.database.reviews import DAEMON, ReviewDecision, ReviewRefusedError, is_undo
+from daemon.storage.database.store import TaskRunner
 from daemon.wire.control import ControlError
 from daemon.wire.messages import MAX_INTEGER, NAME, NAME_EXPECTED, shown
 
 VERDICTS = ("pass", "fail", "unknown", "review")
 
 _FIELDS = ("inspection_id", "verdict", "reviewer", "defect", "note", "newest", "undo")
-#: A writer that takes longer waits for a disk or for somebody's lock: control must go on answering.
+#: A writer that takes longer waits for a disk or for another program's lock: control must go on answering.
 _WAIT_S = 1.0
 
 
-class TaskRunner(Protocol):
-    """The writer: carries out short tasks between two groups of images."""
-
-    def run(self, carry_out: Callable[[Store], Any]) -> Future[Any]: ...
-
-
-def decision(fields: Mapping[str, Any]) -> Decision:
-    """The decision that a request's fields name; ControlError `bad_field` says which field is wrong and why."""
+def decision(fields: Mapping[str, Any]) -> ReviewDecision:
+    """Read a decision from a request's fields; ControlError `bad_field` says which field is wrong and why."""
     unknown = sorted(set(fields) - set(_FIELDS))
     if unknown:
         raise ControlError("bad_field", f"{unknown[0]}: expected one of {', '.join(_FIELDS)}")
@@ -39,43 +33,40 @@ def decision(fields: Mapping[str, Any]) -> Decision:
     reviewer = _reviewer(fields)
     verdict, defect, note = fields.get("verdict"), _name(fields, "defect"), _name(fields, "note")
     if undo:
-        given = next((name for name in ("verdict", "defect", "note") if fields.get(name) is not None), None)
-        if given:
-            raise ControlError("bad_field", f"{given}: undoing restores the decision before and takes no new one")
-        return Decision(inspection_id, reviewer, _number(fields, "newest"), None)
+        extra = next((name for name in ("verdict", "defect", "note") if fields.get(name) is not None), None)
+        if extra:
+            raise ControlError("bad_field", f"{extra}: undoing restores the decision before and takes no new one")
+        return ReviewDecision(inspection_id, reviewer, _number(fields, "newest"), None)
     if verdict not in VERDICTS:
         raise ControlError("bad_field", f"verdict: expected one of {', '.join(VERDICTS)}, got {shown(verdict)}")
     if defect is not None and verdict != "fail":
         raise ControlError("bad_field", f"defect: only a fail has one, this is a {verdict}")
     if is_undo(note):
         raise ControlError("bad_field", "note: these words mark what was undone: say it in other words")
-    return Decision(inspection_id, reviewer, _number(fields, "newest"), verdict, defect, note)
+    return ReviewDecision(inspection_id, reviewer, _number(fields, "newest"), verdict, defect, note)
 
 
-class Reviews:
-    """`carry_out` is control's handler; it waits for the commit, so that an answer says what is durable."""
+def write_review(writer: TaskRunner, fields: dict[str, Any]) -> dict[str, Any]:
+    """Write the decision, wait for its commit, and return the row.
 
-    def __init__(self, writer: TaskRunner) -> None:
-        self._writer = writer
-
-    def carry_out(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """ControlError where nothing was written, or (`no_answer`) where that is not known yet."""
-        wanted = decision(fields)
-        writing: Future[Review] = self._writer.run(lambda store: store.review(wanted))
-        try:
-            return asdict(writing.result(_WAIT_S))
-        except ReviewRefusedError as error:
-            raise ControlError(error.code, error.reason) from None
-        except CancelledError:
-            raise ControlError("not_stored", "the decision is not stored: the daemon stops") from None
-        except TimeoutError:
-            raise _late(is_taken_back=writing.cancel()) from None
-        except (SQLAlchemyError, OSError) as error:
-            raise ControlError("not_stored", not_stored(error)) from None
+    ControlError where nothing was written, or (`no_answer`) where that is not known yet.
+    """
+    wanted = decision(fields)
+    writing = writer.run(lambda store: store.review(wanted))
+    try:
+        return asdict(writing.result(_WAIT_S))
+    except ReviewRefusedError as error:
+        raise ControlError(error.code, error.reason) from None
+    except CancelledError:
+        raise ControlError("not_stored", "the decision is not stored: the daemon stops") from None
+    except TimeoutError:
+        raise _late(is_taken_back=writing.cancel()) from None
+    except (SQLAlchemyError, OSError) as error:
+        raise ControlError("not_stored", not_stored(error)) from None
 
 
 def not_stored(error: Exception) -> str:
-    """What a reviewer hears of a disk or a database that takes nothing."""
+    """Return the reason for a reviewer when a disk or a database takes nothing."""
     return f"the decision is not stored: {getattr(error, 'orig', None) or error}: try again"
 
 

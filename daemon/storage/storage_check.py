@@ -1,4 +1,4 @@
-"""Whether a line's files can be where its configuration has them, before anything is written (`coserve check`)."""
+"""Check the places of a line's files before anything is written (`coserve check`)."""
 
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
@@ -9,7 +9,7 @@ from daemon.storage.database.migrate import check_schema
 
 
 def storage_problems(config: Config) -> list[str]:
-    """Why a start would end: a database this version cannot use, folders that cannot be made; each names its key."""
+    """Return why a start would fail: an unusable database, folders that cannot be made; each problem names its key."""
     folders = {"journal": config.journal, "images": config.images}
     problems = [f"{key}: {problem}" for key, folder in folders.items() if (problem := folder_problem(folder))]
     if config.record is not None and not config.record.parent.is_dir():
@@ -22,7 +22,7 @@ def storage_problems(config: Config) -> list[str]:
 
 
 def _check_database(url: str) -> None:
-    """StoreError where it cannot be used. A file that is missing is fine: the first start makes it."""
+    """Raise StoreError if the database cannot be used. A missing file is fine: the first start makes it."""
     try:
         path = sqlite_path(url)
         if path is not None and (problem := folder_problem(path.parent)):

@@ -1,42 +1,145 @@
-"""Decoding an image in a process of its own, with limits: what an image gets that the daemon died with.
+"""Images that were in a decoder when the daemon died: marked while they are decoded, decoded apart at the next start.
+
+Each executor marks the journal key of the image in its decoder: a copy into shared memory, no system call. A clean stop
+clears the marks. An image that a start still finds marked is decoded in a process of its own, with limits, before it
+may enter a decoder of the daemon again: an image that kills its decoder costs one restart, never a loop of them.
 
 The child, `python -m daemon.storage.suspect_images`, reads the payload from its standard input. It imports no torch
 and opens nothing.
 """
 
+import mmap
 import os
 import resource
 import signal
+import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
 from daemon.records import Accepted, JournalKey, Pixels
-from daemon.storage.decode_marks import Suspect
-from daemon.storage.journal import JournalError
+from daemon.storage.journal import FILE_MODE, JournalError
 
-#: A decoder's memory beyond what the child itself maps: 64 million pixels take 200 MB, and three times that on the way.
+_MAGIC = b"CSMARKS1"
+_RECORD = struct.Struct("<QQQQ")  # segment, offset and length of the key, then how often the daemon died with it
+_EMPTY = bytes(_RECORD.size)
+#: Records of images being decoded, then as many of images that the daemon died with before.
+_MAX_MARKS = 128
+_PAST = _MAX_MARKS * _RECORD.size
+_BYTES = mmap.PAGESIZE * -(-(2 * _PAST + len(_MAGIC)) // mmap.PAGESIZE)
+#: A decoder's memory beyond the child's own: 64 million pixels take 200 MB, and three times that on the way.
 _MEMORY_BYTES = 4 * 2**30
-#: Deaths of the daemon with one image in a decoder that condemn it whatever a child says.
-_MOST_DEATHS = 3
-_AT_ONCE = 4
-#: What the child says of an image that its decoder refused in good order: the ordinary way will refuse it as well.
+#: So many deaths of the daemon with one image in a decoder condemn it whatever the child says.
+MAX_DEATHS = 3
+_CHILDREN = 4
+#: The child's status for an image that its decoder refused in good order: the ordinary way will refuse it as well.
 _REFUSED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """An image that was in a decoder when the daemon died, for the `deaths`-th time."""
+
+    key: JournalKey
+    deaths: int
+
+
+class DecodeMarks:
+    """The marks in `path`. If the file cannot be made the line runs without marks, and says so."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._log = structlog.get_logger("marks")
+        self._taken = 0
+        try:
+            self._memory: mmap.mmap | None = _map(path)
+        except OSError as error:
+            self._memory = None
+            self._log.error("marks_unavailable", file=str(path), error=str(error))
+        self.suspects = self._read()
+        self._write_past(self.suspects)
+
+    def place(self) -> Callable[[JournalKey | None], None]:
+        """Return the function with which one executor marks the image in its decoder; None clears the mark."""
+        memory, start = self._memory, self._taken * _RECORD.size
+        self._taken += 1
+        if memory is None or self._taken > _MAX_MARKS:
+            return lambda _key: None
+
+        def mark(key: JournalKey | None) -> None:
+            if memory.closed:
+                return  # a thread that hung has come back after the stop
+            memory[start : start + _RECORD.size] = (
+                _EMPTY if key is None else _RECORD.pack(key.segment, key.offset, key.length, 1)
+            )
+
+        return mark
+
+    def keep(self, keys: Collection[JournalKey]) -> list[Suspect]:
+        """Forget all suspects but those in `keys` (images that still wait for a verdict), and return these."""
+        suspects = [suspect for suspect in self.suspects if suspect.key in keys]
+        self._write_past(suspects)
+        return suspects
+
+    def close(self, *, clean: bool) -> None:
+        """Close the file; `clean` clears it, since every decoder has ended in good order."""
+        if self._memory is None:
+            return
+        if clean:
+            self._memory[:_PAST] = bytes(_PAST)
+            self._write_past([])
+        self._memory.close()
+
+    def _read(self) -> list[Suspect]:
+        """Return the images in the last run's decoders, and the suspects of that run."""
+        if self._memory is None:
+            return []
+        records = list(_RECORD.iter_unpack(self._memory[: 2 * _PAST]))
+        deaths = {JournalKey(*record[:3]): record[3] for record in records[_MAX_MARKS:] if record[3]}
+        for segment, offset, length, is_marked in records[:_MAX_MARKS]:
+            if is_marked:
+                key = JournalKey(segment, offset, length)
+                deaths[key] = deaths.get(key, 0) + 1
+        return [Suspect(key, count) for key, count in deaths.items()]
+
+    def _write_past(self, suspects: Collection[Suspect]) -> None:
+        if self._memory is None:
+            return
+        past = [
+            _RECORD.pack(suspect.key.segment, suspect.key.offset, suspect.key.length, suspect.deaths)
+            for suspect in list(suspects)[:_MAX_MARKS]
+        ]
+        self._memory[: 2 * _PAST] = bytes(_PAST) + b"".join(past).ljust(_PAST, b"\0")
+
+
+def _map(path: Path) -> mmap.mmap:
+    """Map the file, all its bytes on the disk: a write into a hole of a full disk would end the process."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    try:
+        if os.fstat(fd).st_size != _BYTES or os.pread(fd, len(_MAGIC), _BYTES - len(_MAGIC)) != _MAGIC:
+            os.ftruncate(fd, 0)
+            os.posix_fallocate(fd, 0, _BYTES)
+            os.pwrite(fd, _MAGIC, _BYTES - len(_MAGIC))
+        return mmap.mmap(fd, _BYTES)
+    finally:
+        os.close(fd)
 
 
 def examine(
     suspects: Sequence[Suspect], images: Sequence[Accepted], read: Callable[[JournalKey], bytes], limit_s: float
 ) -> list[tuple[Accepted, str]]:
-    """Of `images`, those that must not enter a decoder of the daemon again, each with why."""
+    """Return those of `images` that must not enter a decoder of the daemon again, each with the reason."""
     by_key = {image.key: image for image in images}
-    chosen = [(by_key[suspect.key], suspect.deaths) for suspect in suspects if suspect.key in by_key]
+    marked = [(by_key[suspect.key], suspect.deaths) for suspect in suspects if suspect.key in by_key]
     log = structlog.get_logger("marks")
 
-    def look(image: Accepted, deaths: int) -> tuple[Accepted, str] | None:
-        if deaths >= _MOST_DEATHS:
+    def try_decoding(image: Accepted, deaths: int) -> tuple[Accepted, str] | None:
+        if deaths >= MAX_DEATHS:
             reason: str | None = f"the daemon died {deaths} times while it was decoded"
         else:
             try:
@@ -47,16 +150,16 @@ def examine(
         log.warning("suspect_decoded", source=image.source, id=image.image_id, deaths=deaths, reason=reason)
         return None if reason is None else (image, reason)
 
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="probe") as pool:
-        found = pool.map(lambda one: look(*one), chosen)
-        return [one for one in found if one is not None]
+    with ThreadPoolExecutor(_CHILDREN, thread_name_prefix="suspects") as pool:
+        verdicts = pool.map(lambda pair: try_decoding(*pair), marked)
+        return [verdict for verdict in verdicts if verdict is not None]
 
 
 def decode_apart(payload: bytes, pixels: Pixels, limit_s: float) -> str | None:
-    """Decode `payload` in a child; None where that ended in good order, else how it ended."""
+    """Decode `payload` in a child. Return how it ended, None if it ended in good order."""
     shape = ",".join(map(str, pixels.shape or ()))
     try:
-        done = subprocess.run(  # noqa: S603 - our own module, no shell
+        child = subprocess.run(  # noqa: S603 - our own module, no shell
             [sys.executable, "-m", "daemon.storage.suspect_images", pixels.encoding, shape, str(limit_s)],
             input=payload,
             stdout=subprocess.DEVNULL,
@@ -66,23 +169,22 @@ def decode_apart(payload: bytes, pixels: Pixels, limit_s: float) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return f"its decoder did not end within {limit_s:g} s"
-    if done.returncode in (0, _REFUSED):
+    if child.returncode in (0, _REFUSED):
         return None
-    if done.returncode < 0:
-        return f"its decoder was ended by {_name_of(-done.returncode)}"
+    if child.returncode < 0:
+        return f"its decoder was ended by {_signal_name(-child.returncode)}"
     return "its decoder failed, or took more memory than it may"
 
 
-def _name_of(number: int) -> str:
-    """Real-time signals have none."""
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
-        return f"signal {number}"
+        return f"signal {number}"  # a real-time signal
 
 
 def main(encoding: str, shape: str, limit_s: str) -> int:
-    """The child's part."""
+    """Decode standard input, as the child; return its status."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     seconds = int(float(limit_s)) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
@@ -91,9 +193,9 @@ def main(encoding: str, shape: str, limit_s: str) -> int:
     from experts.vision.decode import decode  # noqa: PLC0415
 
     with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 - not a file
-        mapped = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    most_bytes = mapped + _MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+        mapped_bytes = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    max_bytes = mapped_bytes + _MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     sizes = tuple(map(int, shape.split(","))) if shape else ()
     try:
         decode(payload, "raw" if encoding == "raw" else "image", (sizes[0], sizes[1], sizes[2]) if sizes else None)

@@ -20,23 +20,28 @@ from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Published
+from daemon.storage.database.rows import ImageCopy, KnownImage, Recovery
 from daemon.storage.database.store import Store
 from daemon.storage.database.upkeep import write_log_again
-from daemon.storage.database.values import Kept, Known, Recovery
-from daemon.storage.disk_space import DiskSpace, NoRoomError
-from daemon.storage.image_archiver import ImageArchiver
-from daemon.storage.journal import Journal, JournalError
-from daemon.storage.journal_thread import Duplicate, Group, JournalThread, Reply, Submitted, WriteFailed
-from daemon.storage.kept_images import ImageFolder
-from daemon.storage.segments import Segments
+from daemon.storage.disk_space import DiskSpace, LowSpaceError
+from daemon.storage.image_archive import ImageArchiver, ImageFolder
+from daemon.storage.journal import Journal, JournalError, SegmentCleanup
+from daemon.storage.journal_thread import (
+    ArrivalGroup,
+    Duplicate,
+    JournalThread,
+    Reply,
+    WaitingArrival,
+    WriteFailed,
+)
 from routing_rules.routes import Routes
 
 T = TypeVar("T")
 
 #: Results of one transaction; more wait for the next, so that arrivals are not kept waiting behind them.
 _BATCH_RESULTS = 256
-_RETRY_FIRST_S = 0.05
-_RETRY_MAX_S = 5.0
+_FIRST_RETRY_S = 0.05
+_MAX_RETRY_S = 5.0
 #: Loads that wait for a database that cannot be written; older ones are forgotten first.
 _MAX_SWITCHES = 10_000
 #: The same for rules that came into force.
@@ -44,29 +49,29 @@ _MAX_RULES = 100
 
 
 class _Stop:
-    """What ends the thread, once everything before it in the queue is written."""
+    """Ends the thread, once everything before it in the queue is written."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    carry_out: Callable[[Store], Any]
+    task: Callable[[Store], Any]
     done: Future[Any]
 
 
-_Item = Group | Outcome | ExpertSwitch | Routes | list[Kept] | _Task | _Stop
+_Item = ArrivalGroup | Outcome | ExpertSwitch | Routes | list[ImageCopy] | _Task | _Stop
 
 
 class WriterReports(Protocol):
-    """What the writer reports from its thread, after the commit."""
+    """Hears of the writer's commits, in its thread."""
 
     def accepted(self, images: list[Accepted]) -> None: ...
     def published(self, messages: list[Published]) -> None: ...
     def done(self, images: list[tuple[str, int]]) -> None:
-        """Images whose verdict is durable: source and payload bytes of each."""
+        """Hear of images whose verdict is durable: source and payload bytes of each."""
 
 
 class Writer:
-    """`submit`, `finish` and `switch` from any thread; `start` says who hears its reports."""
+    """Takes arrivals, outcomes, loads and tasks from any thread."""
 
     _reports: WriterReports
 
@@ -77,40 +82,38 @@ class Writer:
         rulebook: Rulebook,
         images: Path,
         *,
-        room: DiskSpace | None = None,
+        disk_space: DiskSpace | None = None,
     ) -> None:
-        """Take no image for which there is no `room`."""
+        """Refuse images that `disk_space` has no room for."""
         self._store = store
         self._rulebook = rulebook
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._groups: deque[Group] = deque()
+        self._groups: deque[ArrivalGroup] = deque()
         self._outcomes: deque[Outcome] = deque()
         self._switches: deque[ExpertSwitch] = deque(maxlen=_MAX_SWITCHES)
         self._rules: deque[Routes] = deque(maxlen=_MAX_RULES)
-        self._kept: deque[Kept] = deque()
+        self._copies: deque[ImageCopy] = deque()
         self._tasks: deque[_Task] = deque()
         self._retry_s = 0.0
         self._retry_at_s = 0.0
         self._stopping = False
         self._last_error: str | None = None
         self._failing = False
-        folder = ImageFolder(images, journal.read)
-        self._archiver = (
-            ImageArchiver(folder, self._queue.put, room.may_copy) if room else ImageArchiver(folder, self._queue.put)
-        )
-        self._journal_thread = JournalThread(journal, room, self._queue.put)
-        self._segments = Segments(journal, store)
+        disk_space = disk_space or DiskSpace({}, 0)
+        self._archiver = ImageArchiver(ImageFolder(images, journal.read), self._queue.put, disk_space.may_copy)
+        self._journal_thread = JournalThread(journal, disk_space, self._queue.put)
+        self._cleanup = SegmentCleanup(journal, store)
         self._log = structlog.get_logger("writer")
         self._thread = threading.Thread(target=self._run, name="writer")
 
     @property
     def last_error(self) -> str | None:
-        """What last kept something from being written."""
+        """The reason of the last write that failed."""
         return self._last_error
 
     @property
     def is_failing(self) -> bool:
-        """Whether the disk or the database refused what was last to be written."""
+        """True if the disk or the database refused the last write."""
         return self._failing
 
     @property
@@ -123,21 +126,19 @@ class Writer:
         return self._thread.is_alive() and self._journal_thread.is_alive
 
     def recover(self) -> Recovery:
-        """What the last run left undone, before `start`; journal segments that nothing needs any more go."""
-        self._settle_log()
-        self._segments.begin()
+        """Return the work that the last run left, before `start`; delete the segments that no row needs any more."""
+        try:
+            # No segment goes, and no row is published, that a power cut could still undo.
+            write_log_again(self._store.engine)
+        except Exception as error:  # noqa: BLE001 - on a disk that takes nothing the line starts and says `busy`
+            self._log.warning("log_not_written_again", error=_reason(error))
+        self._cleanup.begin()
         for image in self._store.copies_to_make():
-            self._archiver.keep(image)
+            self._archiver.archive(image)
         return self._store.recover()
 
-    def _settle_log(self) -> None:
-        """Nothing is built on rows that a power cut would still take: no segment goes, and nobody hears of them."""
-        try:
-            write_log_again(self._store.engine)
-        except Exception as error:  # noqa: BLE001 - a disk that takes nothing: the line starts and says `busy`
-            self._log.warning("log_not_written_again", error=_reason(error))
-
     def start(self, reports: WriterReports) -> None:
+        """Begin to write; `reports` hears of every commit."""
         self._reports = reports
         self._thread.start()
         self._journal_thread.start()
@@ -146,18 +147,18 @@ class Writer:
     def stop(self) -> None:
         """Write everything that was handed over before this call, and end. The store and the journal stay open."""
         if self._thread.ident is None:
-            return  # a start that failed elsewhere stops what it had not started yet
+            return  # the start failed before this thread's turn
         self._journal_thread.stop()
         self._queue.put(_Stop())
         self._thread.join()
         self._archiver.stop()
 
-    def submit(self, arrival: Arrival, reply: Reply) -> None:
+    def write(self, arrival: Arrival, reply: Reply) -> None:
         """Make `arrival` durable; `reply` is called once, in the writer thread."""
-        self._journal_thread.submit(Submitted(arrival, reply))
+        self._journal_thread.write(WaitingArrival(arrival, reply))
 
     def call_journal(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called in the journal's thread, between two groups."""
+        """Call `callback` in the journal's thread, between two groups."""
         self._journal_thread.call(callback)
 
     def finish(self, outcome: Outcome) -> None:
@@ -172,13 +173,13 @@ class Writer:
         """Write the rules that boards open with from now on, unless they were in force before."""
         self._queue.put(routes)
 
-    def run(self, carry_out: Callable[[Store], T]) -> Future[T]:
-        """Carry out a short piece of upkeep in the writer thread, between two groups; one per turn, in order.
+    def run(self, task: Callable[[Store], T]) -> Future[T]:
+        """Run a short task in the writer thread, between two groups; one per turn, in order.
 
-        It holds up intake for as long as it takes. What the thread does not come to before it ends is cancelled.
+        It holds up intake meanwhile. Tasks that the thread has not begun when it ends are cancelled.
         """
         done: Future[T] = Future()
-        self._queue.put(_Task(carry_out, done))
+        self._queue.put(_Task(task, done))
         return done
 
     def _run(self) -> None:
@@ -188,30 +189,30 @@ class Writer:
                 self._collect()
                 self._write_results()
                 self._write_arrivals()
-                self._carry_out_task()
+                self._run_task()
             except Exception as error:  # noqa: BLE001 - the thread lives on
                 self._log.exception("writer_failed")
                 self._note(error)
-                time.sleep(_RETRY_FIRST_S)
+                time.sleep(_FIRST_RETRY_S)
         self._write_results(last=True)
         for task in self._tasks:
             task.done.cancel()
 
-    def _carry_out_task(self) -> None:
+    def _run_task(self) -> None:
         if not self._tasks:
             return
         task = self._tasks.popleft()
         if not task.done.set_running_or_notify_cancel():
             return
         try:
-            task.done.set_result(task.carry_out(self._store))
-        except Exception as error:  # noqa: BLE001 - whoever asked gets it
+            task.done.set_result(task.task(self._store))
+        except Exception as error:  # noqa: BLE001 - its caller gets it
             task.done.set_exception(error)
 
     # -- collecting
 
     def _collect(self) -> None:
-        """Take what is there; wait for the first item where nothing else is to be done."""
+        """Take the items of the queue; wait for the first if there is nothing else to do."""
         wait_s = self._idle_s()
         for _ in range(_BATCH_RESULTS):
             try:
@@ -223,7 +224,7 @@ class Writer:
 
     def _sort(self, item: _Item) -> None:
         match item:
-            case Group():
+            case ArrivalGroup():
                 self._groups.append(item)
             case Outcome():
                 self._outcomes.append(item)
@@ -236,10 +237,10 @@ class Writer:
             case _Stop():
                 self._stopping = True
             case _:
-                self._kept.extend(item)
+                self._copies.extend(item)
 
     def _idle_s(self) -> float | None:
-        """How long nothing has to be done unless something comes."""
+        """Return how long there is nothing to do unless something comes; None for ever."""
         if self._tasks or self._groups:
             return 0.0
         wait_s = 0.0 if self._has_results else self._store.wait_s()
@@ -247,12 +248,12 @@ class Writer:
 
     @property
     def _has_results(self) -> bool:
-        return bool(self._outcomes or self._switches or self._kept or self._rules or self._segments.is_in_doubt)
+        return bool(self._outcomes or self._switches or self._copies or self._rules or self._cleanup.is_in_doubt)
 
     # -- results
 
     def _write_results(self, *, last: bool = False) -> None:
-        """Write a batch of results and close boards; what cannot be written now is kept and tried again."""
+        """Write a batch of results and close boards; after a failure the batch is kept and tried again later."""
         due = self._store.wait_s() == 0.0
         if not (self._has_results or due) or (time.monotonic() < self._retry_at_s and not last):
             return
@@ -260,7 +261,7 @@ class Writer:
         while more:
             try:
                 self._write_batch()
-            except Exception as error:  # noqa: BLE001 - kept and tried again, whatever it is
+            except Exception as error:  # noqa: BLE001 - every failure is tried again
                 self._wait_for_disk(error)
                 return
             self._retry_s = self._retry_at_s = 0.0
@@ -268,18 +269,18 @@ class Writer:
 
     def _write_batch(self) -> None:
         outcomes = list(islice(self._outcomes, _BATCH_RESULTS))
-        switches, kept = list(self._switches), list(self._kept)
+        switches, copies = list(self._switches), list(self._copies)
         try:
-            if self._segments.is_in_doubt:
-                self._segments.end_doubt()
+            if self._cleanup.is_in_doubt:
+                self._cleanup.end_doubt()
                 self._failing = False
             self._write_rules()
-            self._write(outcomes, switches, kept)
+            self._write(outcomes, switches, copies)
         except Exception as error:
             if _may_pass(error):
                 raise
             self._note(error)
-            self._write_each(outcomes, switches, kept)
+            self._write_each(outcomes, switches, copies)
 
     def _write_rules(self) -> None:
         while self._rules:
@@ -291,23 +292,23 @@ class Writer:
                 self._log.error("rules_not_written", version=self._rules[0].version, error=_reason(error))
             self._rules.popleft()
 
-    def _write(self, outcomes: list[Outcome], switches: list[ExpertSwitch], kept: list[Kept]) -> None:
-        written = self._store.write(outcomes, switches, kept)
+    def _write(self, outcomes: list[Outcome], switches: list[ExpertSwitch], copies: list[ImageCopy]) -> None:
+        written = self._store.write(outcomes, switches, copies)
         self._failing = False
-        for pile, taken in ((self._outcomes, outcomes), (self._switches, switches), (self._kept, kept)):
+        for waiting, taken in ((self._outcomes, outcomes), (self._switches, switches), (self._copies, copies)):
             for _ in taken:
-                pile.popleft()
+                waiting.popleft()
         if written.published:
             self._call(self._reports.published, written.published)
         if written.done:
             self._call(self._reports.done, written.done)
-        for image in written.keep:
-            self._archiver.keep(image)
+        for image in written.copies:
+            self._archiver.archive(image)
         if written.freed_journal:
-            self._segments.drop()
+            self._cleanup.drop()
 
-    def _write_each(self, outcomes: list[Outcome], switches: list[ExpertSwitch], kept: list[Kept]) -> None:
-        """One result made the whole batch fail: find it, and let it harm itself only."""
+    def _write_each(self, outcomes: list[Outcome], switches: list[ExpertSwitch], copies: list[ImageCopy]) -> None:
+        """Write results one by one: one of them made the whole batch fail, and only that one must be lost."""
         self._write([], [], [])  # a board that cannot be closed is no outcome's fault
         for outcome in outcomes:
             try:
@@ -324,10 +325,10 @@ class Writer:
                     raise
                 self._switches.popleft()
                 self._log.error("expert_switch_not_written", loaded=switch.loaded, error=_reason(error))
-        self._write([], [], kept)
+        self._write([], [], copies)
 
     def _write_unknown(self, outcome: Outcome, error: Exception) -> None:
-        """An outcome that no row can hold becomes a verdict without one: never lost, never a pass."""
+        """Write `unknown` for an outcome that no row can hold: never lost, never a pass."""
         self._log.error("outcome_not_written", inspection_id=outcome.inspection_id, error=_reason(error))
         self._outcomes[0] = Outcome(outcome.inspection_id, "unknown", None, "internal_error", ())
         self._write([self._outcomes[0]], [], [])
@@ -335,7 +336,7 @@ class Writer:
     def _wait_for_disk(self, error: Exception) -> None:
         self._note(error)
         self._failing = True
-        self._retry_s = min(max(_RETRY_FIRST_S, self._retry_s * 2), _RETRY_MAX_S)
+        self._retry_s = min(max(_FIRST_RETRY_S, self._retry_s * 2), _MAX_RETRY_S)
         self._retry_at_s = time.monotonic() + self._retry_s
         self._log.warning("results_wait", outcomes=len(self._outcomes), retry_s=self._retry_s, error=_reason(error))
 
@@ -349,9 +350,9 @@ class Writer:
                 self._write_group(group)
             finally:
                 self._journal_thread.settled()
-            self._segments.answered(group.frontier)
+            self._cleanup.answered(group.frontier)
 
-    def _write_group(self, group: Group) -> None:
+    def _write_group(self, group: ArrivalGroup) -> None:
         if group.error is not None:
             self._refuse(group.images, group.error)
             return
@@ -361,54 +362,54 @@ class Writer:
             if len(group.images) == 1 or _may_pass(error):
                 self._refuse(group.images, error)
                 return
-            # One image made the whole group fail: the others do not pay for it.
-            for submitted, key in zip(group.images, group.keys, strict=True):
-                self._write_group(Group([submitted], [key], group.frontier))
+            # One image made the whole group fail: the others are written without it.
+            for image, key in zip(group.images, group.keys, strict=True):
+                self._write_group(ArrivalGroup([image], [key], group.frontier))
 
-    def _refuse(self, images: list[Submitted], error: Exception) -> None:
-        """Each publisher keeps its image and sends it again."""
+    def _refuse(self, images: list[WaitingArrival], error: Exception) -> None:
+        """Answer that images are not stored: each publisher keeps its own and sends it again."""
         self._note(error)
-        if _may_pass(error) and not isinstance(error, NoRoomError):
+        if _may_pass(error) and not isinstance(error, LowSpaceError):
             self._failing = True
-        for submitted in images:
-            self._call(submitted.reply, WriteFailed(_reason(error)))
+        for image in images:
+            self._call(image.reply, WriteFailed(_reason(error)))
         self._log.warning("arrivals_failed", images=len(images), error=_reason(error))
 
-    def _write_images(self, images: list[Submitted], keys: list[JournalKey]) -> None:
-        """The rows of images that are new, and every reply. The bytes of a repeated image belong to nobody."""
-        new: dict[tuple[str, str], tuple[Submitted, JournalKey]] = {}
-        repeats: list[Submitted] = []
-        known: dict[tuple[str, str], Known] = {}
-        for submitted, key in zip(images, keys, strict=True):
-            if new.setdefault(submitted.key, (submitted, key))[0] is not submitted:
-                repeats.append(submitted)
+    def _write_images(self, images: list[WaitingArrival], keys: list[JournalKey]) -> None:
+        """Commit the rows of new images and answer all. The bytes of a repeated image stay unused."""
+        new: dict[tuple[str, str], tuple[WaitingArrival, JournalKey]] = {}
+        repeats: list[WaitingArrival] = []
+        known: dict[tuple[str, str], KnownImage] = {}
+        for image, key in zip(images, keys, strict=True):
+            if new.setdefault(image.key, (image, key))[0] is not image:
+                repeats.append(image)
         try:
             self._accept(new)
         except IntegrityError:
-            # Intake has looked before: that one is accepted already is so rare that the database may say it.
-            known = self._store.known([submitted.arrival for submitted, _ in new.values()])
+            # Intake has checked before: an image that is accepted already is so rare that the database may find it.
+            known = self._store.known([image.arrival for image, _ in new.values()])
             if not known:
                 raise
             repeats += [new.pop(key)[0] for key in known]
             self._accept(new)
-        for submitted in repeats:
-            first = known.get(submitted.key) or new[submitted.key][0].arrival
-            self._call(submitted.reply, Duplicate(first.payload_sha256))
+        for image in repeats:
+            first = known.get(image.key) or new[image.key][0].arrival
+            self._call(image.reply, Duplicate(first.payload_sha256))
 
-    def _accept(self, new: dict[tuple[str, str], tuple[Submitted, JournalKey]]) -> None:
+    def _accept(self, new: dict[tuple[str, str], tuple[WaitingArrival, JournalKey]]) -> None:
         if not new:
             return
-        pairs = [(submitted.arrival, key) for submitted, key in new.values()]
-        self._segments.committing()
+        pairs = [(image.arrival, key) for image, key in new.values()]
+        self._cleanup.committing()
         accepted = self._store.accept(pairs, self._rulebook.current)
-        self._segments.committed()
+        self._cleanup.committed()
         self._failing = False
         self._call(self._reports.accepted, accepted)
-        for (submitted, _), image in zip(new.values(), accepted, strict=True):
-            self._call(submitted.reply, image)
+        for (image, _), answer in zip(new.values(), accepted, strict=True):
+            self._call(image.reply, answer)
 
     def _call(self, callback: Callable[[T], None], value: T) -> None:
-        """A callback's failure is its own: what was written stays written, and others are called."""
+        """Call back; a failure there neither undoes the write nor keeps others from being called."""
         try:
             callback(value)
         except Exception as error:  # noqa: BLE001
@@ -420,12 +421,12 @@ class Writer:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether trying again may help: a lock, a full or failing disk. Not what a row holds."""
+    """Return True if a retry may help: a lock, a full or failing disk. Not if a row has a wrong value."""
     return isinstance(error, OperationalError | OSError | JournalError) or type(error) is DatabaseError
 
 
 def _reason(error: Exception) -> str:
-    """The cause without SQLAlchemy's statement and parameters."""
+    """Return the cause without SQLAlchemy's statement and parameters."""
     if isinstance(error, DatabaseError):
         return str(error.orig)
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

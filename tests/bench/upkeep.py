@@ -125,19 +125,18 @@ def _measure(line: "BenchLine", for_s: float) -> list[Row]:
 
 def _warm_up() -> None:
     """Imports are not measured."""
-    import daemon.storage.database.check
-    import daemon.storage.database.copies  # noqa: F401
+    import daemon.storage.database.upkeep  # noqa: F401
 
 
 def _backup(folder: Path) -> str:
-    from daemon.storage.database.copies import copy_database
+    from daemon.storage.database.upkeep import copy_database
 
     copy_database(folder / "inspection.db", folder / "copy.db")
     return size_text((folder / "copy.db").stat().st_size)
 
 
 def _check(folder: Path) -> str:
-    from daemon.storage.database.check import check_database
+    from daemon.storage.database.upkeep import check_database
 
     # The newest image may be in the tables only: its file is the journal's segment.
     problems = check_database(f"sqlite:///{folder}/inspection.db", folder / "images", folder / "journal")

@@ -170,7 +170,7 @@ class BenchLine:
             board = BoardRef("bench", f"{run}-{number // _ROWS_PER_BOARD}", None, None, None)
             names = f"{run}-{number}", board, "R0402", f"R{number}"
             sent_s = time.monotonic()
-            self._writer.submit(
+            self._writer.write(
                 Arrival("camera", *names, None, None, Pixels(), self._payload, self._sha256),
                 lambda _reply, sent_s=sent_s: self._waits_ms.append(1000 * (time.monotonic() - sent_s)),
             )

@@ -115,7 +115,7 @@ def send(name, then=lambda: None):
     answered, answers = threading.Event(), []
     def reply(answer):  # in the writer's thread: it does nothing more before `then`
         answers.append(answer), then(), answered.set()
-    writer.submit(an_arrival(name, payload=name.encode()), reply)
+    writer.write(an_arrival(name, payload=name.encode()), reply)
     assert answered.wait(90)
     print(name, type(answers[0]).__name__, flush=True)
 def turn():

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from daemon.storage.database.connections import sqlite_path
-from daemon.storage.database.copies import (
-    State,
+from daemon.storage.database.upkeep import (
+    CopyState,
     copy_database,
     database_bytes,
     kept_images,
@@ -60,7 +60,7 @@ class _Snapshot:
 
     copy: Path
     segments: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
-    state: State | None = None
+    state: CopyState | None = None
 
 
 class _SegmentGoneError(Exception):

@@ -13,7 +13,7 @@ from daemon.config.environment import is_setting
 from daemon.config.settings import Config, load_config, read_settings
 from daemon.delivery.position import PositionFile
 from daemon.errors import ConfigError
-from daemon.storage.database.connections import shown, sqlite_path
+from daemon.storage.database.connections import redacted_url, sqlite_path
 from experts.catalog import CatalogFile
 from routing_rules.load import Document, KeyPath, read_yaml, validate
 
@@ -55,8 +55,8 @@ def contents_of(path: Path, *, with_secrets: bool, environ: Mapping[str, str] = 
     config = load_config(path, environ)
     if sqlite_path(config.database) is None:
         raise BackupError(
-            f"{shown(config.database)} is no file that an archive could hold: pg_dump copies the results, and with the"
-            " daemon stopped a copy of the other files is their backup (docs/upgrading.md)"
+            f"{redacted_url(config.database)} is no file that an archive could hold: pg_dump copies the results, and"
+            " with the daemon stopped a copy of the other files is their backup (docs/upgrading.md)"
         )
     return _Line(path, config, with_secrets, environ).contents
 

@@ -14,8 +14,8 @@ from typing import Any
 from alembic.script import ScriptDirectory
 
 from daemon.host.folders import make_folder
-from daemon.storage.database.copies import room_problem
 from daemon.storage.database.migrate import alembic_config
+from daemon.storage.database.upkeep import room_problem
 from experts.durable import sync
 from tools.backup.archive import FORMAT, HEAD, SUMS, forget_members
 from tools.backup.contents import CONFIG, BackupError

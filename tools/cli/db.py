@@ -33,12 +33,12 @@ def backup(
     from tools.cli.open_line import settings_of
 
     settings = settings_of(config)
-    from daemon.storage.database.connections import StoreError, shown, sqlite_path
-    from daemon.storage.database.copies import copy_database
+    from daemon.storage.database.connections import StoreError, redacted_url, sqlite_path
+    from daemon.storage.database.upkeep import copy_database
 
     database = sqlite_path(settings.database)
     if database is None:
-        fail(f"{shown(settings.database)} is no file: pg_dump copies it, also while the line runs", status=2)
+        fail(f"{redacted_url(settings.database)} is no file: pg_dump copies it, also while the line runs", status=2)
     if not database.is_file():
         fail(f"there is no database at {database}: has this line run? coserve run {config}", status=1)
     if file.exists():
@@ -65,8 +65,8 @@ def check(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
     from tools.cli.open_line import settings_of
 
     settings = settings_of(config)
-    from daemon.storage.database.check import check_database
-    from daemon.storage.database.connections import StoreError, shown
+    from daemon.storage.database.connections import StoreError, redacted_url
+    from daemon.storage.database.upkeep import check_database
 
     def say(step: str) -> None:
         if not as_json and errors.is_terminal:
@@ -79,7 +79,7 @@ def check(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
     if as_json:
         print_json({"ok": not problems, "problems": problems})
     else:
-        for problem in problems or [f"{shown(settings.database)}: all well"]:
+        for problem in problems or [f"{redacted_url(settings.database)}: all well"]:
             console.print(problem, markup=False)
     raise SystemExit(1 if problems else 0)
 
@@ -112,7 +112,7 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
 
 def _prune_by_daemon(control: str) -> dict[str, Any]:
     """One round of the daemon's; what it pruned meanwhile."""
-    from daemon.storage.pruning import Pruned
+    from daemon.storage.pruning import PruneCounts
     from daemon.wire.control import ask
 
     before = ask(control, "prune", begin=False)
@@ -120,7 +120,7 @@ def _prune_by_daemon(control: str) -> dict[str, Any]:
     while now["pruning"]:
         sleep(_POLL_S)
         now = ask(control, "prune", begin=False)
-    return {count.name: now[count.name] - before[count.name] for count in fields(Pruned)}
+    return {count.name: now[count.name] - before[count.name] for count in fields(PruneCounts)}
 
 
 def _prune_here(settings: Any) -> dict[str, Any]:

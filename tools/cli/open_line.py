@@ -26,7 +26,7 @@ def reading(settings: Config) -> "Iterator[Engine]":
     """Yield an engine that cannot write; exit with status 1 if the database cannot be read."""
     from sqlalchemy.exc import SQLAlchemyError  # slow to import, and commands that only ask the daemon do not need it
 
-    from daemon.storage.database.connections import StoreError, open_for_reading, shown
+    from daemon.storage.database.connections import StoreError, open_for_reading, redacted_url
 
     try:
         engine = open_for_reading(settings.database)
@@ -36,7 +36,7 @@ def reading(settings: Config) -> "Iterator[Engine]":
         yield engine
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None) or error.__class__.__name__
-        fail(f"cannot read {shown(settings.database)} ({cause}): has this line run?", status=1)
+        fail(f"cannot read {redacted_url(settings.database)} ({cause}): has this line run?", status=1)
     finally:
         engine.dispose()
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from daemon.storage.database.judged import Calls, calls_by_version, recent_confidences
+from daemon.storage.database.reviews import ExpertCalls, calls_by_version, recent_confidences
 from daemon.wire.control import ControlError
 from experts.catalog import CatalogEntry
 from experts.drift import compare
@@ -16,7 +16,7 @@ from routing_rules.uses import uses
 from tools.experts.line import ExpertsLine, entries_in_force
 
 #: By expert and version.
-_CallCounts = dict[tuple[str, str], Calls]
+_CallCounts = dict[tuple[str, str], ExpertCalls]
 Standing = Literal["in force", "kept", "gone", "not known"]
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from daemon.config.settings import Config
 from daemon.storage.database.reviews import DAEMON
-from daemon.storage.raw_pixels import as_sent
+from daemon.storage.image_archive import as_sent
 from experts.errors import ImageError
 from experts.vision.decode import decode
 from tools.cli.console import console, print_json, printable

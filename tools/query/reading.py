@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, and_, func, select, tuple_
 
+from daemon.storage.database.boards import has_serial
 from daemon.storage.database.schema import (
     boards,
     detections,
@@ -23,7 +24,6 @@ from daemon.storage.database.schema import (
     stages,
     stream_position,
 )
-from daemon.storage.database.serials import has_serial
 from tools.cli.console import CommandError
 from tools.query.rows import BOARDS, IMAGES, RowFilters, RowKind, UnknownColumnError
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daemon.line.line import load_routes
-from daemon.storage.database.connections import shown
+from daemon.storage.database.connections import redacted_url
 from daemon.units import size_text, spreadsheet_cell
 from experts.catalog import Catalog, CatalogEntry
 from experts.errors import ExpertError
@@ -89,7 +89,7 @@ def rejudge_line(
         lambda connection: read_stored_images(connection, _filters(request, replaced), request.limit, lot=request.lot)
     )
     if stored is None:
-        raise RejudgeError(f"there is no database at {shown(line.config.database)} yet: nothing was judged")
+        raise RejudgeError(f"there is no database at {redacted_url(line.config.database)} yet: nothing was judged")
 
     import cv2
     import torch

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.storage.raw_pixels import as_sent
+from daemon.storage.image_archive import as_sent
 from experts.catalog import Catalog
 from experts.errors import ExpertError, ImageError
 from experts.slot import Slot, SlotPool

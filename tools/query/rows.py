@@ -11,9 +11,9 @@ from typing import Any, Literal
 from sqlalchemy import REAL, BigInteger, ColumnElement, FromClause, Integer, case, exists, func, select
 from sqlalchemy.sql.type_api import TypeEngine
 
+from daemon.storage.database.boards import has_serial
 from daemon.storage.database.reviews import DAEMON
 from daemon.storage.database.schema import boards, inspections, reviews, stages
-from daemon.storage.database.serials import has_serial
 from tools.cli.console import CommandError
 
 #: `time` is UTC text such as 2026-11-21T09:28:11.123Z.

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from daemon.dashboard.site.database import Database
 from daemon.dashboard.site.pictures import WIDTHS, NoPicture, StoredPicture
 from daemon.dashboard.site.site import SearchText, Site, Verdict
-from daemon.storage.database.serials import beginning
+from daemon.storage.database.boards import serial_range
 from daemon.wire.messages import MAX_INTEGER
 
 #: Boards in one list, and components in one part of a large board.
@@ -142,7 +142,7 @@ def _serial_condition(database: Database, text: str) -> tuple[str, dict[str, Any
 
     Of many matches the newest are found sooner by a walk from the newest board; and the index has no other filter.
     """
-    first, behind = beginning(text)
+    first, behind = serial_range(text)
     within = "lower(serial) >= :first" + (" AND lower(serial) < :behind" if behind is not None else "")
     values = {"first": first} | ({"behind": behind} if behind is not None else {})
     limit = _MAX_INDEXED_BOARDS + 1

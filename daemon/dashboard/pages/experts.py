@@ -20,7 +20,7 @@ from daemon.dashboard.pages.drawings import NARROW, WIDE, expert_state, memory_m
 from daemon.dashboard.site.database import CachedAnswer, Database, NoDatabase, TooMuchToCount, ask_or
 from daemon.dashboard.site.site import SearchText, ShortText, Site, chart_series
 from daemon.line.line import compile_kept_rules, load_catalog
-from daemon.storage.database.judged import Calls, by_version, calls_statement, confidences_statement
+from daemon.storage.database.reviews import ExpertCalls, by_version, calls_statement, confidences_statement
 from daemon.units import utc_text
 from daemon.wire.control import ControlError
 from experts.catalog import Catalog
@@ -264,7 +264,7 @@ class ExpertOverview:
             known = [_without_daemon(catalog, name) for name in catalog]
         recent: Mapping[str, Mapping[str, Any]] = ask_or({}, self._recent.get, "Rates and loads", failed)
         histograms: VersionHistograms = ask_or({}, self._confidences.get, "Drift", failed)
-        calls: Sequence[Calls] = ask_or([], self._calls.get, "False calls and escapes", failed)
+        calls: Sequence[ExpertCalls] = ask_or([], self._calls.get, "False calls and escapes", failed)
         calls_of = {(each.expert, each.expert_version): each for each in calls}
         rows = [_row(each, catalog, recent, histograms, calls_of) for each in known]
         batches = sum(numbers.get("batches", 0) for numbers in recent.values())
@@ -291,10 +291,10 @@ class ExpertOverview:
             return histograms.get((expert, spec.version), {})
         return next(iter(histograms.values()), {})
 
-    def calls(self, expert: str | None) -> list[Calls]:
+    def calls(self, expert: str | None) -> list[ExpertCalls]:
         """Return the verdicts and reviews of each version in the newest images, of one expert or of all."""
         after = max(0, self._database.id_before_newest(_RECENT_IMAGES_FOR_CALLS))
-        return [Calls(*row) for row in self._database.rows(calls_statement(expert, after), limit=_MAX_EXPERTS)]
+        return [ExpertCalls(*row) for row in self._database.rows(calls_statement(expert, after), limit=_MAX_EXPERTS)]
 
     def drifted(self) -> list[str]:
         """Return the names of the experts graded `drifted`, the worst first; none if they cannot be counted."""
@@ -345,7 +345,7 @@ def _row(
     catalog: Catalog,
     recent: Mapping[str, Mapping[str, Any]],
     histograms: VersionHistograms,
-    calls_of: Mapping[tuple[str, str], Calls],
+    calls_of: Mapping[tuple[str, str], ExpertCalls],
 ) -> ExpertRow:
     name, version = known["expert"], known["version"]
     # The file may name another version than the daemon has: that one's training says nothing of this one.
@@ -413,7 +413,7 @@ def _expert_page(site: Site, overview: ExpertOverview, request: Request, name: s
     if row is None and not versions:
         raise HTTPException(404, "no expert of this name is in the catalog or has ever answered: see the page Experts")
     problems = [*listing.problems, *(mistake for mistake in mistakes if name in mistake)]
-    calls: Sequence[Calls] = ask_or([], lambda: overview.calls(name), "False calls and escapes", problems)
+    calls: Sequence[ExpertCalls] = ask_or([], lambda: overview.calls(name), "False calls and escapes", problems)
     answers: Sequence[Row[Any]] = ask_or([], lambda: _newest_answers(site.database, name), "Newest answers", problems)
     training = overview.training(name)
     routes = _rules_in_force(site, catalog)

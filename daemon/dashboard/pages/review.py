@@ -24,7 +24,7 @@ from daemon.dashboard.site.access import safe_path
 from daemon.dashboard.site.database import CachedAnswers, Database, TooMuchToCount
 from daemon.dashboard.site.pictures import PictureSize
 from daemon.dashboard.site.site import ShortText, Site, Verdict
-from daemon.storage.database.reviews import Review, Waiting, count_of, decisions, is_newest, stands, waiting
+from daemon.storage.database.reviews import Review, WaitingFilter, count_of, decisions, is_newest, stands, waiting
 from daemon.storage.database.schema import boards, detections, inspections, pending, reviews, rules_versions, stages
 from daemon.wire.control import ControlError
 from daemon.wire.messages import MAX_INTEGER, NAME
@@ -78,9 +78,9 @@ class ReviewFilter:
     order: Literal["oldest", "newest"] = "oldest"
 
     @property
-    def waiting(self) -> Waiting:
+    def waiting(self) -> WaitingFilter:
         fields = {name: value or None for name, value in asdict(self).items() if name not in ("type", "order")}
-        return Waiting(board_type=self.type or None, **fields)
+        return WaitingFilter(board_type=self.type or None, **fields)
 
     @property
     def fields(self) -> dict[str, str]:

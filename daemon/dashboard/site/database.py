@@ -11,8 +11,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Executable, Row, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.storage.database.connections import StoreError, open_for_reading
-from daemon.storage.database.patience import TooLongError, at_most
+from daemon.storage.database.connections import QueryTimeoutError, StoreError, open_for_reading, query_timeout
 from daemon.wire.control import ControlError
 
 T = TypeVar("T")
@@ -60,11 +59,11 @@ class Database:
         try:
             with (
                 self._engine.connect() as connection,
-                at_most(connection, timeout_s),
+                query_timeout(connection, timeout_s),
                 connection.execute(question, dict(parameters or {}), execution_options=_STREAMED) as result,
             ):
                 return list(result.fetchmany(limit))
-        except TooLongError:
+        except QueryTimeoutError:
             raise TooMuchToCount from None
         except SQLAlchemyError as error:
             raise NoDatabase(str(getattr(error, "orig", None) or error)) from None

@@ -1,27 +1,37 @@
-"""Connections to the results database: what SQLite needs to be told. What PostgreSQL does: postgresql.py."""
+"""Connections to the results database: URLs, SQLite's settings, time limits of queries. PostgreSQL's: postgresql.py."""
 
 import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 from urllib.parse import quote, unquote
 
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from daemon.errors import MissingExtraError
 from daemon.host.folders import make_folder
 
 FILE_MODE = 0o640
+#: SQLite looks at the clock every so many steps of its virtual machine, which is about a millisecond.
+_STEPS_PER_LOOK = 20_000
 
 
 class StoreError(Exception):
     """The database cannot be used; the text says what to do."""
 
 
+class QueryTimeoutError(Exception):
+    """A query was broken off because its time was up."""
+
+
 def sqlite_path(url: str | URL) -> Path | None:
-    """The file behind a SQLite URL, None for another database."""
+    """Return the file behind a SQLite URL, None for another database."""
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite":
         return None
@@ -31,7 +41,7 @@ def sqlite_path(url: str | URL) -> Path | None:
 
 
 def server_hosts(url: str) -> list[str]:
-    """The machines that serve a database; none for a file, or for a server behind a Unix socket."""
+    """Return the machines that serve a database; none for a file, or for a server behind a Unix socket."""
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite":
         return []
@@ -40,8 +50,8 @@ def server_hosts(url: str) -> list[str]:
     return [host for host in hosts if host and not host.startswith("/")]
 
 
-def shown(url: str | URL) -> str:
-    """`url` as people and files may see it: without a password."""
+def redacted_url(url: str | URL) -> str:
+    """Return `url` as people and files may see it: without a password."""
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite":
         return str(url)
@@ -49,61 +59,71 @@ def shown(url: str | URL) -> str:
 
 
 def open_for_writing(url: str, busy_timeout_ms: int) -> Engine:
-    """The writer's engine: one connection, durable commits, foreign keys enforced. Makes a file that is missing."""
+    """Open the writer's engine: one connection, durable commits, foreign keys enforced. Makes a missing file."""
     path = sqlite_path(url)
     if path is None:
-        return _postgresql().writing(url, busy_timeout_ms)
+        return _postgresql().open_for_writing(url, busy_timeout_ms)
     _make_file(path)
     engine = create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
 
     @event.listens_for(engine, "connect")
-    def configure(connection: object, _entry: ConnectionPoolEntry) -> None:  # pyright: ignore[reportUnusedFunction]
-        connection.isolation_level = None  # type: ignore[attr-defined]  # BEGIN is ours, below
-        cursor = connection.cursor()  # type: ignore[attr-defined]
-        cursor.execute(f"PRAGMA busy_timeout = {busy_timeout_ms:d}")
-        if cursor.execute("PRAGMA page_count").fetchone() == (0,):
-            cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")  # has effect only before the first table
-        cursor.execute("PRAGMA journal_mode = WAL")
-        cursor.execute("PRAGMA synchronous = FULL")
-        cursor.execute("PRAGMA foreign_keys = ON")
-        cursor.close()
+    def configure(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:  # pyright: ignore[reportUnusedFunction]
+        connection.isolation_level = None  # BEGIN is ours, below
+        connection.execute(f"PRAGMA busy_timeout = {busy_timeout_ms:d}")
+        if connection.execute("PRAGMA page_count").fetchone() == (0,):
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # has effect only before the first table
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
 
-    @event.listens_for(engine, "begin")
-    def begin(connection) -> None:  # pyright: ignore
-        # A transaction that will write takes its lock at once: upgrading later may fail without waiting.
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
+    # A transaction that will write takes its lock at once: upgrading later may fail without waiting.
+    _begin_with(engine, "BEGIN IMMEDIATE")
     return engine
 
 
 def open_for_reading(url: str) -> Engine:
-    """An engine that cannot write; each transaction sees one state of the database."""
+    """Open an engine that cannot write; each transaction sees one state of the database."""
     path = sqlite_path(url)
     if path is None:
-        return _postgresql().reading(url)
+        return _postgresql().open_for_reading(url)
     if not path.exists():
         raise StoreError(f"there is no database at {path}: start the daemon once, or check `database` in coserve.yaml")
-    read_only = make_url(url).set(database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"})
-    engine = create_engine(read_only)
+    engine = create_engine(make_url(url).set(database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"}))
 
     @event.listens_for(engine, "connect")
-    def configure(connection, _entry: ConnectionPoolEntry) -> None:  # pyright: ignore
+    def configure(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:  # pyright: ignore[reportUnusedFunction]
         connection.isolation_level = None
         connection.execute("PRAGMA busy_timeout = 2000")
 
-    @event.listens_for(engine, "begin")
-    def begin(connection) -> None:  # pyright: ignore
-        connection.exec_driver_sql("BEGIN")
-
+    _begin_with(engine, "BEGIN")
     return engine
 
 
-def server(url: str) -> Any:
-    """Who serves a database that is no file, as a `daemon.storage.database_place.Place`."""
-    return _postgresql().Server(url)
+@contextmanager
+def query_timeout(connection: Connection, seconds: float) -> Iterator[None]:
+    """End every query of the block after `seconds`; QueryTimeoutError where one was broken off."""
+    if connection.dialect.name == "sqlite":
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        until_s = time.monotonic() + seconds
+        driver.set_progress_handler(lambda: time.monotonic() > until_s, _STEPS_PER_LOOK)
+    else:
+        driver = None
+        connection.execute(text(f"SET LOCAL statement_timeout = {round(seconds * 1000):d}"))
+    try:
+        yield
+    except DBAPIError as error:
+        code = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorcode", None)
+        if code in {"57014", sqlite3.SQLITE_INTERRUPT}:  # PostgreSQL's query_canceled
+            raise QueryTimeoutError from None
+        raise
+    finally:
+        if driver is not None:
+            driver.set_progress_handler(None, 0)
 
 
 def _postgresql() -> ModuleType:
+    """Import postgresql.py; StoreError without the extra `postgresql`."""
     try:
         from daemon.storage.database import postgresql  # noqa: PLC0415 - of the extra `postgresql`
     except ImportError as missing:  # of the package, or of libpq
@@ -111,8 +131,14 @@ def _postgresql() -> ModuleType:
     return postgresql
 
 
+def _begin_with(engine: Engine, statement: str) -> None:
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]
+        connection.exec_driver_sql(statement)
+
+
 def _make_file(path: Path) -> None:
-    """An empty file with its mode, before SQLite makes one with the umask's; -wal and -shm take the mode after it."""
+    """Make an empty file with our mode, before SQLite makes one with the umask's; -wal and -shm take the mode of it."""
     make_folder(path.parent)
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)

@@ -1,4 +1,4 @@
-"""Requests for text as rows: accepted, finished once, found again after a restart."""
+"""Requests for text as rows: accepted, finished once, and read again after a restart."""
 
 import math
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from daemon.records import AcceptedText, BoardRef, Published, TextOutcome, TextRequest
-from daemon.storage.database import render
+from daemon.storage.database.rows import generation_message
 from daemon.storage.database.schema import boards, generations
 from daemon.storage.database.transaction import Transaction
 from daemon.units import wall_seconds
 
-#: What a request said, in the order of `as_sent`.
+#: The columns of a request, in the order of `as_sent`.
 AS_SENT = (
     *(generations.c.source, generations.c.request_id, generations.c.model, generations.c.prompt),
     *(generations.c.max_new_tokens, generations.c.task, generations.c.slo_ms, generations.c.deadline_ms),
@@ -24,22 +24,22 @@ _WAITS = generations.c.status == "accepted"
 
 @dataclass(slots=True)
 class WrittenTexts:
-    """What one transaction finished: messages by `seq`, and (source, bytes) that leave the backlog."""
+    """The effects of one transaction: messages by `seq`, and (source, bytes) that leave the backlog."""
 
     published: list[Published] = field(default_factory=list[Published])
     done: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
 
 def as_sent(row: Sequence[Any]) -> TextRequest:
-    """The request of a row's `AS_SENT`; its board's name stays in its board's row."""
+    """Return the request in a row's `AS_SENT` columns; the name of its board is not among them."""
     source, request_id, model, prompt, max_new_tokens, task, slo_ms, deadline_ms, stream = row
     return TextRequest(
         source, request_id, model, prompt, max_new_tokens, task, slo_ms, deadline_ms, None, stream=bool(stream)
     )
 
 
-def accept(tx: Transaction, requests: Sequence[TextRequest]) -> list[AcceptedText | TextRequest]:
-    """A row for each; the earlier request where its key is taken."""
+def accept_texts(tx: Transaction, requests: Sequence[TextRequest]) -> list[AcceptedText | TextRequest]:
+    """Add a row for each request; return the earlier request in place of one whose key is taken."""
     return [_accept(tx, request) for request in requests]
 
 
@@ -67,23 +67,23 @@ def _accept(tx: Transaction, request: TextRequest) -> AcceptedText | TextRequest
 
 
 def _board_id(connection: Connection, board: BoardRef) -> int | None:
-    """The named attempt, or the newest; None where no image of that board has come yet."""
+    """Return the named attempt, or the newest; None before the board's first image."""
     query = select(boards.c.board_id).where(boards.c.board_type == board.type, boards.c.serial == board.serial)
     if board.attempt is not None:
         query = query.where(boards.c.attempt == board.attempt)
     return connection.execute(query.order_by(boards.c.attempt.desc()).limit(1)).scalar()
 
 
-def finish(tx: Transaction, outcomes: Sequence[TextOutcome]) -> WrittenTexts:
-    """Results into their rows, each once."""
+def finish_texts(tx: Transaction, outcomes: Sequence[TextOutcome]) -> WrittenTexts:
+    """Write results into their rows, each once."""
     written = WrittenTexts()
-    for given in outcomes:
-        at = generations.c.generation_id == given.generation_id
+    for outcome in outcomes:
+        at = generations.c.generation_id == outcome.generation_id
         row = tx.connection.execute(select(generations).where(at, _WAITS)).mappings().one_or_none()
         if row is None:
             continue
-        is_late = row["deadline_ms"] is not None and (given.total_ms or 0.0) > row["deadline_ms"]
-        outcome = replace(given, text=None, reason="deadline") if is_late else given
+        if row["deadline_ms"] is not None and (outcome.total_ms or 0.0) > row["deadline_ms"]:
+            outcome = replace(outcome, text=None, reason="deadline")  # noqa: PLW2901 - the outcome that counts
         result: dict[str, Any] = {
             "completed_at": tx.at,
             "status": "unknown" if outcome.text is None else "done",
@@ -101,18 +101,18 @@ def finish(tx: Transaction, outcomes: Sequence[TextOutcome]) -> WrittenTexts:
             "seq": tx.next_seq(),
         }
         tx.connection.execute(update(generations).where(at).values(result))
-        written.published.append(render.generation({**row, **result}))
+        written.published.append(generation_message({**row, **result}))
         written.done.append((row["source"], len(row["prompt"].encode())))
     return written
 
 
-def unfinished(connection: Connection) -> list[AcceptedText]:
-    """What waits for a result, oldest first."""
+def unfinished_texts(connection: Connection) -> list[AcceptedText]:
+    """Return the requests without a result, oldest first."""
     query = select(generations.c.generation_id, generations.c.accepted_at, *AS_SENT)
-    found = connection.execute(query.where(_WAITS).order_by(generations.c.generation_id))
-    return [AcceptedText(number, as_sent(sent), wall_seconds(at)) for number, at, *sent in found]
+    rows = connection.execute(query.where(_WAITS).order_by(generations.c.generation_id))
+    return [AcceptedText(number, as_sent(sent), wall_seconds(at)) for number, at, *sent in rows]
 
 
 def _rounded(value: float | None, digits: int = 3) -> float | None:
-    """NaN and infinity are no JSON."""
+    """Return None for NaN and infinity, which JSON does not have."""
     return round(float(value), digits) if value is not None and math.isfinite(value) else None

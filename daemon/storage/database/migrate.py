@@ -1,4 +1,7 @@
-"""Bring the results database to this version's schema; an older file is copied aside first (docs/upgrading.md)."""
+"""Bring the results database to this version's schema; an older file is copied aside first (docs/upgrading.md).
+
+A new database is made from schema.py. The revisions in `migrations` change the databases of older versions.
+"""
 
 import re
 import sqlite3
@@ -17,48 +20,52 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import DatabaseError
 
-from daemon.storage.database.connections import StoreError, shown, sqlite_path
-from daemon.storage.database.copies import copy_database, database_bytes, room_problem
-from daemon.storage.database.views import VIEWS
+from daemon.storage.database.connections import StoreError, redacted_url, sqlite_path
+from daemon.storage.database.schema import VIEWS, metadata
+from daemon.storage.database.upkeep import copy_database, database_bytes, room_problem
 
 #: Copies from before a migration that stay beside the database, the newest ones.
 KEPT_COPIES = 2
 #: A migration may write every page again beside the copy that was made of it.
 _ROOM_FACTOR = 2
-#: SQLite's virtual machine says that it is alive after this many instructions: some 10 ms.
+#: SQLite's virtual machine reports progress after this many instructions: some 10 ms.
 _INSTRUCTIONS = 1_000_000
 
 Tell = Callable[[str], None]
 
 
 def migrate(engine: Engine, tell: Tell = lambda _: None) -> Path | None:
-    """Run the migrations that are due and say where the old file was copied, None where there was nothing to copy.
+    """Make the schema, or run the migrations that are due; return the copy of the old file, None if none was made.
 
-    All of them are one transaction: whatever ends the process leaves the old database, and the next start begins
-    again. `tell` hears what goes on, at least once a second, so that a supervisor grants the time.
+    Everything is one transaction: if the process ends in between, the old database stays and the next start begins
+    again. `tell` hears of progress, at least once a second, so that a supervisor grants the time.
     """
     config = alembic_config()
     scripts = ScriptDirectory.from_config(config)
     head = scripts.get_current_head()
-    found = _schema(engine)
-    if found == head:
+    schema = _schema(engine)
+    if schema == head:
         return None
-    _require_known(engine, found, scripts)
+    _require_known(engine, schema, scripts)
     log: Any = structlog.get_logger("database")
     began_s = time.monotonic()
-    copy = _copy_aside(engine, f"before-{head}", tell) if found is not None else None
-    if found is not None:
-        log.info("database_migrating", schema=found, to=head, copy=str(copy))
+    copy = _copy_aside(engine, f"before-{head}", tell) if schema is not None else None
+    if schema is not None:
+        log.info("database_migrating", schema=schema, to=head, copy=str(copy))
     try:
-        with _patient(engine, tell), engine.begin() as connection:
+        with _relaxed(engine, tell), engine.begin() as connection:
             config.attributes["connection"] = connection
-            _drop_views(connection)
-            command.upgrade(config, "head")
+            if schema is None:
+                metadata.create_all(connection)
+                command.stamp(config, "head")
+            else:
+                _drop_views(connection)
+                command.upgrade(config, "head")
             for view, select in VIEWS.items():
                 connection.execute(text(f"CREATE VIEW {view} AS {select}"))
             _seal(connection)
     except DatabaseError as error:
-        name, why = shown(engine.url), _reason(error)
+        name, why = redacted_url(engine.url), _reason(error)
         raise StoreError(f"cannot bring {name} to schema {head}: {why}; it is left as it was") from error
     if copy is not None:
         log.info("database_migrated", schema=head, took_s=round(time.monotonic() - began_s, 3))
@@ -67,18 +74,12 @@ def migrate(engine: Engine, tell: Tell = lambda _: None) -> Path | None:
 
 
 def check_schema(engine: Engine) -> None:
-    """StoreError where this version cannot use the database, or bring it to its own schema. Writes nothing."""
+    """Raise StoreError if this version cannot use the database or migrate it. Writes nothing."""
     _require_known(engine, _schema(engine), ScriptDirectory.from_config(alembic_config()))
 
 
-def _require_known(engine: Engine, found: str | None, scripts: ScriptDirectory) -> None:
-    known = {script.revision for script in scripts.walk_revisions()}
-    if found is not None and found not in known:
-        raise StoreError(_too_new(engine, found, scripts.get_current_head(), known))
-
-
 def alembic_config() -> Config:
-    """Alembic's settings, without a file of its own: the revisions lie inside this package."""
+    """Return Alembic's settings, without a file of its own: the revisions lie inside this package."""
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
@@ -86,49 +87,45 @@ def alembic_config() -> Config:
 
 
 def copies_of(path: Path) -> list[Path]:
-    """The copies that migrations left beside `path`, newest first."""
+    """Return the copies that migrations left beside `path`, newest first."""
     copies = (copy for copy in path.parent.iterdir() if copy.name.startswith(f"{path.name}.before-"))
     return sorted(copies, key=lambda copy: copy.stat().st_mtime_ns, reverse=True)
 
 
 def _schema(engine: Engine) -> str | None:
-    """The revision of the database, None where it is empty; StoreError where it is none of ours."""
-    name = shown(engine.url)
+    """Return the database's revision, None for an empty one; StoreError if it is not ours."""
+    name = redacted_url(engine.url)
     try:
         with engine.connect() as connection:
-            found = MigrationContext.configure(connection).get_current_revision()
+            schema = MigrationContext.configure(connection).get_current_revision()
             tables = inspect(connection).get_table_names()
     except DatabaseError as error:
         is_file = sqlite_path(engine.url) is not None
         remedy = "restore a copy" if is_file else "see to that server (docs/results.md says what it has to have)"
         raise StoreError(f"cannot read {name}: {_reason(error)}; {remedy}, or name another `database`") from error
-    if found is None and tables:
+    if schema is None and tables:
         raise StoreError(
             f"{name} holds tables of another program ({tables[0]}, ...): name another `database` in coserve.yaml"
         )
-    return found
+    return schema
 
 
-def _reason(error: DatabaseError) -> str:
-    """In one line, which PostgreSQL's own is not."""
-    return " ".join(str(error.orig).split())
-
-
-def _too_new(engine: Engine, found: str, head: str | None, known: set[str]) -> str:
-    """Which version to install again, or which copy to put back."""
+def _require_known(engine: Engine, schema: str | None, scripts: ScriptDirectory) -> None:
+    """Raise StoreError for a newer version's schema; it names the version to install or the copy to put back."""
+    known = {script.revision for script in scripts.walk_revisions()}
+    if schema is None or schema in known:
+        return
     path = sqlite_path(engine.url)
-    writer, usable = "that version", None
+    writer, copy = "that version", "a dump from before"
     if path is not None:
         with closing(sqlite3.connect(path)) as database:
             (number,) = database.execute("PRAGMA user_version").fetchone()
         writer = f"CoServe {_version_text(number)} or newer" if number else writer
         usable = next((copy for copy in copies_of(path) if _schema_of_file(copy) in known), None)
-    copy = f"the copy {usable}" if usable else f"the copy that it made, *.before-{found}"
-    if path is None:
-        copy = "a dump from before"
-    return (
-        f"{shown(engine.url)} was written by a newer version of CoServe (schema {found}; this one knows up"
-        f" to {head}): install {writer} again, or put back {copy}, as docs/upgrading.md says"
+        copy = f"the copy {usable}" if usable else f"the copy that it made, *.before-{schema}"
+    raise StoreError(
+        f"{redacted_url(engine.url)} was written by a newer version of CoServe (schema {schema}; this one knows up"
+        f" to {scripts.get_current_head()}): install {writer} again, or put back {copy}, as docs/upgrading.md says"
     )
 
 
@@ -140,6 +137,11 @@ def _schema_of_file(path: Path) -> str | None:
         return None
 
 
+def _reason(error: DatabaseError) -> str:
+    """Return the cause in one line; PostgreSQL's own text has several."""
+    return " ".join(str(error.orig).split())
+
+
 def _drop_views(connection: Connection) -> None:
     for view in inspect(connection).get_view_names():
         if view in VIEWS:
@@ -147,7 +149,7 @@ def _drop_views(connection: Connection) -> None:
 
 
 def _copy_aside(engine: Engine, suffix: str, tell: Tell) -> Path | None:
-    """A whole copy beside the file, durable before the migration begins; other databases have their own backups."""
+    """Make a complete, durable copy beside the file; None for other databases, which have their own backups."""
     path = sqlite_path(engine.url)
     if path is None:
         return None
@@ -169,21 +171,21 @@ def _drop_old_copies(newest: Path) -> None:
 
 
 @contextmanager
-def _patient(engine: Engine, tell: Tell) -> Iterator[None]:
-    """SQLite made fit for migrations: foreign keys rest while tables are made anew, and long statements are told of."""
+def _relaxed(engine: Engine, tell: Tell) -> Iterator[None]:
+    """Prepare SQLite for migrations: foreign keys off while tables are made anew, progress of long statements on."""
     if sqlite_path(engine.url) is None:
         yield
         return
     tell_each = _each_second(tell)
 
-    def alive() -> int:
+    def report_progress() -> int:
         tell_each("bringing the database to this version")
         return 0  # go on
 
     database: Any = engine.raw_connection()
     try:
         database.execute("PRAGMA foreign_keys = OFF")  # without effect inside a transaction
-        database.set_progress_handler(alive, _INSTRUCTIONS)
+        database.set_progress_handler(report_progress, _INSTRUCTIONS)
         yield
     finally:
         database.set_progress_handler(None, 0)
@@ -192,7 +194,7 @@ def _patient(engine: Engine, tell: Tell) -> Iterator[None]:
 
 
 def _seal(connection: Connection) -> None:
-    """Look once at what rested meanwhile, and note which version made this schema."""
+    """Check the foreign keys, which were off meanwhile, and note the version that made this schema."""
     if connection.dialect.name != "sqlite":
         return
     broken = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
@@ -202,7 +204,7 @@ def _seal(connection: Connection) -> None:
 
 
 def _version_number(text: str) -> int:
-    """`1.2.3` as 1002003, which `PRAGMA user_version` holds."""
+    """Return `1.2.3` as 1002003, which `PRAGMA user_version` holds."""
     major, minor, patch = (int(part) for part in (*re.findall(r"\d+", text), "0", "0")[:3])
     return (major * 1000 + minor) * 1000 + patch
 
@@ -212,14 +214,14 @@ def _version_text(number: int) -> str:
 
 
 def _each_second(tell: Tell) -> Tell:
-    """`tell`, at most once a second."""
+    """Return a function that calls `tell` at most once a second."""
     last_s = -1.0
 
-    def sometimes(what: str) -> None:
+    def tell_sometimes(what: str) -> None:
         nonlocal last_s
         now_s = time.monotonic()
         if now_s - last_s >= 1.0:
             last_s = now_s
             tell(what)
 
-    return sometimes
+    return tell_sometimes

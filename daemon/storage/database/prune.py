@@ -1,11 +1,10 @@
-"""Pruning, as rows: which images and results are old, and how they leave the tables.
+"""Pruning of rows: queries for old images and results, and the statements that remove them.
 
-Questions are asked of a reader's connection, so that the writer waits for short statements by key only.
+Queries run on a reader's connection, so that the writer waits for short statements by key only.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, delete, exists, func, literal, or_, select, update
 
@@ -30,7 +29,7 @@ _IS_REVIEWED = exists().where(reviews.c.inspection_id == inspections.c.inspectio
 
 @dataclass(frozen=True, slots=True)
 class OldBoard:
-    """A closed attempt whose rows may go: `rows` is how many that are, so that a transaction stays short."""
+    """A closed attempt whose rows may go; `rows` counts them, so that a transaction stays short."""
 
     board_id: int
     completed_at: str
@@ -38,8 +37,8 @@ class OldBoard:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
-    """What one transaction took: attempts, images' rows, and the files that no row names any more."""
+class PrunedBoards:
+    """The effects of one transaction: removed attempts and inspections, and files that no row names any more."""
 
     boards: int
     inspections: int
@@ -47,42 +46,41 @@ class Forgotten:
 
 
 def newest_at(connection: Connection) -> str | None:
-    """When the newest image was accepted; None where there is none."""
+    """Return the time when the newest image was accepted; None if there is none."""
     query = select(inspections.c.accepted_at).order_by(inspections.c.inspection_id.desc()).limit(1)
     return connection.execute(query).scalar()
 
 
 def kept_bytes(connection: Connection) -> int:
-    """Bytes of all images that are kept, as they came in."""
+    """Return the bytes of all kept images, as they came in."""
     query = select(func.coalesce(func.sum(inspections.c.image_bytes), 0)).where(inspections.c.image_path.is_not(None))
     return connection.execute(query).scalar() or 0
 
 
 def oldest_kept(connection: Connection, limit: int, before: str | None) -> list[KeptImage]:
-    """Enough kept images to know the `limit` that go next; only those completed before `before` where that is given.
+    """Return enough kept images to know the `limit` that go next, of those completed before `before` if that is given.
 
     A row has an `image_path` only once its verdict and its copy are durable.
     """
-    found: list[KeptImage] = []
+    images: list[KeptImage] = []
     for verdict in ("pass", "unknown"):
-        found += _kept(connection, _oldest(limit, before, inspections.c.verdict == verdict, ~_IS_REVIEWED))
-    if len(found) >= limit:
-        return found
+        images += _oldest(connection, limit, before, inspections.c.verdict == verdict, ~_IS_REVIEWED)
+    if len(images) >= limit:
+        return images
     for verdict in ("fail", "review"):
-        found += _kept(connection, _oldest(limit, before, inspections.c.verdict == verdict))
+        images += _oldest(connection, limit, before, inspections.c.verdict == verdict)
     reviewed = select(reviews.c.inspection_id).distinct()
-    asked_about = inspections.c.inspection_id.in_(reviewed), inspections.c.verdict.in_(("pass", "unknown"))
-    return found + _kept(connection, _oldest(limit, before, *asked_about))
+    of_reviewed = inspections.c.inspection_id.in_(reviewed), inspections.c.verdict.in_(("pass", "unknown"))
+    return images + _oldest(connection, limit, before, *of_reviewed)
 
 
 def forget_images(tx: Transaction, ids: Sequence[int]) -> None:
-    """The files of `ids` are about to go; from now on no row names them."""
-    of_these = inspections.c.inspection_id.in_(ids)
-    tx.connection.execute(update(inspections).where(of_these).values(image_path=None))
+    """Remove the paths of images whose files are about to go."""
+    tx.connection.execute(update(inspections).where(inspections.c.inspection_id.in_(ids)).values(image_path=None))
 
 
 def old_boards(connection: Connection, before: str, after: str, limit: int) -> list[OldBoard]:
-    """The oldest attempts closed before `before` that `may_go`, from those closed at or after `after` on."""
+    """Return the oldest attempts that may go, closed at or after `after` and before `before`."""
     of_board = select(func.count()).where(inspections.c.board_id == boards.c.board_id)
     boxes = of_board.where(detections.c.inspection_id == inspections.c.inspection_id)
     query = (
@@ -94,15 +92,15 @@ def old_boards(connection: Connection, before: str, after: str, limit: int) -> l
     return [OldBoard(*row) for row in connection.execute(query)]
 
 
-def forget_boards(tx: Transaction, board_ids: Sequence[int], before: str) -> Forgotten:
-    """Take those of `board_ids` that still may go, with all their rows. The numbers of their `seq` never come again."""
-    found = tx.connection.execute(
+def forget_boards(tx: Transaction, board_ids: Sequence[int], before: str) -> PrunedBoards:
+    """Remove those of `board_ids` that still may go, with all their rows. Their `seq` is never given again."""
+    rows = tx.connection.execute(
         select(boards.c.board_id, boards.c.board_type, boards.c.serial).where(
             boards.c.board_id.in_(board_ids), _may_go(before)
         )
     ).all()
-    going = [row.board_id for row in found]
-    tx.touched |= {(row.board_type, row.serial) for row in found}
+    going = [row.board_id for row in rows]
+    tx.touched |= {(row.board_type, row.serial) for row in rows}
     images = tx.connection.execute(
         select(inspections.c.inspection_id, inspections.c.image_path).where(inspections.c.board_id.in_(going))
     ).all()
@@ -113,26 +111,26 @@ def forget_boards(tx: Transaction, board_ids: Sequence[int], before: str) -> For
             tx.connection.execute(delete(table).where(table.c.inspection_id.in_(chunk)))
     tx.connection.execute(delete(boards).where(boards.c.board_id.in_(going)))
     _count_pruned(tx, len(ids) + len(going))
-    return Forgotten(len(going), len(ids), [row.image_path for row in images if row.image_path])
+    return PrunedBoards(len(going), len(ids), [row.image_path for row in images if row.image_path])
 
 
 def forget_others(tx: Transaction, before: str, limit: int) -> int:
-    """Take at most `limit` loads and as many answers of language models that are older than `before`; how many."""
+    """Remove at most `limit` loads and `limit` answers of language models from before `before`; return the count."""
     oldest = select(expert_switches.c.switch_id).order_by(expert_switches.c.switch_id).limit(limit)
     table = expert_switches.c
     switches = tx.connection.execute(delete(expert_switches).where(table.switch_id.in_(oldest), table.at < before))
-    found = generations.c
-    old = select(found.generation_id).where(found.completed_at < before, found.seq.is_not(None)).limit(limit)
-    answers = tx.connection.execute(delete(generations).where(found.generation_id.in_(old)))
+    table = generations.c
+    old = select(table.generation_id).where(table.completed_at < before, table.seq.is_not(None)).limit(limit)
+    answers = tx.connection.execute(delete(generations).where(table.generation_id.in_(old)))
     _count_pruned(tx, answers.rowcount)
     return switches.rowcount + answers.rowcount
 
 
 def strays(connection: Connection, files: Iterable[tuple[int, str]], before: str | None) -> list[str]:
-    """Those of `files` (inspection id, path) that pruning left when it was interrupted.
+    """Return those of `files` (inspection id, path) that an interrupted pruning left.
 
-    No row and no copy under way names them, and their row was pruned or, where results go after a time, is gone for
-    that long (`before`). A file of an image that this database does not know is somebody else's: it stays.
+    No row and no copy under way names them, and their row was pruned or, if results are pruned, has been gone since
+    `before`. A file of an image that this database does not know is not ours: it stays.
     """
     by_id = dict(files)
     table = inspections.c
@@ -143,7 +141,7 @@ def strays(connection: Connection, files: Iterable[tuple[int, str]], before: str
     )
     rows = {row.inspection_id: row for row in connection.execute(query)}
     last_id = connection.execute(select(stream_position.c.last_inspection_id)).scalar() or 0
-    found: list[str] = []
+    left: list[str] = []
     for inspection_id, path in by_id.items():
         day, row = path.split("/")[-3], rows.get(inspection_id)
         if row is None:
@@ -151,31 +149,22 @@ def strays(connection: Connection, files: Iterable[tuple[int, str]], before: str
         else:
             was_pruned = row.image_path is None and row.task is None and (row.completed_at or "")[:10] == day
         if was_pruned:
-            found.append(path)
-    return found
+            left.append(path)
+    return left
 
 
-def _oldest(limit: int, before: str | None, *where: ColumnElement[bool]) -> Any:
+def _oldest(connection: Connection, limit: int, before: str | None, *where: ColumnElement[bool]) -> list[KeptImage]:
     table = inspections.c
-    columns = (table.inspection_id, table.image_path, table.image_bytes, table.verdict, table.completed_at)
-    query = select(*columns, _IS_REVIEWED.label("is_reviewed"))
-    query = query.where(table.image_path.is_not(None), *where)
+    columns = (table.inspection_id, table.image_path, table.image_bytes, table.verdict)
+    query = select(*columns, _IS_REVIEWED, table.completed_at).where(table.image_path.is_not(None), *where)
     if before is not None:
         query = query.where(table.completed_at < before)
-    return query.order_by(table.completed_at).limit(limit)
-
-
-def _kept(connection: Connection, query: Any) -> list[KeptImage]:
-    return [
-        KeptImage(
-            row.inspection_id, row.image_path, row.image_bytes, row.verdict, bool(row.is_reviewed), row.completed_at
-        )
-        for row in connection.execute(query)
-    ]
+    rows = connection.execute(query.order_by(table.completed_at).limit(limit))
+    return [KeptImage(*row[:4], is_reviewed=bool(row[4]), completed_at=row[5]) for row in rows]
 
 
 def _may_go(before: str) -> ColumnElement[bool]:
-    """Closed before `before`, and none of its images is younger, waits for something, or has a review."""
+    """Return the condition that a board closed before `before` and has no younger, waiting or reviewed image."""
     table = inspections.c
     stays = (
         exists()

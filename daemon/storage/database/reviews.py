@@ -1,38 +1,46 @@
-"""What people decide about images: rows of `reviews`, appended and never changed. The newest row of an image counts.
+"""Decisions of people about images: rows of `reviews`, appended and never changed. The newest row of an image counts.
 
-Whoever decides says which row they saw last, so that nobody overrules a decision unseen. Undoing appends a row as well:
-the decision before the one that is undone with the name of whoever made it, or the line's own verdict, by `daemon`,
-where there was none. Its note says what was undone and by whom, since the table has no other place for it.
+A decision names the row that its reviewer saw last, so that no decision is overruled unseen. Undoing appends a row as
+well: the decision before the undone one with its reviewer's name, or the line's own verdict, by `daemon`, if there was
+none. The note says what was undone and by whom, since the table has no other place for it.
+
+The second half counts what became of each expert version's answers, for `coserve experts` and the dashboard.
 """
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Row,
     Select,
     Subquery,
     Text,
     and_,
+    case,
     cast,
     exists,
     false,
     func,
     insert,
+    literal,
     or_,
     select,
 )
 
-from daemon.storage.database.schema import boards, inspections, reviews, stages
+from daemon.storage.database.schema import boards, expert_versions, inspections, reviews, stages
 from daemon.storage.database.transaction import Transaction
+from experts.drift import BINS, EDGES, RECENT_ANSWERS
 
-#: What an image may be waiting with for a person's decision.
+#: Verdicts of the line that wait for a person's decision.
 WAITING = ("review", "fail", "unknown")
-
-#: Whose decision the line's own verdict is, as in the view `final_verdicts`.
+#: The reviewer of the line's own verdicts, as in the view `final_verdicts`.
 DAEMON = "daemon"
+#: Recent confidences are taken from the newest images only; of a rare expert fewer answers are among them.
+RECENT_IMAGES = 100_000
 
 _UNDO = re.compile(r"(?:undecided again: )?undo of review ([0-9]{1,19}) by (.+)")
 _UNDECIDED = "undecided again: "
@@ -52,23 +60,23 @@ class Review:
 
     @property
     def undoes(self) -> int | None:
-        """The decision that this row undoes; None where it is a decision itself."""
-        found = _UNDO.fullmatch(self.note or "")
-        return int(found[1]) if found else None
+        """The decision that this row undoes; None if it is a decision itself."""
+        match = _UNDO.fullmatch(self.note or "")
+        return int(match[1]) if match else None
 
     @property
     def writer(self) -> str:
-        """Who wrote this row: whoever undid something, though the decision that stands then is another's."""
-        found = _UNDO.fullmatch(self.note or "")
-        return found[2] if found else self.reviewer
+        """The person who wrote this row: of an undoing not the reviewer, whose earlier decision stands again."""
+        match = _UNDO.fullmatch(self.note or "")
+        return match[2] if match else self.reviewer
 
     @property
     def is_open(self) -> bool:
-        """Whether the image waits for a decision again after this row."""
+        """True if the image waits for a decision again after this row."""
         return self.verdict == "review" or (self.note or "").startswith(_UNDECIDED)
 
     def __str__(self) -> str:
-        """As a person hears of it."""
+        """Return the sentence that tells a person of this row."""
         what = f"decided {self.answer}"
         if self.undoes is not None:
             after = "so the image waits" if self.is_open else f"back to {self.answer}"
@@ -82,8 +90,8 @@ class Review:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What a reviewer wants written. `newest` is the last row they saw, None for none; `verdict` None undoes it."""
+class ReviewDecision:
+    """A decision to write. `newest` is the last row that its reviewer saw, if any; `verdict` None undoes it."""
 
     inspection_id: int
     reviewer: str
@@ -94,8 +102,8 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """Which of the waiting images are meant; None is all."""
+class WaitingFilter:
+    """A choice of waiting images; None matches all."""
 
     board_type: str | None = None
     lot: str | None = None
@@ -107,7 +115,7 @@ class Waiting:
 
 
 class ReviewRefusedError(Exception):
-    """Nothing was written: `code` as the control socket answers it, `reason` for the reviewer."""
+    """A decision that was not written: `code` as the control socket answers it, `reason` for the reviewer."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -116,12 +124,15 @@ class ReviewRefusedError(Exception):
 
 
 def is_undo(note: str | None) -> bool:
-    """Whether `note` reads as those that undoing writes: nobody else may write such a one."""
+    """Return True if `note` reads like the notes of undoing, which no reviewer may write."""
     return bool(note and _UNDO.fullmatch(note)) or bool(note and note.startswith(_UNDECIDED))
 
 
-def append(tx: Transaction, wanted: Decision) -> Review:
-    """Write the decision, or find it written already by an attempt whose answer was lost; ReviewRefusedError."""
+def append(tx: Transaction, wanted: ReviewDecision) -> Review:
+    """Write the decision and return its row, also if an attempt whose answer was lost has written it already.
+
+    ReviewRefusedError where it may not be written.
+    """
     table = inspections.c
     image = tx.connection.execute(
         select(table.status, table.verdict, table.defect).where(table.inspection_id == wanted.inspection_id)
@@ -148,25 +159,25 @@ def append(tx: Transaction, wanted: Decision) -> Review:
 
 
 def history(connection: Connection, inspection_id: int) -> list[Review]:
-    """All rows of an image, oldest first."""
+    """Return all rows of an image, oldest first."""
     query = select(reviews).where(reviews.c.inspection_id == inspection_id).order_by(reviews.c.review_id)
     return [Review(**row) for row in connection.execute(query).mappings()]
 
 
 def decisions(past: list[Review]) -> list[Review]:
-    """Those of an image's rows that decide and were not undone, oldest first: the last one stands."""
+    """Return the rows of an image that decide and were not undone, oldest first: the last one stands."""
     undone = {review.undoes for review in past}
     return [review for review in past if review.undoes is None and review.review_id not in undone]
 
 
 def is_newest(row: Any = reviews) -> ColumnElement[bool]:
-    """Whether a row of `reviews` (or of an alias of it) is its image's newest: for few images, or in their order."""
+    """Return the condition that a row of `reviews` is its image's newest: for few images, or in their order."""
     later = reviews.alias("later")
     return ~exists().where(later.c.inspection_id == row.c.inspection_id, later.c.review_id > row.c.review_id)
 
 
 def stands(row: Any = reviews) -> ColumnElement[bool]:
-    """Whether a row of `reviews` decides and was not undone."""
+    """Return the condition that a row of `reviews` decides and was not undone."""
     undo = reviews.alias("undo")
     which = "undo of review " + cast(row.c.review_id, Text) + " by %"
     undone = exists().where(
@@ -179,13 +190,13 @@ def stands(row: Any = reviews) -> ColumnElement[bool]:
 
 
 def newest_of_each() -> Subquery:
-    """(inspection_id, review_id) of every image that has reviews: for a look at all of them, read once."""
+    """Select (inspection_id, review_id) of every image that has reviews: for a query over all of them, read once."""
     query = select(reviews.c.inspection_id, func.max(reviews.c.review_id).label("review_id"))
     return query.group_by(reviews.c.inspection_id).subquery("newest")
 
 
-def waiting(which: Waiting | None = None, *, newest_first: bool = False) -> "Select[*tuple[Any, ...]]":
-    """Finished images that wait for a person, board after board: the rows of `inspections` with their boards'."""
+def waiting(which: WaitingFilter | None = None, *, newest_first: bool = False) -> Select[*tuple[Any, ...]]:
+    """Select the finished images that wait for a person, board after board, with the columns of their boards."""
     table, board = inspections.c, boards.c
     query = (
         select(
@@ -194,18 +205,18 @@ def waiting(which: Waiting | None = None, *, newest_first: bool = False) -> "Sel
             *(board.board_type, board.serial, board.attempt, board.lot, board.station),
         )
         .join_from(boards, inspections, table.board_id == board.board_id)
-        .where(*_where(which or Waiting()))
+        .where(*_where(which or WaitingFilter()))
     )
     order = (board.board_id.desc(), table.inspection_id) if newest_first else (board.board_id, table.inspection_id)
     return query.order_by(*order)
 
 
-def count_of(query: "Select[*tuple[Any, ...]]", most: int) -> "Select[*tuple[Any, ...]]":
-    """How many rows `query` has, counted no further than `most`."""
-    return select(func.count()).select_from(query.order_by(None).limit(most).subquery())
+def count_of(query: Select[*tuple[Any, ...]], max_rows: int) -> Select[*tuple[Any, ...]]:
+    """Count the rows of `query`, no further than `max_rows`."""
+    return select(func.count()).select_from(query.order_by(None).limit(max_rows).subquery())
 
 
-def _where(which: Waiting) -> list[ColumnElement[bool]]:
+def _where(which: WaitingFilter) -> list[ColumnElement[bool]]:
     table, board = inspections.c, boards.c
     judged = table.verdict.in_(WAITING) & ~_is_decided()
     where: list[ColumnElement[bool]] = [table.status == "done", judged | table.inspection_id.in_(_asked_again())]
@@ -222,7 +233,7 @@ def _where(which: Waiting) -> list[ColumnElement[bool]]:
 
 
 def _is_decided() -> ColumnElement[bool]:
-    """Whether the newest row of an image of `inspections` is a decision."""
+    """Return the condition that the newest row of an image of `inspections` is a decision."""
     newest = reviews.alias("newest")
     undecided = newest.c.note.is_not(None) & newest.c.note.like(f"{_UNDECIDED}%")
     return exists().where(
@@ -233,14 +244,14 @@ def _is_decided() -> ColumnElement[bool]:
     )
 
 
-def _asked_again() -> "Select[*tuple[Any, ...]]":
-    """Images that somebody wants looked at again, whatever the line said of them."""
+def _asked_again() -> Select[*tuple[Any, ...]]:
+    """Select the images that a person wants looked at again, whatever their verdict."""
     newest = reviews.alias("asked")
     return select(newest.c.inspection_id).where(newest.c.verdict == "review", is_newest(newest))
 
 
-def _is_repeated(wanted: Decision, newest: Review, before: int | None) -> bool:
-    """Whether `newest` is what `wanted` asks for, written right after what its reviewer saw."""
+def _is_repeated(wanted: ReviewDecision, newest: Review, before: int | None) -> bool:
+    """Return True if `newest` is the wanted row, written right after the one that its reviewer saw."""
     if newest.writer != wanted.reviewer or before != wanted.newest:
         return False
     if wanted.verdict is None:
@@ -248,14 +259,14 @@ def _is_repeated(wanted: Decision, newest: Review, before: int | None) -> bool:
     return (newest.verdict, newest.defect, newest.note) == (wanted.verdict, wanted.defect, wanted.note)
 
 
-def _conflict(wanted: Decision, newest: Review | None) -> str:
+def _conflict(wanted: ReviewDecision, newest: Review | None) -> str:
     if newest is None:
         return f"image {wanted.inspection_id} has no review {wanted.newest}: look at it again, then decide"
     return f"{newest}: look at image {wanted.inspection_id} again, then decide"
 
 
 def _undoing(past: list[Review], by: str, verdict: str, defect: str | None) -> dict[str, Any]:
-    """The row that takes back the decision that stands."""
+    """Return the row that takes back the standing decision."""
     standing = decisions(past)
     if not standing:
         raise ReviewRefusedError("no_decision", "nobody has decided about this image: there is nothing to undo")
@@ -264,3 +275,126 @@ def _undoing(past: list[Review], by: str, verdict: str, defect: str | None) -> d
         return {"reviewer": DAEMON, "verdict": verdict, "defect": defect, "note": _UNDECIDED + note}
     before = standing[-2]
     return {"reviewer": before.reviewer, "verdict": before.verdict, "defect": before.defect, "note": note}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertCalls:
+    """One version of one expert. `verdicts` counts the images that it answered on their way to a verdict.
+
+    Of those, `reviewed` have a person's decision. `false_calls`: it failed the image and the newest review passes it.
+    `escapes`: the image passed and the newest review fails it; each expert of the chain let it through, so each counts
+    it.
+    """
+
+    expert: str
+    expert_version: str
+    first_used_at: str | None
+    verdicts: int
+    reviewed: int
+    false_calls: int
+    escapes: int
+
+
+def calls_statement(expert: str | None = None, after: int | None = None) -> Select[*tuple[Any, ...]]:
+    """Select the columns of `ExpertCalls`, by expert and then by first use, of images after inspection `after`.
+
+    It reads every stage: without `after` it takes seconds for a million images.
+    """
+    conditions = [stages.c.expert == expert] if expert is not None else []
+    conditions += [stages.c.inspection_id > after] if after is not None else []
+    used, reviewed, versions = _used(conditions), _reviewed(conditions), expert_versions.c
+    return (
+        select(
+            *(used.c.expert, used.c.expert_version, versions.first_used_at, used.c.verdicts),
+            *(func.coalesce(reviewed.c[name], 0).label(name) for name in ("reviewed", "false_calls", "escapes")),
+        )
+        .select_from(used)
+        .outerjoin(
+            reviewed, and_(reviewed.c.expert == used.c.expert, reviewed.c.expert_version == used.c.expert_version)
+        )
+        .outerjoin(
+            expert_versions,
+            and_(versions.expert == used.c.expert, versions.expert_version == used.c.expert_version),
+        )
+        .order_by(used.c.expert, versions.first_used_at, used.c.expert_version)
+    )
+
+
+def _used(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
+    """Count the images that each version answered."""
+    version = (stages.c.expert, stages.c.expert_version)
+    return select(*version, func.count().label("verdicts")).where(*conditions).group_by(*version).subquery("used")
+
+
+def _reviewed(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
+    """Count the newest reviews of the images that each version answered."""
+    version = (stages.c.expert, stages.c.expert_version)
+    newest, later = newest_of_each(), stages.alias("later")
+    is_last = ~(
+        select(later.c.step)
+        .where(later.c.inspection_id == stages.c.inspection_id, later.c.step > stages.c.step)
+        .exists()
+    )
+    is_false_call = and_(inspections.c.verdict == "fail", reviews.c.verdict == "pass", is_last)
+    is_escape = and_(inspections.c.verdict == "pass", reviews.c.verdict == "fail")
+    return (
+        select(
+            *version,
+            func.count().label("reviewed"),
+            func.sum(case((is_false_call, 1), else_=0)).label("false_calls"),
+            func.sum(case((is_escape, 1), else_=0)).label("escapes"),
+        )
+        .select_from(newest)
+        .join(reviews, reviews.c.review_id == newest.c.review_id)
+        .join(inspections, inspections.c.inspection_id == newest.c.inspection_id)
+        .join(stages, stages.c.inspection_id == newest.c.inspection_id)
+        .where(reviews.c.reviewer != DAEMON, *conditions)
+        .group_by(*version)
+        .subquery("reviewed")
+    )
+
+
+def calls_by_version(connection: Connection, expert: str | None = None, after: int | None = None) -> list[ExpertCalls]:
+    """Return the calls of each version of each expert, or of `expert`."""
+    return [ExpertCalls(*row) for row in connection.execute(calls_statement(expert, after))]
+
+
+def confidences_statement(expert: str | None = None, answers: int = RECENT_ANSWERS) -> Select[*tuple[Any, ...]]:
+    """Select (expert, expert_version, label, bin, count) of each version's newest `answers` in recent images.
+
+    A picture that came more than once counts once: a version answers it the same each time, which proves no more.
+    """
+    confidence = stages.c.confidence
+    # A CASE instead of arithmetic: databases differ in how they round a division.
+    bins = case(*((confidence < edge, number) for number, edge in enumerate(EDGES)), else_=BINS - 1)
+    after = select(func.coalesce(func.max(stages.c.inspection_id), 0) - RECENT_IMAGES).scalar_subquery()
+    place = func.row_number().over(
+        partition_by=(stages.c.expert, stages.c.expert_version), order_by=stages.c.inspection_id.desc()
+    )
+    columns = (stages.c.inspection_id, stages.c.expert, stages.c.expert_version, stages.c.label)
+    answered = select(*columns, bins.label("bin"), place.label("place"))
+    answered = answered.where(stages.c.inspection_id > after, confidence.is_not(None), stages.c.label.is_not(None))
+    if expert is not None:
+        answered = answered.where(stages.c.expert == expert)
+    recent = answered.subquery("recent")
+    key = (recent.c.expert, recent.c.expert_version, recent.c.label, recent.c.bin)
+    # Only the newest answers are joined with their pictures.
+    counted = select(*key, func.count(inspections.c.image_sha256.distinct())).select_from(recent)
+    counted = counted.join(inspections, inspections.c.inspection_id == recent.c.inspection_id)
+    return counted.where(recent.c.place <= literal(answers)).group_by(*key).order_by(*key)
+
+
+def recent_confidences(
+    connection: Connection, expert: str | None = None, answers: int = RECENT_ANSWERS
+) -> dict[tuple[str, str], dict[str, list[int]]]:
+    """Return the recent confidences of each (expert, expert_version): 20 counts by answered label (`drift.compare`)."""
+    return by_version(connection.execute(confidences_statement(expert, answers)))
+
+
+def by_version(rows: Iterable[Row[Any]]) -> dict[tuple[str, str], dict[str, list[int]]]:
+    """Group rows of `confidences_statement`: 20 counts by answered label, for each (expert, expert_version)."""
+    counts: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for row in rows:
+        expert, version, label, number, count = tuple(row)
+        counts.setdefault((expert, version), {}).setdefault(label, [0] * BINS)[number] = count
+    return counts

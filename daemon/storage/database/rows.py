@@ -1,17 +1,76 @@
-"""Records into rows: what an arrival, an outcome or a switch looks like in the tables."""
+"""Records into rows, and rows into the messages of the results stream (PROTOCOL.md, Results stream).
+
+The writer publishes what it just stored and the reader repeats what was stored. Both render the same rows here, so that
+a consumer that catches up gets what a live one got.
+"""
 
 import json
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
+from urllib.parse import quote
 
-from daemon.records import Accepted, Arrival, ExpertSwitch, ExpertVersion, JournalKey, Outcome, Pixels
+from daemon.records import Accepted, Arrival, ExpertSwitch, ExpertVersion, JournalKey, Outcome, Pixels, Published
 from daemon.units import utc_text, wall_seconds
 
 Row = dict[str, Any]
+#: A row as it was made here, or as the database gave it.
+AnyRow = Mapping[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownImage:
+    """An image that is accepted already."""
+
+    inspection_id: int
+    payload_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRequest:
+    """An image that stays after its verdict: once it is copied, its bytes in the journal may go."""
+
+    inspection_id: int
+    key: JournalKey
+    pixels: Pixels
+    completed_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImageCopy:
+    """A durable copy; `image_path` is None where the journal could not give the bytes back."""
+
+    inspection_id: int
+    image_path: str | None
+
+
+@dataclass(slots=True)
+class WrittenResults:
+    """The effects of one transaction: messages by `seq`, (source, bytes) of finished images, copies to make."""
+
+    published: list[Published] = field(default_factory=list[Published])
+    done: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    copies: list[CopyRequest] = field(default_factory=list[CopyRequest])
+    freed_journal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The state that a restart goes on from: images without verdict, the rules of their attempts, the last numbers.
+
+    `rules_texts` holds the rules of open attempts and of pending images by version; `last_batch_id` is the highest
+    in `stages`, since views tell batches apart by it.
+    """
+
+    pending: list[Accepted]
+    rules_texts: dict[str, str]
+    last_seq: int
+    last_batch_id: int
 
 
 def inspection_row(arrival: Arrival, inspection_id: int, board: Row, *, late: bool, at: str) -> Row:
-    """An accepted image; what its verdict will say is null."""
+    """Return the row of an accepted image; the columns of its verdict stay null."""
     return {
         "inspection_id": inspection_id,
         "source": arrival.source,
@@ -33,6 +92,7 @@ def inspection_row(arrival: Arrival, inspection_id: int, board: Row, *, late: bo
 
 
 def pending_row(inspection_id: int, key: JournalKey, pixels: Pixels) -> Row:
+    """Return the row that says where the bytes of an image without verdict lie."""
     height, width, channels = pixels.shape or (None, None, None)
     return {
         "inspection_id": inspection_id,
@@ -47,8 +107,8 @@ def pending_row(inspection_id: int, key: JournalKey, pixels: Pixels) -> Row:
     }
 
 
-def accepted(row: Row, waiting: Row, board_type: str) -> Accepted:
-    """The image as the drive takes it, live and after a restart."""
+def accepted_image(row: Row, pending: Row, board_type: str) -> Accepted:
+    """Return the image as the drive takes it, live and after a restart."""
     return Accepted(
         inspection_id=row["inspection_id"],
         source=row["source"],
@@ -58,22 +118,18 @@ def accepted(row: Row, waiting: Row, board_type: str) -> Accepted:
         accepted_wall_s=wall_seconds(row["accepted_at"]),
         deadline_ms=row["deadline_ms"],
         rules_version=row["rules_version"],
-        key=journal_key(waiting),
-        pixels=pixels(waiting),
+        key=_journal_key(pending),
+        pixels=_pixels(pending),
     )
 
 
-def journal_key(waiting: Row) -> JournalKey:
-    return JournalKey(waiting["segment"], waiting["offset"], waiting["length"])
-
-
-def pixels(waiting: Row) -> Pixels:
-    if waiting["encoding"] == "image":
-        return Pixels()
-    return Pixels("raw", (waiting["height"], waiting["width"], waiting["channels"]))
+def copy_request(row: Row) -> CopyRequest:
+    """Return the copy to make of an image, whose `row` has the columns of `pending` too."""
+    return CopyRequest(row["inspection_id"], _journal_key(row), _pixels(row), row["completed_at"])
 
 
 def stage_rows(outcome: Outcome) -> list[Row]:
+    """Return the rows of `stages`, in the order of the chain."""
     return [
         {
             "inspection_id": outcome.inspection_id,
@@ -95,6 +151,7 @@ def stage_rows(outcome: Outcome) -> list[Row]:
 
 
 def detection_rows(outcome: Outcome) -> list[Row]:
+    """Return the rows of `detections`, box by box."""
     return [
         {
             "inspection_id": outcome.inspection_id,
@@ -109,38 +166,116 @@ def detection_rows(outcome: Outcome) -> list[Row]:
 
 
 def switch_row(switch: ExpertSwitch) -> Row:
-    return {
-        "at": utc_text(switch.at_wall_s),
-        "executor": switch.executor,
-        "device": switch.device,
-        "loaded": switch.loaded,
-        "evicted": json.dumps(switch.evicted),
-        "bytes": switch.bytes,
-        "load_ms": _milliseconds(switch.load_ms),
-        "tier": switch.tier,
-        "cause": switch.cause,
-    }
+    """Return the row of a load into a pool."""
+    row = asdict(switch)
+    at = utc_text(row.pop("at_wall_s"))
+    return row | {"at": at, "evicted": json.dumps(switch.evicted), "load_ms": _milliseconds(switch.load_ms)}
 
 
 def expert_version_row(version: ExpertVersion, at: str) -> Row:
-    return {
-        "expert": version.expert,
-        "expert_version": version.expert_version,
-        "sha256": version.sha256,
-        "architecture": version.architecture,
-        "classes": json.dumps(version.classes, ensure_ascii=False),
-        "bytes": version.bytes,
-        "dtype": version.dtype,
-        "origin": version.origin,
-        "first_used_at": at,
+    """Return the row of weights that give their first verdict at `at`."""
+    return asdict(version) | {"classes": json.dumps(version.classes, ensure_ascii=False), "first_used_at": at}
+
+
+def topic(kind: str, *parts: str) -> str:
+    """Return `inspection/<board type>/<serial>/`, percent-encoded outside `[A-Za-z0-9._:-]`."""
+    # quote() leaves the tilde alone whatever `safe` says.
+    encoded = (quote(part, safe="._:-").replace("~", "%7E") for part in parts)
+    return "/".join((kind, *encoded, ""))
+
+
+def inspection_message(row: AnyRow, stages: Sequence[AnyRow], detections: Sequence[AnyRow]) -> Published:
+    """Render a row of `inspections` that has the board's `board_type`, `serial` and `attempt` too."""
+    body = {
+        "seq": row["seq"],
+        "at": row["completed_at"],
+        "id": row["image_id"],
+        "source": row["source"],
+        "board": _board(row),
+        "component": row["component"],
+        "designator": row["designator"],
+        "verdict": row["verdict"],
+        "defect": row["defect"],
+        "reason": row["reason"],
+        "late": bool(row["late"]),
+        "stages": [_stage(stage, [box for box in detections if box["step"] == stage["step"]]) for stage in stages],
+        "latency_ms": row["latency_ms"],
+        "rules_version": row["rules_version"],
     }
+    return Published(row["seq"], topic("inspection", row["board_type"], row["serial"]), body)
+
+
+def board_message(row: AnyRow) -> Published:
+    """Render a closed row of `boards`."""
+    body = {
+        "seq": row["seq"],
+        "at": row["completed_at"],
+        "board": _board(row),
+        "verdict": row["verdict"],
+        "expected": row["expected"],
+        "inspected": row["inspected"],
+        "failed": json.loads(row["failed"] or "[]"),
+        "missing": json.loads(row["missing"] or "[]"),
+        "reason": row["reason"],
+    }
+    return Published(row["seq"], topic("board", row["board_type"], row["serial"]), body)
+
+
+def generation_message(row: AnyRow) -> Published:
+    """Render a finished row of `generations`."""
+    body: Row = {"seq": row["seq"], "at": row["completed_at"], "id": row["request_id"]}
+    for name in (
+        *("source", "model", "mode", "task", "text", "prompt_tokens", "new_tokens"),
+        *("ttft_ms", "tpot_ms", "total_ms", "status", "reason"),
+    ):
+        body[name] = row[name]
+    return Published(row["seq"], topic("generation", row["source"]), body)
+
+
+def _journal_key(pending: Row) -> JournalKey:
+    return JournalKey(pending["segment"], pending["offset"], pending["length"])
+
+
+def _pixels(pending: Row) -> Pixels:
+    if pending["encoding"] == "image":
+        return Pixels()
+    return Pixels("raw", (pending["height"], pending["width"], pending["channels"]))
 
 
 def _milliseconds(value: float) -> float:
-    """To the microsecond: what is stored is what is published, and nobody measures finer."""
+    """Round to the microsecond, so that the stored value is the published one."""
     return round(float(value), 3)
 
 
 def _finite(value: float | None) -> float | None:
-    """NaN and infinity are no JSON, and SQLite would keep NaN as null."""
+    """Return None for NaN and infinity: JSON has neither, and SQLite would store NaN as null."""
     return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _board(row: AnyRow) -> Row:
+    """Return the board as sent (an absent lot or station stays absent), with its attempt."""
+    sent = {"type": row["board_type"], "serial": row["serial"]}
+    sent |= {name: row[name] for name in ("lot", "station") if row[name] is not None}
+    return sent | {"attempt": row["attempt"]}
+
+
+def _stage(row: AnyRow, boxes: Sequence[AnyRow]) -> Row:
+    return {
+        "expert": row["expert"],
+        "version": row["expert_version"],
+        "label": row["label"],
+        "confidence": row["confidence"],
+        "detections": [
+            {
+                "label": box["label"],
+                "confidence": box["confidence"],
+                "box": [box["x1"], box["y1"], box["x2"], box["y2"]],
+            }
+            for box in boxes
+        ],
+        "device": row["device"],
+        "batch": row["batch_size"],
+        "queued_ms": row["queued_ms"],
+        "load_ms": row["load_ms"],
+        "infer_ms": row["infer_ms"],
+    }

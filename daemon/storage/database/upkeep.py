@@ -1,25 +1,38 @@
-"""Upkeep of the database file while the line runs: the write-ahead log, free pages, the planner's statistics.
+"""Upkeep of the database file while the line runs: write-ahead log, free pages, statistics, copies, and its check.
 
-What may take long runs on a connection of its own, beside the writer; what needs the writer is a step of milliseconds.
-Other databases than SQLite look after themselves: nothing is done there.
+Long work runs on a connection of its own, beside the writer; the writer's part is steps of milliseconds. PostgreSQL
+looks after itself: of all this only the check of rows and files applies to it.
 """
 
 import os
+import shutil
 import sqlite3
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, exists, func, select, text
+from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.storage.database.connections import StoreError, sqlite_path
+from daemon.storage.database.connections import (
+    FILE_MODE,
+    QueryTimeoutError,
+    StoreError,
+    open_for_reading,
+    query_timeout,
+    sqlite_path,
+)
+from daemon.storage.database.schema import inspections, pending, stream_position
+from daemon.units import size_text
+from experts.durable import replacing
 
 #: A log begins anew when it has this many pages: 4 MiB.
 _LOG_PAGES = 1000
 #: A log with so many pages that cannot be copied is held up by a reader that does not end: 400 MiB.
 _HELD_PAGES = 100_000
-#: What is left for the writer after a checkpoint beside it: a few milliseconds.
+#: A remainder for the writer after a checkpoint beside it: a few milliseconds.
 _REST_PAGES = 500
 #: The log's file shrinks to this when it begins anew; it keeps some room for a disk that is full.
 _LOG_FILE_BYTES = 16 * 2**20
@@ -28,17 +41,37 @@ _VACUUM_PAGES = 32
 #: Free pages are used again by new rows: a file is made smaller only where a good part of it is free.
 _FREE_SHARE = 8
 _FREE_PAGES = 4096
-#: How many rows of an index `optimize` looks at: enough for the planner, milliseconds for the writer.
+#: Rows of an index that `optimize` looks at: enough for the planner, milliseconds for the writer.
 _ANALYSIS_ROWS = 400
+#: Pages of one step of a copy: 1 MiB at SQLite's usual 4 KiB, so that progress is reported often.
+_COPY_PAGES = 256
+_BUSY_TIMEOUT_S = 10.0
+_MAX_EXAMPLES = 10
+_CHECKED_ROWS = 1000
+#: The numbers behind which the next one that is kept is not the next number.
+_GAPS = """
+SELECT seq, next FROM (SELECT seq, lead(seq) OVER (ORDER BY seq) AS next FROM stream) AS pairs
+WHERE next <> seq + 1 LIMIT 3
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class WriteAheadLog:
     """The write-ahead log after a checkpoint: its pages, and how many of them are in the database file."""
 
     pages: int
     done: int
     file_bytes: int
+
+    @property
+    def is_nearly_done(self) -> bool:
+        """True if the log should begin anew, and the rest is small enough for the writer."""
+        return self.pages >= _LOG_PAGES and self.pages - self.done <= _REST_PAGES
+
+    @property
+    def is_held(self) -> bool:
+        """True if a long query keeps the log from beginning anew: it grows for as long as that lasts."""
+        return self.pages - self.done > _HELD_PAGES
 
 
 class Checkpoints:
@@ -59,49 +92,25 @@ class Checkpoints:
         if self._connection is not None:
             self._connection.close()
 
-    def log_file_bytes(self) -> int:
-        """How large the write-ahead log's file is."""
-        return 0 if self._path is None else _size(self._path.with_name(self._path.name + "-wal"))
-
-    def checkpoint(self) -> Log:
-        """Copy what no reader holds back into the database file; OSError or sqlite3.Error where that fails."""
-        if self._connection is None:
-            return Log(0, 0, 0)
+    def checkpoint(self) -> WriteAheadLog:
+        """Copy the pages that no reader holds into the database file; OSError or sqlite3.Error where that fails."""
+        if self._connection is None or self._path is None:
+            return WriteAheadLog(0, 0, 0)
         _, pages, done = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        return Log(max(0, pages), max(0, done), self.log_file_bytes())
+        return WriteAheadLog(max(0, pages), max(0, done), _size(_log_file(self._path)) or 0)
 
     def vacuum_is_due(self) -> bool:
-        """Whether so much of the file is free that it should shrink."""
+        """Return True if so much of the file is free that it should shrink."""
         if self._connection is None:
             return False
-        free_pages, pages = (self._ask("freelist_count"), self._ask("page_count"))
+        (free_pages,) = self._connection.execute("PRAGMA freelist_count").fetchone()
+        (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
         return free_pages > _FREE_PAGES and free_pages * _FREE_SHARE > pages
 
-    def _ask(self, pragma: str) -> int:
-        assert self._connection is not None
-        return self._connection.execute(f"PRAGMA {pragma}").fetchone()[0]
 
-
-def leave_checkpoints_to(engine: Engine) -> None:
-    """The writer's commits copy no pages any more: a log that a reader had held up would be copied in one of them."""
+def disable_checkpoints(engine: Engine) -> None:
+    """Keep the writer's commits from copying pages: one of them would copy all of a log that a reader had held."""
     _run(engine, "PRAGMA wal_autocheckpoint = 0", f"PRAGMA journal_size_limit = {_LOG_FILE_BYTES:d}")
-
-
-def write_log_again(engine: Engine) -> None:
-    """Write the log's bytes once more, and sync them; OSError or SQLAlchemyError where that fails.
-
-    After a sync that failed the kernel holds them for written, and a restart finds commits that a power cut would
-    take: from the log, and not from a database file that they were copied into.
-    """
-    path = sqlite_path(engine.url) if engine.dialect.name == "sqlite" else None
-    if path is None:
-        return
-    with engine.begin(), path.with_name(path.name + "-wal").open("r+b") as log:  # nobody else writes meanwhile
-        while part := log.read(_LOG_PART_BYTES):
-            log.seek(-len(part), os.SEEK_CUR)
-            log.write(part)
-        log.flush()
-        os.fdatasync(log.fileno())
 
 
 def finish_checkpoint(engine: Engine) -> None:
@@ -109,14 +118,21 @@ def finish_checkpoint(engine: Engine) -> None:
     _run(engine, "PRAGMA wal_checkpoint(PASSIVE)")
 
 
-def is_nearly_done(log: Log) -> bool:
-    """Whether the log should begin anew, and the rest is small enough for the writer."""
-    return log.pages >= _LOG_PAGES and log.pages - log.done <= _REST_PAGES
+def write_log_again(engine: Engine) -> None:
+    """Write the log's bytes once more, and sync them; OSError or SQLAlchemyError where that fails.
 
-
-def is_held(log: Log) -> bool:
-    """Whether somebody's long query keeps the log from beginning anew: it grows for as long as that lasts."""
-    return log.pages - log.done > _HELD_PAGES
+    After a failed sync the kernel takes the bytes for written, so a restart finds commits that a power cut would undo:
+    from the log, and not from a database file that they were copied into.
+    """
+    path = sqlite_path(engine.url) if engine.dialect.name == "sqlite" else None
+    if path is None:
+        return
+    with engine.begin(), _log_file(path).open("r+b") as log:  # nothing else writes meanwhile
+        while part := log.read(_LOG_PART_BYTES):
+            log.seek(-len(part), os.SEEK_CUR)
+            log.write(part)
+        log.flush()
+        os.fdatasync(log.fileno())
 
 
 def vacuum_step(engine: Engine) -> None:
@@ -125,17 +141,17 @@ def vacuum_step(engine: Engine) -> None:
 
 
 def vacuum(engine: Engine) -> None:
-    """Give all free pages back: for a database that nobody else uses."""
+    """Give all free pages back: for a database that is not in use."""
     _run(engine, "PRAGMA incremental_vacuum")
 
 
 def optimize(engine: Engine) -> None:
-    """Statistics for the planner, from a sample."""
+    """Refresh the planner's statistics, from a sample."""
     _run(engine, f"PRAGMA analysis_limit = {_ANALYSIS_ROWS:d}", "PRAGMA optimize")
 
 
 def _run(engine: Engine, *statements: str) -> None:
-    """Outside of a transaction. As a script: `execute` stops `incremental_vacuum` after its first page."""
+    """Run statements outside of a transaction. As a script: `execute` stops `incremental_vacuum` after one page."""
     if engine.dialect.name != "sqlite":
         return
     connection = engine.raw_connection()
@@ -146,8 +162,232 @@ def _run(engine: Engine, *statements: str) -> None:
         connection.close()
 
 
-def _size(path: Path) -> int:
+def _log_file(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def _size(path: Path) -> int | None:
     try:
         return path.stat().st_size
     except FileNotFoundError:
-        return 0
+        return None
+
+
+def copy_database(
+    path: Path,
+    target: Path,
+    *,
+    at_snapshot: Callable[[sqlite3.Connection], None] = lambda _: None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> None:
+    """Copy the present state of `path` to `target`, complete and durable or not at all; StoreError says why not.
+
+    A read transaction stays open meanwhile: other writes neither wait for it nor make it begin anew. `at_snapshot` gets
+    the connection that sees the state, before anything is copied; `on_progress` gets the bytes done and all bytes.
+    """
+    try:
+        with replacing(target, FILE_MODE) as part:
+            try:
+                _copy(path, part, at_snapshot, on_progress)
+            finally:
+                part.with_name(part.name + "-journal").unlink(missing_ok=True)
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(f"cannot copy {path} to {target}: {error}; see to its disk and try again") from error
+
+
+def _copy(
+    path: Path,
+    part: Path,
+    at_snapshot: Callable[[sqlite3.Connection], None],
+    on_progress: Callable[[int, int], None],
+) -> None:
+    with closing(_connect(f"file:{quote(str(path))}?mode=ro")) as source:
+        (page_bytes,) = source.execute("PRAGMA page_size").fetchone()
+        source.execute("BEGIN")
+        source.execute("SELECT count(*) FROM sqlite_master").fetchone()  # only a read takes the snapshot
+        at_snapshot(source)
+        with closing(_connect(f"file:{quote(str(part))}")) as copy:
+            copy.execute("PRAGMA synchronous = OFF")  # synced once, at the end
+
+            def step(_status: int, left: int, total: int) -> None:
+                on_progress((total - left) * page_bytes, total * page_bytes)
+
+            source.backup(copy, pages=_COPY_PAGES, progress=step)
+
+
+def _connect(uri: str) -> sqlite3.Connection:
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_TIMEOUT_S)
+
+
+def database_bytes(path: Path) -> int:
+    """Return the size that a copy of `path` can reach: its file and its write-ahead log."""
+    return (_size(path) or 0) + (_size(_log_file(path)) or 0)
+
+
+def room_problem(folder: Path, needed_bytes: int, what: str) -> str | None:
+    """Return why `what` does not fit on the disk of `folder`, with both figures; None if it does."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes >= needed_bytes:
+        return None
+    return f"{what} needs {size_text(needed_bytes)} in {folder}, and {size_text(free_bytes)} are free: make room"
+
+
+@dataclass(frozen=True, slots=True)
+class CopyState:
+    """The state in a copy: its schema, the last `seq`, and the number of images without verdict."""
+
+    schema: str
+    last_seq: int
+    waiting: int
+
+
+def state_of(path: Path) -> CopyState:
+    """Read the state of a copy, which is not in use; StoreError if it is not one of our databases."""
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            (schema,) = database.execute("SELECT version_num FROM alembic_version").fetchone()
+            position = database.execute("SELECT last_seq FROM stream_position").fetchone()
+            (waiting,) = database.execute("SELECT count(*) FROM pending WHERE task = 'judge'").fetchone()
+    except (sqlite3.Error, TypeError) as error:
+        raise StoreError(f"{path} is no results database of CoServe: {error}") from error
+    return CopyState(schema, position[0] if position else 0, waiting)
+
+
+def kept_images(path: Path) -> list[str]:
+    """Return the `image_path` of every image that the rows of a copy name."""
+    with closing(sqlite3.connect(path)) as database:
+        kept = "SELECT image_path FROM inspections WHERE image_path IS NOT NULL ORDER BY inspection_id"
+        return [image_path for (image_path,) in database.execute(kept)]
+
+
+def segments_needed(connection: sqlite3.Connection) -> dict[int, int]:
+    """Return the journal segments with bytes of unfinished images, and how many bytes of each from its beginning."""
+    needed = 'SELECT segment, max("offset" + length) FROM pending GROUP BY segment ORDER BY segment'
+    return dict(connection.execute(needed).fetchall())
+
+
+def check_database(url: str, images: Path, journal: Path, on_step: Callable[[str], None] = lambda _: None) -> list[str]:
+    """Check rows and the files they name, read-only, beside a running line.
+
+    Return every problem in one sentence; StoreError where there is no database.
+    """
+    engine = open_for_reading(url)
+    steps: dict[str, Callable[[], Iterator[str]]] = {
+        "pages and indexes": lambda: _check_pages(engine),
+        "references between tables": lambda: _check_references(engine),
+        "numbers of results": lambda: _check_numbers(engine),
+        "images without verdict": lambda: _check_unfinished(engine, journal),
+        "files of kept images": lambda: _check_files(engine, images),
+    }
+    problems: list[str] = []
+    try:
+        for name, step in steps.items():
+            on_step(name)
+            try:
+                problems += step()
+            except SQLAlchemyError as error:  # the next step may read what this one cannot
+                problems.append(f"{name}: cannot be read: {getattr(error, 'orig', error)}")
+    finally:
+        engine.dispose()
+    return problems
+
+
+def quick_check(url: str, within_s: float) -> tuple[list[str], bool]:
+    """Return the damage found in the file's pages within `within_s`, and True if all of them were checked."""
+    engine = open_for_reading(url)
+    try:
+        if engine.dialect.name != "sqlite":
+            return [], True
+        with engine.connect() as connection, query_timeout(connection, within_s):
+            problems = connection.execute(text("PRAGMA quick_check(1)")).scalars().all()
+        return [str(problem) for problem in problems if problem != "ok"], True
+    except QueryTimeoutError:
+        return [], False
+    except SQLAlchemyError as error:
+        return [str(getattr(error, "orig", error))], True
+    finally:
+        engine.dispose()
+
+
+def _check_pages(engine: Engine) -> Iterator[str]:
+    if engine.dialect.name == "sqlite":
+        with engine.connect() as connection:
+            problems = connection.execute(text(f"PRAGMA integrity_check({_MAX_EXAMPLES:d})")).scalars().all()
+        yield from (f"the file is damaged: {problem}" for problem in problems if problem != "ok")
+
+
+def _check_references(engine: Engine) -> Iterator[str]:
+    if engine.dialect.name == "sqlite":
+        with engine.connect() as connection:
+            broken = connection.execute(text("PRAGMA foreign_key_check")).fetchmany(_MAX_EXAMPLES)
+        for table, row, parent, _ in broken:
+            yield f"row {row} of {table} names a row of {parent} that is not there"
+
+
+def _check_numbers(engine: Engine) -> Iterator[str]:
+    """Check that each `seq` is there once, and none is missing but the pruned ones."""
+    with engine.connect() as connection:
+        count, distinct, last = connection.execute(
+            text("SELECT count(*), count(DISTINCT seq), coalesce(max(seq), 0) FROM stream")
+        ).one()
+        position = connection.execute(select(stream_position.c.last_seq, stream_position.c.pruned)).first()
+        given, pruned = position or (0, 0)
+        if distinct != count:
+            yield f"{count - distinct} results have a seq that another one has"
+        if last > given:
+            yield f"seq {last} is in use, but only {given} were given out"
+        if distinct + pruned != given:
+            gaps = ", ".join(f"{seq} to {after}" for seq, after in connection.execute(text(_GAPS)))
+            yield (
+                f"{given} results were given a seq, {distinct} are there and {pruned} were pruned:"
+                f" {abs(given - distinct - pruned)} are {'missing' if given > distinct + pruned else 'too many'}"
+                f"{f'; gaps: {gaps}' if gaps else ''}"
+            )
+
+
+def _check_unfinished(engine: Engine, journal: Path) -> Iterator[str]:
+    """Check that the journal has the bytes of images without verdict."""
+    table, segment = inspections.c, pending.c.segment
+    lost = select(table.inspection_id).where(
+        table.status == "accepted", ~exists().where(pending.c.inspection_id == table.inspection_id)
+    )
+    needed = select(segment, func.max(pending.c.offset + pending.c.length), func.count()).group_by(segment)
+    with engine.connect() as connection:
+        ids = connection.execute(lost.limit(_MAX_EXAMPLES)).scalars().all()
+        segments = connection.execute(needed).all()
+    if ids:
+        listed = ", ".join(map(str, ids))
+        yield f"accepted images have neither a verdict nor bytes in the journal: inspection_id {listed}"
+    for number, end, count in segments:
+        path = journal / f"segment-{number:08d}.journal"
+        size_bytes = _size(path)
+        if size_bytes is not None and size_bytes >= end:
+            continue
+        with engine.connect() as connection:  # its images may have been finished meanwhile
+            is_needed = connection.execute(select(segment).where(segment == number).limit(1)).first()
+        if is_needed:
+            what = "is missing" if size_bytes is None else f"has {size_bytes} of {end} bytes"
+            yield f"{path} {what}: {count} images wait in it"
+
+
+def _check_files(engine: Engine, images: Path) -> Iterator[str]:
+    table = inspections.c
+    columns = (table.inspection_id, table.image_path, table.image_bytes)
+    missing: list[tuple[int, str]] = []
+    after = 0
+    while True:
+        query = select(*columns).where(table.image_path.is_not(None), table.inspection_id > after)
+        with engine.connect() as connection:  # a transaction each: a long one would hold up the write-ahead log
+            rows = connection.execute(query.order_by(table.inspection_id).limit(_CHECKED_ROWS)).all()
+        if not rows:
+            break
+        after = rows[-1].inspection_id
+        missing += [(number, path) for number, path, size in rows if (_size(images.parent / path) or -1) < size]
+    with engine.connect() as connection:  # an image may have been pruned meanwhile
+        still = [
+            path
+            for number, path in missing
+            if connection.execute(select(table.image_path).where(table.inspection_id == number)).scalar()
+        ]
+    if still:
+        yield f"{len(still)} kept images have no file, or one that is too short: {', '.join(still[:_MAX_EXAMPLES])}"

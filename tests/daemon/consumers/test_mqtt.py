@@ -23,7 +23,7 @@ from daemon.delivery import runner as runner_module
 from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import Runner
 from daemon.delivery.status_page import SharedStatusPage
-from daemon.storage.database.reader import Reader
+from daemon.storage.database.reader import ResultsReader
 from tests.bench.broker import Broker, Subscriber, free_port, mosquitto
 from tests.daemon.consumers.scripted_broker import ScriptedBroker
 from tests.daemon.delivery.results_database import ResultsDatabase
@@ -67,7 +67,7 @@ class Bringing:
 
     @asynccontextmanager
     async def running(self):
-        reader = Reader(self.database.url)
+        reader = ResultsReader(self.database.url)
         self.consumer = Counted(self.settings, "coserve-test")
         runner = Runner(
             "plant", self.consumer, reader, self.file, send=self.settings.send, status_page=self.status_page
@@ -130,7 +130,7 @@ def test_each_message_has_its_topic_and_a_late_subscriber_hears_the_boards_state
             f"plant/line-2/inspection/pair/{encoded}",
             f"plant/line-2/board/pair/{encoded}",
         ]
-        published = Reader(bringing.database.url)
+        published = ResultsReader(bringing.database.url)
         expected = published.results_since(0)["items"]
         published.close()
         for message in expected:

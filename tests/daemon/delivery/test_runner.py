@@ -17,7 +17,7 @@ from daemon.delivery import runner as runner_module
 from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import BATCH, Runner
 from daemon.delivery.status_page import SharedStatusPage
-from daemon.storage.database.reader import Reader
+from daemon.storage.database.reader import ResultsReader
 from tests.daemon.delivery.results_database import BEGIN, ResultsDatabase
 from tests.small_disk import small_disk
 
@@ -67,7 +67,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def running(database: ResultsDatabase, consumer: Any, folder: Path | None = None, **named: Any):
-    reader = Reader(database.url)
+    reader = ResultsReader(database.url)
     file = PositionFile(folder or database.file.parent / "consumers", "plant")
     runner = Runner("plant", consumer, reader, file, **named)
     task = asyncio.create_task(runner.run())
@@ -110,7 +110,7 @@ def test_messages_come_in_order_as_published_and_the_position_outlives_the_proce
             await until(lambda: len(diary.seqs) == 6)
             database.grow(1)
             await until(lambda: len(diary.seqs) == 9)
-        reader = Reader(database.url)
+        reader = ResultsReader(database.url)
         assert diary.messages == reader.results_since(0)["items"]
         assert diary.messages[2]["topic"] == "board/pair/S1/"
         reader.close()

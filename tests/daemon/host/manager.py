@@ -31,7 +31,7 @@ from daemon.monitor.pipeline_probe import PipelineProbe
 from daemon.storage.retention import RetentionThread
 from daemon.storage.disk_space import DiskSpace
 from daemon.serve import serve
-from daemon.storage.kept_images import ImageFolder
+from daemon.storage.image_archive import ImageFolder
 from daemon.storage.writer import Writer
 
 folder = Path(sys.argv[2])
@@ -48,7 +48,7 @@ def holdable(owner, method, name):
     setattr(owner, method, wait)
 
 holdable(Intake, "_send_replies", "intake")
-holdable(Writer, "_carry_out_task", "writer")
+holdable(Writer, "_run_task", "writer")
 holdable(Drive, "turn", "drive")
 holdable(ResultsStream, "_send_all", "publish")
 holdable(ExecutorThread, "_carry_out", "executor")

@@ -10,7 +10,7 @@ from daemon.host.temperature import Reading, Thermometer
 from daemon.monitor.gauges import STATES, Facts, register_gauges
 from daemon.monitor.metrics import Metrics
 from daemon.records import BatchDone, ExpertSwitch, Outcome, Published, Stage, TextOutcome
-from daemon.storage.disk_space import Space
+from daemon.storage.disk_space import FreeSpace
 from tests import ROOT
 
 #: A name that would break a text format that escapes nothing.
@@ -30,7 +30,7 @@ def a_scrape(**changed: object) -> str:
         "backlog_bytes": 300,
         "last_seq": 7,
         "wal_bytes": 4096,
-        "disks": {"journal": Space(1, 1000, 10)},
+        "disks": {"journal": FreeSpace(1, 1000, 10)},
         "scheduler": {
             "pools": [
                 {"device": "cpu", "experts": 2, "used_bytes": 10, "budget_bytes": 20},

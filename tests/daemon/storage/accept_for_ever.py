@@ -19,7 +19,7 @@ def accept_for_ever(folder: Path) -> None:
 
     n = 0
     while True:
-        line.writer.submit(an_arrival(f"i{n}", serial=f"S{n % 9}", payload=b"%d" % n), reply)
+        line.writer.write(an_arrival(f"i{n}", serial=f"S{n % 9}", payload=b"%d" % n), reply)
         n += 1
         if n % 100 == 0:
             time.sleep(0.02)

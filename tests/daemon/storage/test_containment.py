@@ -18,11 +18,7 @@ from PIL import Image
 
 from daemon.intake.payload_scan import ImageHeaderError, check_image
 from daemon.records import JournalKey, Pixels
-from daemon.storage import suspect_images as probe
-from daemon.storage.database.store import open_store
-from daemon.storage.database_place import Home
-from daemon.storage.decode_marks import DecodeMarks, Suspect
-from daemon.storage.suspect_images import decode_apart, examine
+from daemon.storage.suspect_images import MAX_DEATHS, DecodeMarks, Suspect, decode_apart, examine
 from experts.errors import ExpertError
 from experts.reading import CachedReader
 from experts.slot import SlotPool
@@ -99,7 +95,7 @@ def test_every_format_at_the_largest_size_is_decoded_within_the_memory_that_a_su
 def test_marks_outlive_the_process_and_a_clean_stop_clears_them(tmp_path: Path) -> None:
     path = tmp_path / "marks"
     code = (
-        "import os, signal, sys; from pathlib import Path; from daemon.storage.decode_marks import DecodeMarks;"
+        "import os, signal, sys; from pathlib import Path; from daemon.storage.suspect_images import DecodeMarks;"
         "from daemon.records import JournalKey; marks = DecodeMarks(Path(sys.argv[1]));"
         "first, second, third = marks.place(), marks.place(), marks.place();"
         "first(JournalKey(1, 16, 84)); second(JournalKey(7, 2**40, 9)); third(JournalKey(3, 3, 3)); third(None);"
@@ -193,7 +189,7 @@ def test_an_image_that_the_daemon_died_with_three_times_is_condemned_unread() ->
         return a_jpeg()
 
     assert examine([Suspect(image.key, 2)], [image], read, 60.0) == []
-    ((condemned, reason),) = examine([Suspect(image.key, probe._MOST_DEATHS)], [image], read, 60.0)
+    ((condemned, reason),) = examine([Suspect(image.key, MAX_DEATHS)], [image], read, 60.0)
     assert (condemned, reads) == (image, [image.key])
     assert "died 3 times" in reason
 
@@ -350,104 +346,6 @@ def test_a_wall_clock_that_is_set_brings_no_deadline_forward_and_puts_none_off(j
     line.accept(replace(late, accepted_s=4.0))
     line.run(until_s=20.0)
     assert line.outcomes[9].reason == "deadline"
-
-
-# The database's files
-
-
-def _rows(path: Path) -> list[tuple[int]]:
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-        return database.execute("SELECT inspection_id FROM inspections ORDER BY 1").fetchall()
-
-
-@pytest.mark.parametrize("gone", [["inspection.db"], ["inspection.db-wal"], ["inspection.db-shm"], None])
-@pytest.mark.parametrize("how", ["deleted", "moved"])
-def test_files_of_the_database_that_are_deleted_or_moved_away_get_their_names_back(
-    tmp_path: Path, gone: list[str] | None, how: str
-) -> None:
-    line = a_line(tmp_path)
-    line.inspect("R0402", "U1")
-    home = Home(tmp_path / "inspection.db")
-    home.hold()
-    for name in gone or ["inspection.db", "inspection.db-wal", "inspection.db-shm"]:
-        if how == "deleted":
-            (tmp_path / name).unlink()
-        else:
-            (tmp_path / name).rename(tmp_path / f"{name}.old")
-    line.inspect("R0402", "U2")
-    assert home.look() is None
-    line.inspect("R0402", "U3")
-    assert _rows(tmp_path / "inspection.db") == [(1,), (2,), (3,)]
-    line.store.close()
-    home.release()
-    assert _rows(tmp_path / "inspection.db") == [(1,), (2,), (3,)]
-    assert not list(tmp_path.glob(".*"))
-
-
-def test_another_file_in_the_databases_place_is_not_touched_and_said_until_it_goes(tmp_path: Path) -> None:
-    path = tmp_path / "inspection.db"
-    line = a_line(tmp_path)
-    home = Home(path)
-    home.hold()
-    path.unlink()
-    path.write_bytes(b"another file")
-    problem = home.look()
-    assert problem is not None
-    assert "move the other one away" in problem
-    line.inspect("R0402", "U1")
-    assert path.read_bytes() == b"another file"
-    path.unlink()
-    assert home.look() is None
-    assert _rows(path) == [(1,)]
-    line.store.close()
-    home.release()
-
-
-@pytest.mark.parametrize(("gone", "in_the_way"), [("-wal", "inspection.db-wal"), ("", ".inspection.db.part")])
-def test_what_cannot_be_put_back_is_a_problem_that_publishers_hear_of(
-    tmp_path: Path, gone: str, in_the_way: str
-) -> None:
-    line = a_line(tmp_path)
-    home = Home(tmp_path / "inspection.db")
-    home.hold()
-    (tmp_path / f"inspection.db{gone}").unlink()
-    (tmp_path / in_the_way).mkdir()
-    problem = home.look()
-    assert problem is not None
-    assert f"inspection.db{gone} is gone and cannot be put back" in problem
-    (tmp_path / in_the_way).rmdir()
-    assert home.look() is None
-    line.store.close()
-    home.release()
-
-
-def test_a_crash_after_the_database_was_deleted_loses_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "inspection.db"
-    line = a_line(tmp_path)
-    Home(path).hold()
-    line.inspect("R0402", "U1")
-    for suffix in ("", "-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink()
-    line.inspect("R0402", "U2")  # and here the process dies: nothing is closed
-    Home(path).settle()
-    again = open_store(f"sqlite:///{path}")
-    assert _rows(path) == [(1,), (2,)]
-    again.close()
-    line.store.close()
-
-
-def test_a_crash_after_the_database_was_replaced_keeps_what_was_written_under_another_name(tmp_path: Path) -> None:
-    path = tmp_path / "inspection.db"
-    line = a_line(tmp_path)
-    Home(path).hold()
-    line.inspect("R0402", "U1")
-    for suffix in ("", "-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink()
-    open_store(f"sqlite:///{path}").close()
-    Home(path).settle()
-    (aside,) = tmp_path.glob("inspection.db.replaced-*Z")
-    assert (_rows(aside), _rows(path)) == ([(1,)], [])
-    line.store.close()
 
 
 # A database that somebody else has locked

@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
-from daemon.storage.disk_space import Claims, DiskSpace, segment_bytes
+from daemon.storage.disk_space import DiskSpace, SpaceClaims, segment_bytes
 
 MB = 10**6
 
 
 class Disk:
-    """Claims that a test sets, against all that is free."""
+    """SpaceClaims that a test sets, against all that is free."""
 
     def __init__(self, folder):
         self.folder = folder
-        self.claims = Claims()
+        self.claims = SpaceClaims()
         self.room = DiskSpace({"journal": folder / "journal", "images": folder / "images"}, 1, lambda: self.claims)
 
     def leave(self, size_bytes: int) -> None:
         """Claim everything but `size_bytes`."""
         free_bytes = shutil.disk_usage(self.folder).free
         self.room.look()
-        self.claims = Claims(bytes=free_bytes - size_bytes)
+        self.claims = SpaceClaims(bytes=free_bytes - size_bytes)
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def test_a_refusal_is_told_once(disk):
 
 def test_verdicts_of_many_small_images_need_room_too(tmp_path):
     images = shutil.disk_usage(tmp_path).total // 4096 + 1
-    room = DiskSpace({"database": tmp_path}, 1, lambda: Claims(images=images))
+    room = DiskSpace({"database": tmp_path}, 1, lambda: SpaceClaims(images=images))
     assert "the disk of the database" in (room.problem() or "")
 
 
@@ -105,5 +105,5 @@ def test_where_somebody_else_fills_the_disk_copies_wait_before_verdicts_do(tmp_p
     free_bytes = shutil.disk_usage(tmp_path).free
     assert room.may_copy(MB)
     assert not room.may_copy(free_bytes)
-    assert room.full(MB) is None
-    assert "nearly full" in (room.full(free_bytes) or "")
+    assert room.shortage(MB) is None
+    assert "nearly full" in (room.shortage(free_bytes) or "")

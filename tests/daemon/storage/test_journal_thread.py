@@ -12,19 +12,20 @@ from pathlib import Path
 import pytest
 
 from daemon.records import Arrival, BoardRef, Pixels
+from daemon.storage.disk_space import DiskSpace
 from daemon.storage.journal import Journal
-from daemon.storage.journal_thread import GROUP_BYTES, GROUP_IMAGES, Group, JournalThread, Submitted
+from daemon.storage.journal_thread import GROUP_BYTES, GROUP_IMAGES, ArrivalGroup, JournalThread, WaitingArrival
 
 
-def an_image(source: str, number: int, payload: bytes = b"image") -> Submitted:
+def an_image(source: str, number: int, payload: bytes = b"image") -> WaitingArrival:
     sha256 = hashlib.sha256(payload).hexdigest()
     board = BoardRef("mainboard-a", "S1")
-    return Submitted(
+    return WaitingArrival(
         Arrival(source, f"i{number}", board, "R0402", "R1", None, None, Pixels(), payload, sha256), lambda _: None
     )
 
 
-def keys(group: Group) -> list[tuple[str, str]]:
+def keys(group: ArrivalGroup) -> list[tuple[str, str]]:
     return [submitted.key for submitted in group.images]
 
 
@@ -33,14 +34,14 @@ class Line:
     """The thread, its journal, and the groups that it has handed on; none is settled unless the test does it."""
 
     journal: Journal
-    groups: "queue.Queue[Group]" = field(default_factory=queue.Queue)
+    groups: "queue.Queue[ArrivalGroup]" = field(default_factory=queue.Queue)
     handed_on: int = 0
     settled: int = 0
 
     def __post_init__(self) -> None:
-        self.thread = JournalThread(self.journal, None, self._take)
+        self.thread = JournalThread(self.journal, DiskSpace({}, 0), self._take)
 
-    def _take(self, group: Group) -> None:
+    def _take(self, group: ArrivalGroup) -> None:
         self.handed_on += 1
         self.groups.put(group)
 
@@ -48,7 +49,7 @@ class Line:
         self.settled += 1
         self.thread.settled()
 
-    def next(self) -> Group:
+    def next(self) -> ArrivalGroup:
         return self.groups.get(timeout=60)
 
     def stop(self) -> None:
@@ -71,11 +72,11 @@ def line(tmp_path: Path) -> Iterator[Line]:
 
 def test_a_flooding_source_does_not_put_its_queue_before_another_s_single_image(line: Line):
     for number in range(20 * GROUP_IMAGES):
-        line.thread.submit(an_image("flood", number))
+        line.thread.write(an_image("flood", number))
     first = line.next()
-    line.thread.submit(an_image("quiet", 0))
+    line.thread.write(an_image("quiet", 0))
     line.settle()
-    nexts: list[Group] = []
+    nexts: list[ArrivalGroup] = []
     for _ in range(3):  # the first was being written when the single image came
         nexts.append(line.next())
         line.settle()
@@ -86,8 +87,8 @@ def test_a_flooding_source_does_not_put_its_queue_before_another_s_single_image(
 def test_groups_of_large_images_are_short(line: Line):
     payload = bytes(GROUP_BYTES // 3)
     for number in range(10):
-        line.thread.submit(an_image("large", number, payload))
-    found: list[Group] = []
+        line.thread.write(an_image("large", number, payload))
+    found: list[ArrivalGroup] = []
     while sum(len(group.images) for group in found) < 10:
         found.append(line.next())
         line.settle()
@@ -100,7 +101,7 @@ def test_a_group_costs_one_sync_and_each_image_has_its_bytes(line: Line, monkeyp
     real = os.fdatasync
     monkeypatch.setattr("os.fdatasync", lambda fd: (syncs.append(fd), real(fd))[1])
     for number in range(3 * GROUP_IMAGES):
-        line.thread.submit(an_image("cam", number, b"%d" % number))
+        line.thread.write(an_image("cam", number, b"%d" % number))
     count, found = 0, 0
     while found < 3 * GROUP_IMAGES:
         group = line.next()
@@ -117,10 +118,10 @@ def test_a_failed_sync_costs_its_group_only_and_is_handed_on_in_its_place(line: 
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr("os.fdatasync", failing)
-    line.thread.submit(an_image("cam", 0))
+    line.thread.write(an_image("cam", 0))
     failed = line.next()
     monkeypatch.setattr("os.fdatasync", real)
-    line.thread.submit(an_image("cam", 1))
+    line.thread.write(an_image("cam", 1))
     written = line.next()
     assert (keys(failed), failed.keys) == ([("cam", "i0")], [])
     assert "Input/output error" in str(failed.error)
@@ -131,7 +132,7 @@ def test_a_failed_sync_costs_its_group_only_and_is_handed_on_in_its_place(line: 
 
 def test_no_more_than_two_groups_are_ahead_of_the_database(line: Line):
     for number in range(5 * GROUP_IMAGES):
-        line.thread.submit(an_image("cam", number))
+        line.thread.write(an_image("cam", number))
     line.next()
     line.next()
     with pytest.raises(queue.Empty):
@@ -149,14 +150,14 @@ def test_a_callback_is_called_between_two_groups_and_its_failure_is_its_own(line
     line.thread.call(fail)
     line.thread.call(called.set)
     assert called.wait(60)
-    line.thread.submit(an_image("cam", 0))
+    line.thread.write(an_image("cam", 0))
     assert keys(line.next()) == [("cam", "i0")]
 
 
 def test_a_stop_hands_on_what_was_submitted_before_it(tmp_path: Path):
     line = Line(Journal(tmp_path / "journal"))
     for number in range(10):
-        line.thread.submit(an_image("cam", number))
+        line.thread.write(an_image("cam", number))
     line.thread.start()
     line.stop()
     assert not line.thread.is_alive

@@ -5,13 +5,13 @@ import io
 import pytest
 from PIL import Image
 
-from daemon.storage.raw_pixels import as_sent, header_of
+from daemon.storage.image_archive import as_sent, raw_header
 
 
 @pytest.mark.parametrize(("shape", "suffix"), [((2, 3, 1), ".pgm"), ((2, 3, 3), ".ppm")])
 def test_what_a_camera_sent_comes_out_again_and_a_viewer_shows_it(shape: tuple[int, int, int], suffix: str) -> None:
     payload = bytes(range(10, 10 + shape[0] * shape[1] * shape[2]))  # a line end and white space among the pixels
-    header, name = header_of(shape)
+    header, name = raw_header(shape)
     assert name == suffix
     assert as_sent(header + payload, suffix) == (payload, shape)
     with Image.open(io.BytesIO(header + payload)) as picture:

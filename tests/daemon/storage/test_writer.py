@@ -18,7 +18,7 @@ import pytest
 
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels, Published
-from daemon.storage import image_archiver as keeper
+from daemon.storage import image_archive
 from daemon.storage.database.store import Store, open_store
 from daemon.storage.disk_space import DiskSpace
 from daemon.storage.journal import Journal
@@ -65,7 +65,7 @@ class Running:
         answers: list[Any] = [None] * len(arrivals)
         left = threading.Semaphore(0)
         for n, arrival in enumerate(arrivals):
-            self.writer.submit(arrival, lambda answer, n=n: (answers.__setitem__(n, answer), left.release()))
+            self.writer.write(arrival, lambda answer, n=n: (answers.__setitem__(n, answer), left.release()))
         for _ in arrivals:
             assert left.acquire(timeout=60)
         return answers
@@ -93,8 +93,8 @@ class Running:
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """Starts writers in `tmp_path`, which copy images soon; a failed test leaves no thread behind."""
-    monkeypatch.setattr(keeper, "_GROUP_S", 0.05)
-    monkeypatch.setattr(keeper, "_RETRY_S", 0.05)
+    monkeypatch.setattr(image_archive, "_GROUP_S", 0.05)
+    monkeypatch.setattr(image_archive, "_RETRY_S", 0.05)
     started: list[Running] = []
 
     def begin(**fields: Any) -> Running:
@@ -118,7 +118,7 @@ def test_an_accepted_image_is_in_the_journal_and_in_its_row_when_the_reply_comes
     def reply(answer):
         seen.append((running.journal.read(answer.key), running.rows("SELECT image_id, status FROM inspections")))
 
-    running.writer.submit(an_arrival("a", payload=JPEG), reply)
+    running.writer.write(an_arrival("a", payload=JPEG), reply)
     running.wait_for(lambda: seen)
     assert seen == [(JPEG, [("a", "accepted")])]
     assert [image.image_id for image in running.accepted] == ["a"]
@@ -136,7 +136,7 @@ def test_a_flood_is_written_in_groups_and_each_image_is_answered_once(running, m
     monkeypatch.setattr("os.fdatasync", fdatasync)
     answers: list[Any] = []
     for n in range(500):
-        running.writer.submit(an_arrival(f"i{n}", serial=f"S{n % 7}"), answers.append)
+        running.writer.write(an_arrival(f"i{n}", serial=f"S{n % 7}"), answers.append)
     all_there.set()
     running.wait_for(lambda: len(answers) == 500)
     assert len({answer.inspection_id for answer in answers}) == 500
@@ -265,7 +265,7 @@ def test_a_journal_that_cannot_sync_answers_failed_and_goes_on_with_a_new_segmen
 
 def test_where_somebody_else_filled_the_disk_nothing_is_taken_and_nothing_has_failed(start, tmp_path):
     with small_disk(tmp_path / "disk", "1m") as disk:
-        line = start(options={"room": DiskSpace({"journal": disk}, 2**20)})
+        line = start(options={"disk_space": DiskSpace({"journal": disk}, 2**20)})
         (disk / "somebody's.file").write_bytes(bytes(1_000_000))
         first, second = line.send(an_arrival("a"), an_arrival("a"))
         assert first == second
@@ -301,7 +301,7 @@ def test_a_callback_that_fails_stops_nothing(start):
     def explode(_answer):
         raise RuntimeError("the peer is gone")
 
-    line.writer.submit(an_arrival("a"), explode)
+    line.writer.write(an_arrival("a"), explode)
     assert isinstance(line.send(an_arrival("b"))[0], Accepted)
     assert line.writer.last_error == "the peer is gone"
     line.stop()
@@ -394,11 +394,11 @@ def test_images_that_stay_are_copied_and_their_segments_go(tmp_path, start):
 def test_copies_that_a_restart_interrupted_are_made_after_it(start, monkeypatch):
     line = start()
     with monkeypatch.context() as patched:
-        patched.setattr(keeper, "_GROUP_S", 600.0)
+        patched.setattr(image_archive, "_GROUP_S", 600.0)
         line.restart()
         (image,) = line.send(an_arrival("f", payload=JPEG))
         line.writer.finish(an_outcome(image.inspection_id, "fail"))
-        line.restart()  # sooner than the keeper's next round
+        line.restart()  # sooner than the archiver's next round
         assert line.rows("SELECT status, image_path FROM inspections") == [("done", None)]
     line.restart()
     line.wait_for(lambda: line.rows("SELECT count(image_path) FROM inspections") == [(1,)])
@@ -413,7 +413,7 @@ def test_a_segment_whose_rows_are_still_to_come_stays_when_others_go(start):
     line.writer.run(lambda _store: going.wait(60))
     answers: list[Any] = []
     for n in range(2):
-        line.writer.submit(an_arrival(f"i{n}", payload=PNG * 10), answers.append)
+        line.writer.write(an_arrival(f"i{n}", payload=PNG * 10), answers.append)
         line.wait_for(lambda n=n: line.journal.frontier == first.key.segment + 1 + n)
     line.writer.finish(an_outcome(first.inspection_id))
     going.set()
@@ -443,7 +443,7 @@ def in_groups(line: Running, monkeypatch, *arrivals, fails=()) -> tuple[threadin
     with monkeypatch.context() as patch:
         patch.setattr("os.fdatasync", fdatasync)
         for n, arrival in enumerate(arrivals):
-            line.writer.submit(arrival, lambda answer, n=n: answers.__setitem__(n, answer))
+            line.writer.write(arrival, lambda answer, n=n: answers.__setitem__(n, answer))
             line.wait_for(lambda n=n: len(synced) > n)
     return going, answers
 
@@ -482,7 +482,7 @@ def test_a_stop_answers_every_group_that_is_on_its_way(start, monkeypatch):
     going, answers = in_groups(line, monkeypatch, *(an_arrival(f"i{n}") for n in range(2)))
     more: list[Any] = []
     for n in range(2 * GROUP_IMAGES):
-        line.writer.submit(an_arrival(f"more{n}"), more.append)
+        line.writer.write(an_arrival(f"more{n}"), more.append)
     stopping = threading.Thread(target=line.writer.stop)
     stopping.start()
     going.set()
@@ -511,7 +511,7 @@ def test_a_line_that_is_failing_is_so_until_something_is_written(tmp_path, start
     with closing(sqlite3.connect(tmp_path / "inspection.db")) as shell:
         shell.execute("BEGIN IMMEDIATE")
         line.send(an_arrival("a"))
-        line.writer.submit(an_arrival("\ud800"), lambda _: None)
+        line.writer.write(an_arrival("\ud800"), lambda _: None)
         line.send(an_arrival("b"))
         assert line.writer.is_failing
         shell.rollback()

@@ -28,7 +28,6 @@ from experts.weights import file_sha256
 from routing_rules.compile import compile_rules
 from tests import ROOT
 from tests.contract.client import Line
-from tests.daemon.storage.database.kept_schemas import put_back
 from tests.lines import a_jpeg
 from tests.waiting import PATIENCE_S
 from tools.backup import archive as archive_module
@@ -426,18 +425,6 @@ def test_a_backup_of_a_newer_version_names_the_version_to_install(tmp_path: Path
             new.addfile(member, io.BytesIO(data))
     with pytest.raises(BackupError, match=r"made by CoServe 7\.0\.1 .*install CoServe 7\.0\.1 or newer"):
         unpack(newer, tmp_path / "restored")
-
-
-def test_a_backup_of_an_older_database_is_migrated_at_the_first_start(tmp_path: Path):
-    a_folder(tmp_path / "line")
-    put_back("0001", tmp_path / "line")
-    restored = unpack(backed_up(tmp_path / "line"), tmp_path / "restored")
-    assert (restored.last_seq, restored.waiting) == (9, 5)
-    store = open_store(f"sqlite:///{tmp_path}/restored/inspection.db")
-    assert len(store.recover().pending) == 5
-    store.close()
-    segment = Path("journal/segment-00000001.journal")
-    assert (tmp_path / "restored" / segment).read_bytes() == (tmp_path / "line" / segment).read_bytes()
 
 
 def test_nothing_is_ever_restored_over_files_that_are_there(tmp_path: Path):

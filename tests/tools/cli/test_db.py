@@ -14,7 +14,7 @@ import yaml
 
 from coserve_client import Publisher
 from daemon.host.lock import claim
-from daemon.storage.database.check import check_database
+from daemon.storage.database.upkeep import check_database
 from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
 from tools.setup.service import Service

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from daemon.storage.database.reviews import Decision
+from daemon.storage.database.reviews import ReviewDecision
 from daemon.storage.database.store import open_store
 from tests.tools.query.cookbook_questions import COOKBOOK, Question, ask, ask_the_shell, questions
 from tests.tools.query.sample_results import make
@@ -184,9 +184,9 @@ def test_a_decision_that_was_undone_changes_no_answer(database: Path, tmp_path: 
     before = [answer(path, number) for number in NOT_BY_THE_CLOCK]
     was_open = {row["verdict"]: row["open"] for row in answer(path, 20)}
     store = open_store(f"sqlite:///{path}")
-    decided = store.review(Decision(image, "carla", None, "pass"))
+    decided = store.review(ReviewDecision(image, "carla", None, "pass"))
     during = [answer(path, number) for number in NOT_BY_THE_CLOCK]
-    store.review(Decision(image, "carla", decided.review_id, None))
+    store.review(ReviewDecision(image, "carla", decided.review_id, None))
     store.close()
     assert during[3] != before[3], "the part left the list of those to look at"
     assert [answer(path, number) for number in NOT_BY_THE_CLOCK] == before

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Select
 
 from daemon.config.settings import Config
 from daemon.errors import MissingExtraError
-from daemon.storage.raw_pixels import as_sent
+from daemon.storage.image_archive import as_sent
 from daemon.units import spreadsheet_cell
 from experts.catalog import CatalogEntry, write_catalog
 from experts.versions import Versions, version_of

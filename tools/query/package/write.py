@@ -19,8 +19,8 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from daemon.config.settings import Config
-from daemon.storage.database.connections import shown
-from daemon.storage.database.copies import room_problem
+from daemon.storage.database.connections import redacted_url
+from daemon.storage.database.upkeep import room_problem
 from experts.durable import sync
 from experts.weights import file_sha256
 from tools.cli.console import CommandError
@@ -101,7 +101,7 @@ def write_package(
             "line": {
                 "host": socket.gethostname(),
                 "config": str(config.resolve()),
-                "database": shown(settings.database),
+                "database": redacted_url(settings.database),
             },
             "selection": asdict(selection),
             "last_seq": written.last_seq,

@@ -12,9 +12,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from daemon.config.settings import Config
 from daemon.errors import ConfigError, install_with
 from daemon.line.line import load_rules_and_catalog, settings_problems
-from daemon.storage.database.check import quick_look
 from daemon.storage.database.connections import StoreError, open_for_reading
 from daemon.storage.database.schema import inspections
+from daemon.storage.database.upkeep import quick_check
 from daemon.storage.storage_check import storage_problems
 from daemon.units import size_text, wall_seconds
 from tools.cli.console import as_typed
@@ -94,7 +94,7 @@ def database(patient: Patient) -> Iterator[Finding]:
         yield ok("database", f"{path} is not there yet: the first start makes it")
         return
     try:
-        damage, is_whole = quick_look(patient.config.database, _LOOK_S)
+        damage, is_whole = quick_check(patient.config.database, _LOOK_S)
     except StoreError as error:
         damage, is_whole = [str(error)], True
     if damage:

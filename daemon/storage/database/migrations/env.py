@@ -1,4 +1,4 @@
-"""Alembic's entry: run the revisions in `versions/` on the connection that `migrate.py` hands over."""
+"""Alembic's entry point: run the revisions in `versions/` on the connection that migrate.py hands over."""
 
 import warnings
 
@@ -15,6 +15,7 @@ context.configure(
     render_as_batch=True,
 )
 with warnings.catch_warnings():
-    # A table that is made anew is read with those that it points at, and `boards` has such an index.
+    # Alembic reflects no index on an expression, such as `ix_boards_serial`: a revision that makes `boards` anew has to
+    # make that index too.
     warnings.filterwarnings("ignore", "Skipped unsupported reflection of expression-based index")
     context.run_migrations()

@@ -15,14 +15,9 @@ from daemon.storage.database.connections import StoreError, open_for_writing
 
 def main() -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    real = migrating.alembic_config
-
-    def newer():
-        config = real()
-        config.set_main_option("script_location", sys.argv[1])
-        return config
-
-    migrating.alembic_config = newer
+    config = migrating.alembic_config()
+    config.set_main_option("script_location", sys.argv[1])
+    migrating.alembic_config = lambda: config
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

@@ -8,9 +8,9 @@ from typing import Any
 
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Arrival, BoardRef, JournalKey, Outcome, Pixels, Published, Stage
-from daemon.storage.database.reader import Reader
+from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import Store, open_store
-from daemon.storage.database.values import Clock
+from daemon.storage.database.transaction import Clock
 from daemon.storage.journal import Journal
 from experts.spec import Detection
 from routing_rules.compile import compile_rules
@@ -147,8 +147,8 @@ class Line:
     def url(self) -> str:
         return f"sqlite:///{self.folder}/inspection.db"
 
-    def reader(self) -> Reader:
-        return Reader(self.url)
+    def reader(self) -> ResultsReader:
+        return ResultsReader(self.url)
 
 
 def a_line(folder: Path, rules: Routes | None = None, **options: Any) -> Line:

@@ -1,14 +1,21 @@
 """Attempts at boards, decided without a database (PROTOCOL.md, Boards)."""
 
-from daemon.storage.database.attempts import MAX_ATTEMPT, Attempt, Choice, Place, Plan, choose
+from daemon.storage.database.boards import (
+    MAX_ATTEMPT,
+    Attempt,
+    AttemptChoice,
+    BoardPlan,
+    ExpectedPosition,
+    choose_attempt,
+)
 
-PLAN = Plan((Place("R0402", 2), Place("QFP64", 2, ("U1", "U2"))), time_limit_s=20.0)
+PLAN = BoardPlan((ExpectedPosition("R0402", 2), ExpectedPosition("QFP64", 2, ("U1", "U2"))), time_limit_s=20.0)
 
 
 class Told:
     """An attempt that is told of whole images: taken and, where a verdict is given, judged."""
 
-    def __init__(self, plan: Plan = PLAN, number: int = 1) -> None:
+    def __init__(self, plan: BoardPlan = PLAN, number: int = 1) -> None:
         self.attempt = Attempt(board_id=number, number=number, plan=plan)
         self.images = 0
 
@@ -89,51 +96,51 @@ def test_a_repeat_that_is_pending_at_the_time_limit_makes_no_pass():
 
 
 def test_a_board_opens_its_first_attempt_and_images_join_the_open_one():
-    assert choose({}, None, "R0402", "a") == Choice(1, opens=True)
-    assert choose({1: Told().attempt}, None, "R0402", "a") == Choice(1)
+    assert choose_attempt({}, None, "R0402", "a") == AttemptChoice(1, opens=True)
+    assert choose_attempt({1: Told().attempt}, None, "R0402", "a") == AttemptChoice(1)
 
 
 def test_an_image_that_was_missing_comes_late_and_its_repeat_opens_the_next_attempt():
     attempt = Told().image("R0402", "a", "pass").image("QFP64", "U1", "pass").closed()
-    assert choose({1: attempt}, None, "QFP64", "U2") == Choice(1, late=True)
-    assert choose({1: attempt}, None, "QFP64", "U1") == Choice(2, opens=True)
-    assert choose({1: attempt}, None, "R0402", "b") == Choice(1, late=True)
+    assert choose_attempt({1: attempt}, None, "QFP64", "U2") == AttemptChoice(1, late=True)
+    assert choose_attempt({1: attempt}, None, "QFP64", "U1") == AttemptChoice(2, opens=True)
+    assert choose_attempt({1: attempt}, None, "R0402", "b") == AttemptChoice(1, late=True)
     attempt.take("QFP64", "U2")
     attempt.take("R0402", "b")
-    assert choose({1: attempt}, None, "QFP64", "U2") == Choice(2, opens=True)
-    assert choose({1: attempt}, None, "R0402", "c") == Choice(2, opens=True)
+    assert choose_attempt({1: attempt}, None, "QFP64", "U2") == AttemptChoice(2, opens=True)
+    assert choose_attempt({1: attempt}, None, "R0402", "c") == AttemptChoice(2, opens=True)
 
 
 def test_an_image_that_is_still_pending_at_closing_leaves_no_gap_for_another():
     attempt = Told().image("QFP64", "U1").closed()
-    assert choose({1: attempt}, None, "QFP64", "U1") == Choice(2, opens=True)
+    assert choose_attempt({1: attempt}, None, "QFP64", "U1") == AttemptChoice(2, opens=True)
 
 
 def test_extras_and_unlisted_designators_are_never_late():
     attempt = Told().closed()
-    assert choose({1: attempt}, None, "LED", "D1") == Choice(2, opens=True)
-    assert choose({1: attempt}, None, "QFP64", "U9") == Choice(2, opens=True)
+    assert choose_attempt({1: attempt}, None, "LED", "D1") == AttemptChoice(2, opens=True)
+    assert choose_attempt({1: attempt}, None, "QFP64", "U9") == AttemptChoice(2, opens=True)
 
 
 def test_after_a_complete_attempt_every_image_opens_the_next():
-    assert choose({1: Told().complete().closed()}, None, "R0402", "a") == Choice(2, opens=True)
+    assert choose_attempt({1: Told().complete().closed()}, None, "R0402", "a") == AttemptChoice(2, opens=True)
 
 
 def test_a_named_attempt_opens_if_it_is_newer_joins_if_it_is_open_and_takes_late_images_if_it_is_closed():
     gap, open_second = Told().closed(), Told(number=2).attempt
-    assert choose({}, 3, "R0402", "a") == Choice(3, opens=True)
-    assert choose({1: gap, 2: open_second}, 3, "R0402", "a") == Choice(3, opens=True)
-    assert choose({1: gap, 2: open_second}, 2, "R0402", "a") == Choice(2)
-    assert choose({1: gap, 2: open_second}, 1, "R0402", "a") == Choice(1, late=True)
-    assert choose({1: Told().complete().closed(), 2: open_second}, 1, "R0402", "a") == Choice(2)
-    assert choose({1: Told().complete().closed()}, 1, "R0402", "a") == Choice(2, opens=True)
+    assert choose_attempt({}, 3, "R0402", "a") == AttemptChoice(3, opens=True)
+    assert choose_attempt({1: gap, 2: open_second}, 3, "R0402", "a") == AttemptChoice(3, opens=True)
+    assert choose_attempt({1: gap, 2: open_second}, 2, "R0402", "a") == AttemptChoice(2)
+    assert choose_attempt({1: gap, 2: open_second}, 1, "R0402", "a") == AttemptChoice(1, late=True)
+    assert choose_attempt({1: Told().complete().closed(), 2: open_second}, 1, "R0402", "a") == AttemptChoice(2)
+    assert choose_attempt({1: Told().complete().closed()}, 1, "R0402", "a") == AttemptChoice(2, opens=True)
 
 
 def test_after_the_last_number_there_is_an_attempt_still_finds_one():
     last = Told(number=MAX_ATTEMPT).complete().closed()
-    assert choose({MAX_ATTEMPT: last}, None, "R0402", "c") == Choice(1, opens=True)
+    assert choose_attempt({MAX_ATTEMPT: last}, None, "R0402", "c") == AttemptChoice(1, opens=True)
     both = {MAX_ATTEMPT: last, 1: Told().complete().closed()}
-    assert choose(both, None, "R0402", "c") == Choice(2, opens=True)
+    assert choose_attempt(both, None, "R0402", "c") == AttemptChoice(2, opens=True)
 
 
 def test_a_closed_verdict_never_changes():

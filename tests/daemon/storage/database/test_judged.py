@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from daemon.storage.database.connections import open_for_reading
-from daemon.storage.database.judged import Calls, calls_by_version, confidences_statement, recent_confidences
+from daemon.storage.database.reviews import ExpertCalls, calls_by_version, confidences_statement, recent_confidences
 from tests.daemon.storage.database.store_parts import Line, a_line, a_stage, an_arrival, an_outcome
 
 OLD, NEW = "0" * 12, "1" * 12
@@ -60,7 +60,7 @@ def asked(line: Line, question, *arguments):
 
 def calls(line: Line, *arguments) -> dict[tuple[str, str], tuple[int, int, int, int]]:
     """(verdicts, reviewed, false calls, escapes) by expert and version."""
-    found: list[Calls] = asked(line, calls_by_version, *arguments)
+    found: list[ExpertCalls] = asked(line, calls_by_version, *arguments)
     return {(c.expert, c.expert_version): (c.verdicts, c.reviewed, c.false_calls, c.escapes) for c in found}
 
 
@@ -113,7 +113,7 @@ def test_a_picture_that_came_again_is_no_more_evidence(line: Line):
 def test_the_questions_are_plain_sql_that_postgresql_takes_too():
     from sqlalchemy.dialects import postgresql
 
-    from daemon.storage.database.judged import calls_statement
+    from daemon.storage.database.reviews import calls_statement
 
     for statement in (calls_statement("r0402", 7), confidences_statement("r0402")):
         said = str(statement.compile(dialect=postgresql.dialect()))

@@ -1,76 +1,138 @@
-"""The database across versions: made, migrated with a copy kept, and refused where it comes from the future."""
+"""The database across versions: made, migrated with a copy kept, refused if it is newer, and whole after any failure.
 
+Only one schema was released so far: `newer` is this program with a made-up second revision.
+"""
+
+import os
 import re
 import shutil
 import sqlite3
 import stat
 import subprocess
+import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import inspect
 
+from daemon.records import TextRequest
 from daemon.storage.database import migrate as migrating
 from daemon.storage.database.connections import StoreError, open_for_writing
-from daemon.storage.database.migrate import migrate
-from daemon.storage.database.schema import metadata
+from daemon.storage.database.migrate import alembic_config, copies_of, migrate
+from daemon.storage.database.reviews import ReviewDecision
+from daemon.storage.database.schema import VIEWS, metadata
 from daemon.storage.database.store import open_store
-from daemon.storage.database.views import VIEWS
+from daemon.storage.database.upkeep import copy_database
 from tests import ROOT
-from tests.daemon.storage.database.store_parts import a_line, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, an_arrival, an_outcome
+from tests.faults.shim import ShimError, shim_environment, switch_faults
 
-NEXT_REVISION = '''"""Which camera took the image: a made-up revision."""
-
+#: Makes the largest table anew, as SQLite must for most changes, and moves every row.
+NEXT_REVISION = """
 import sqlalchemy as sa
 from alembic import op
 
-revision = "9999"
-down_revision = "{head}"
-branch_labels = None
-depends_on = None
+revision, down_revision, branch_labels, depends_on = "9999", "0001", None, None
 
 
 def upgrade() -> None:
-    op.add_column("inspections", sa.Column("camera", sa.Text()))
-    {more}
-'''
+    with op.batch_alter_table("inspections", recreate="always") as table:
+        table.add_column(sa.Column("camera", sa.Text(), nullable=False, server_default="first"))
+    op.execute("UPDATE inspections SET camera = source")
+    op.create_index("ix_inspections_camera", "inspections", ["camera"])
+"""
+
+Rows = dict[str, list[tuple[object, ...]]]
 
 
-def ask(path, query):
+def ask(path: Path, query: str) -> list[tuple[object, ...]]:
     with closing(sqlite3.connect(path)) as connection:
         return connection.execute(query).fetchall()
 
 
+def columns_of(path: Path, table: str) -> list[object]:
+    return [row[1] for row in ask(path, f"PRAGMA table_info({table})")]
+
+
+def all_rows(path: Path, like: Rows | None = None) -> Rows:
+    """Every row of every table by its columns, or of the tables and columns of `like`."""
+    named = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+    tables = [str(name) for (name,) in ask(path, named) if name != "alembic_version"]
+    keys = list(like) if like else [" ".join([table, *map(str, columns_of(path, table))]) for table in tables]
+    rows: Rows = {}
+    for key in keys:
+        table, *columns = key.split()
+        quoted = ", ".join(f'"{column}"' for column in columns)
+        rows[key] = ask(path, f'SELECT {quoted} FROM "{table}" ORDER BY rowid')  # noqa: S608 - our tables
+    return rows
+
+
+def is_migrated(path: Path, before: Rows) -> bool:
+    """Return True if the migration is done; nothing may be missing either way."""
+    assert ask(path, "PRAGMA integrity_check") == [("ok",)]
+    assert ask(path, "PRAGMA foreign_key_check") == []
+    assert all_rows(path, like=before) == before
+    ((schema,),) = ask(path, "SELECT version_num FROM alembic_version")
+    assert ("camera" in columns_of(path, "inspections")) == (schema == "9999")
+    assert ask(path, "SELECT count(*) FROM sqlite_master WHERE name LIKE '_alembic%'") == [(0,)]
+    assert len(ask(path, "SELECT * FROM final_verdicts")) == len(ask(path, "SELECT seq FROM inspections WHERE seq"))
+    return schema == "9999"
+
+
+def a_database(folder: Path) -> Path:
+    """A closed database with boards open and closed, stages, boxes, a pending image, a decision and a text."""
+    line = a_line(folder)
+    line.inspect("R0402", "R1", type="tiny")
+    images = line.accept(an_arrival("boxes", "QFP64", "U1", lot="Los 7"), an_arrival("waits", source="cam:2"))
+    stages = [a_stage(), a_stage("yolo", detections=(a_box(), a_box("void")), label=None)]
+    line.judge(an_outcome(images[0].inspection_id, "fail", "D1", stages=stages))
+    line.store.review(ReviewDecision(images[0].inspection_id, "Žofie", None, "pass", None, "Kratzer"))
+    line.store.accept_texts([TextRequest("mes", "g1", "m", "Was ist „kalt“?")])
+    line.store.close()
+    return folder / "inspection.db"
+
+
 @pytest.fixture
-def newer(tmp_path, monkeypatch):
-    """Makes this program one revision newer than it is."""
+def old(tmp_path: Path) -> Path:
+    return a_database(tmp_path)
 
-    def become(more: str = "") -> None:
-        migrations = tmp_path / "migrations"
-        shutil.copytree(
-            migrating.Path(migrating.__file__).with_name("migrations"),
-            migrations,
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
-        ((head,),) = ask(tmp_path / "inspection.db", "SELECT version_num FROM alembic_version")
-        (migrations / "versions" / "next.py").write_text(NEXT_REVISION.format(head=head, more=more or "pass"))
-        real = migrating.alembic_config
 
-        def config():
-            found = real()
-            found.set_main_option("script_location", str(migrations))
-            return found
+@pytest.fixture
+def migrations(tmp_path: Path) -> Path:
+    """This version's revisions and one more."""
+    folder = tmp_path / "migrations"
+    shutil.copytree(Path(migrating.__file__).with_name("migrations"), folder)
+    (folder / "versions" / "next.py").write_text(NEXT_REVISION, encoding="utf-8")
+    return folder
 
-        monkeypatch.setattr(migrating, "alembic_config", config)
 
-    return become
+@pytest.fixture
+def newer(migrations: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This program, one revision newer than it is; returns the file of that revision."""
+    config = alembic_config()
+    config.set_main_option("script_location", str(migrations))
+    monkeypatch.setattr(migrating, "alembic_config", lambda: config)
+    return migrations / "versions" / "next.py"
+
+
+def migrated(path: Path, tell: Callable[[str], None] = lambda _: None) -> Path | None:
+    engine = open_for_writing(f"sqlite:///{path}", 1000)
+    try:
+        copy = migrate(engine, tell)
+        with engine.connect() as connection:
+            assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+        return copy
+    finally:
+        engine.dispose()
 
 
 @pytest.mark.filterwarnings("ignore:.*expression-based index")  # which Alembic cannot compare: test_serials.py does
-def test_a_migrated_database_is_what_the_models_say(tmp_path):
+def test_a_new_database_is_what_the_models_say(tmp_path: Path) -> None:
     engine = open_for_writing(f"sqlite:///{tmp_path}/inspection.db", 1000)
     assert migrate(engine) is None
     with engine.connect() as connection:
@@ -80,72 +142,107 @@ def test_a_migrated_database_is_what_the_models_say(tmp_path):
     engine.dispose()
 
 
-def test_opening_an_up_to_date_database_copies_nothing(tmp_path):
-    line = a_line(tmp_path)
-    line.reopen()
-    line.store.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["inspection.db"]
+def test_opening_an_up_to_date_database_copies_nothing(old: Path) -> None:
+    assert migrated(old) is None
+    assert [path.name for path in old.parent.iterdir()] == ["inspection.db"]
 
 
-def test_a_due_migration_copies_the_old_file_aside_and_keeps_every_result(tmp_path, newer):
-    line = a_line(tmp_path)
-    for designator in ("R1", "R2"):
-        line.inspect("R0402", designator, "fail")
-    reader = line.reader()
-    before = reader.results_since(0)
-    reader.close()
-    line.store.close()
-    newer()
-    line.reopen()
-    reader = line.reader()
-    assert reader.results_since(0) == before
-    reader.close()
-    line.store.close()
-    copy = tmp_path / "inspection.db.before-9999"
+def test_a_due_migration_copies_the_old_file_aside_and_the_line_goes_on_where_it_stopped(
+    old: Path, newer: Path
+) -> None:
+    before = all_rows(old)
+    store = open_store(f"sqlite:///{old}")
+    recovery = store.recover()
+    assert [image.image_id for image in recovery.pending] == ["waits"]
+    (message, *_) = store.write([an_outcome(recovery.pending[0].inspection_id)]).published
+    assert message.seq == recovery.last_seq + 1
+    store.close()
+    (copy,) = copies_of(old)
+    assert copy.name == "inspection.db.before-9999"
     assert stat.S_IMODE(copy.stat().st_mode) == 0o640
-    assert ask(copy, "SELECT count(*) FROM inspections") == [(2,)]
-    assert "camera" not in {row[1] for row in ask(copy, "PRAGMA table_info(inspections)")}
-    assert "camera" in {row[1] for row in ask(tmp_path / "inspection.db", "PRAGMA table_info(inspections)")}
-    assert ask(tmp_path / "inspection.db", "SELECT count(*) FROM final_verdicts") == [(2,)]
-    assert not list(tmp_path.glob("*.part"))
+    assert all_rows(copy) == before
+    assert ask(old, "SELECT DISTINCT camera FROM inspections ORDER BY 1") == [("cam1",), ("cam:2",)]
 
 
-def test_a_migration_that_fails_half_way_leaves_the_old_database_as_it_was(tmp_path, newer):
-    line = a_line(tmp_path)
-    line.inspect("R0402", "R1")
-    line.store.close()
-    newer(more="op.drop_table('no_such_table')")
+def test_a_table_that_others_point_at_can_be_made_anew(old: Path, newer: Path) -> None:
+    before = all_rows(old)
+    migrated(old)
+    assert is_migrated(old, before)
+
+
+def test_a_migration_that_fails_half_way_leaves_the_old_database_as_it_was(old: Path, newer: Path) -> None:
+    before = all_rows(old)
+    newer.write_text(NEXT_REVISION + "    op.drop_table('no_such_table')\n", encoding="utf-8")
     with pytest.raises(StoreError, match="no such table"):
-        line.reopen()
-    database = tmp_path / "inspection.db"
-    assert "camera" not in {row[1] for row in ask(database, "PRAGMA table_info(inspections)")}
-    assert ask(database, "SELECT count(*) FROM final_verdicts") == [(1,)]
-    assert ask(database, "PRAGMA integrity_check") == [("ok",)]
+        migrated(old)
+    assert not is_migrated(old, before)
 
 
-def test_a_database_of_a_newer_version_is_refused_and_left_alone(tmp_path):
-    a_line(tmp_path).store.close()
-    with closing(sqlite3.connect(tmp_path / "inspection.db")) as connection, connection:
-        connection.execute("UPDATE alembic_version SET version_num = 'abcd'")
-    before = (tmp_path / "inspection.db").read_bytes()
-    with pytest.raises(StoreError, match=r"newer version of CoServe \(schema abcd; .*before-abcd"):
-        open_store(f"sqlite:///{tmp_path}/inspection.db")
-    assert (tmp_path / "inspection.db").read_bytes() == before
+def test_too_little_room_is_said_before_anything_is_copied(
+    old: Path, newer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(old.parent)._replace(free=100_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(StoreError, match=r"needs \d+ kB in .* and 100 kB are free: make room and start again"):
+        migrated(old)
+    assert copies_of(old) == []
 
 
-def test_another_programs_database_is_refused(tmp_path):
+def test_the_two_newest_copies_stay(old: Path, newer: Path) -> None:
+    for age, name in enumerate(["0007", "0006", "0005"], start=1):
+        copy = old.with_name(f"{old.name}.before-{name}")
+        shutil.copy(old, copy)
+        os.utime(copy, (10_000 - age, 10_000 - age))
+    migrated(old)
+    assert [copy.suffix for copy in copies_of(old)] == [".before-9999", ".before-0007"]
+
+
+def test_a_migration_of_a_large_database_reports_progress(old: Path, newer: Path) -> None:
+    with closing(sqlite3.connect(old)) as database, database:
+        database.executescript(
+            "CREATE TEMP TABLE more AS WITH RECURSIVE numbers(n) AS"
+            " (SELECT 100 UNION ALL SELECT n + 1 FROM numbers WHERE n < 30000)"
+            " SELECT inspections.*, n FROM inspections, numbers WHERE inspection_id = 1;"
+            "UPDATE more SET inspection_id = n, image_id = 'x' || n, seq = NULL;"
+            "ALTER TABLE more DROP COLUMN n;"
+            "INSERT INTO inspections SELECT * FROM more;"
+        )
+    reports: list[str] = []
+    migrated(old, reports.append)
+    assert {text.partition(":")[0] for text in reports} == {
+        "copying the database aside",
+        "bringing the database to this version",
+    }
+
+
+def test_a_database_of_a_newer_version_says_which_version_or_copy_to_go_back_to(
+    old: Path, newer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrating, "version", lambda _: "3.14.2rc1")
+    migrated(old)
+    monkeypatch.undo()
+    before = old.read_bytes()
+    version = r"schema 9999; this one knows up to 0001\): install CoServe 3\.14\.2 or newer again, or put back the copy"
+    for copy in (f"{old}.before-9999, as docs/upgrading.md says", r"that it made, \*\.before-9999"):
+        with pytest.raises(StoreError, match=f"{version} {copy}"):
+            migrated(old)
+        for path in copies_of(old):
+            path.unlink()
+    assert old.read_bytes() == before
+
+
+def test_another_programs_database_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "inspection.db")) as connection, connection:
         connection.execute("CREATE TABLE recipes_of_my_grandmother (id INTEGER)")
     with pytest.raises(StoreError, match="tables of another program"):
         open_store(f"sqlite:///{tmp_path}/inspection.db")
 
 
-def test_a_database_that_somebody_holds_locked_is_an_error_that_says_so(tmp_path):
-    a_line(tmp_path).store.close()
-    with closing(sqlite3.connect(tmp_path / "inspection.db")) as shell:
+def test_a_database_that_another_program_holds_locked_is_an_error_that_says_so(old: Path) -> None:
+    with closing(sqlite3.connect(old)) as shell:
         shell.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match="locked"):
-            open_store(f"sqlite:///{tmp_path}/inspection.db", busy_timeout_ms=20)
+            open_store(f"sqlite:///{old}", busy_timeout_ms=20)
         shell.rollback()
 
 
@@ -156,26 +253,115 @@ def the_way_back() -> str:
     return textwrap.dedent(block)
 
 
-def test_the_documented_way_back_gives_the_older_version_its_database(tmp_path, newer, monkeypatch):
-    line = a_line(tmp_path)
-    line.inspect("R0402", "R1", "fail")
-    (waits,) = line.accept(an_arrival("waits", "R0402", "R2"))
-    line.store.close()
-    before = ask(tmp_path / "inspection.db", "SELECT * FROM inspections ORDER BY 1")
-    newer()
-    line.reopen()
-    line.judge(an_outcome(waits.inspection_id))
-    line.inspect("QFP64", "U1")
-    line.store.close()
+def test_the_documented_way_back_gives_the_older_version_its_database(
+    old: Path, newer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = all_rows(old)
+    store = open_store(f"sqlite:///{old}")
+    (waits,) = store.recover().pending
+    store.write([an_outcome(waits.inspection_id)])
+    store.close()
     monkeypatch.undo()
     with pytest.raises(StoreError, match=r"put back the copy .*inspection\.db\.before-9999, as docs/upgrading"):
-        line.reopen()
-    commands = the_way_back().replace("/var/lib/coserve", str(tmp_path)).replace("before-0004", "before-9999")
+        open_store(f"sqlite:///{old}")
+    commands = the_way_back().replace("/var/lib/coserve", str(old.parent)).replace("before-0002", "before-9999")
     subprocess.run(["bash", "-euc", commands], check=True)
-    assert ask(tmp_path / "inspection.db", "SELECT * FROM inspections ORDER BY 1") == before
-    line.reopen()
-    assert [image.image_id for image in line.store.recover().pending] == ["waits"]
-    assert [message.seq for message in line.judge(an_outcome(waits.inspection_id))] == [2]
-    line.store.close()
-    assert stat.S_IMODE((tmp_path / "inspection.db").stat().st_mode) == 0o640
-    assert ask(tmp_path / "newer" / "inspection.db", "SELECT count(*) FROM inspections") == [(3,)]
+    assert all_rows(old) == before
+    assert stat.S_IMODE(old.stat().st_mode) == 0o640
+    store = open_store(f"sqlite:///{old}")
+    assert store.recover().pending == [waits]
+    store.close()
+    assert ask(old.parent / "newer" / "inspection.db", "SELECT count(*) FROM pending WHERE task = 'judge'") == [(0,)]
+
+
+class Killed:
+    """Migrates in children under a plan of faults."""
+
+    def __init__(self, process: "subprocess.Popen[str]", switch: Path) -> None:
+        self._process, self._switch = process, switch
+
+    def migrate(self, path: Path, *plan: str) -> int:
+        switch_faults(self._switch, plan)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{path}\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+
+@pytest.fixture
+def killed(tmp_path: Path, migrations: Path) -> Iterator[Killed]:
+    switch = tmp_path / "faults"
+    switch.write_text("", encoding="utf-8")
+    try:
+        environ = {**os.environ, **shim_environment([], switch=switch)}
+    except ShimError as error:
+        pytest.skip(str(error))
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.daemon.storage.database.migrate_again", migrations],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environ,
+            cwd=ROOT,
+        )
+    with process:
+        yield Killed(process, switch)
+        assert process.stdin is not None
+        process.stdin.close()
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("call", ["write:kill-short", "sync:kill-before", "rename:kill-after", "truncate:kill-before"])
+def test_a_migration_killed_at_any_call_starts_again_and_ends(old: Path, killed: Killed, call: str) -> None:
+    """Each kill leaves its mess to the next start, which is killed one call later, until none is left to kill."""
+    before, untouched = all_rows(old), old.read_bytes()
+    kills = 0
+    while killed.migrate(old, f"{call.replace(':', '@inspection.db:', 1)}:{kills + 1}") == -9:
+        kills += 1
+        if is_migrated(old, before):  # killed behind its commit: once more from the old one
+            for file in old.parent.glob("inspection.db*"):
+                file.unlink()
+            old.write_bytes(untouched)
+    assert kills >= 1
+    assert is_migrated(old, before)
+    (copy,) = copies_of(old)
+    assert all_rows(copy) == before
+    assert not list(old.parent.glob(".*.part"))
+
+
+@pytest.mark.parametrize("plan", ["write@.before-9999:enospc:3+", "sync@.before-9999:eio", "write@-wal:enospc:5+"])
+def test_a_disk_that_fails_during_a_migration_leaves_the_database_and_says_so(
+    old: Path, killed: Killed, plan: str
+) -> None:
+    before = all_rows(old)
+    assert killed.migrate(old, plan) == 3
+    assert not is_migrated(old, before)
+    assert not list(old.parent.glob(".*.part"))
+    log = (old.parent / "log").read_text(encoding="utf-8")
+    assert "cannot copy" in log or "it is left as it was" in log
+    assert killed.migrate(old) == 0
+    assert is_migrated(old, before)
+
+
+def test_a_copy_is_one_state_although_another_program_writes_all_the_time(tmp_path: Path) -> None:
+    """A writer between any two steps makes the copy neither begin anew nor mix two states."""
+    path = tmp_path / "inspection.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode = WAL")
+        writer.execute("PRAGMA synchronous = OFF")
+        writer.execute("CREATE TABLE numbers (n INTEGER, padding TEXT)")
+        writer.executemany("INSERT INTO numbers VALUES (0, ?)", [("x" * 3000,)] * 2000)
+        steps: list[int] = []
+
+        def write(done: int, _total: int) -> None:
+            steps.append(done)
+            writer.execute("UPDATE numbers SET n = n + 1")
+
+        copy_database(path, tmp_path / "copy.db", on_progress=write)
+    assert len(steps) >= 6
+    assert steps == sorted(steps)
+    assert ask(tmp_path / "copy.db", "SELECT DISTINCT n FROM numbers") == [(0,)]
+    assert ask(tmp_path / "copy.db", "PRAGMA integrity_check") == [("ok",)]

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sqlite3
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -19,19 +18,24 @@ from typer.testing import CliRunner, Result
 
 from daemon.dashboard.site.database import Database, TooMuchToCount
 from daemon.line.rulebook import Rulebook
-from daemon.records import ExpertSwitch, TextOutcome, TextRequest
-from daemon.storage.database.connections import StoreError, open_for_reading, open_for_writing, shown
-from daemon.storage.database.judged import calls_by_version, recent_confidences
+from daemon.records import ExpertSwitch, ExpertVersion, TextOutcome, TextRequest
+from daemon.storage.database.boards import has_serial, serial_range
+from daemon.storage.database.connections import StoreError, open_for_reading, open_for_writing, redacted_url
 from daemon.storage.database.migrate import migrate
 from daemon.storage.database.prune import kept_bytes, newest_at, old_boards, oldest_kept
-from daemon.storage.database.reviews import Decision, ReviewRefusedError, count_of, history, waiting
-from daemon.storage.database.schema import boards, generations, inspections, metadata, reviews
-from daemon.storage.database.serials import beginning, has_serial
+from daemon.storage.database.reviews import (
+    ReviewDecision,
+    ReviewRefusedError,
+    calls_by_version,
+    count_of,
+    history,
+    recent_confidences,
+    waiting,
+)
+from daemon.storage.database.rows import ImageCopy
+from daemon.storage.database.schema import VIEWS, boards, generations, inspections, metadata, reviews
 from daemon.storage.database.store import open_store
-from daemon.storage.database.values import Kept
-from daemon.storage.database.views import VIEWS
 from tests.contract.client import Line as RunningLine
-from tests.daemon.storage.database.kept_schemas import SCHEMAS, put_back
 from tests.daemon.storage.database.postgresql_server import WANTED, Server, a_server, programs
 from tests.daemon.storage.database.store_parts import (
     Line,
@@ -72,12 +76,16 @@ def lines(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     made: list[_Line] = []
     for address in (f"sqlite:///{tmp_path_factory.mktemp('one')}/inspection.db", server.url("lines")):
         clock = MovingClock()
-        store = open_store(address, clock=clock.clock)
+        store = open_store(address, clock=clock.clock, expert_version=_version)
         made.append(_Line(tmp_path_factory.mktemp("line"), clock, Rulebook(some_rules()), store, address=address))
         _live(made[-1])
     yield made
     for line in made:
         line.store.close()
+
+
+def _version(expert: str, expert_version: str) -> ExpertVersion:
+    return ExpertVersion(expert, expert_version, "0" * 64, "resnet18", ("ok", "Lötbrücke"), 4096, "float32", "")
 
 
 def _live(line: _Line) -> None:
@@ -93,13 +101,13 @@ def _live(line: _Line) -> None:
     line.inspect("R0402", "R1", "review", type="tiny", serial="T", attempt=2**40)
     line.accept(an_arrival("waits", "R0402", "R9", type="loose", serial="W", deadline_ms=60_000))
     switch = ExpertSwitch(line.clock.set_s, "cpu", "cpu", "r50", ("yolo",), 4096, 1.5, "disk", "demand")
-    line.store.write((), [switch], [Kept(2, "images/2026-11-21/000000/2.jpg")])
+    line.store.write((), [switch], [ImageCopy(2, "images/2026-11-21/000000/2.jpg")])
     asked = TextRequest("mes", "g1", "m", "what\0 is it?", 2**40, None, 900, None, None, stream=True)
     (text_row,) = line.store.accept_texts([asked])
     line.store.finish_texts([TextOutcome(text_row.generation_id, None, "expert_failed")])  # type: ignore[union-attr]
-    line.store.review(Decision(2, "Žofie", None, "pass", None, "100 % clean_"))
-    line.store.review(Decision(4, "Žofie", None, "fail", "D2"))
-    line.store.review(Decision(4, "Jan", 2, None))
+    line.store.review(ReviewDecision(2, "Žofie", None, "pass", None, "100 % clean_"))
+    line.store.review(ReviewDecision(4, "Žofie", None, "fail", "D2"))
+    line.store.review(ReviewDecision(4, "Jan", 2, None))
     line.reopen(60.0)
     line.accept(an_arrival("is here", "R0402", "R9", type="loose", serial="V"))
     line.inspect("R0402", "R1", type="tiny", serial="T2")
@@ -147,24 +155,6 @@ def test_the_migrations_make_the_schema_of_the_models_and_a_second_start_nothing
         engine.dispose()
 
 
-@pytest.mark.parametrize("schema", SCHEMAS[-1:])
-def test_every_view_says_of_a_kept_database_what_sqlite_says(server: Server, tmp_path: Path, schema: str):
-    path = put_back(schema, tmp_path)
-    url = server.url(f"kept_{schema}")
-    engine = open_for_writing(url, 2000)
-    migrate(engine)
-    with closing(sqlite3.connect(path)) as old, engine.begin() as connection:
-        old.row_factory = sqlite3.Row
-        for table in metadata.sorted_tables:
-            found = [dict(row) for row in old.execute(f'SELECT * FROM "{table.name}"')]  # noqa: S608 - our tables
-            assert found, table.name
-            connection.execute(insert(table), found)
-    engine.dispose()
-    with asking(url) as connection, asking(f"sqlite:///{path}") as before:
-        for name in (*VIEWS, *metadata.tables):
-            assert rows(connection, all_of(name)) == rows(before, all_of(name)), name
-
-
 def test_keys_and_values_of_the_contract_are_enforced(lines: list[_Line]):
     engine = lines[1].store.engine
     texts = {"serial": "S", "board_type": "a", "first_seen_at": "", "rules_version": ""}
@@ -196,7 +186,7 @@ def test_a_line_s_past_is_the_same_row_for_row_and_message_for_message(lines: li
     assert lines[0].store.copies_to_make() == lines[1].store.copies_to_make()
     for name in (*VIEWS, *metadata.tables):
         if name != "generations":  # it alone has a text with the sign U+0000
-            alike(lines, lambda connection, name=name: rows(connection, all_of(name)))
+            assert alike(lines, lambda connection, name=name: rows(connection, all_of(name))), name
 
 
 def test_a_sign_that_postgresql_has_not_becomes_another_and_loses_no_row(lines: list[_Line]):
@@ -211,7 +201,7 @@ def has_serial_query(*serials: str):
 
 @pytest.mark.parametrize("begins", ["a", "A", "ü", "Ü", "z", "%", "a_", "W"])
 def test_serials_are_found_whole_and_by_their_beginning(lines: list[_Line], begins: str):
-    first, after = beginning(begins)
+    first, after = serial_range(begins)
     folded = func.lower(boards.c.serial)
     where = (folded >= first) & (folded < after) if after else folded >= first
     alike(lines, lambda connection: connection.execute(select(boards.c.serial).where(where)).scalars().all())
@@ -232,7 +222,7 @@ def test_what_became_of_answers_and_decisions_is_the_same(lines: list[_Line]):
         "daemon",
     ]
     with pytest.raises(ReviewRefusedError):
-        lines[1].store.review(Decision(4, "Jan", 1, "pass"))
+        lines[1].store.review(ReviewDecision(4, "Jan", 1, "pass"))
 
 
 def test_what_may_be_pruned_is_the_same_and_goes(lines: list[_Line]):
@@ -240,7 +230,7 @@ def test_what_may_be_pruned_is_the_same_and_goes(lines: list[_Line]):
     assert alike(lines, kept_bytes) == len(b"\xff\xd8\xffimage")
     assert alike(lines, lambda connection: oldest_kept(connection, 10, None))
     for line in lines:
-        line.store.write(kept=[Kept(6, "images/2026-11-21/000000/6.jpg")])
+        line.store.write(copies=[ImageCopy(6, "images/2026-11-21/000000/6.jpg")])
     before = "2027-01-01T00:00:00.000Z"
     old = alike(lines, lambda connection: old_boards(connection, before, "", 10))
     gone = [line.store.forget_boards([board.board_id for board in old], before) for line in lines]
@@ -267,7 +257,7 @@ def test_a_second_daemon_is_refused_until_the_first_has_gone(server: Server, mon
     url = server.url("shared")
     first = open_store(url)
     with monkeypatch.context() as patched:
-        patched.setattr("daemon.storage.database.postgresql._GONE_WITHIN_MS", 50)
+        patched.setattr("daemon.storage.database.postgresql._LOCK_WAIT_MS", 50)
         with pytest.raises(StoreError, match=r"coserve:\*\*\*@.*another daemon writes"):
             open_store(url)
     first.close()
@@ -275,7 +265,7 @@ def test_a_second_daemon_is_refused_until_the_first_has_gone(server: Server, mon
 
 
 def test_a_server_misses_a_daemon_whose_cable_was_cut_before_that_gives_up_waiting(server: Server):
-    from daemon.storage.database.postgresql import _GONE_WITHIN_MS
+    from daemon.storage.database.postgresql import _LOCK_WAIT_MS
 
     engine = open_for_writing(server.url("cut", host="127.0.0.1"), 2000)
     with engine.connect() as connection:
@@ -284,8 +274,8 @@ def test_a_server_misses_a_daemon_whose_cable_was_cut_before_that_gives_up_waiti
             return int(connection.execute(text("SELECT current_setting(:name)"), {"name": name}).scalar_one())
 
         idle_s, every_s, count = (setting(f"tcp_keepalives_{name}") for name in ("idle", "interval", "count"))
-        assert 0 < 1000 * (idle_s + every_s * count) < _GONE_WITHIN_MS
-        assert 0 < setting("tcp_user_timeout") < _GONE_WITHIN_MS
+        assert 0 < 1000 * (idle_s + every_s * count) < _LOCK_WAIT_MS
+        assert 0 < setting("tcp_user_timeout") < _LOCK_WAIT_MS
     engine.dispose()
 
 
@@ -312,7 +302,7 @@ def test_a_server_that_is_not_there_is_named_without_the_password():
         open_store("postgresql+psycopg://coserve:secret@/line?host=/nowhere")
     assert "secret" not in str(refused.value)
     assert "\n" not in str(refused.value)
-    assert "secret" not in shown("postgresql+psycopg://coserve@/line?host=/nowhere&password=secret")
+    assert "secret" not in redacted_url("postgresql+psycopg://coserve@/line?host=/nowhere&password=secret")
 
 
 def coserve(*arguments: object) -> Result:

@@ -5,7 +5,7 @@ from sqlalchemy import Column, Integer, MetaData, Table, Text, bindparam, create
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import IntegrityError
 
-from daemon.storage.database.prepared import Question, add_rows, ask_for_each, run
+from daemon.storage.database.transaction import PreparedQuery, add_rows, run_prepared, select_for_each
 
 PARTS = Table(
     "parts", MetaData(), Column("number", Integer, primary_key=True), Column("name", Text), Column("place", Text)
@@ -39,11 +39,11 @@ def test_a_row_that_breaks_a_constraint_is_sqlalchemy_s_own_error(engine: Engine
 
 
 def test_questions_and_changes_take_their_values_by_name(engine: Engine):
-    place_of = Question(engine, select(PARTS.c.place).where(PARTS.c.name == bindparam("of"), PARTS.c.number < 100))
+    place_of = PreparedQuery(engine, select(PARTS.c.place).where(PARTS.c.name == bindparam("of"), PARTS.c.number < 100))
     move = update(PARTS).where(PARTS.c.number == bindparam("which")).values(place=bindparam("to"))
     with engine.begin() as connection:
         add_rows(connection, PARTS, [a_part(number) for number in range(10)])
-        run(connection, move, to="moved", which=3)
+        run_prepared(connection, move, to="moved", which=3)
     assert place_of.first(of="n3") == ("moved",)
     assert place_of.first(of="n4") == ("p4",)
     assert place_of.first(of="nobody") is None
@@ -56,5 +56,5 @@ def test_many_are_asked_for_in_few_statements(engine: Engine):
     with engine.begin() as connection:
         add_rows(connection, PARTS, [a_part(number) for number in range(300)])
         wanted = [f"n{number}" for number in range(0, 300, 3)]
-        found = {number for (number,) in ask_for_each(connection, named, [*wanted, "nobody"])}
+        found = {number for (number,) in select_for_each(connection, named, [*wanted, "nobody"])}
     assert found == set(range(0, 300, 3))

@@ -9,9 +9,10 @@ import pytest
 
 from daemon.config.settings import Retention
 from daemon.records import ExpertSwitch
-from daemon.storage.database.values import Clock, Kept
+from daemon.storage.database.rows import ImageCopy
+from daemon.storage.database.transaction import Clock
 from daemon.storage.disk_space import DiskSpace
-from daemon.storage.pruning import Ages, Pruner, newest_s
+from daemon.storage.pruning import AgeClock, Pruner, newest_s
 from tests.daemon.storage.database.store_parts import Line, a_box, a_line, a_stage, an_arrival, an_outcome
 
 DAY_S = 86400.0
@@ -41,7 +42,7 @@ class Kit:
         path = self.images / at[:10] / "000000" / f"{inspection_id}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(1000))
-        self.line.store.write(kept=[Kept(inspection_id, path.relative_to(self.line.folder).as_posix())])
+        self.line.store.write(copies=[ImageCopy(inspection_id, path.relative_to(self.line.folder).as_posix())])
         return path
 
     def review(self, inspection_id: int, verdict: str) -> None:
@@ -50,12 +51,12 @@ class Kit:
             *(inspection_id, verdict),
         )
 
-    def prune(self, *, ages: Ages | None = None, **settings) -> Pruner:
+    def prune(self, *, ages: AgeClock | None = None, **settings) -> Pruner:
         clock = self.line.clock.clock
         self.pruner = Pruner(
             *(self.line.url, self.images, Retention(**settings)),
             DiskSpace({"images": self.images}, 1),
-            carry_out=lambda task: task(self.line.store),
+            run_task=lambda task: task(self.line.store),
             rest=lambda _seconds: True,
             clock=Clock(ages.now_s, clock.monotonic_s) if ages else clock,
         )
@@ -115,7 +116,7 @@ def test_a_clock_that_stands_in_the_future_at_a_start_has_a_day_to_be_put_right(
     evidence = kit.add("fail", serial="S1")
     clock.set_s += 1000 * DAY_S  # the battery of a PC that was switched off
     clock.pass_s(3600)
-    ages = Ages(clock.clock, newest_s(kit.line.url))
+    ages = AgeClock(clock.clock, newest_s(kit.line.url))
     new = kit.add(serial="S2")
     kit.prune(ages=ages, images_for="9d", results_for="90d")
     assert kit.files == [evidence, new]
@@ -135,7 +136,7 @@ def test_a_clock_that_stands_in_the_future_at_a_start_has_a_day_to_be_put_right(
 def test_a_clock_that_is_set_while_the_line_runs_prunes_nothing(kit):
     kit.add(serial="S1")
     clock = kit.line.clock
-    ages = Ages(clock.clock, newest_s(kit.line.url))
+    ages = AgeClock(clock.clock, newest_s(kit.line.url))
     clock.set_s += 1000 * DAY_S
     kit.prune(ages=ages, images_for="9d", results_for="90d")
     assert len(kit.files) == 1
@@ -183,7 +184,7 @@ def test_files_of_an_interrupted_pruning_are_swept_and_foreign_ones_stay(kit):
     pruner = kit.prune()
     assert kit.files == [kept, waiting, 4711]
     assert (folder / "notes.txt").exists()
-    assert pruner.pruned.stray_files == 1
+    assert pruner.counts.stray_files == 1
 
 
 def test_a_path_that_somebody_wrote_by_hand_deletes_nothing_elsewhere(kit):
@@ -204,7 +205,7 @@ def test_an_image_that_cannot_be_deleted_keeps_its_path(kit):
     kit.line.clock.pass_s(10 * DAY_S)
     kit.prune(images_for="1d")
     assert kit.column("SELECT image_path FROM inspections") == [f"images/2026-11-21/000000/{image_id}.jpg"]
-    assert kit.pruner.pruned.images == 0
+    assert kit.pruner.counts.images == 0
 
 
 def test_old_boards_go_with_all_their_rows_and_their_files(kit):
@@ -216,7 +217,7 @@ def test_old_boards_go_with_all_their_rows_and_their_files(kit):
     kit.line.clock.pass_s(10 * DAY_S)
     new = kit.add("fail", serial="new")
     pruner = kit.prune(results_for="9d")
-    assert (pruner.pruned.boards, pruner.pruned.inspections) == (3, 3)
+    assert (pruner.counts.boards, pruner.counts.inspections) == (3, 3)
     assert kit.files == [new]
     for count in ("SELECT count(*) FROM inspections", "SELECT count(*) FROM boards", "SELECT count(*) FROM stages"):
         assert kit.column(count) == [1]

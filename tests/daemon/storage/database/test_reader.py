@@ -6,9 +6,8 @@ import pytest
 from sqlalchemy import insert
 
 from daemon.records import Published
-from daemon.storage.database import render
+from daemon.storage.database.rows import KnownImage, topic
 from daemon.storage.database.schema import generations
-from daemon.storage.database.values import Known
 from tests.daemon.storage.database.store_parts import Line, a_line, an_arrival, an_outcome
 
 
@@ -60,7 +59,7 @@ def test_an_image_is_found_by_source_and_id_as_soon_as_it_is_accepted(tmp_path):
     reader = line.reader()
     arrival = an_arrival("a", source="cam:1/x")
     (image,) = line.accept(arrival)
-    assert reader.find("cam:1/x", "a") == Known(image.inspection_id, arrival.payload_sha256)
+    assert reader.find("cam:1/x", "a") == KnownImage(image.inspection_id, arrival.payload_sha256)
     assert reader.find("cam:1/x", "A") is None
     assert reader.find("cam1", "a") is None
     reader.close()
@@ -125,7 +124,7 @@ def test_generations_share_the_stream(tmp_path):
     ],
 )
 def test_topics_are_percent_encoded_and_end_with_a_slash(serial, encoded):
-    assert render.topic("board", "main board", serial) == f"board/main%20board/{encoded}/"
+    assert topic("board", "main board", serial) == f"board/main%20board/{encoded}/"
 
 
 def test_readers_in_many_threads_see_only_whole_results_while_the_writer_writes(tmp_path):

@@ -9,8 +9,16 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.dialects import postgresql
 
-from daemon.storage.database.reviews import Decision, Review, ReviewRefusedError, Waiting, count_of, history, waiting
-from daemon.storage.review_requests import Reviews
+from daemon.storage.database.reviews import (
+    Review,
+    ReviewDecision,
+    ReviewRefusedError,
+    WaitingFilter,
+    count_of,
+    history,
+    waiting,
+)
+from daemon.storage.review_requests import write_review
 from daemon.wire.control import ControlError
 from tests.daemon.storage.database.store_parts import Line, a_line, a_stage, an_arrival, an_outcome
 
@@ -32,11 +40,11 @@ class Kit:
 
     def decide(self, image: int, verdict: str | None, defect=None, note=None, *, after=None, reviewer="Eva") -> Review:
         self.line.clock.pass_s(1)
-        return self.line.store.review(Decision(image, reviewer, after, verdict, defect, note))
+        return self.line.store.review(ReviewDecision(image, reviewer, after, verdict, defect, note))
 
     def waits(self, newest_first=False, **which) -> list[int]:
         with self.engine.connect() as connection:
-            query = waiting(Waiting(**which), newest_first=newest_first)
+            query = waiting(WaitingFilter(**which), newest_first=newest_first)
             return [row.inspection_id for row in connection.execute(query)]
 
     def history(self, image: int) -> list[Review]:
@@ -181,10 +189,10 @@ def test_what_waits_comes_board_after_board_and_can_be_chosen(kit):
 
 
 def test_a_full_disk_is_said_and_the_same_decision_is_stored_once_there_is_room(kit):
-    def run(carry_out) -> Future:
+    def run(task) -> Future:
         done: Future = Future()
         try:
-            done.set_result(carry_out(kit.line.store))
+            done.set_result(task(kit.line.store))
         except Exception as error:  # noqa: BLE001 - as the writer hands it on
             done.set_exception(error)
         return done
@@ -194,12 +202,12 @@ def test_a_full_disk_is_said_and_the_same_decision_is_stored_once_there_is_room(
             connection.exec_driver_sql(f"PRAGMA max_page_count = {most}")
 
     asked = {"inspection_id": kit.image(), "verdict": "pass", "reviewer": "E" * 128, "note": "n" * 128}
-    handler = Reviews(SimpleNamespace(run=run))
+    writer = SimpleNamespace(run=run)
     pages(1)  # SQLite takes it for the pages there are
 
     def fill() -> None:
         for _ in range(200):
-            newest = handler.carry_out(dict(asked))["review_id"]
+            newest = write_review(writer, dict(asked))["review_id"]
             asked.update(newest=newest, verdict="unknown" if asked["verdict"] == "pass" else "pass")
 
     with pytest.raises(ControlError, match="full: try again") as refused:
@@ -207,13 +215,13 @@ def test_a_full_disk_is_said_and_the_same_decision_is_stored_once_there_is_room(
     assert refused.value.code == "not_stored"
     before = kit.history(asked["inspection_id"])
     pages(100_000)
-    written = handler.carry_out(dict(asked))
-    assert handler.carry_out(dict(asked)) == written
+    written = write_review(writer, dict(asked))
+    assert write_review(writer, dict(asked)) == written
     assert [review.review_id for review in kit.history(asked["inspection_id"])[len(before) :]] == [written["review_id"]]
 
 
 def test_the_question_is_one_that_postgresql_understands():
-    query = waiting(Waiting("a", "b", "c", "d", "fail", "e", "f"), newest_first=True)
+    query = waiting(WaitingFilter("a", "b", "c", "d", "fail", "e", "f"), newest_first=True)
     text = str(query.compile(dialect=postgresql.dialect()))
     assert "FROM boards JOIN inspections" in text
     assert "PRAGMA" not in text

@@ -15,9 +15,9 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from daemon.dashboard.pages.board import BoardSearch, find_boards
 from daemon.dashboard.site.database import Database
+from daemon.storage.database.boards import folded, has_serial, serial_range
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.schema import boards
-from daemon.storage.database.serials import beginning, folded, has_serial
 from tests.daemon.storage.database.store_parts import a_line, an_arrival
 
 #: Letters with another case only elsewhere, signs that other questions take for patterns, both ends of the alphabet.
@@ -111,7 +111,7 @@ class Planning(Database):
 
 @given(TEXTS, TEXTS)
 def test_a_beginning_is_a_range_of_folded_serials(serial: str, text: str):
-    first, behind = beginning(text)
+    first, behind = serial_range(text)
     for whole in (serial, text + serial, text.upper() + serial):
         is_within = first <= folded(whole) and (behind is None or folded(whole) < behind)
         assert is_within == folded(whole).startswith(folded(text))

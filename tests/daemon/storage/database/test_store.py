@@ -11,10 +11,10 @@ from sqlalchemy import update
 
 from daemon.records import ExpertSwitch, ExpertVersion, JournalKey, Outcome, Pixels
 from daemon.storage.database.connections import StoreError
-from daemon.storage.database.reader import Reader
+from daemon.storage.database.reader import ResultsReader
+from daemon.storage.database.rows import ImageCopy
 from daemon.storage.database.schema import boards
 from daemon.storage.database.store import open_store
-from daemon.storage.database.values import Kept
 from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, an_arrival, an_outcome, some_rules
 
 
@@ -187,14 +187,14 @@ def test_images_that_stay_hold_their_segment_until_they_are_copied(tmp_path):
         [(an_arrival("f"), JournalKey(1, 16, 8)), (an_arrival("p"), JournalKey(2, 16, 8))], line.rulebook.current
     )
     written = line.store.write([an_outcome(failed.inspection_id, "fail"), an_outcome(passed.inspection_id, "pass")])
-    assert [keep.inspection_id for keep in written.keep] == [failed.inspection_id]
+    assert [copy.inspection_id for copy in written.copies] == [failed.inspection_id]
     assert written.done == [("cam1", 8), ("cam1", 8)]
     assert line.store.segments_in_use == {1}
     line.reopen()
     assert line.store.segments_in_use == {1}
-    assert line.store.copies_to_make() == written.keep
+    assert line.store.copies_to_make() == written.copies
     assert line.store.recover().pending == []
-    line.store.write(kept=[Kept(failed.inspection_id, "images/a.jpg")])
+    line.store.write(copies=[ImageCopy(failed.inspection_id, "images/a.jpg")])
     assert line.store.segments_in_use == set()
     assert rows(line, "SELECT image_path FROM inspections WHERE image_id = 'f'") == [{"image_path": "images/a.jpg"}]
     line.store.close()
@@ -274,7 +274,7 @@ def test_a_reader_cannot_write_and_works_beside_the_writer_and_after_it(tmp_path
 
 def test_a_reader_of_no_database_says_what_to_do(tmp_path):
     with pytest.raises(StoreError, match=r"there is no database at .*check `database`"):
-        Reader(f"sqlite:///{tmp_path}/none.db")
+        ResultsReader(f"sqlite:///{tmp_path}/none.db")
 
 
 def test_a_database_in_memory_is_refused():

@@ -6,14 +6,14 @@ from contextlib import closing
 import pytest
 
 from daemon.storage.database import upkeep
-from daemon.storage.database.upkeep import Checkpoints, Log
+from daemon.storage.database.upkeep import Checkpoints, WriteAheadLog
 from tests.daemon.storage.database.store_parts import a_line, an_arrival, an_outcome
 
 
 @pytest.fixture
 def line(tmp_path):
     line = a_line(tmp_path)
-    upkeep.leave_checkpoints_to(line.store.engine)
+    upkeep.disable_checkpoints(line.store.engine)
     yield line
     line.store.close()
 
@@ -42,7 +42,7 @@ def test_commits_leave_the_log_alone_and_a_checkpoint_beside_them_empties_it(lin
     fill(line, 3000)
     log = checkpoints.checkpoint()
     assert log.pages == log.done > 1000
-    assert upkeep.is_nearly_done(log)
+    assert log.is_nearly_done
     upkeep.finish_checkpoint(line.store.engine)
     fill(line, 100, "next")
     assert checkpoints.checkpoint().pages < log.pages  # it began anew
@@ -52,11 +52,10 @@ def test_the_log_file_shrinks_after_it_was_long(line, checkpoints):
     with closing(sqlite3.connect(line.folder / "inspection.db", isolation_level=None)) as other:
         other.execute("PRAGMA wal_autocheckpoint = 0")
         add_junk(other)
-    long = checkpoints.log_file_bytes()
-    checkpoints.checkpoint()
+    long = checkpoints.checkpoint().file_bytes
     upkeep.finish_checkpoint(line.store.engine)
     fill(line, 100, "next")
-    assert checkpoints.log_file_bytes() <= 16 * 2**20 < long
+    assert checkpoints.checkpoint().file_bytes <= 16 * 2**20 < long
 
 
 def test_a_reader_that_stays_is_told_from_a_log_that_is_merely_long(line, checkpoints):
@@ -66,9 +65,9 @@ def test_a_reader_that_stays_is_told_from_a_log_that_is_merely_long(line, checkp
         fill(line, 2000)
         log = checkpoints.checkpoint()
         assert log.done < log.pages
-        assert not upkeep.is_nearly_done(log)
-    assert not upkeep.is_held(log)
-    assert upkeep.is_held(Log(pages=200_000, done=10, file_bytes=800 * 2**20))
+        assert not log.is_nearly_done
+    assert not log.is_held
+    assert WriteAheadLog(pages=200_000, done=10, file_bytes=800 * 2**20).is_held
     log = checkpoints.checkpoint()
     assert log.pages == log.done
 

@@ -1,4 +1,4 @@
-"""Verdicts into rows and messages, each with its `seq`, and the boards that close behind them."""
+"""Inspections as rows: accepted images with the attempts that open with them, verdicts with the boards they close."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -7,26 +7,110 @@ from typing import Any
 
 from sqlalchemy import Select, Table, bindparam, delete, select, update
 
-from daemon.records import ExpertVersion, Outcome
-from daemon.storage.database import render, rows
-from daemon.storage.database.attempts import Attempt, Reason
-from daemon.storage.database.schema import boards, detections, expert_versions, inspections, pending, stages
+from daemon.records import Accepted, Arrival, ExpertVersion, JournalKey, Outcome
+from daemon.storage.database import rows
+from daemon.storage.database.boards import Attempt, BoardAttempts, BoardPlan, ClosingReason, ExpectedPosition
+from daemon.storage.database.rows import ImageCopy, Row, WrittenResults
+from daemon.storage.database.schema import (
+    boards,
+    detections,
+    expert_versions,
+    inspections,
+    pending,
+    recipes,
+    rules_versions,
+    stages,
+)
 from daemon.storage.database.transaction import Transaction
-from daemon.storage.database.values import CopyRequest, Kept, Written
 from daemon.units import wall_seconds
-from routing_rules.routes import Verdict
+from routing_rules.routes import Routes, Verdict
 
-Row = dict[str, Any]
 VersionOf = Callable[[str, str], ExpertVersion | None]
 
-#: Far below what SQLite (32,766) and others take as variables of one statement.
+#: Far below the number of variables that SQLite (32,766) and others take in one statement.
 _IDS_PER_QUERY = 500
 _RESULT = ("status", "completed_at", "verdict", "defect", "reason", "late", "latency_ms", "seq")
 _CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", "failed", "missing")
 
 
-class Finishing:
-    """One transaction's results, collected row by row and written table by table."""
+def accept_images(tx: Transaction, group: Sequence[tuple[Arrival, JournalKey]], routes: Routes) -> list[Accepted]:
+    """Add rows for images whose bytes are durable already; new attempts open with the rules `routes`."""
+    new_boards: list[Row] = []
+    new_images: list[Row] = []
+    new_pending: list[Row] = []
+    accepted: list[Accepted] = []
+    for arrival, key in group:
+        board_row, late = _assign(tx, arrival, routes, new_boards)
+        image = rows.inspection_row(arrival, tx.next_inspection_id(), board_row, late=late, at=tx.at)
+        new_images.append(image)
+        new_pending.append(rows.pending_row(image["inspection_id"], key, arrival.pixels))
+        accepted.append(rows.accepted_image(image, new_pending[-1], arrival.board.type))
+        tx.segments[key.segment] += 1
+    tx.add(boards, new_boards)
+    tx.add(inspections, new_images)
+    tx.add(pending, new_pending)
+    return accepted
+
+
+def _assign(tx: Transaction, arrival: Arrival, routes: Routes, new_boards: list[Row]) -> tuple[Row, bool]:
+    """Return the row of the attempt that takes `arrival`, and True if the attempt is closed already."""
+    board = tx.board(arrival.board.type, arrival.board.serial)
+    choice = board.choose(arrival.board.attempt, arrival.component, arrival.designator)
+    if choice.opens:
+        new_boards.append(_open(tx, board, arrival, routes, choice.number))
+    board.attempts[choice.number].take(arrival.component, arrival.designator)
+    return board.rows[choice.number], choice.late
+
+
+def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Routes, number: int) -> Row:
+    plan = _plan(routes, arrival.board.type)
+    _keep_recipe(tx, routes, arrival.board.type, plan)
+    row: Row = {
+        "board_id": tx.next_board_id(),
+        "board_type": arrival.board.type,
+        "serial": arrival.board.serial,
+        "attempt": number,
+        "lot": arrival.board.lot,
+        "station": arrival.board.station,
+        "first_seen_at": tx.at,
+        "expected": plan.expected,
+        "inspected": 0,
+        "rules_version": routes.version,
+        **dict.fromkeys(("completed_at", "verdict", "reason", "seq", "failed", "missing")),
+    }
+    board.add(row, plan)
+    if plan.time_limit_s is not None:
+        tx.due_added.append((tx.now_s + plan.time_limit_s, arrival.board.type, arrival.board.serial, number))
+    return row
+
+
+def _plan(routes: Routes, board_type: str) -> BoardPlan:
+    """Return the plan of a board type; it is empty if a reload removed the recipe while the image was on its way."""
+    recipe = routes.recipes.get(board_type)
+    if recipe is None:
+        return BoardPlan(())
+    positions = tuple(
+        ExpectedPosition(component, position.quantity, tuple(position.designators) or None)
+        for component, position in recipe.positions.items()
+    )
+    return BoardPlan(positions, recipe.time_limit_s)
+
+
+def keep_rules(tx: Transaction, routes: Routes) -> None:
+    """Add the rules that are in force, once."""
+    row = {"rules_version": routes.version, "sha256": routes.sha256, "loaded_at": tx.at, "text": routes.text}
+    tx.add_once(rules_versions, {"rules_version": routes.version}, lambda: row)
+
+
+def _keep_recipe(tx: Transaction, routes: Routes, board_type: str, plan: BoardPlan) -> None:
+    """Add the rules and this board's part of them: an attempt keeps the rules it opened with."""
+    keep_rules(tx, routes)
+    key = {"rules_version": routes.version, "board_type": board_type}
+    tx.add_once(recipes, key, lambda: {**key, "time_limit_s": plan.time_limit_s, "positions": plan.as_text()})
+
+
+class ResultsBatch:
+    """The results of one transaction, collected row by row and written table by table."""
 
     def __init__(self, tx: Transaction, keep: frozenset[Verdict], version_of: VersionOf) -> None:
         self._tx = tx
@@ -38,14 +122,14 @@ class Finishing:
         self._detections: list[Row] = []
         self._to_keep: list[int] = []
         self._to_drop: list[int] = []
-        self.written = Written()
+        self.written = WrittenResults()
 
     def judge(self, outcomes: Sequence[Outcome]) -> None:
-        """Finish images. One that is finished already, or that nobody knows, stays as it is: once is enough."""
+        """Finish images, each once: one that is finished already, or unknown, stays as it is."""
         waiting = {
             row["inspection_id"]: row
             for ids in _chunks([outcome.inspection_id for outcome in outcomes])
-            for row in map(dict, self._tx.connection.execute(waiting_for("judge", ids)).mappings())
+            for row in map(dict, self._tx.connection.execute(pending_images("judge", ids)).mappings())
         }
         for outcome in outcomes:
             row = waiting.pop(outcome.inspection_id, None)
@@ -60,19 +144,19 @@ class Finishing:
             if attempt is not None and not attempt.closed:
                 self._close(attempt, board.rows[number], "time_limit")
 
-    def note_kept(self, copies: Iterable[Kept]) -> None:
-        """Copies in `images/` are durable: the journal's bytes may go."""
+    def note_copies(self, copies: Iterable[ImageCopy]) -> None:
+        """Note durable copies in `images/`: the journal's bytes may go."""
         paths = {copy.inspection_id: copy.image_path for copy in copies}
         for ids in _chunks(list(paths)):
-            found = self._tx.connection.execute(select(pending).where(pending.c.inspection_id.in_(ids))).mappings()
-            for row in found:
+            waiting = self._tx.connection.execute(select(pending).where(pending.c.inspection_id.in_(ids))).mappings()
+            for row in waiting:
                 self._drop(dict(row))
         _update(
             self._tx, inspections, [{"inspection_id": key, "image_path": path} for key, path in paths.items() if path]
         )
 
     def flush(self) -> None:
-        """Write what was collected."""
+        """Write the collected rows."""
         tx = self._tx
         _update(
             tx, inspections, [{name: row[name] for name in ("inspection_id", *_RESULT)} for row in self._inspections]
@@ -98,7 +182,7 @@ class Finishing:
         attempt.judge(outcome.inspection_id, row["component"], row["designator"], outcome.verdict, outcome.defect)
         row |= {
             "status": "done",
-            "completed_at": self._tx.at,
+            "completed_at": tx.at,
             "verdict": outcome.verdict,
             "defect": outcome.defect,
             "reason": outcome.reason,
@@ -111,31 +195,27 @@ class Finishing:
         self._inspections.append(row)
         self._stages += stage_rows
         self._detections += box_rows
-        self.written.published.append(render.inspection(row, stage_rows, box_rows))
+        self.written.published.append(rows.inspection_message(row, stage_rows, box_rows))
         self.written.done.append((row["source"], row["image_bytes"]))
         tx.finished.append(outcome.inspection_id)
         for stage in stage_rows:
             self._note_expert(stage["expert"], stage["expert_version"])
-        self._settle_bytes(row)
+        if outcome.verdict in self._keep:  # the bytes stay in the journal until they are copied
+            self._to_keep.append(row["inspection_id"])
+            self.written.copies.append(rows.copy_request(row))
+        else:
+            self._drop(row)
         if not attempt.closed:
             self._boards[attempt.board_id] = (attempt, board_row)
             if attempt.is_complete:
                 self._close(attempt, board_row, "complete")
-
-    def _settle_bytes(self, row: Row) -> None:
-        """The image's bytes stay in the journal until they are copied, or may go."""
-        if row["verdict"] in self._keep:
-            self._to_keep.append(row["inspection_id"])
-            self.written.keep.append(keep_task(row))
-        else:
-            self._drop(row)
 
     def _drop(self, waiting: Row) -> None:
         self._to_drop.append(waiting["inspection_id"])
         self._tx.segments[waiting["segment"]] -= 1
         self.written.freed_journal = True
 
-    def _close(self, attempt: Attempt, row: Row, reason: Reason) -> None:
+    def _close(self, attempt: Attempt, row: Row, reason: ClosingReason) -> None:
         closing = attempt.closing(reason)
         attempt.closed = True
         row |= {
@@ -148,25 +228,28 @@ class Finishing:
             "missing": json.dumps(closing.missing, ensure_ascii=False),
         }
         self._boards[attempt.board_id] = (attempt, row)
-        self.written.published.append(render.board(row))
+        self.written.published.append(rows.board_message(row))
 
     def _latency_ms(self, row: Row) -> float:
-        """From acceptance to verdict; by the wall clock only where a restart lies between."""
+        """Return the time from acceptance to verdict; by the wall clock only where a restart lies between."""
         accepted_s = self._tx.memory.accepted_s.get(row["inspection_id"])
         if accepted_s is not None:
             return round((self._tx.now_s - accepted_s) * 1000, 3)
         return round(max(0.0, self._tx.now_wall_s - wall_seconds(row["accepted_at"])) * 1000, 3)
 
-    def _note_expert(self, expert: str, version: str) -> None:
+    def _note_expert(self, expert: str, expert_version: str) -> None:
         def row() -> Row | None:
-            found = self._version_of(expert, version)
-            return rows.expert_version_row(found, self._tx.at) if found is not None else None
+            version = self._version_of(expert, expert_version)
+            return rows.expert_version_row(version, self._tx.at) if version is not None else None
 
-        self._tx.add_once(expert_versions, {"expert": expert, "expert_version": version}, row)
+        self._tx.add_once(expert_versions, {"expert": expert, "expert_version": expert_version}, row)
 
 
-def waiting_for(task: str, ids: Sequence[int] | None = None) -> Select[Any]:
-    """Images whose bytes are in the journal, with their board and where the bytes are; oldest first."""
+def pending_images(task: str, ids: Sequence[int] | None = None) -> Select[Any]:
+    """Select the images whose bytes are in the journal for `task`, with their board and the place of the bytes.
+
+    The oldest come first.
+    """
     query = (
         select(
             inspections,
@@ -181,12 +264,8 @@ def waiting_for(task: str, ids: Sequence[int] | None = None) -> Select[Any]:
     return query if ids is None else query.where(inspections.c.inspection_id.in_(ids))
 
 
-def keep_task(row: Row) -> CopyRequest:
-    return CopyRequest(row["inspection_id"], rows.journal_key(row), rows.pixels(row), row["completed_at"])
-
-
 def _update(tx: Transaction, table: Table, changed: Sequence[Row]) -> None:
-    """One statement for all rows; the first name in each is the table's key."""
+    """Update rows in one statement; the first name in each row is the table's key."""
     if not changed:
         return
     key, *names = changed[0]

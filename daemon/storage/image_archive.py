@@ -1,0 +1,236 @@
+"""Images that stay after their verdict: copies of the journal's bytes under `images/`, made durable in groups.
+
+Raw pixels become PGM or PPM files, which viewers open: a header of ours, then the bytes that the camera sent.
+"""
+
+import ctypes
+import errno
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import TypeGuard
+
+import structlog
+
+from daemon.host.folders import make_folder
+from daemon.records import JournalKey, Pixels
+from daemon.storage.database.rows import CopyRequest, ImageCopy
+from daemon.storage.journal import JournalError
+
+FILE_MODE = 0o640
+Shape = tuple[int, int, int]
+
+_GREY, _COLOUR = (b"P5", ".pgm"), (b"P6", ".ppm")
+_SIGNATURES = (
+    (b"\xff\xd8\xff", ".jpg"),
+    (b"\x89PNG\r\n\x1a\n", ".png"),
+    (b"BM", ".bmp"),
+    (b"II*\x00", ".tif"),
+    (b"MM\x00*", ".tif"),
+)
+_SUFFIXES = frozenset({*(suffix for _, suffix in _SIGNATURES), _GREY[1], _COLOUR[1], ".bin"})
+#: One sync makes a group durable; it collects this long and this many.
+_GROUP_S = 1.0
+_GROUP_IMAGES = 256
+_RETRY_S = 1.0
+
+
+def raw_header(shape: Shape) -> tuple[bytes, str]:
+    """Return the header of raw pixels and the file's suffix. `shape` is (height, width, channels)."""
+    height, width, channels = shape
+    kind, suffix = _GREY if channels == 1 else _COLOUR
+    return b"%s\n%d %d\n255\n" % (kind, width, height), suffix
+
+
+def as_sent(content: bytes, suffix: str) -> tuple[bytes, Shape | None]:
+    """Return the payload of a file with this suffix, and the shape of raw pixels; ValueError for a damaged header."""
+    if suffix not in {_GREY[1], _COLOUR[1]}:
+        return content, None
+    kind, size, _, payload = content.split(b"\n", 3)
+    width, height = map(int, size.split())
+    return payload, (height, width, 1 if kind == _GREY[0] else 3)
+
+
+class ImageFolder:
+    """`folder/DAY/THOUSANDS/ID.jpg`. Copying an image again gives the same file."""
+
+    def __init__(self, folder: Path, read: Callable[[JournalKey], bytes]) -> None:
+        self._folder = folder
+        self._read = read
+        self._log = structlog.get_logger("images")
+
+    def copy(self, images: Sequence[CopyRequest]) -> list[ImageCopy]:
+        """Copy `images` and make the copies durable together; OSError where the disk does not take or give them now.
+
+        An image that the journal cannot give back is reported without a path, so that its row does not wait for ever.
+        """
+        copies: list[ImageCopy] = []
+        for image in images:
+            try:
+                payload = self._read(image.key)
+            except JournalError as error:
+                if _may_be_read_later(error.__cause__):
+                    raise error.__cause__ from error
+                self._log.error("image_lost", inspection_id=image.inspection_id, error=str(error))
+                copies.append(ImageCopy(image.inspection_id, None))
+                continue
+            copies.append(ImageCopy(image.inspection_id, self._write(image, payload)))
+        if any(copy.image_path for copy in copies):
+            _sync_filesystem(self._folder)
+        return copies
+
+    def _write(self, image: CopyRequest, payload: bytes) -> str:
+        header, suffix = _format(payload, image.pixels)
+        folder = self._folder / image.completed_at[:10] / f"{image.inspection_id // 1000:06d}"
+        make_folder(folder)
+        path = folder / f"{image.inspection_id}{suffix}"
+        try:
+            with path.open("wb") as file:
+                os.fchmod(file.fileno(), FILE_MODE)
+                file.write(header)
+                file.write(payload)
+        except OSError:
+            with suppress(OSError):
+                path.unlink()  # a part of an image takes room on a disk that has none
+            raise
+        return path.relative_to(self._folder.parent).as_posix()
+
+
+def remove_images(folder: Path, image_paths: Sequence[str]) -> dict[str, str]:
+    """Delete copies, and the folders that are empty then. Return the paths that could not be deleted, with the reason.
+
+    `folder` is `images/`; paths are as in `inspections.image_path`.
+    """
+    failures: dict[str, str] = {}
+    folders: set[Path] = set()
+    for image_path in image_paths:
+        parts = PurePosixPath(image_path).parts
+        if parts[:1] != (folder.name,) or ".." in parts:
+            continue  # a row that was edited by hand
+        path = folder.parent / image_path
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            failures[image_path] = error.strerror or str(error)
+        folders.add(path.parent)
+    for emptied in (*folders, *{path.parent for path in folders}):
+        if emptied != folder:
+            with suppress(OSError):  # not empty
+                emptied.rmdir()
+    return failures
+
+
+def images_by_folder(folder: Path) -> Iterator[list[tuple[int, str]]]:
+    """Yield inspection id and `image_path` of all copies, a sub-folder at a time, without files of others."""
+    for part in sorted(folder.glob("????-??-??/*")):
+        if not (part.name.isdigit() and part.is_dir()):
+            continue
+        copies = [path for path in part.iterdir() if path.stem.isdigit() and path.suffix in _SUFFIXES]
+        yield [(int(path.stem), path.relative_to(folder.parent).as_posix()) for path in copies]
+
+
+class ImageArchiver:
+    """A thread that copies images, so that intake never waits for it. Copies unfinished at `stop` come again later."""
+
+    def __init__(
+        self,
+        folder: ImageFolder,
+        on_copied: Callable[[list[ImageCopy]], None],
+        may_copy: Callable[[int], bool] = lambda _bytes: True,
+    ) -> None:
+        """Images wait in the journal while `may_copy(bytes)` says that the disk has no room for them."""
+        self._folder = folder
+        self._on_copied = on_copied
+        self._may_copy = may_copy
+        self._waiting_bytes = 0
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[CopyRequest] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._log = structlog.get_logger("images")
+        self._thread = threading.Thread(target=self._run, name="archiver")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the copy at hand and end."""
+        self._stopping.set()
+        self._thread.join()
+
+    def archive(self, image: CopyRequest) -> None:
+        """Copy an image soon. Any thread."""
+        with self._lock:
+            self._waiting_bytes += image.key.length
+        self._queue.put(image)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that are still to be copied."""
+        return self._waiting_bytes
+
+    def _run(self) -> None:
+        group: list[CopyRequest] = []
+        while not self._stopping.wait(_GROUP_S):
+            while True:
+                while len(group) < _GROUP_IMAGES and not self._queue.empty():
+                    group.append(self._queue.get())
+                if not group or self._stopping.is_set():
+                    break
+                if self._try_to_copy(group) == 0:
+                    self._stopping.wait(_RETRY_S)
+                    break
+
+    def _try_to_copy(self, group: list[CopyRequest]) -> int:
+        try:
+            return self._copy(group)
+        except OSError as error:
+            self._log.warning("images_not_copied", images=len(group), error=str(error))
+        except Exception:  # noqa: BLE001 - without this thread no segment of the journal would go any more
+            self._log.exception("images_not_copied", images=len(group))
+        return 0
+
+    def _copy(self, group: list[CopyRequest]) -> int:
+        """Copy the images that there is room for, report them, take them off `group`, and return their number."""
+        count = self._count_that_fit(group)
+        copies = self._folder.copy(group[:count]) if count else []
+        if copies:
+            self._on_copied(copies)
+            with self._lock:
+                self._waiting_bytes -= sum(image.key.length for image in group[: len(copies)])
+            del group[: len(copies)]
+        return len(copies)
+
+    def _count_that_fit(self, group: list[CopyRequest]) -> int:
+        size_bytes = 0
+        for number, image in enumerate(group):
+            size_bytes += image.key.length
+            if not self._may_copy(size_bytes):
+                return number
+        return len(group)
+
+
+def _may_be_read_later(cause: BaseException | None) -> TypeGuard[OSError]:
+    """Return True if the bytes may be there: there was no descriptor, memory or permission to read them."""
+    return isinstance(cause, OSError) and cause.errno not in {errno.ENOENT, errno.EIO}
+
+
+def _format(payload: bytes, pixels: Pixels) -> tuple[bytes, str]:
+    """Return the header to write before the bytes, and the file's suffix."""
+    if pixels.shape is not None:
+        return raw_header(pixels.shape)
+    return b"", next((suffix for signature, suffix in _SIGNATURES if payload.startswith(signature)), ".bin")
+
+
+def _sync_filesystem(folder: Path) -> None:
+    """Call syncfs(2): it makes a whole group of new files and their names durable, and reports write errors."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if libc.syncfs(fd) != 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), str(folder))
+    finally:
+        os.close(fd)
