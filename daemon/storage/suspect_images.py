@@ -190,7 +190,7 @@ def main(encoding: str, shape: str, limit_s: str) -> int:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     payload = sys.stdin.buffer.read()
     from experts.errors import ImageError  # noqa: PLC0415 - after the limits of time
-    from experts.vision.decode import decode  # noqa: PLC0415
+    from experts.vision.preprocess import decode  # noqa: PLC0415
 
     with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 - not a file
         mapped_bytes = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

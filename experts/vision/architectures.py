@@ -5,7 +5,6 @@ ResNets come from torchvision, YOLOs from ultralytics; `networks.py` builds them
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from experts.spec import ArchitectureId, LayoutId, Task
 
@@ -33,11 +32,11 @@ NORMALISATIONS: Mapping[str, tuple[Triple, Triple]] = {
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`source` is what the framework calls it: torchvision's builder or ultralytics' YAML."""
+    """`source` is the framework's name for it; `family` says how networks.py builds and adapts it."""
 
     name: ArchitectureId
     task: Task
-    family: Literal["resnet", "yolo"]
+    family: str
     source: str
     normalisation: str
 

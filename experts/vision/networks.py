@@ -2,19 +2,123 @@
 
 `build_original` makes the framework's own model; `adapt` turns such a model (with weights, or on the meta device as
 a shell for a slot) into what a slot runs: images (B, 3, S, S) in, class scores or boxes out, always float32.
+
+On CPUs a convolution applies what follows it in the same pass over memory; names of parameters stay. oneDNN can add and
+activate while it writes a convolution's result; eager torch would read and write the whole result once more for each.
+Measured on the development machine, batches of eight, float32, one thread: ResNet-18 1.08 times as fast, ResNet-101
+1.09, YOLO nanos 1.13 to 1.24; the outputs are the same.
 """
 
 import copy
-from collections.abc import Sequence
-from typing import Any, cast
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
+from torch.nn.functional import relu, silu
 
 from experts.vision.architectures import Architecture
 from experts.vision.fold import fold_batch_norms
 from experts.vision.frameworks import torchvision, ultralytics
-from experts.vision.fused import fuse_activations, fuse_resnet
+
+Activation = Literal["relu", "swish", "none"]
+
+
+class FusedConvolution(nn.Conv2d):
+    """A convolution and its activation, with the parameters of a convolution that was there before."""
+
+    def __init__(self, convolution: nn.Conv2d, activation: Activation) -> None:
+        super().__init__(
+            convolution.in_channels,
+            convolution.out_channels,
+            cast("tuple[int, int]", convolution.kernel_size),
+            cast("tuple[int, int]", convolution.stride),
+            cast("Any", convolution.padding),
+            cast("tuple[int, int]", convolution.dilation),
+            convolution.groups,
+            device="meta",
+        )
+        self.weight, self.bias = convolution.weight, convolution.bias
+        self.activation = activation
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # torch's name
+        if _fuses(input):
+            return _pointwise()(input, *self._arguments(), self.activation, [], "")
+        found = super().forward(input)
+        if self.activation == "none":
+            return found
+        return relu(found, inplace=True) if self.activation == "relu" else silu(found, inplace=True)
+
+    def added(self, images: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """relu(convolution + other), as a residual block ends."""
+        if _fuses(images) and self.groups == 1:  # torch has no kernel for grouped ones in bfloat16
+            return _pointwise().binary(images, other, *self._arguments(), "add", 1.0, "relu", [], "")
+        return relu(super().forward(images) + other, inplace=True)
+
+    def _arguments(self) -> tuple[Any, ...]:
+        return self.weight, self.bias, self.padding, self.stride, self.dilation, self.groups
+
+
+class ResidualBlock(nn.Module):
+    """A block of a torchvision ResNet whose batch norms are folded: two convolutions, or three (bottleneck)."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        # The order of registration is the order of the tensors in weights files.
+        names = [name for name in ("conv1", "conv2", "conv3") if hasattr(block, name)]
+        for name in names:
+            last = name == names[-1]
+            self.register_module(name, FusedConvolution(getattr(block, name), "none" if last else "relu"))
+        shortcut = cast("nn.Sequential | None", block.downsample)
+        self.downsample = shortcut
+        self._names = tuple(names)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        *first, last = (cast("FusedConvolution", getattr(self, name)) for name in self._names)
+        found = images
+        for convolution in first:
+            found = convolution(found)
+        return last.added(found, images if self.downsample is None else self.downsample(images))
+
+
+def fuse_residual_blocks(network: nn.Module) -> None:
+    """A torchvision ResNet with folded batch norms, in place."""
+    blocks = torchvision().models.resnet
+    for stage in (network.layer1, network.layer2, network.layer3, network.layer4):
+        for name, block in list(cast("nn.Module", stage).named_children()):
+            if isinstance(block, (blocks.BasicBlock, blocks.Bottleneck)):
+                cast("nn.Module", stage).register_module(name, ResidualBlock(block))
+    network.conv1 = FusedConvolution(cast("nn.Conv2d", network.conv1), "relu")
+    network.relu = nn.Identity()
+
+
+def fuse_activations(module: nn.Module) -> None:
+    """Every `Conv` of ultralytics (convolution, folded batch norm, SiLU), in place."""
+    for part in module.modules():
+        convolution, activation = getattr(part, "conv", None), getattr(part, "act", None)
+        if type(convolution) is nn.Conv2d and type(activation) is nn.SiLU:
+            part.conv, part.act = FusedConvolution(convolution, "swish"), nn.Identity()
+
+
+def _fuses(images: torch.Tensor) -> bool:
+    return images.device.type == "cpu" and _has_kernels(images.dtype)
+
+
+@functools.cache
+def _has_kernels(dtype: torch.dtype) -> bool:
+    """Whether this build of torch and this processor have them for these numbers."""
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_convolution_pointwise"):
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # no public name for it
+    return dtype == torch.float32
+
+
+def _pointwise() -> Any:
+    return torch.ops.mkldnn._convolution_pointwise  # torch's compiler calls it by this name, too
+
 
 #: Boxes an end-to-end head picks before the confidence floor, as ultralytics' `Detect.max_det`.
 END_TO_END_BOXES = 300
@@ -122,26 +226,59 @@ def _pick_end_to_end(boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     return torch.cat((picked, best[..., None], (pairs % classes)[..., None].float()), 2)
 
 
-def build_original(architecture: Architecture, rows: int) -> nn.Module:
-    """The framework's own model with random weights, in evaluation mode, on torch's default device."""
-    if architecture.family == "resnet":
-        return torchvision().models.get_model(architecture.source, weights=None, num_classes=rows).eval()
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Networks of one framework: how its own model is built with random weights, and made into what a slot runs.
+
+    `runs_on_meta` is True if a model can be built on the meta device, without memory for weights.
+    """
+
+    build: Callable[[Architecture, int], nn.Module]
+    adapt: Callable[[nn.Module, int], Classifier | Detector]
+    runs_on_meta: bool
+
+
+def _build_torchvision(architecture: Architecture, rows: int) -> nn.Module:
+    return torchvision().models.get_model(architecture.source, weights=None, num_classes=rows)
+
+
+def _adapt_resnet(network: nn.Module, _input_size: int) -> Classifier:
+    classifier = Classifier(network)
+    fold_batch_norms(classifier)
+    fuse_residual_blocks(classifier.network)
+    return classifier
+
+
+def _build_ultralytics(architecture: Architecture, rows: int) -> nn.Module:
     ultralytics()
     from ultralytics.nn.tasks import DetectionModel  # noqa: PLC0415  # only after its settings were made
 
-    return DetectionModel(architecture.source, nc=rows, verbose=False).eval()
+    return DetectionModel(architecture.source, nc=rows, verbose=False)
+
+
+def _adapt_yolo(network: nn.Module, input_size: int) -> Detector:
+    detector = Detector(network, input_size)
+    fold_batch_norms(detector)
+    fuse_activations(detector)
+    return detector
+
+
+#: By `Architecture.family`. Another family needs an entry here and its architectures in architectures.py.
+FAMILIES: Mapping[str, Family] = {
+    "resnet": Family(_build_torchvision, _adapt_resnet, runs_on_meta=True),
+    # ultralytics measures a model's strides by running it, which the meta device cannot answer.
+    "yolo": Family(_build_ultralytics, _adapt_yolo, runs_on_meta=False),
+}
+
+
+def build_original(architecture: Architecture, rows: int) -> nn.Module:
+    """Return the framework's own model with random weights, in evaluation mode, on torch's default device."""
+    return FAMILIES[architecture.family].build(architecture, rows).eval()
 
 
 def adapt(architecture: Architecture, original: nn.Module, input_size: int) -> Classifier | Detector:
-    """What a slot runs, from a framework's model, which is left as it was."""
-    network = copy.deepcopy(original).eval()
-    adapted = Classifier(network) if architecture.family == "resnet" else Detector(network, input_size)
-    fold_batch_norms(adapted)
-    if isinstance(adapted, Classifier):
-        fuse_resnet(adapted.network)
-    else:
-        fuse_activations(adapted)
-    return adapted
+    """Return what a slot runs, made from a framework's model, which is left as it was."""
+    return FAMILIES[architecture.family].adapt(copy.deepcopy(original).eval(), input_size)
 
 
 def select_head(original: nn.Module, *, end_to_end: bool) -> None:
@@ -151,16 +288,15 @@ def select_head(original: nn.Module, *, end_to_end: bool) -> None:
 
 
 def is_end_to_end(original: nn.Module) -> bool:
-    """Whether a framework's model answers with the boxes that it picked itself."""
+    """Return True if a framework's model answers with the boxes that it picked itself."""
     return bool(getattr(original, "end2end", False))
 
 
 def build_shell(architecture: Architecture, rows: int, input_size: int, *, end_to_end: bool) -> Classifier | Detector:
-    """The adapted network without weights: its parameters are on the meta device."""
-    if architecture.family == "resnet":
+    """Return the adapted network without weights: its parameters are on the meta device."""
+    if FAMILIES[architecture.family].runs_on_meta:
         with torch.device("meta"):
             return adapt(architecture, build_original(architecture, rows), input_size)
-    # ultralytics measures a model's strides by running it, which the meta device cannot answer.
     original = build_original(architecture, rows)
     select_head(original, end_to_end=end_to_end)
     shell = adapt(architecture, original, input_size)

@@ -1,12 +1,100 @@
-"""From a payload to the square input of an expert, the same for training, import and the running line."""
+"""From a payload to pixels, (H, W, 3) uint8 RGB as stored, and from these to the square input of an expert.
 
+Training, import and the running line prepare images in the same way. Grey is repeated, alpha dropped, CMYK converted,
+16 bits cut to their high byte; orientation marks are ignored; of several pages the first counts. Anything that cannot
+be read completely is an ImageError, never a part of a picture.
+"""
+
+import io
+import struct
+import warnings
 from dataclasses import dataclass
+from typing import Literal
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image as Pillow
+from PIL import UnidentifiedImageError
 
+from experts.errors import ImageError
 from experts.spec import Box, ExpertSpec, Task
-from experts.vision.decode import Encoding, Image, decode
+
+Encoding = Literal["image", "raw"]
+#: Pixels: (H, W, 3) uint8 RGB.
+Image = NDArray[np.uint8]
+
+# What OpenCV and Pillow have to say of a bad image becomes an ImageError; nothing goes to the daemon's stderr. The
+# number of pixels is bounded by intake, from headers.
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+warnings.filterwarnings("ignore", module=r"PIL\..*")
+Pillow.MAX_IMAGE_PIXELS = None
+
+_READ = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+_TIFF_ORIENTATION_TAG = 274
+
+
+def decode(payload: bytes, encoding: Encoding, shape: tuple[int, int, int] | None = None) -> Image:
+    """(H, W, 3) uint8 RGB. `shape` is (h, w, c) of a raw payload, c being 1 or 3. Raises ImageError."""
+    if encoding == "raw":
+        return _decode_raw(payload, shape)
+    if payload.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
+        return _decode_tiff(_upright(payload))
+    if payload.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM")):
+        return _decode_opencv(payload)
+    raise ImageError("the payload is neither JPEG, PNG, BMP nor TIFF")
+
+
+def _decode_raw(payload: bytes, shape: tuple[int, int, int] | None) -> Image:
+    if shape is None or shape[2] not in {1, 3} or min(shape) < 1 or len(payload) != shape[0] * shape[1] * shape[2]:
+        raise ImageError(f"{len(payload)} raw bytes do not fit the shape {shape}")
+    pixels = np.frombuffer(payload, dtype=np.uint8).reshape(shape)
+    return np.repeat(pixels, 3, axis=2) if shape[2] == 1 else pixels
+
+
+def _decode_opencv(payload: bytes) -> Image:
+    try:
+        image = cv2.imdecode(np.frombuffer(payload, dtype=np.uint8), _READ)
+    except cv2.error as error:
+        raise ImageError(f"the image cannot be decoded ({error.err})") from error
+    if image is None:
+        raise ImageError("the image is damaged, incomplete or of a kind that cannot be decoded")
+    return np.asarray(image, dtype=np.uint8)
+
+
+def _decode_tiff(payload: bytes) -> Image:
+    """Pillow, because OpenCV accepts damaged compressed data; OpenCV for the 16 bits that Pillow would clip."""
+    try:
+        with Pillow.open(io.BytesIO(payload), formats=("TIFF",)) as page:
+            page.load()
+            mode = page.mode
+            pixels = None if mode.startswith(("I", "F")) else np.array(page.convert("RGB"), dtype=np.uint8)
+    except UnidentifiedImageError:  # Kinds that Pillow does not know, as 16-bit RGBA.
+        return _decode_opencv(payload)
+    except Exception as error:  # Pillow lets through whatever a damaged file causes.
+        raise ImageError(f"the TIFF is damaged or incomplete ({error})") from error
+    if mode in {"I", "F"}:
+        raise ImageError(f"a TIFF of 32-bit samples (mode {mode}) is not supported; send 8 or 16 bits")
+    return _decode_opencv(payload) if pixels is None else pixels
+
+
+def _upright(payload: bytes) -> bytes:
+    """The payload with the first page's orientation tag set to 1: both decoders would turn the pixels by it."""
+    order = "<" if payload[:2] == b"II" else ">"
+    big = payload[2:4] in {b"+\0", b"\0+"}
+    try:
+        (directory,) = struct.unpack_from(order + ("Q" if big else "I"), payload, 8 if big else 4)
+        (count,) = struct.unpack_from(order + ("Q" if big else "H"), payload, directory)
+        first, size, value = directory + (8 if big else 2), 20 if big else 12, 12 if big else 8
+        for position in range(first, first + min(count, 4096) * size, size):
+            if struct.unpack_from(order + "H", payload, position)[0] == _TIFF_ORIENTATION_TAG:
+                changed = bytearray(payload)
+                struct.pack_into(order + "H", changed, position + value, 1)
+                return bytes(changed)
+    except struct.error as error:
+        raise ImageError("the TIFF is damaged or incomplete (its directory is cut off)") from error
+    return payload
+
 
 #: What ultralytics fills a letterbox with.
 LETTERBOX_GREY = 114

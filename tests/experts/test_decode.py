@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from experts.errors import ImageError
-from experts.vision.decode import decode
+from experts.vision.preprocess import decode
 from tests.experts.samples import a_picture, encoded
 
 PICTURE = a_picture(64, 48)

@@ -6,9 +6,8 @@ from torch import nn
 from torch.nn.functional import relu, silu
 
 from experts.vision.architectures import ARCHITECTURES, layout_id
-from experts.vision.fused import FusedConvolution, ResidualBlock
 from experts.vision.layouts import build_layout
-from experts.vision.networks import build_original
+from experts.vision.networks import FusedConvolution, ResidualBlock, build_original
 
 
 def a_convolution(groups: int = 1) -> nn.Conv2d:

@@ -205,9 +205,8 @@ def _make(
     import torch
 
     from experts.vision.architectures import ARCHITECTURES
-    from experts.vision.decode import decode
     from experts.vision.networks import build_original
-    from experts.vision.preprocess import to_square
+    from experts.vision.preprocess import decode, to_square
     from tools.training.expert_file import Form
     from tools.training.importer import import_model
 

@@ -56,7 +56,7 @@ def bench_load(
     from experts.errors import ExpertError
     from experts.vision.architectures import ARCHITECTURES
 
-    resnets = [name for name, entry in ARCHITECTURES.items() if entry.family == "resnet"]
+    resnets = [name for name, entry in ARCHITECTURES.items() if entry.task == "classify"]
     for name in names:
         must_be_one_of("--architecture", name, resnets)
     if folder is not None and not folder.is_dir():

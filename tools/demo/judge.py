@@ -12,9 +12,8 @@ from daemon.line.line import load_line
 from experts.catalog import Catalog
 from experts.slot import Slot, SlotPool
 from experts.spec import Answer, ExpertId
-from experts.vision.decode import Image
 from experts.vision.infer import infer
-from experts.vision.preprocess import fit
+from experts.vision.preprocess import Image, fit
 from routing_rules.routes import Judgement, Routes, judge
 from tools.camera.render import board_types, part_types, render_board
 from tools.demo.training import DETECTORS, Sample, SharedDetector

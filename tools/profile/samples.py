@@ -5,8 +5,7 @@ from pathlib import Path
 
 from experts.errors import ImageError
 from experts.spec import ExpertSpec
-from experts.vision.decode import decode
-from experts.vision.preprocess import Prepared, prepare
+from experts.vision.preprocess import Prepared, decode, prepare
 
 #: More images say nothing more of time.
 _MOST_IMAGES = 32

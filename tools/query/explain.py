@@ -11,7 +11,7 @@ from daemon.config.settings import Config
 from daemon.storage.database.reviews import DAEMON
 from daemon.storage.image_archive import as_sent
 from experts.errors import ImageError
-from experts.vision.decode import decode
+from experts.vision.preprocess import decode
 from tools.cli.console import console, print_json, printable
 from tools.cli.open_line import opened
 from tools.experts.look import CatalogVersions

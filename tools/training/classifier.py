@@ -10,9 +10,8 @@ import torch
 from experts.catalog import add_to_catalog
 from experts.errors import ImageError
 from experts.vision.architectures import ARCHITECTURES
-from experts.vision.decode import decode
+from experts.vision.preprocess import decode, to_square
 from experts.vision.preprocess import fit as fit_image
-from experts.vision.preprocess import to_square
 from tools.experts.measure import answers_of, by_label
 from tools.training import TrainingError, fit
 from tools.training.expert_file import Form, ImportRefusedError, is_expert_id

@@ -9,8 +9,7 @@ import numpy as np
 from experts.catalog import add_to_catalog
 from experts.drift import histograms
 from experts.spec import ExpertSpec
-from experts.vision.decode import decode
-from experts.vision.preprocess import prepare
+from experts.vision.preprocess import decode, prepare
 from tools.experts.measure import answers_of
 from tools.training import TrainingError
 from tools.training.box_scores import ImageBoxes, match_boxes

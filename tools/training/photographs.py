@@ -11,8 +11,7 @@ import yaml
 from numpy.typing import NDArray
 
 from experts.errors import ImageError
-from experts.vision.decode import decode
-from experts.vision.preprocess import LETTERBOX_GREY, fit, place
+from experts.vision.preprocess import LETTERBOX_GREY, decode, fit, place
 from tools.training import TrainingError
 from tools.training.detector_loop import Image, Sample
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from daemon.line.line import load_line
 from experts.slot import SlotPool
 from experts.spec import ExpertId
-from experts.vision.decode import decode
+from experts.vision.preprocess import decode
 from tools.cli.console import console, print_table
 from tools.demo.judge import PartImage, judge_parts
 from tools.training.box_scores import match_boxes

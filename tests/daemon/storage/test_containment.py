@@ -23,7 +23,7 @@ from experts.errors import ExpertError
 from experts.reading import CachedReader
 from experts.slot import SlotPool
 from experts.spec import ExpertSpec
-from experts.vision.decode import decode
+from experts.vision.preprocess import decode
 from experts.weights import file_sha256
 from tests.daemon.dispatch.simulated_line import a_line as a_simulated_line
 from tests.daemon.dispatch.simulated_line import an_image

@@ -10,8 +10,7 @@ import yaml
 
 from daemon.line.line import load_catalog
 from experts.spec import ExpertId
-from experts.vision.decode import decode
-from experts.vision.preprocess import to_square
+from experts.vision.preprocess import decode, to_square
 from tools.training import TrainingError
 from tools.training.detector import train_detector
 from tools.training.detector_loop import Effort, Progress, Sample, collate, fit_detector
