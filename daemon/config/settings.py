@@ -368,9 +368,10 @@ def _model_mistakes(model: Model, devices: Mapping[str, Device]) -> list[tuple[s
     found: list[tuple[str, str]] = []
     if model.least_memory is not None and model.least_memory > model.memory:
         found.append(("least_memory", f"{model.least_memory:,} bytes are more than `memory`, {model.memory:,}"))
-    if (model.ttft_slo or model.tpot_slo) and model.mode != "brownout":
+    if (model.ttft_slo or model.tpot_slo) and not MODES[model.mode].keeps_slo:
         key = "ttft_slo" if model.ttft_slo else "tpot_slo"
-        found.append((key, f"is kept by mode brownout only, and the mode is {model.mode}: leave it out"))
+        keepers = ", ".join(name for name, mode in MODES.items() if mode.keeps_slo)
+        found.append((key, f"is kept by mode {keepers} only, and the mode is {model.mode}: leave it out"))
     return found
 
 

@@ -1,7 +1,6 @@
 """Figures read from the sources: lines, rooms and their circles, class names, files that name a kind."""
 
 import ast
-import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -11,7 +10,6 @@ from pathlib import Path
 
 from tests import ROOT
 
-_CLOCK = re.compile(r"^class (\w*Clock)\b", re.MULTILINE)
 #: Top folders of the wheel, and what stands in them and is in no wheel (pyproject.toml, `packages.find`).
 PRODUCT = ("daemon", "experts", "routing_rules", "tools")
 NOT_IN_THE_WHEEL = ("tools/release/", "routing_rules/examples/")
@@ -135,8 +133,18 @@ def classes_that_define(files: Iterable[Source], method: str) -> list[str]:
 
 
 def simulated_clocks(files: Iterable[Source]) -> list[str]:
-    """Return the classes of the product and the tests that call themselves a clock."""
-    return sorted(f"{file.path}: {name}" for file in files for name in _CLOCK.findall(file.text))
+    """Return the classes of the product and the tests in which events happen at simulated times."""
+    return sorted(
+        f"{file.path}: {node.name}"
+        for file in files
+        if "Clock" in file.text
+        for node in file.nodes
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Clock") and _has_events(node)
+    )
+
+
+def _has_events(clock: ast.ClassDef) -> bool:
+    return any(isinstance(part, ast.FunctionDef) and part.name in {"after", "at", "schedule"} for part in clock.body)
 
 
 def files_naming(files: Iterable[Source], words: Iterable[str]) -> list[str]:

@@ -128,18 +128,8 @@ def _jobs(checkpoint: Path, sides: Sequence[str], link_ms: float, device: str) -
                 prompt_tokens=128,
                 new_tokens=32,
                 judged=3,
-                options=_options(side, share),
+                options=MODES[side].bench_options(share),
             )
-
-
-def _options(side: str, share: float) -> dict[str, Any]:
-    """Return options other than the default, with which short runs would show nothing.
-
-    `brownout` at its default, threshold 1, answers as `resident` does; its united experts take half of the memory here.
-    """
-    if side == "brownout":
-        return {"way": 4 if share >= 0.5 else 8, "threshold": 0.6}
-    return {"period": 5} if side == "emoe" else {}
 
 
 def _measure(jobs: "list[SideJob]", rounds: int) -> list[BenchCell]:
