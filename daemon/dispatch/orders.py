@@ -139,7 +139,7 @@ class Loader(Protocol):
 
 
 class LoadedBytes(Protocol):
-    """A pool's report of one load (experts.slot.LoadReport)."""
+    """A pool's report of one load (experts.vision.slot.LoadReport)."""
 
     @property
     def bytes(self) -> int: ...
@@ -150,14 +150,14 @@ class LoadedBytes(Protocol):
 
 
 class Slot(Protocol):
-    """A place in a pool, with one expert's weights in it (experts.slot.Slot)."""
+    """A place in a pool, with one expert's weights in it (experts.vision.slot.Slot)."""
 
     @property
     def spec(self) -> ExpertSpec: ...
 
 
 class Pool(Protocol):
-    """One device's memory for experts (experts.slot.SlotPool).
+    """One device's memory for experts (experts.vision.slot.SlotPool).
 
     `source` is a pool of the same kind (real or simulated) that holds the expert; without it the expert is read from
     disk.

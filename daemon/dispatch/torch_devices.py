@@ -7,8 +7,8 @@ import torch
 from daemon.dispatch.executors import ExecutorThread
 from daemon.policy.request import ExecutorFacts, PoolFacts
 from daemon.records import JournalKey
-from experts.slot import LayoutShelf, Slot, SlotPool
 from experts.vision.infer import infer
+from experts.vision.slot import LayoutShelf, Slot, SlotPool
 
 
 class TorchDevices:

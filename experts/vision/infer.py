@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 
 from experts.errors import ExpertError
-from experts.slot import Slot
 from experts.spec import Answer, Detection, ExpertSpec
 from experts.vision.architectures import Triple
 from experts.vision.detections import select_detections
 from experts.vision.preprocess import Prepared
+from experts.vision.slot import Slot
 
 
 def infer(slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:

@@ -9,10 +9,10 @@ import torch
 
 from experts.memory import HostMemory
 from experts.reading import CachedReader
-from experts.slot import SlotPool
 from experts.transfer import CudaLane, Lane, StagedTransfer, Transfer, transfer_for
 from experts.vision.infer import infer
 from experts.vision.preprocess import fit
+from experts.vision.slot import SlotPool
 from tests.experts.lanes import LateLane
 from tests.experts.samples import a_picture, an_expert_file
 

@@ -17,9 +17,9 @@ from tools.cli.option_values import must_be_one_of
 if TYPE_CHECKING:
     from torch import nn
 
-    from experts.slot import Slot
     from experts.spec import Answer, ExpertSpec
     from experts.vision.preprocess import Prepared
+    from experts.vision.slot import Slot
     from tools.profile.samples import Samples
     from tools.training.expert_file import ImportReport
 
@@ -73,8 +73,8 @@ def bench_compute(
     """
     import torch
 
-    from experts.slot import LayoutShelf
     from experts.vision.architectures import ARCHITECTURES, DTYPES
+    from experts.vision.slot import LayoutShelf
     from tools.cli.progress import Bars
     from tools.profile.executors import try_pairs
     from tools.profile.measure import Effort
@@ -233,7 +233,7 @@ def _labels(answer: "Answer") -> tuple[str | None, ...]:
 
 
 def _slot(spec: "ExpertSpec") -> "Slot":
-    from experts.slot import SlotPool
+    from experts.vision.slot import SlotPool
 
     pool = SlotPool("cpu", spec.weights_bytes)
     pool.load(spec)

@@ -19,11 +19,11 @@ from torch import nn
 
 from experts.memory import HostMemory
 from experts.reading import CachedReader, DirectReader, Reader, drop_cached
-from experts.slot import LayoutShelf, SlotPool
 from experts.spec import ExpertSpec
 from experts.vision.architectures import ARCHITECTURES
 from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.networks import build_original
+from experts.vision.slot import LayoutShelf, SlotPool
 from tools.training.expert_file import Form
 from tools.training.importer import import_classifier
 from tools.training.proof import pattern_images

@@ -10,10 +10,10 @@ import numpy as np
 
 from daemon.line.line import load_line
 from experts.catalog import Catalog
-from experts.slot import Slot, SlotPool
 from experts.spec import Answer, ExpertId
 from experts.vision.infer import infer
 from experts.vision.preprocess import Image, fit
+from experts.vision.slot import Slot, SlotPool
 from routing_rules.routes import Judgement, Routes, judge
 from tools.camera.render import board_types, part_types, render_board
 from tools.demo.training import DETECTORS, Sample, SharedDetector

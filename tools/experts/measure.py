@@ -9,10 +9,10 @@ from experts.catalog import CatalogFile, Confidences, rendered, write_catalog
 from experts.catalog_edit import read
 from experts.drift import histograms
 from experts.errors import ExpertError, ImageError
-from experts.slot import SlotPool
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared, prepare
+from experts.vision.slot import SlotPool
 from tools.cli.console import CommandError
 from tools.experts.line import ExpertsLine
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from experts.catalog import CatalogEntry, CatalogFile, resolve
 from experts.errors import ExpertError
-from experts.slot import SlotPool
 from experts.spec import ExpertId, ExpertSpec
+from experts.vision.slot import SlotPool
 from tools.experts.line import ExpertsLine
 
 

@@ -8,8 +8,8 @@ from statistics import median
 
 from torch import OutOfMemoryError
 
-from experts.slot import LayoutShelf
 from experts.spec import ExpertSpec
+from experts.vision.slot import LayoutShelf
 from tools.profile.measure import Bench, Effort, ProfileError
 from tools.profile.samples import Samples
 

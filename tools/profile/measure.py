@@ -17,10 +17,10 @@ from typing import Any, Self, TypeVar
 import torch
 
 from experts.reading import drop_cached
-from experts.slot import LayoutShelf, Slot, SlotPool
 from experts.spec import ExpertSpec, LayoutId
 from experts.vision.graphs import WARM_UPS, GraphedNetwork
 from experts.vision.infer import infer
+from experts.vision.slot import LayoutShelf, Slot, SlotPool
 from tools.profile.fit import Line, fit_line, largest_useful_batch
 from tools.profile.samples import Samples
 

@@ -17,8 +17,8 @@ from daemon.policy.predict import expert_facts
 from daemon.units import size_text
 from experts.catalog import UNREADABLE
 from experts.durable import replace_durably
-from experts.slot import LayoutShelf
 from experts.spec import ArchitectureId, ExpertId, ExpertSpec, LayoutId
+from experts.vision.slot import LayoutShelf
 from tools.profile.executors import Pair, best, steps, try_pairs
 from tools.profile.measure import Bench, Effort, LayoutCost, ProfileError, measure_layout
 from tools.profile.plots import plot_latencies, plot_split

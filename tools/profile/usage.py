@@ -8,10 +8,10 @@ from sqlalchemy import func, select
 from daemon.line.line import Line
 from daemon.storage.database.connections import StoreError, open_for_reading, redacted_url
 from daemon.storage.database.schema import inspections, stages
-from experts.slot import LayoutShelf, SlotPool
 from experts.spec import ExpertId
 from experts.vision.infer import infer
 from experts.vision.preprocess import prepare
+from experts.vision.slot import LayoutShelf, SlotPool
 from routing_rules.routes import Judgement, Step, judge
 from tools.profile.samples import SUFFIXES
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from daemon.storage.image_archive import as_sent
 from experts.catalog import Catalog
 from experts.errors import ExpertError, ImageError
-from experts.slot import Slot, SlotPool
 from experts.spec import ExpertId
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared, prepare
+from experts.vision.slot import Slot, SlotPool
 from routing_rules.routes import Judgement, Routes, Step, judge
 from tools.query.reading import StoredImage
 

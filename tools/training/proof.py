@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from experts.errors import ExpertError, ImageError
-from experts.slot import Slot, SlotPool
 from experts.spec import ExpertSpec, Task
 from experts.vision.architectures import Triple
 from experts.vision.detections import select_detections
 from experts.vision.infer import infer, normalise, probabilities
 from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.preprocess import Image, Prepared, decode, fit, to_square
+from experts.vision.slot import Slot, SlotPool
 
 #: Images of a folder that are used.
 _MAX_IMAGES = 32

@@ -18,9 +18,9 @@ import yaml
 from numpy.typing import NDArray
 
 from daemon.line.line import load_line
-from experts.slot import SlotPool
 from experts.spec import ExpertId
 from experts.vision.preprocess import decode
+from experts.vision.slot import SlotPool
 from tools.cli.console import console, print_table
 from tools.demo.judge import PartImage, judge_parts
 from tools.training.box_scores import match_boxes

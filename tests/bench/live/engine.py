@@ -20,10 +20,10 @@ from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.records import Accepted, ExpertSwitch, JournalKey, Outcome, Pixels
-from experts.slot import LayoutShelf, Slot, SlotPool, file_identity
 from experts.spec import Answer
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared
+from experts.vision.slot import LayoutShelf, Slot, SlotPool, file_identity
 from routing_rules.compile import compile_rules
 from tests.bench.live.expert_files import goes_on, read_experts, reader_of
 from tests.bench.live.image_trace import BOARD_TYPE, LABELS

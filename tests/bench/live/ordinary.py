@@ -91,7 +91,7 @@ def answer(model: nn.Module, spec: ExpertSpec, prepared: Sequence[Prepared]) -> 
 
 @dataclass(frozen=True, slots=True)
 class OrdinaryLoad:
-    """The counterpart of experts.slot.LoadReport."""
+    """The counterpart of experts.vision.slot.LoadReport."""
 
     bytes: int
     load_ms: float

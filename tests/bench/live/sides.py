@@ -14,8 +14,8 @@ from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS
 from experts.memory import HostMemory
 from experts.reading import DirectReader
-from experts.slot import LayoutShelf
 from experts.spec import ArchitectureId, ExpertId, ExpertSpec
+from experts.vision.slot import LayoutShelf
 from tests import ROOT
 from tests.bench.live.expert_files import (
     PACED_BYTES_PER_S,

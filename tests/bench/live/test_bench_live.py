@@ -12,10 +12,10 @@ from PIL import Image
 from daemon.dispatch.trace import replay
 from daemon.policy.matrix import Performance
 from experts.reading import CachedReader, DirectReader
-from experts.slot import SlotPool
 from experts.spec import ExpertId
 from experts.vision.infer import infer
 from experts.vision.preprocess import prepare
+from experts.vision.slot import SlotPool
 from routing_rules.compile import compile_rules
 from tests.bench.live.command import chosen
 from tests.bench.live.comparison import LiveCell, live_bound, live_figures, show

@@ -22,9 +22,9 @@ from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.records import Accepted, ExpertSwitch, JournalKey, Outcome, Pixels
 from daemon.storage.journal import Journal
-from experts.slot import SlotPool
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.infer import infer
+from experts.vision.slot import SlotPool
 from routing_rules.compile import compile_rules
 from tests.daemon.dispatch.simulated_line import reports_to
 from tests.experts.samples import a_picture, an_expert_file, encoded

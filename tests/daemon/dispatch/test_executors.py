@@ -16,10 +16,10 @@ from daemon.dispatch.torch_devices import TorchDevices
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId
 from daemon.records import JournalKey, Pixels
 from daemon.storage.journal import Journal
-from experts.slot import Slot, SlotPool
 from experts.spec import Answer, Detection, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared
+from experts.vision.slot import Slot, SlotPool
 from tests.experts.samples import a_picture, an_expert_file, encoded
 
 FACTS = ExecutorFacts(ExecutorId("cpu/0"), PoolId("cpu"))

@@ -14,8 +14,8 @@ from daemon.dispatch.orders import LoadEnd, Loader, LoadOrder
 from daemon.dispatch.simulated import SimulatedChannels, SimulatedClock, SimulatedLoader, SimulatedPool
 from daemon.policy.actions import Load, Resize, Unload
 from daemon.policy.request import RAM, PoolId
-from experts.slot import SlotPool
 from experts.spec import ExpertId, ExpertSpec
+from experts.vision.slot import SlotPool
 from tests.experts.samples import an_expert_file
 
 CPU = PoolId("cpu")

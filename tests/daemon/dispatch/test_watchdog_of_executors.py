@@ -27,9 +27,9 @@ from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, 
 from daemon.policy.watch import Watch
 from daemon.records import JournalKey, Outcome
 from daemon.wire.control import ControlError
-from experts.slot import Slot, SlotPool
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.preprocess import Prepared
+from experts.vision.slot import Slot, SlotPool
 from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_spec, an_image, reports_to, routes
 from tests.experts.samples import a_picture, an_expert_file, encoded
 

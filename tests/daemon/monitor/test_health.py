@@ -13,7 +13,7 @@ import daemon.monitor.health_answer
 from daemon.app import App
 from daemon.line.line import load_line
 from daemon.monitor.http_answers import NoAnswer, answer
-from experts.slot import SlotPool
+from experts.vision.slot import SlotPool
 from tests.contract.client import Line
 from tests.waiting import until
 

@@ -21,9 +21,9 @@ from daemon.records import JournalKey, Pixels
 from daemon.storage.suspect_images import MAX_DEATHS, DecodeMarks, Suspect, decode_apart, examine
 from experts.errors import ExpertError
 from experts.reading import CachedReader
-from experts.slot import SlotPool
 from experts.spec import ExpertSpec
 from experts.vision.preprocess import decode
+from experts.vision.slot import SlotPool
 from experts.weights import file_sha256
 from tests.daemon.dispatch.simulated_line import a_line as a_simulated_line
 from tests.daemon.dispatch.simulated_line import an_image

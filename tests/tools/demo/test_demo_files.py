@@ -10,8 +10,8 @@ import yaml
 
 from daemon.config.settings import load_config
 from experts.catalog import CatalogFile, resolve
-from experts.slot import SlotPool
 from experts.spec import ExpertId, ExpertSpec
+from experts.vision.slot import SlotPool
 from routing_rules.compile import ExpertLabels, compile_rules
 from routing_rules.load import read_yaml, read_yaml_text
 from routing_rules.routes import Routes

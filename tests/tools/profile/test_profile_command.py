@@ -14,9 +14,9 @@ from daemon.line.line import load_line
 from daemon.line.profile import load_profile, this_machine
 from daemon.policy.matrix import Performance
 from daemon.policy.request import ExpertFacts
-from experts.slot import LayoutShelf, SlotPool
 from experts.spec import ArchitectureId, ExpertId
 from experts.vision.graphs import WARM_UPS, Recorders
+from experts.vision.slot import LayoutShelf, SlotPool
 from tests.daemon.storage.database.store_parts import a_line as a_store
 from tests.daemon.storage.database.store_parts import a_stage, an_arrival, an_outcome
 from tests.experts.recorder import FakeRecorder

@@ -9,11 +9,11 @@ import yaml
 from torch import nn
 
 from experts.catalog import CatalogFile, resolve
-from experts.slot import SlotPool
 from experts.vision.frameworks import ultralytics
 from experts.vision.infer import infer
 from experts.vision.networks import select_head
 from experts.vision.preprocess import fit
+from experts.vision.slot import SlotPool
 from tests.experts.samples import PICTURES, a_model, encoded, labels
 from tools.training.expert_file import CONFIDENCE_TOLERANCES, Form, ImportRefusedError
 from tools.training.importer import ImportTarget, import_classifier, import_file, import_model

@@ -9,10 +9,10 @@ import torch
 import yaml
 
 from experts.catalog import CatalogFile, resolve
-from experts.slot import SlotPool
 from experts.spec import ExpertId
 from experts.vision.infer import infer
 from experts.vision.preprocess import fit as fit_image
+from experts.vision.slot import SlotPool
 from tools.training import TrainingError, fit
 from tools.training.classifier import train_classifier
 from tools.training.fit import Schedule

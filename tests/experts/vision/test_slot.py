@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from experts.errors import ExpertError
 from experts.reading import DirectReader, PacedReader
-from experts.slot import LayoutShelf, Slot, SlotPool
 from experts.spec import ExpertId, ExpertSpec
 from experts.transfer import HostTransfer, StagedTransfer
 from experts.vision.graphs import WARM_UPS, Recorders
 from experts.vision.infer import infer
 from experts.vision.layouts import Layout
 from experts.vision.preprocess import fit
+from experts.vision.slot import LayoutShelf, Slot, SlotPool
 from tests.experts.lanes import LateLane
 from tests.experts.recorder import FakeRecorder
 from tests.experts.samples import a_picture, an_expert_file
@@ -124,7 +124,7 @@ def test_five_hundred_switches_among_layouts_make_no_module_tensor_or_thread(
 ):
     specs = four_of_two_layouts(tmp_path)
     if device == "staged":
-        monkeypatch.setattr("experts.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
+        monkeypatch.setattr("experts.vision.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
     pool = SlotPool(device, 2 * max(spec.weights_bytes for spec in specs))
     for pair in (specs[::2], specs[1::2], specs[::2]):  # the pool's mix: two of either layout at once
         for spec in pair:
@@ -191,7 +191,7 @@ def test_a_slot_that_gave_its_memory_back_is_recorded_anew(tmp_path: Path, monke
     plain = a_pool()
     plain.load(small)
     plain.load(large)
-    monkeypatch.setattr("experts.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
+    monkeypatch.setattr("experts.vision.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
     recorder = FakeRecorder()
     pool = SlotPool("cuda:0", large.weights_bytes, LayoutShelf(recorders=Recorders(lambda _: recorder)))
     previous: tuple[ExpertId, ...] = ()
@@ -311,7 +311,7 @@ def test_a_device_without_memory_to_check_in_fails_the_expert(tmp_path: Path):
 def test_what_leaves_a_gpu_can_be_kept_in_host_memory_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     spec = an_expert_file(tmp_path)
     ram, pool = SlotPool("ram", spec.weights_bytes), a_pool()
-    monkeypatch.setattr("experts.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
+    monkeypatch.setattr("experts.vision.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
     gpu = SlotPool("cuda:0", spec.weights_bytes)
     gpu.load(spec)
     assert ram.load(spec, source=gpu).tier == "ram"
@@ -323,7 +323,7 @@ def test_what_leaves_a_gpu_can_be_kept_in_host_memory_and_come_back(tmp_path: Pa
 
 def test_gpus_copy_from_each_other_only_by_way_of_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     spec = an_expert_file(tmp_path)
-    monkeypatch.setattr("experts.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
+    monkeypatch.setattr("experts.vision.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, pin=False))
     first, second = SlotPool("cuda:0", spec.weights_bytes), SlotPool("cuda:1", spec.weights_bytes)
     first.load(spec)
     with pytest.raises(ExpertError, match="only by way of ram"):
@@ -346,7 +346,7 @@ def test_slots_are_filled_by_the_reader_the_pool_was_given(tmp_path: Path, make)
 
 def test_pools_that_share_a_shelf_check_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     spec, shelf, checked = an_expert_file(tmp_path), LayoutShelf(), []
-    monkeypatch.setattr("experts.slot.check_digest", lambda *_: checked.append(1))
+    monkeypatch.setattr("experts.vision.slot.check_digest", lambda *_: checked.append(1))
     for device in ("ram", "cpu"):
         SlotPool(device, spec.weights_bytes, shelf).load(spec)
     assert checked == [1]

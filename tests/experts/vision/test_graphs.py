@@ -10,12 +10,12 @@ import structlog
 import torch
 from torch import nn
 
-from experts.slot import LayoutShelf, SlotPool
 from experts.spec import Answer
 from experts.vision.graphs import MOST_GRAPHS, WARM_UPS, GraphedNetwork, Lane, Lanes, Recorder, Recorders, Recordings
 from experts.vision.infer import infer
 from experts.vision.layouts import build_layout
 from experts.vision.preprocess import prepare
+from experts.vision.slot import LayoutShelf, SlotPool
 from tests.experts.recorder import FakeRecorder
 from tests.experts.samples import PICTURES, an_expert_file, encoded
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from experts.errors import ExpertError
-from experts.slot import SlotPool
 from experts.spec import ExpertSpec
 from experts.vision.detections import select_detections
 from experts.vision.frameworks import ultralytics
 from experts.vision.infer import classify_answers, infer
 from experts.vision.networks import select_head
 from experts.vision.preprocess import prepare
+from experts.vision.slot import SlotPool
 from tests.experts.samples import PICTURES, a_model, an_expert_file, encoded, labels
 
 
