@@ -1,5 +1,5 @@
-"""What outlives the process: the journal, the writer's thread, kept images, free space, retention, the results stream.
+"""Storage that outlives the process: the journal, the writer's thread, archived images, free space, retention.
 
-Everything between `accepted` and a durable verdict is here. The database itself is `storage.database`. Nothing here
-decides a verdict or an order.
+The way of an image from `accepted` to its durable verdict leads through `journal` and `writer`; the statements that the
+database gets are in `storage.database`. Nothing here decides a verdict or an order.
 """

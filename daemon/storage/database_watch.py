@@ -132,7 +132,7 @@ class DatabaseFiles:
 
 
 class DatabaseServer:
-    """The server of a database that is no file: it minds its files, so it is only asked whether it answers."""
+    """Watch for a database on a server, which minds its own files: only checks that the server answers."""
 
     def __init__(self, url: str) -> None:
         self._engine = open_for_reading(url)

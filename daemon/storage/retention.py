@@ -228,7 +228,7 @@ class RetentionThread:
         self._run_task(lambda store: upkeep.disable_checkpoints(store.engine))
 
     def _checkpoint(self) -> None:
-        """Checkpoint beside the writer; the last pages in its thread, so that the log begins anew."""
+        """Checkpoint beside the writer; the last pages in its thread, so that the log restarts."""
         log = self._checkpoints.checkpoint()
         if log != self._last_log and log.is_nearly_done:
             self._run_task(lambda store: upkeep.finish_checkpoint(store.engine))

@@ -73,7 +73,7 @@ def not_stored(error: Exception) -> str:
 def _late(*, is_taken_back: bool) -> ControlError:
     if is_taken_back:
         return ControlError("not_stored", "the decision is not stored: the database or the disk is busy: try again")
-    reason = "the disk is slow, so nobody knows yet whether the decision is stored: try again, it counts once"
+    reason = "the disk is slow, and the decision may or may not be stored: try again, it counts once"
     return ControlError("no_answer", reason)
 
 

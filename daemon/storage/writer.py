@@ -25,12 +25,14 @@ from daemon.storage.database.store import Store
 from daemon.storage.database.upkeep import write_log_again
 from daemon.storage.disk_space import DiskSpace, LowSpaceError
 from daemon.storage.image_archive import ImageArchiver, ImageFolder
-from daemon.storage.journal import Journal, JournalError, SegmentCleanup
-from daemon.storage.journal_thread import (
+from daemon.storage.journal import (
     ArrivalGroup,
     Duplicate,
+    Journal,
+    JournalError,
     JournalThread,
     Reply,
+    SegmentCleanup,
     WaitingArrival,
     WriteFailed,
 )
@@ -71,7 +73,7 @@ class WriterReports(Protocol):
 
 
 class Writer:
-    """Takes arrivals, outcomes, loads and tasks from any thread."""
+    """Writer of arrivals, outcomes, loads and tasks, which any thread may hand over."""
 
     _reports: WriterReports
 
@@ -309,7 +311,7 @@ class Writer:
 
     def _write_each(self, outcomes: list[Outcome], switches: list[ExpertSwitch], copies: list[ImageCopy]) -> None:
         """Write results one by one: one of them made the whole batch fail, and only that one must be lost."""
-        self._write([], [], [])  # a board that cannot be closed is no outcome's fault
+        self._write([], [], [])  # a board that cannot be closed is not the fault of an outcome
         for outcome in outcomes:
             try:
                 self._write([outcome], [], [])

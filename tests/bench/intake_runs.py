@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Literal
 
-from daemon.storage.journal_thread import GROUP_BYTES, GROUP_IMAGES
+from daemon.storage.journal import GROUP_BYTES, GROUP_IMAGES
 from daemon.wire.control import ask
 from tests.bench.intake_camera import Order, Seen
 from tests.bench.intake_line import a_jpeg_of, make_line

@@ -208,7 +208,7 @@ def _joins(attempt: Attempt, component: str, designator: str) -> AttemptChoice |
 
 @dataclass(slots=True)
 class BoardAttempts:
-    """All attempts at one board (type, serial), with their rows in `boards` by attempt number."""
+    """The attempts at one board (type, serial), with their rows in `boards` by attempt number."""
 
     attempts: dict[int, Attempt] = field(default_factory=dict[int, Attempt])
     rows: dict[int, Row] = field(default_factory=dict[int, Row])

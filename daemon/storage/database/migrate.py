@@ -172,7 +172,7 @@ def _drop_old_copies(newest: Path) -> None:
 
 @contextmanager
 def _relaxed(engine: Engine, tell: Tell) -> Iterator[None]:
-    """Prepare SQLite for migrations: foreign keys off while tables are made anew, progress of long statements on."""
+    """Prepare SQLite for migrations: foreign keys off while tables are rebuilt, progress of long statements on."""
     if sqlite_path(engine.url) is None:
         yield
         return

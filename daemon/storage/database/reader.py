@@ -18,7 +18,7 @@ class ResultsReader:
     """Reads the results database; threads may share one, each query has a connection to itself."""
 
     def __init__(self, url: str) -> None:
-        """StoreError where there is no database at `url`."""
+        """Open the database at `url`; StoreError if there is none."""
         self._engine = open_for_reading(url)
         table = inspections.c
         self._find_image = PreparedQuery(

@@ -269,7 +269,7 @@ def _undoing(past: list[Review], by: str, verdict: str, defect: str | None) -> d
     """Return the row that takes back the standing decision."""
     standing = decisions(past)
     if not standing:
-        raise ReviewRefusedError("no_decision", "nobody has decided about this image: there is nothing to undo")
+        raise ReviewRefusedError("no_decision", "this image has no decision: there is nothing to undo")
     note = f"undo of review {standing[-1].review_id} by {by}"
     if len(standing) == 1:
         return {"reviewer": DAEMON, "verdict": verdict, "defect": defect, "note": _UNDECIDED + note}

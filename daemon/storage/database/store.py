@@ -91,7 +91,7 @@ def open_store(
 
 
 class Store:
-    """Everything that one thread writes to the results database. Memory follows a transaction once it is durable."""
+    """The results database for the one thread that writes to it. Memory follows a transaction once it is durable."""
 
     def __init__(self, engine: Engine, keep: frozenset[Verdict], expert_version: VersionOf, clock: Clock) -> None:
         self._engine = engine

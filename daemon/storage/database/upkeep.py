@@ -28,13 +28,13 @@ from daemon.storage.database.schema import inspections, pending, stream_position
 from daemon.units import size_text
 from experts.durable import replacing
 
-#: A log begins anew when it has this many pages: 4 MiB.
+#: A log restarts when it has this many pages: 4 MiB.
 _LOG_PAGES = 1000
 #: A log with so many pages that cannot be copied is held up by a reader that does not end: 400 MiB.
 _HELD_PAGES = 100_000
 #: A remainder for the writer after a checkpoint beside it: a few milliseconds.
 _REST_PAGES = 500
-#: The log's file shrinks to this when it begins anew; it keeps some room for a disk that is full.
+#: The log's file shrinks to this when it restarts; it keeps some room for a disk that is full.
 _LOG_FILE_BYTES = 16 * 2**20
 _LOG_PART_BYTES = 2**20
 _VACUUM_PAGES = 32
@@ -65,12 +65,12 @@ class WriteAheadLog:
 
     @property
     def is_nearly_done(self) -> bool:
-        """True if the log should begin anew, and the rest is small enough for the writer."""
+        """True if the log should restart, and the rest is small enough for the writer."""
         return self.pages >= _LOG_PAGES and self.pages - self.done <= _REST_PAGES
 
     @property
     def is_held(self) -> bool:
-        """True if a long query keeps the log from beginning anew: it grows for as long as that lasts."""
+        """True if a long query keeps the log from restarting: it grows for as long as that lasts."""
         return self.pages - self.done > _HELD_PAGES
 
 
@@ -114,7 +114,7 @@ def disable_checkpoints(engine: Engine) -> None:
 
 
 def finish_checkpoint(engine: Engine) -> None:
-    """Copy the last pages in the writer's thread, where none can be added: the next commit begins the log anew."""
+    """Copy the last pages in the writer's thread, where none can be added: the next commit restarts the log."""
     _run(engine, "PRAGMA wal_checkpoint(PASSIVE)")
 
 
@@ -182,7 +182,7 @@ def copy_database(
 ) -> None:
     """Copy the present state of `path` to `target`, complete and durable or not at all; StoreError says why not.
 
-    A read transaction stays open meanwhile: other writes neither wait for it nor make it begin anew. `at_snapshot` gets
+    A read transaction stays open meanwhile: other writes neither wait for it nor make it start over. `at_snapshot` gets
     the connection that sees the state, before anything is copied; `on_progress` gets the bytes done and all bytes.
     """
     try:
@@ -249,7 +249,7 @@ def state_of(path: Path) -> CopyState:
             position = database.execute("SELECT last_seq FROM stream_position").fetchone()
             (waiting,) = database.execute("SELECT count(*) FROM pending WHERE task = 'judge'").fetchone()
     except (sqlite3.Error, TypeError) as error:
-        raise StoreError(f"{path} is no results database of CoServe: {error}") from error
+        raise StoreError(f"{path} is not a results database of CoServe: {error}") from error
     return CopyState(schema, position[0] if position else 0, waiting)
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from daemon.records import Arrival, BoardRef, Pixels
 from daemon.storage.disk_space import DiskSpace
-from daemon.storage.journal import Journal
-from daemon.storage.journal_thread import GROUP_BYTES, GROUP_IMAGES, ArrivalGroup, JournalThread, WaitingArrival
+from daemon.storage.journal import GROUP_BYTES, GROUP_IMAGES, ArrivalGroup, Journal, JournalThread, WaitingArrival
 
 
 def an_image(source: str, number: int, payload: bytes = b"image") -> WaitingArrival:

@@ -21,8 +21,7 @@ from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels, Published
 from daemon.storage import image_archive
 from daemon.storage.database.store import Store, open_store
 from daemon.storage.disk_space import DiskSpace
-from daemon.storage.journal import Journal
-from daemon.storage.journal_thread import GROUP_IMAGES
+from daemon.storage.journal import GROUP_IMAGES, Journal
 from daemon.storage.writer import Duplicate, WriteFailed, Writer
 from tests import ROOT
 from tests.daemon.storage.database.store_parts import RULES, a_journal, a_stage, an_arrival, an_outcome, some_rules

@@ -15,7 +15,7 @@ from daemon.line.line import load_rules_and_catalog, settings_problems
 from daemon.storage.database.connections import StoreError, open_for_reading
 from daemon.storage.database.schema import inspections
 from daemon.storage.database.upkeep import quick_check
-from daemon.storage.storage_check import storage_problems
+from daemon.storage.disk_space import storage_problems
 from daemon.units import size_text, wall_seconds
 from tools.cli.console import as_typed
 from tools.setup.doctor.findings import Finding, ok, warn, wrong

@@ -11,7 +11,7 @@ context.configure(
     target_metadata=metadata,
     # One transaction for all: a migration that fails half-way leaves the database as it was. SQLite can do that.
     transactional_ddl=True,
-    # SQLite alters a table by making it anew.
+    # SQLite alters a table by rebuilding it.
     render_as_batch=True,
 )
 with warnings.catch_warnings():
