@@ -1,4 +1,4 @@
-"""What breaks is contained: poison images, altered weights, clocks that jump, files that vanish under the daemon."""
+"""Containment of what breaks: poison images, altered weights, clocks that jump, files that vanish under the daemon."""
 
 import io
 import os
@@ -113,11 +113,11 @@ def test_marks_outlive_the_process_and_a_clean_stop_clears_them(tmp_path: Path) 
 def test_a_suspect_stays_one_until_its_verdict_and_its_deaths_are_counted(tmp_path: Path) -> None:
     def run(*marked: JournalKey, pending: set[JournalKey]) -> list[Suspect]:
         marks = DecodeMarks(tmp_path / "marks")
-        found = marks.keep(pending)
+        suspects = marks.keep(pending)
         for key in marked:
             marks.place()(key)
         marks.close(clean=False)
-        return found
+        return suspects
 
     first, second, *_ = KEYS
     assert run(first, second, pending=set(KEYS)) == []
@@ -215,7 +215,7 @@ def _swap_for_other_bytes(spec: ExpertSpec) -> None:
 
 
 def _rewrite_in_place(spec: ExpertSpec) -> None:
-    """The same file, one bit of it, its times put back."""
+    """Flip one bit of the same file and put its times back."""
     state = spec.file.stat()
     with spec.file.open("r+b") as file:
         file.seek(-5000, os.SEEK_END)
@@ -356,18 +356,18 @@ def test_readers_never_wait_for_a_program_that_holds_the_database(tmp_path: Path
     line.inspect("R0402", "U1")
     reader = line.reader()
     reader.find("cam1", "image-1")
-    found: list[object] = []
+    answers: list[object] = []
     with closing(sqlite3.connect(tmp_path / "inspection.db", isolation_level=None, timeout=0.0)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        asking = threading.Thread(target=lambda: found.append(reader.find("cam1", "image-1")))
+        asking = threading.Thread(target=lambda: answers.append(reader.find("cam1", "image-1")))
         asking.start()
         asking.join(60.0)
-        assert len(found) == 1, "it waited for the lock until it gave up"
+        assert len(answers) == 1, "it waited for the lock until it gave up"
         other.execute("ROLLBACK")
         for statement in ("PRAGMA journal_mode = DELETE", "PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT"):
             with pytest.raises(sqlite3.OperationalError, match="locked"):
                 other.executescript(statement)
-    assert found[0] is not None
+    assert answers[0] is not None
     line.inspect("R0402", "U2")
     reader.close()
     line.store.close()

@@ -1,4 +1,4 @@
-"""Who is let in while a disk fills up: the disk that the tests run on, with a reserve that a test chooses.
+"""Admission while a disk fills up: the disk that the tests run on, with a reserve that a test chooses.
 
 Other programs fill it and make room meanwhile: each test sees it as it was when the test began.
 """

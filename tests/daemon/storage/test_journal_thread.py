@@ -25,7 +25,7 @@ def an_image(source: str, number: int, payload: bytes = b"image") -> WaitingArri
 
 
 def keys(group: ArrivalGroup) -> list[tuple[str, str]]:
-    return [submitted.key for submitted in group.images]
+    return [image.key for image in group.images]
 
 
 @dataclass
@@ -153,7 +153,7 @@ def test_a_callback_is_called_between_two_groups_and_its_failure_is_its_own(line
     assert keys(line.next()) == [("cam", "i0")]
 
 
-def test_a_stop_hands_on_what_was_submitted_before_it(tmp_path: Path):
+def test_a_stop_hands_on_the_images_written_before_it(tmp_path: Path):
     line = Line(Journal(tmp_path / "journal"))
     for number in range(10):
         line.thread.write(an_image("cam", number))

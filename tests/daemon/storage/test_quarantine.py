@@ -16,9 +16,9 @@ from daemon.storage.quarantine import BadImages, Quarantine
 
 def test_bytes_are_kept_and_told_under_names_that_cannot_leave_the_folder(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path / "q", 1000)
-    with capture_logs() as said:
+    with capture_logs() as events:
         path = quarantine.keep("../../cam", "/etc/passwd" + "/x" * 58, b"bytes", "no image")
-    assert [(one["event"], one["log_level"]) for one in said] == [("image_quarantined", "warning")]
+    assert [(event["event"], event["log_level"]) for event in events] == [("image_quarantined", "warning")]
     assert path is not None
     assert path.parent == tmp_path / "q"
     assert path.read_bytes() == b"bytes"

@@ -66,12 +66,12 @@ class Line:
             camera.pump(0.1) if camera else time.sleep(0.1)
 
     def free_bytes(self) -> float:
-        """What the daemon saw when it looked last."""
+        """Return the free bytes at the daemon's last look."""
         (line,) = (line for line in self.ask("metrics")["text"].splitlines() if line.startswith(FREE))
         return float(line.split()[-1])
 
     def is_quiet(self) -> bool:
-        """Every accepted image has its verdict, and its copy where it stays."""
+        """Return True if every accepted image has its verdict, and its copy where it stays."""
         return self.number("SELECT count(*) FROM pending") == 0
 
     @property
@@ -163,9 +163,11 @@ def test_with_a_floor_of_free_space_the_line_goes_on_and_evidence_goes_last(star
         assert account.accepted == 65
     line.wait_for(line.is_quiet, "all verdicts")
     line.wait_for(lambda: line.files == line.paths, "files and rows agree")
-    kept = {image_id for (image_id,) in line.rows("SELECT inspection_id FROM inspections WHERE image_path IS NOT NULL")}
-    assert {1, 2, 3} <= kept
-    assert not {4, 5} & kept
+    images_left = {
+        image_id for (image_id,) in line.rows("SELECT inspection_id FROM inspections WHERE image_path IS NOT NULL")
+    }
+    assert {1, 2, 3} <= images_left
+    assert not {4, 5} & images_left
     assert line.number("SELECT count(*) FROM inspections WHERE verdict IS NOT NULL") == 65
 
 

@@ -60,7 +60,7 @@ class Running:
         )
 
     def send(self, *arrivals) -> list[Any]:
-        """Submit all at once and wait for every answer."""
+        """Write all at once and wait for every answer."""
         answers: list[Any] = [None] * len(arrivals)
         left = threading.Semaphore(0)
         for n, arrival in enumerate(arrivals):
@@ -155,7 +155,7 @@ def test_the_same_image_many_times_in_flight_becomes_one_row(running):
     assert running.send(an_arrival("a")) == [Duplicate(copies[0].payload_sha256)]
 
 
-def test_threads_that_submit_and_finish_at_once_end_with_one_result_for_each(running):
+def test_threads_that_write_and_finish_at_once_end_with_one_result_for_each(running):
     def publish(source: str) -> None:
         for n in range(0, 60, 5):
             images = [an_arrival(f"i{m}", source=source, serial=f"S{m}") for m in range(n, n + 5)]
@@ -193,14 +193,14 @@ def test_a_killed_process_loses_nothing_that_was_accepted(tmp_path, start):
         [sys.executable, "-m", "tests.daemon.storage.accept_for_ever", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE
     )
     assert child.stdout is not None
-    told = b""
-    while told.count(b"\n") < 300:
+    output = b""
+    while output.count(b"\n") < 300:
         chunk = os.read(child.stdout.fileno(), 65536)
         assert chunk, "the child ended by itself"
-        told += chunk
+        output += chunk
     child.kill()
-    told += child.communicate()[0]
-    accepted = set(told.decode().split("\n")[:-1])
+    output += child.communicate()[0]
+    accepted = set(output.decode().split("\n")[:-1])
     line = start()
     stored = {row[0] for row in line.rows("SELECT image_id FROM inspections")}
     assert accepted <= stored
@@ -229,7 +229,6 @@ def test_a_lock_by_another_program_fails_the_group_and_delays_results_but_loses_
     assert not line.writer.is_failing
     assert line.published[0].body["verdict"] == "fail"
     assert isinstance(line.send(an_arrival("b"))[0], Accepted)
-    line.stop()
 
 
 def test_results_that_wait_for_a_lock_are_written_at_the_stop_once_it_is_gone(tmp_path, start):
@@ -289,8 +288,8 @@ def test_an_outcome_that_no_row_can_hold_becomes_unknown_and_costs_nobody_else(r
     for outcome in (an_outcome(images[0].inspection_id), poison, an_outcome(images[2].inspection_id)):
         running.writer.finish(outcome)
     running.wait_for(lambda: len(running.published) == 3)
-    told = {message.body["id"]: (message.body["verdict"], message.body["reason"]) for message in running.published}
-    assert told == {"i0": ("pass", None), "i1": ("unknown", "internal_error"), "i2": ("pass", None)}
+    verdicts = {message.body["id"]: (message.body["verdict"], message.body["reason"]) for message in running.published}
+    assert verdicts == {"i0": ("pass", None), "i1": ("unknown", "internal_error"), "i2": ("pass", None)}
     assert [message.seq for message in running.published] == [1, 2, 3]
 
 
@@ -303,7 +302,6 @@ def test_a_callback_that_fails_stops_nothing(start):
     line.writer.write(an_arrival("a"), explode)
     assert isinstance(line.send(an_arrival("b"))[0], Accepted)
     assert line.writer.last_error == "the peer is gone"
-    line.stop()
 
 
 def test_a_board_closes_by_itself_when_its_time_is_up(start):
@@ -321,7 +319,6 @@ def test_a_board_closes_by_itself_when_its_time_is_up(start):
     line.writer.finish(an_outcome(image.inspection_id))
     line.wait_for(lambda: len(line.published) == 2)
     assert line.published[1].body["late"] is True
-    line.stop()
 
 
 def test_a_board_that_cannot_be_closed_makes_no_verdict_unknown(start):
@@ -387,7 +384,6 @@ def test_images_that_stay_are_copied_and_their_segments_go(tmp_path, start):
     assert (tmp_path / paths["f"]).parent.stat().st_mode & 0o777 == 0o750
     line.restart()
     assert line.journal.segments == ()
-    line.stop()
 
 
 def test_copies_that_a_restart_interrupted_are_made_after_it(start, monkeypatch):
@@ -401,7 +397,6 @@ def test_copies_that_a_restart_interrupted_are_made_after_it(start, monkeypatch)
         assert line.rows("SELECT status, image_path FROM inspections") == [("done", None)]
     line.restart()
     line.wait_for(lambda: line.rows("SELECT count(image_path) FROM inspections") == [(1,)])
-    line.stop()
 
 
 def test_a_segment_whose_rows_are_still_to_come_stays_when_others_go(start):
@@ -419,11 +414,10 @@ def test_a_segment_whose_rows_are_still_to_come_stays_when_others_go(start):
     line.wait_for(lambda: len(answers) == 2 and line.published)
     assert [line.journal.read(answer.key) for answer in answers] == [PNG * 10] * 2
     line.wait_for(lambda: first.key.segment not in line.journal.segments)
-    line.stop()
 
 
 def in_groups(line: Running, monkeypatch, *arrivals, fails=()) -> tuple[threading.Event, list[Any]]:
-    """Each of `arrivals` in a group of its own, and the writer held until the event: two at most may be on the way.
+    """Write each of `arrivals` in a group of its own; the writer waits for the event, two groups at most are ahead.
 
     The syncs of those whose number is in `fails` fail.
     """
@@ -447,26 +441,23 @@ def in_groups(line: Running, monkeypatch, *arrivals, fails=()) -> tuple[threadin
     return going, answers
 
 
-def test_an_image_that_comes_again_in_the_next_group_is_a_duplicate_of_the_first(start, monkeypatch):
+@pytest.mark.parametrize(
+    ("failed_groups", "answer_types"), [((), [Accepted, Duplicate]), ({0}, [WriteFailed, Accepted])]
+)
+def test_an_image_that_comes_again_in_the_next_group_is_a_duplicate_unless_the_first_group_failed(
+    start, monkeypatch, failed_groups, answer_types
+):
     line = start(segment_bytes=1)
     line.send(an_arrival("before"))
     copies = [an_arrival("a", payload=payload) for payload in (JPEG, PNG)]
-    going, answers = in_groups(line, monkeypatch, *copies)
+    going, answers = in_groups(line, monkeypatch, *copies, fails=failed_groups)
     going.set()
     line.wait_for(lambda: all(answers))
-    assert (type(answers[0]), answers[1]) == (Accepted, Duplicate(copies[0].payload_sha256))
-    assert line.journal.read(answers[0].key) == JPEG
-
-
-def test_an_image_that_comes_again_behind_a_group_that_failed_is_accepted(start, monkeypatch):
-    line = start(segment_bytes=1)
-    line.send(an_arrival("before"))
-    copies = [an_arrival("a", payload=payload) for payload in (JPEG, PNG)]
-    going, answers = in_groups(line, monkeypatch, *copies, fails={0})
-    going.set()
-    line.wait_for(lambda: all(answers))
-    assert [type(answer) for answer in answers] == [WriteFailed, Accepted]
-    assert line.journal.read(answers[1].key) == PNG
+    assert [type(answer) for answer in answers] == answer_types
+    accepted = answer_types.index(Accepted)
+    assert line.journal.read(answers[accepted].key) == copies[accepted].payload
+    if not failed_groups:
+        assert answers[1] == Duplicate(copies[0].payload_sha256)
 
 
 def test_copies_of_a_known_image_in_one_group_are_all_compared_with_the_one_that_is_stored(running):
@@ -550,7 +541,6 @@ def test_segments_go_while_the_line_runs_and_never_one_that_is_needed(start):
         line.writer.finish(an_outcome(image.inspection_id))
     line.wait_for(lambda: len(line.journal.segments) <= 2)
     assert line.journal.read(stays.key) == payload
-    line.stop()
 
 
 def test_an_image_whose_bytes_are_damaged_keeps_its_verdict_and_lets_the_segment_go(tmp_path, start):
@@ -561,7 +551,6 @@ def test_an_image_whose_bytes_are_damaged_keeps_its_verdict_and_lets_the_segment
     line.writer.finish(an_outcome(image.inspection_id, "fail"))
     line.wait_for(lambda: line.rows("SELECT count(*) FROM pending") == [(0,)])
     assert line.rows("SELECT verdict, image_path FROM inspections") == [("fail", None)]
-    line.stop()
 
 
 def test_an_image_that_cannot_be_read_for_want_of_descriptors_is_copied_once_there_are_some(start, monkeypatch):

@@ -1,4 +1,4 @@
-"""What became of each expert version's answers, from a database as the daemon writes it."""
+"""Outcomes of each expert version's answers, from a database as the daemon writes it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,8 +60,8 @@ def asked(line: Line, question, *arguments):
 
 def calls(line: Line, *arguments) -> dict[tuple[str, str], tuple[int, int, int, int]]:
     """(verdicts, reviewed, false calls, escapes) by expert and version."""
-    found: list[ExpertCalls] = asked(line, calls_by_version, *arguments)
-    return {(c.expert, c.expert_version): (c.verdicts, c.reviewed, c.false_calls, c.escapes) for c in found}
+    matches: list[ExpertCalls] = asked(line, calls_by_version, *arguments)
+    return {(c.expert, c.expert_version): (c.verdicts, c.reviewed, c.false_calls, c.escapes) for c in matches}
 
 
 def test_a_false_call_is_the_last_expert_s_and_an_escape_everybody_s(line: Line):
@@ -93,11 +93,11 @@ def test_recent_confidences_are_the_newest_of_each_version_by_label(line: Line):
         judged(line, "pass", ("r0402", OLD), confidence=confidence)
     judged(line, "pass", ("r0402", NEW), label="bad", confidence=0.5)
     judged(line, "pass", ("r0402", NEW), label="ok", confidence=None)
-    found = asked(line, recent_confidences)
-    assert found[("r0402", OLD)]["ok"][0] == 1
-    assert found[("r0402", OLD)]["ok"][10] == 1
-    assert found[("r0402", OLD)]["ok"][19] == 2
-    assert {label: sum(counts) for label, counts in found[("r0402", NEW)].items()} == {"bad": 1}
+    matches = asked(line, recent_confidences)
+    assert matches[("r0402", OLD)]["ok"][0] == 1
+    assert matches[("r0402", OLD)]["ok"][10] == 1
+    assert matches[("r0402", OLD)]["ok"][19] == 2
+    assert {label: sum(counts) for label, counts in matches[("r0402", NEW)].items()} == {"bad": 1}
     newest = asked(line, recent_confidences, "r0402", 2)
     assert newest[("r0402", OLD)] == {"ok": [0] * 19 + [2]}
 
@@ -116,5 +116,5 @@ def test_the_questions_are_plain_sql_that_postgresql_takes_too():
     from daemon.storage.database.reviews import calls_statement
 
     for statement in (calls_statement("r0402", 7), confidences_statement("r0402")):
-        said = str(statement.compile(dialect=postgresql.dialect()))
-        assert said.startswith("SELECT")
+        sql = str(statement.compile(dialect=postgresql.dialect()))
+        assert sql.startswith("SELECT")

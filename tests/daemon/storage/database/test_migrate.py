@@ -60,7 +60,7 @@ def columns_of(path: Path, table: str) -> list[object]:
 
 
 def all_rows(path: Path, like: Rows | None = None) -> Rows:
-    """Every row of every table by its columns, or of the tables and columns of `like`."""
+    """Return every row of every table by its columns, or of the tables and columns of `like`."""
     named = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
     tables = [str(name) for (name,) in ask(path, named) if name != "alembic_version"]
     keys = list(like) if like else [" ".join([table, *map(str, columns_of(path, table))]) for table in tables]

@@ -102,8 +102,8 @@ def _live(line: _Line) -> None:
     line.accept(an_arrival("waits", "R0402", "R9", type="loose", serial="W", deadline_ms=60_000))
     switch = ExpertSwitch(line.clock.set_s, "cpu", "cpu", "r50", ("yolo",), 4096, 1.5, "disk", "demand")
     line.store.write((), [switch], [ImageCopy(2, "images/2026-11-21/000000/2.jpg")])
-    asked = TextRequest("mes", "g1", "m", "what\0 is it?", 2**40, None, 900, None, None, stream=True)
-    (text_row,) = line.store.accept_texts([asked])
+    request = TextRequest("mes", "g1", "m", "what\0 is it?", 2**40, None, 900, None, None, stream=True)
+    (text_row,) = line.store.accept_texts([request])
     line.store.finish_texts([TextOutcome(text_row.generation_id, None, "expert_failed")])  # type: ignore[union-attr]
     line.store.review(ReviewDecision(2, "Žofie", None, "pass", None, "100 % clean_"))
     line.store.review(ReviewDecision(4, "Žofie", None, "fail", "D2"))
@@ -128,19 +128,19 @@ def all_of(name: str) -> TextClause:
 
 
 def rows(connection: Connection, query: Any) -> list[str]:
-    """In an order of their own, each with the digits that both databases agree on; 1 is not 1.0."""
-    found = connection.execute(query)
-    return sorted(repr([round(value, 12) if isinstance(value, float) else value for value in row]) for row in found)
+    """Return the rows in a sorted order, each with the digits that both databases agree on; 1 is not 1.0."""
+    answers = connection.execute(query)
+    return sorted(repr([round(value, 12) if isinstance(value, float) else value for value in row]) for row in answers)
 
 
 def alike(lines: list[_Line], question: Any) -> Any:
-    """What `question(connection)` answers, the same on both."""
-    found = []
+    """Return the answer of `question(connection)`, which both databases give."""
+    answers = []
     for line in lines:
         with asking(line.url) as connection:
-            found.append(question(connection))
-    assert found[0] == found[1]
-    return found[1]
+            answers.append(question(connection))
+    assert answers[0] == answers[1]
+    return answers[1]
 
 
 def test_the_migrations_make_the_schema_of_the_models_and_a_second_start_nothing(server: Server):
@@ -332,9 +332,9 @@ def test_a_line_runs_on_it_with_pages_commands_a_kill_a_decision_and_a_server_th
         assert [line.result(image)["verdict"] for image in waiting] == ["review"] * 4
         decided = line.control("review", inspection_id=3, verdict="fail", reviewer="Eva", defect="D301")
         assert decided["type"] == "ok", decided
-        _, _, said = (tmp_path / "daemon.log").read_text(encoding="utf-8").rpartition("event=http_bound url=")
+        _, _, log = (tmp_path / "daemon.log").read_text(encoding="utf-8").rpartition("event=http_bound url=")
         for page in ("", "boards", "boards?serial=b", "boards/1", "review", "defects", "experts/C0603", "machine"):
-            with urllib.request.urlopen(f"{said.split()[0]}/{page}", timeout=60) as answer:  # noqa: S310 - our own
+            with urllib.request.urlopen(f"{log.split()[0]}/{page}", timeout=60) as answer:  # noqa: S310 - our own
                 assert answer.status == 200, page
         for command in (("explain", 3), ("report", "B1"), ("review", "--list"), ("db", "check"), ("db", "prune")):
             done = coserve(*command, "--config", line.config)

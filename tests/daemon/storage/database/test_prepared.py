@@ -29,8 +29,8 @@ def test_every_row_is_added_once_with_its_values_in_the_right_columns(engine: En
     with engine.begin() as connection:
         add_rows(connection, PARTS, [a_part(number) for number in range(count)])
     with engine.connect() as connection:
-        found = [dict(row) for row in connection.execute(select(PARTS).order_by(PARTS.c.number)).mappings()]
-    assert found == [a_part(number) for number in range(count)]
+        matches = [dict(row) for row in connection.execute(select(PARTS).order_by(PARTS.c.number)).mappings()]
+    assert matches == [a_part(number) for number in range(count)]
 
 
 def test_a_row_that_breaks_a_constraint_is_sqlalchemy_s_own_error(engine: Engine):
@@ -56,5 +56,5 @@ def test_many_are_asked_for_in_few_statements(engine: Engine):
     with engine.begin() as connection:
         add_rows(connection, PARTS, [a_part(number) for number in range(300)])
         wanted = [f"n{number}" for number in range(0, 300, 3)]
-        found = {number for (number,) in select_for_each(connection, named, [*wanted, "nobody"])}
-    assert found == set(range(0, 300, 3))
+        matches = {number for (number,) in select_for_each(connection, named, [*wanted, "nobody"])}
+    assert matches == set(range(0, 300, 3))

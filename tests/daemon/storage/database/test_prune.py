@@ -92,10 +92,10 @@ def kit(tmp_path):
 
 
 def test_without_a_limit_nothing_is_pruned(kit):
-    kept = [kit.add(serial="S1"), kit.add("fail", serial="S2")]
+    images = [kit.add(serial="S1"), kit.add("fail", serial="S2")]
     kit.line.clock.pass_s(1000 * DAY_S)
     kit.prune()
-    assert kit.files == kept
+    assert kit.files == images
 
 
 def test_images_that_are_too_old_go_and_their_rows_stay(kit):
@@ -174,7 +174,7 @@ def test_an_image_whose_copy_is_not_durable_is_not_pruned(kit):
 
 def test_files_of_an_interrupted_pruning_are_swept_and_foreign_ones_stay(kit):
     stray = kit.add(serial="S1")
-    kept = kit.add(serial="S2")
+    named = kit.add(serial="S2")
     waiting = kit.add("fail", serial="S3", keep=False)
     folder = kit.images / "2026-11-21" / "000000"
     (folder / f"{waiting}.jpg").write_bytes(b"written, not yet noted")
@@ -182,7 +182,7 @@ def test_files_of_an_interrupted_pruning_are_swept_and_foreign_ones_stay(kit):
     (folder / "notes.txt").write_text("a technician's")
     kit.line.store.forget_images([stray])
     pruner = kit.prune()
-    assert kit.files == [kept, waiting, 4711]
+    assert kit.files == [named, waiting, 4711]
     assert (folder / "notes.txt").exists()
     assert pruner.counts.stray_files == 1
 

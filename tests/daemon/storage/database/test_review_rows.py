@@ -1,4 +1,4 @@
-"""What people decide, as rows: appended, checked against what the reviewer saw, undone by one more row."""
+"""Decisions of people, as rows: appended, checked against what the reviewer saw, undone by one more row."""
 
 import sqlite3
 from concurrent.futures import Future

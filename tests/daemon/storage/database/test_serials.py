@@ -118,13 +118,13 @@ def test_a_beginning_is_a_range_of_folded_serials(serial: str, text: str):
 
 
 def test_sqlite_folds_and_orders_texts_as_we_do(path: Path):
-    found = ask(path, "SELECT lower(serial) FROM boards WHERE board_id < 1000 ORDER BY lower(serial), board_id")
-    assert [serial for (serial,) in found] == sorted(map(folded, SERIALS))
+    matches = ask(path, "SELECT lower(serial) FROM boards WHERE board_id < 1000 ORDER BY lower(serial), board_id")
+    assert [serial for (serial,) in matches] == sorted(map(folded, SERIALS))
 
 
 @pytest.mark.parametrize("text", [*SERIALS, "a", "Sn-00010", "SN-0001000", "sn", "nobody"])
 def test_a_search_finds_what_begins_so_in_either_case(path: Path, database: Database, text: str):
-    """As a walk through all boards finds it, whatever signs are in it."""
+    """The search finds the boards that a walk through all of them finds, whatever characters the text has."""
     wanted = ask(
         path,
         "SELECT board_id FROM boards WHERE lower(substr(serial, 1, ?)) = lower(?) ORDER BY board_id DESC LIMIT 51",
@@ -140,8 +140,8 @@ def test_a_search_goes_together_with_every_other_filter(path: Path, database: Da
         " AND lot = 'L3' AND board_id < 5900 ORDER BY board_id DESC",
     )
     search = BoardSearch("sn-0005", "fail", "type-0", "L3", before=5900)
-    found = find_boards(database, search)
-    assert [(board.board_id,) for board in found] == wanted
+    matches = find_boards(database, search)
+    assert [(board.board_id,) for board in matches] == wanted
     assert len(wanted) > 1
 
 
@@ -168,10 +168,10 @@ def test_a_serial_is_found_to_the_letter_by_the_index(path: Path, serials: Seque
     assert compiled.positiontup is not None
     values = tuple(compiled.params[name] for name in compiled.positiontup)
     with engine.connect() as connection:
-        found = connection.execute(query).scalars().all()
+        matches = connection.execute(query).scalars().all()
         plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {compiled}", values)]
     engine.dispose()
-    assert sorted(found) == sorted(set(serials) - {"nobody"})
+    assert sorted(matches) == sorted(set(serials) - {"nobody"})
     assert any("INDEX ix_boards_serial (<expr>=?" in step for step in plan), plan
     assert not any("SCAN" in step for step in plan), plan
 

@@ -1,4 +1,4 @@
-"""The database file over months: its log begins anew, free pages go back, statistics are kept, and nobody waits."""
+"""The database file over months: its log restarts, free pages go back, statistics are kept, and nothing waits."""
 
 import sqlite3
 from contextlib import closing
@@ -20,8 +20,8 @@ def line(tmp_path):
 
 @pytest.fixture
 def checkpoints(line):
-    with closing(Checkpoints(line.url)) as found:
-        yield found
+    with closing(Checkpoints(line.url)) as checkpoints:
+        yield checkpoints
 
 
 def fill(line, images: int, prefix: str = "i") -> None:
@@ -45,7 +45,7 @@ def test_commits_leave_the_log_alone_and_a_checkpoint_beside_them_empties_it(lin
     assert log.is_nearly_done
     upkeep.finish_checkpoint(line.store.engine)
     fill(line, 100, "next")
-    assert checkpoints.checkpoint().pages < log.pages  # it began anew
+    assert checkpoints.checkpoint().pages < log.pages  # it restarted
 
 
 def test_the_log_file_shrinks_after_it_was_long(line, checkpoints):
