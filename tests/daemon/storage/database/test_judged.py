@@ -1,23 +1,12 @@
 """Outcomes of each expert version's answers, from a database as the daemon writes it."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 from sqlalchemy import create_engine, text
 
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.reviews import ExpertCalls, calls_by_version, confidences_statement, recent_confidences
-from tests.daemon.storage.database.store_parts import Line, a_line, a_stage, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import Line, a_stage, an_arrival, an_outcome
 
 OLD, NEW = "0" * 12, "1" * 12
-
-
-@pytest.fixture
-def line(tmp_path: Path) -> Iterator[Line]:
-    line = a_line(tmp_path)
-    yield line
-    line.store.close()
 
 
 def judged(

@@ -8,24 +8,23 @@ from sqlalchemy import insert
 from daemon.records import Published
 from daemon.storage.database.rows import KnownImage, topic
 from daemon.storage.database.schema import generations
-from tests.daemon.storage.database.store_parts import Line, a_line, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import Line, an_arrival, an_outcome
 
 
-def a_line_with_results(folder) -> tuple[Line, list[Published]]:
-    line = a_line(folder)
-    published = []
+@pytest.fixture
+def published(line: Line) -> list[Published]:
+    """Messages of five boards, four images each, that the line has published."""
+    messages: list[Published] = []
     for serial in range(5):
         for n, verdict in enumerate(("pass", "review", "fail", "unknown")):
             component, designator = ("R0402", f"R{n}") if n < 2 else ("QFP64", f"U{n - 1}")
             lot = "Łódź" if n else None
-            published += line.inspect(component, designator, verdict, serial=f"S/{serial}", lot=lot)
-    return line, published
+            messages += line.inspect(component, designator, verdict, serial=f"S/{serial}", lot=lot)
+    return messages
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 24, 25, 26, 1000])
-def test_pages_of_any_size_give_every_message_once_and_in_order(tmp_path, limit):
-    line, published = a_line_with_results(tmp_path)
-    reader = line.reader()
+def test_pages_of_any_size_give_every_message_once_and_in_order(reader, published, limit):
     items, seq, pages = [], 0, 0
     while True:
         page = reader.results_since(seq, limit)
@@ -41,33 +40,22 @@ def test_pages_of_any_size_give_every_message_once_and_in_order(tmp_path, limit)
     assert pages == -(-len(published) // limit)
     assert reader.results_since(seq, limit) == {"items": [], "last_seq": 25, "more": False, "oldest_seq": 1}
     assert reader.results_since(2**62, limit)["last_seq"] == 2**62
-    reader.close()
-    line.store.close()
 
 
-def test_an_empty_database_has_no_oldest_seq(tmp_path):
-    line = a_line(tmp_path)
-    reader = line.reader()
+def test_an_empty_database_has_no_oldest_seq(reader):
     assert reader.results_since(0) == {"items": [], "last_seq": 0, "more": False, "oldest_seq": None}
     assert (reader.last_seq(), reader.find("cam1", "x")) == (0, None)
-    reader.close()
-    line.store.close()
 
 
-def test_an_image_is_found_by_source_and_id_as_soon_as_it_is_accepted(tmp_path):
-    line = a_line(tmp_path)
-    reader = line.reader()
+def test_an_image_is_found_by_source_and_id_as_soon_as_it_is_accepted(line, reader):
     arrival = an_arrival("a", source="cam:1/x")
     (image,) = line.accept(arrival)
     assert reader.find("cam:1/x", "a") == KnownImage(image.inspection_id, arrival.payload_sha256)
     assert reader.find("cam:1/x", "A") is None
     assert reader.find("cam1", "a") is None
-    reader.close()
-    line.store.close()
 
 
-def test_generations_share_the_stream(tmp_path):
-    line, _ = a_line_with_results(tmp_path)
+def test_generations_share_the_stream(line, reader, published):
     values = {
         "generation_id": 1,
         "source": "mes 1",
@@ -84,11 +72,10 @@ def test_generations_share_the_stream(tmp_path):
         "accepted_at": "2026-11-21T09:28:11.000Z",
         "completed_at": "2026-11-21T09:28:11.123Z",
         "status": "done",
-        "seq": 26,
+        "seq": len(published) + 1,
     }
     with line.store._engine.begin() as connection:
         connection.execute(insert(generations), [values])
-    reader = line.reader()
     assert reader.results_since(25)["items"] == [
         {
             "topic": "generation/mes%201/",
@@ -109,8 +96,6 @@ def test_generations_share_the_stream(tmp_path):
             "reason": None,
         }
     ]
-    reader.close()
-    line.store.close()
 
 
 @pytest.mark.parametrize(
@@ -127,9 +112,7 @@ def test_topics_are_percent_encoded_and_end_with_a_slash(serial, encoded):
     assert topic("board", "main board", serial) == f"board/main%20board/{encoded}/"
 
 
-def test_readers_in_many_threads_see_only_whole_results_while_the_writer_writes(tmp_path):
-    line = a_line(tmp_path)
-    reader = line.reader()
+def test_readers_in_many_threads_see_only_whole_results_while_the_writer_writes(line, reader):
     stop = threading.Event()
     wrong: list[object] = []
 
@@ -153,19 +136,13 @@ def test_readers_in_many_threads_see_only_whole_results_while_the_writer_writes(
     stop.set()
     for thread in threads:
         thread.join()
-    reader.close()
-    line.store.close()
     assert not wrong
 
 
-def test_the_rules_of_a_boards_newest_attempt_are_known_while_it_is_open(tmp_path):
-    line = a_line(tmp_path)
-    reader = line.reader()
+def test_the_rules_of_a_boards_newest_attempt_are_known_while_it_is_open(line, reader):
     version = line.rulebook.current.version
     assert reader.open_rules("tiny", "S", None) is None
     (image,) = line.accept(an_arrival("a", type="tiny", serial="S"))
     assert [reader.open_rules("tiny", "S", attempt) for attempt in (None, 1, 2)] == [version, version, None]
     line.judge(an_outcome(image.inspection_id))
     assert [reader.open_rules("tiny", "S", attempt) for attempt in (None, 1)] == [None, None]
-    reader.close()
-    line.store.close()

@@ -21,51 +21,14 @@ from daemon.storage.database.schema import boards
 from tests.daemon.storage.database.store_parts import a_line, an_arrival
 
 #: Letters with another case only elsewhere, signs that other questions take for patterns, both ends of the alphabet.
+WORDS = r"""
+    A-1 a-1 A-10 b-1 AB Ab Äb äb Ä ÄB ß SS İ i I ı k1 K1 z Z zz 码-1
+    % %1 _ a_ a% [a] [ @ @a { ' '' " \
+"""
 SERIALS = (
-    *(
-        "A-1",
-        "a-1",
-        "A-10",
-        "b-1",
-        "AB",
-        "Ab",
-        "Äb",
-        "äb",
-        "Ä",
-        "ÄB",
-        "ß",
-        "SS",
-        "İ",
-        "i",
-        "I",
-        "ı",
-        "\u212a1",
-        "k1",
-        "K1",
-    ),
-    *(
-        "%",
-        "%1",
-        "_",
-        "a_",
-        "a%",
-        "[a]",
-        "[",
-        "@",
-        "@a",
-        "{",
-        "z",
-        "Z",
-        "zz",
-        "'",
-        "''",
-        '"',
-        "\\",
-        "a b",
-        " a",
-        "码-1",
-    ),
-    *("\ud7ff", "\ud7ffa", "\ue000", "\uffff", "a\U0010ffff", "a\U0010ffffb", "\U0010ffff", "\U0010ffff\U0010ffffz"),
+    *WORDS.split(),
+    *("\u212a1", "a b", " a", "\ud7ff", "\ud7ffa", "\ue000", "\uffff"),
+    *("a\U0010ffff", "a\U0010ffffb", "\U0010ffff", "\U0010ffff\U0010ffffz"),
 )
 TEXTS = st.text(
     st.characters(exclude_categories=["Cs"]) | st.sampled_from("aAbBzZ\ud7ff\U0010ffff"), min_size=1, max_size=5

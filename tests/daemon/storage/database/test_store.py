@@ -18,13 +18,6 @@ from daemon.storage.database.store import open_store
 from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, an_arrival, an_outcome, some_rules
 
 
-@pytest.fixture
-def line(tmp_path):
-    line = a_line(tmp_path)
-    yield line
-    line.store.close()
-
-
 def rows(line, query, *values):
     with closing(sqlite3.connect(line.folder / "inspection.db")) as connection:
         connection.row_factory = sqlite3.Row
@@ -51,7 +44,7 @@ def test_an_accepted_image_has_its_row_before_anybody_judges_it(line):
     assert (board["lot"], board["station"]) == ("L1", "AOI2")
 
 
-def test_a_verdict_is_written_with_its_stages_and_boxes_and_published_as_stored(line):
+def test_a_verdict_is_written_with_its_stages_and_boxes_and_published_as_stored(line, reader):
     (accepted,) = line.accept(an_arrival("a"))
     line.clock.pass_s(0.25)
     stages = [a_stage("r50"), a_stage("yolo", label=None, confidence=None, detections=(a_box(), a_box("void", 0.6)))]
@@ -63,9 +56,7 @@ def test_a_verdict_is_written_with_its_stages_and_boxes_and_published_as_stored(
     assert [box["label"] for box in message.body["stages"][1]["detections"]] == ["bridge", "void"]
     assert [row["step"] for row in rows(line, "SELECT * FROM stages ORDER BY step")] == [0, 1]
     assert [(row["step"], row["x2"]) for row in rows(line, "SELECT * FROM detections")] == [(1, 30.5), (1, 30.5)]
-    reader = line.reader()
     assert json.dumps(reader.results_since(0)["items"][0]) == json.dumps({"topic": message.topic, **message.body})
-    reader.close()
 
 
 def test_a_second_outcome_of_an_image_changes_nothing(line):

@@ -135,7 +135,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(without=st.sampled_from([None, None, *WHOLE]), verdict=st.sampled_from(WORST))
     def inspect_a_board(self, without: tuple[str, str] | None, verdict: str) -> None:
-        """All images of a board, or all but one, in one go."""
+        """Accept all images of a board, or all but one, at once."""
         self.accept("S1", None, [image for image in WHOLE if image != without])
         self.judge_images(self.pending(), [verdict, "pass"])
 

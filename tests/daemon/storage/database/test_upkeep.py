@@ -7,15 +7,13 @@ import pytest
 
 from daemon.storage.database import upkeep
 from daemon.storage.database.upkeep import Checkpoints, WriteAheadLog
-from tests.daemon.storage.database.store_parts import a_line, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import an_arrival, an_outcome
 
 
 @pytest.fixture
-def line(tmp_path):
-    line = a_line(tmp_path)
+def line(line):
     upkeep.disable_checkpoints(line.store.engine)
-    yield line
-    line.store.close()
+    return line
 
 
 @pytest.fixture
