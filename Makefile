@@ -4,15 +4,23 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check system-tools bench plant soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean
+.PHONY: demo test test-fast test-contract check system-tools bench plant soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean
 
 demo: $(INSTALLED)
 	$(BIN)/coserve demo --dir demo
 
 # A file's tests stay together; the demo, which trains, begins. WORKERS=0 runs one after the other in one process.
 WORKERS ?= 2
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+# Two parts of it, listed in tests/tiers.py: without torch, processes and sleep; whole lines with simulated devices.
+test-fast: $(INSTALLED)
+	$(PYTEST) --tier fast
+
+test-contract: $(INSTALLED)
+	$(PYTEST) --tier contract
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

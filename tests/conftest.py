@@ -14,6 +14,7 @@ if find_spec("coserve_client") is None:
 # Rich's console keeps the width that the environment names when it is made, for all tests of this process.
 os.environ.pop("COLUMNS", None)
 import tools.cli.console  # noqa: F401
+from tests.tiers import pytest_addoption, pytest_configure, pytest_ignore_collect  # noqa: F401 - hooks
 
 # An example that is found says the same however long it took: what a busy machine makes slow is no mistake.
 settings.register_profile("coserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -29,10 +30,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights and catalog of a small line, made once."""
-    from tests.lines import make_experts
+    """Catalog and weights files of a small line, for simulated devices (tests/simulated.py); made once."""
+    from tests.simulated import make_experts
 
     folder = tmp_path_factory.mktemp("experts")
+    make_experts(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def torch_experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same experts as real networks, for what `coserve run` and torch compute with; made once."""
+    from tests.lines import make_experts
+
+    folder = tmp_path_factory.mktemp("torch_experts")
     make_experts(folder)
     return folder
 

@@ -1,18 +1,19 @@
-"""Lines on simulated devices: real daemons, sockets and databases, weights files of a few kilobytes, and no torch.
+"""Lines on simulated devices: real daemons, sockets and databases, weights files without networks, and no torch.
 
 `python -m tests.simulated CONFIG` runs such a line's daemon, as `coserve run CONFIG` runs one on this PC's devices.
 """
 
 import json
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from daemon.dispatch.simulated import SimulatedDevices
 from daemon.serve import serve
 from experts.catalog import write_catalog
-from experts.spec import Answer, ExpertSpec
+from experts.spec import Answer, Detection, ExpertSpec
 from experts.vision.architectures import ARCHITECTURES, PLAIN_HEAD, layout_id
 from experts.vision.preprocess import Prepared
 from experts.weights import Block, write_weights
@@ -21,26 +22,49 @@ from tools.setup.service import Service
 
 #: For `Service(config, log, command=DAEMON)`.
 DAEMON = ("tests.simulated",)
+#: An image takes longer than a deadline of 1 ms.
+_INFERENCE_S = 0.002
+#: The sizes of the real ones (tests/lines.py), so that as many fit into a budget.
+_CLASSIFIER_BYTES, _DETECTOR_BYTES = 44_728_320, 10_485_760
 _INPUT_SIZE = 64
 
 
 def answer(spec: ExpertSpec, image: Prepared) -> Answer:
-    """Return the same label for the same pixels, at .9; detectors see nothing."""
-    if spec.task == "detect":
+    """Return the same label for the same pixels, at .9; detectors see nothing, or a box of each label, barely.
+
+    Which of both hangs on the catalog: boxes are below any `confidence_floor` but 0.
+    """
+    time.sleep(_INFERENCE_S)
+    if spec.task == "classify":
+        return Answer(spec.classes[int(image.pixels.sum(dtype="int64")) % len(spec.classes)], 0.9)
+    if spec.confidence_floor > 0:
         return Answer(None, None)
-    return Answer(spec.classes[int(image.pixels.sum(dtype="int64")) % len(spec.classes)], 0.9)
+    width, height = image.placement.width, image.placement.height
+    count = len(spec.classes)
+    boxes = tuple(
+        Detection(label, 0.02 - 0.0001 * n, (width * n / count, height * n / count, float(width), float(height)))
+        for n, label in enumerate(spec.classes)
+    )
+    return Answer(boxes[0].label, boxes[0].confidence, boxes)
 
 
-def make_experts(folder: Path, *, weights_bytes: int = 4096) -> None:
+def run(config: Path) -> int:
+    """Run the daemon of `config`, as `coserve run` does; returns its exit status."""
+    return serve(config, SimulatedDevices(answer))
+
+
+def make_experts(folder: Path) -> None:
     """Write the experts of tests/lines.py with weights that nothing computes with, and their catalog."""
-    entries = {name: _expert(folder, name, "resnet18", ("ok", "odd", "bad"), weights_bytes) for name in CLASSIFIERS}
+    labels = ("ok", "odd", "bad")
+    entries = {name: _expert(folder, name, "resnet18", labels, _CLASSIFIER_BYTES) for name in CLASSIFIERS}
     labels = ("bridge", "void", *(f"label{number}" for number in range(78)))
-    entries["yolo-solder"] = _expert(folder, "yolo-solder", "yolo11n", labels, weights_bytes)
+    entries["yolo-solder"] = _expert(folder, "yolo-solder", "yolo11n", labels, _DETECTOR_BYTES)
     write_catalog(folder / "catalog.yaml", entries)
 
 
-def a_service(config: Path, log: Path) -> Service:
-    return Service(config, log, command=DAEMON)
+def a_service(config: Path, log: Path, environ: Mapping[str, str] | None = None) -> Service:
+    """Return a daemon of `config` on simulated devices, not yet started."""
+    return Service(config, log, environ, command=DAEMON)
 
 
 def _expert(folder: Path, name: str, kind: str, classes: Iterable[str], weights_bytes: int) -> dict[str, Any]:
@@ -66,4 +90,4 @@ def _expert(folder: Path, name: str, kind: str, classes: Iterable[str], weights_
 
 
 if __name__ == "__main__":
-    sys.exit(serve(Path(sys.argv[1]), SimulatedDevices(answer)))
+    sys.exit(run(Path(sys.argv[1])))

@@ -17,9 +17,9 @@ from daemon.wire.control import ask
 from routing_rules.compile import compile_rules
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
+from tests.simulated import a_service
 from tests.waiting import PATIENCE_S
 from tools.cli.main import app
-from tools.setup.service import Service
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -42,7 +42,7 @@ def test_the_camera_of_the_readme_publishes_and_its_questions_have_answers(
     camera = camera.replace("tcp://127.0.0.1:5570", f"ipc://{tmp_path}/run/intake.sock").replace(
         "sensor-node", "open-board"
     )
-    with Service(config, tmp_path / "daemon.log"):
+    with a_service(config, tmp_path / "daemon.log"):
         done = subprocess.run(
             [sys.executable, "-c", camera],
             cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False,

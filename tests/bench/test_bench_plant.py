@@ -16,12 +16,12 @@ ONE_END = Restarts(persistence=True, restarts=1, rows=120, lost=0, heard=120, mi
 
 
 @pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools")
-def test_it_runs_beside_a_line_that_has_the_http_port(tmp_path: Path, experts_folder: Path) -> None:
+def test_it_runs_beside_a_line_that_has_the_http_port(tmp_path: Path, torch_experts_folder: Path) -> None:
     board = {"type": "open-board", "serial": "S1"}
     images = [CameraImage(f"i{n}", a_jpeg(n), board, "R0402", {"designator": f"R{n}"}) for n in range(3)]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         pages = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        config = a_line(tmp_path / "line", experts_folder, endpoints={"http": pages})
+        config = a_line(tmp_path / "line", torch_experts_folder, endpoints={"http": pages})
         found = restart_a_broker(config, images, 0, persistence=False)
     assert (found.rows > 0, found.lost, found.missed) == (True, 0, 0)
 

@@ -5,7 +5,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ import yaml
 import zmq
 
 from tests.lines import a_jpeg, a_line
+from tests.simulated import DAEMON
 from tests.waiting import PATIENCE_S
 from tools.setup.service import Service
 
@@ -113,10 +114,13 @@ class Listener:
 
 
 class Line:
-    """A folder with a daemon's files, and the ways in."""
+    """A folder with a daemon's files, and the ways in. Its daemon has simulated devices unless `command` is another."""
 
-    def __init__(self, folder: Path, experts: Path, rules: str = RULES, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, experts: Path, rules: str = RULES, command: Sequence[str] = DAEMON, **settings: Any
+    ) -> None:
         self.folder = folder
+        self.command = command
         self.config = a_line(folder, experts, **settings)
         self.endpoints = yaml.safe_load(self.config.read_text(encoding="utf-8"))["endpoints"]
         self.write_rules(rules)
@@ -126,7 +130,10 @@ class Line:
         (self.folder / "rules.yaml").write_text(text, encoding="utf-8")
 
     def service(self) -> Service:
-        return Service(self.config, self.folder / "daemon.log")
+        return Service(self.config, self.folder / "daemon.log", command=self.command)
+
+    def log(self) -> str:
+        return (self.folder / "daemon.log").read_text(encoding="utf-8")
 
     @property
     def intake(self) -> str:
@@ -231,6 +238,14 @@ class Line:
             assert time.monotonic() < until_s, f"it did not happen within {timeout_s} s"
             time.sleep(0.05)
         return found
+
+
+def everything_is_whole(line: Line) -> None:
+    """Every image has one verdict, `seq` has no gap, and SQLite finds nothing wrong."""
+    seqs = [seq for (seq,) in line.rows("SELECT seq FROM stream ORDER BY seq")]
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert line.rows("SELECT count(*) FROM inspections WHERE verdict IS NULL") == [(0,)]
+    assert line.rows("PRAGMA integrity_check") == [("ok",)]
 
 
 @contextmanager

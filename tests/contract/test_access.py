@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 from coserve_client import CameraImage, CurveClient, Publisher, PublishError, publish_images
 from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
+from tests.simulated import a_service
 from tests.waiting import PATIENCE_S
 from tools.cli.main import app
-from tools.setup.service import Service, ServiceError, free_port
+from tools.setup.service import ServiceError, free_port
 
 TOKEN = "fedcba9876543210" * 2
 
@@ -81,7 +82,7 @@ def test_clients_are_let_in_and_shut_out_while_the_line_runs_and_no_secret_is_ev
     with_config = ("--config", str(config))
     said = coserve("keys", "allow", str(keys / "camera-1.key"), "camera-1", *with_config)
     assert "no daemon is running" in said
-    with Service(config, tmp_path / "daemon.log", {"CREDENTIALS_DIRECTORY": str(keys)}) as service:
+    with a_service(config, tmp_path / "daemon.log", {"CREDENTIALS_DIRECTORY": str(keys)}) as service:
         assert publish(endpoint, tmp_path, "camera-1", 0) == 2
         assert is_shut_out(endpoint, tmp_path, "camera-2", 0)
         said = coserve("keys", "allow", str(keys / "camera-2.key"), "camera-2", *with_config)
@@ -139,7 +140,7 @@ def test_a_daemon_whose_secrets_others_can_read_does_not_start(tmp_path: Path, e
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "token").chmod(0o644)
     with pytest.raises(ServiceError, match="can be read by everybody: chmod 600 it"):
-        Service(config, tmp_path / "daemon.log").start()
+        a_service(config, tmp_path / "daemon.log").start()
     assert TOKEN not in (tmp_path / "daemon.log").read_text()
     said = coserve("check", str(config), status=1)
     assert "security.http_token" in said

@@ -1,11 +1,9 @@
 """A daemon whose decoder, weights, database and rules are broken under it: the line goes on, and says what is wrong."""
 
-import hashlib
 import os
 import shutil
 import signal
 import sqlite3
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -14,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from daemon.config.settings import load_config
 from daemon.line import line as line_module
 from daemon.line.line import reload_rules_and_catalog
-from experts.weights import read_header
-from tests.contract.client import RULES, Line
+from tests.contract.client import RULES, Line, everything_is_whole
 from tests.lines import a_jpeg
 from tests.poison import a_poisonous_library, a_tiff, poisoned
+from tests.simulated import a_service
 from tests.waiting import PATIENCE_S
 from tools.setup.service import Service
 
@@ -33,20 +30,8 @@ def a_line_that_gives_up_soon(folder: Path, experts: Path, **settings: Any) -> L
 
 @contextmanager
 def served(line: Line, environ: dict[str, str] | None = None) -> Iterator[Service]:
-    with Service(line.config, line.folder / "daemon.log", environ) as service:
+    with a_service(line.config, line.folder / "daemon.log", environ) as service:
         yield service
-
-
-def log_of(line: Line) -> str:
-    return (line.folder / "daemon.log").read_text(encoding="utf-8")
-
-
-def everything_is_whole(line: Line) -> None:
-    """Every image has one verdict, `seq` has no gap, and SQLite finds nothing wrong."""
-    seqs = [seq for (seq,) in line.rows("SELECT seq FROM stream ORDER BY seq")]
-    assert seqs == list(range(1, len(seqs) + 1))
-    assert line.rows("SELECT count(*) FROM inspections WHERE verdict IS NULL") == [(0,)]
-    assert line.rows("PRAGMA integrity_check") == [("ok",)]
 
 
 def test_an_image_that_kills_its_decoder_costs_one_restart_and_no_other_image(
@@ -54,7 +39,7 @@ def test_an_image_that_kills_its_decoder_costs_one_restart_and_no_other_image(
 ) -> None:
     line = Line(tmp_path / "line", experts_folder)
     environ = poisoned(a_poisonous_library(tmp_path), "segv")
-    service = Service(line.config, line.folder / "daemon.log", environ)
+    service = a_service(line.config, line.folder / "daemon.log", environ)
     service.start()
     before = [line.send() for _ in range(3)]
     for image in before:
@@ -70,7 +55,7 @@ def test_an_image_that_kills_its_decoder_costs_one_restart_and_no_other_image(
         line.idle()
     quarantined = [path.read_bytes() for path in (line.folder / "quarantine").iterdir()]
     assert quarantined == [a_tiff()]
-    assert "suspect_decoded" in log_of(line)
+    assert "suspect_decoded" in line.log()
     marks = (line.folder / "journal" / "decoding.marks").read_bytes()
     assert not any(marks[:8192]), "a clean stop leaves no suspect"
     everything_is_whole(line)
@@ -87,53 +72,8 @@ def test_an_image_that_its_decoder_never_ends_with_is_unknown_and_the_line_goes_
         assert {line.result(line.send())["verdict"] for _ in range(3)} == {"pass"}
         status = line.status()
         assert status["state"] == "degraded", "a thread is left behind"
-        (hung,) = [text for text in log_of(line).splitlines() if "executor_hung" in text]
+        (hung,) = [text for text in line.log().splitlines() if "executor_hung" in text]
         assert f"cam-1/{poison}" in hung
-    everything_is_whole(line)
-
-
-def _break_outputs(folder: Path, expert: str) -> None:
-    """Weights that are numbers, whose outputs are not: an import would refuse them."""
-    file = folder / f"{expert}.safetensors"
-    header, data = read_header(file), bytearray(file.read_bytes())
-    file.unlink()  # a link to the session's file
-    for entry in header.entries:
-        if entry.dtype == "F32" and len(entry.shape) > 1:
-            first, last = header.data_start + entry.begin, header.data_start + entry.end
-            data[first:last] = struct.pack("<f", 1e30) * ((last - first) // 4)
-    file.write_bytes(data)
-    catalog = yaml.safe_load((folder / "catalog.yaml").read_text(encoding="utf-8"))
-    catalog["experts"][expert]["sha256"] = hashlib.sha256(data).hexdigest()
-    (folder / "catalog.yaml").write_text(yaml.safe_dump(catalog), encoding="utf-8")
-
-
-def test_outputs_that_are_not_numbers_and_loads_that_hang_cost_their_own_images_only(
-    tmp_path: Path, experts_folder: Path
-) -> None:
-    line = a_line_that_gives_up_soon(tmp_path, experts_folder, memory="140MB")
-    _break_outputs(tmp_path / "experts", "QFP64")
-    with served(line) as service:
-        broken = line.result(line.send(component="F", board={"type": "named", "serial": "N1"}, designator="F1"))
-        assert (broken["verdict"], broken["reason"]) == ("unknown", "expert_failed")
-        assert "not finite" in line.status()["last_error"]
-        # A file that never answers, as one on a disk that has died.
-        slow = tmp_path / "experts" / "C0603.safetensors"
-        line.control("unload", expert="C0603")
-        slow.rename(tmp_path / "experts" / "elsewhere")
-        os.mkfifo(slow)
-        waits = line.send(component="V")
-        line.wait(lambda: "load_hung" in log_of(line))
-        assert {line.result(line.send())["verdict"] for _ in range(2)} == {"pass"}, "the disk's channel goes on"
-        assert line.status()["state"] == "degraded"
-        assert line.result(line.send(component="V", deadline_ms=100))["reason"] == "deadline"
-        slow_writer = os.open(slow, os.O_RDWR)
-        slow.unlink()
-        (tmp_path / "experts" / "elsewhere").rename(slow)
-        os.close(slow_writer)
-        assert line.result(waits)["verdict"] in {"review", "pass"}
-        line.wait(lambda: "hung_load_ended" in log_of(line))
-        assert service.stop() == 0
-        service.start()
     everything_is_whole(line)
 
 

@@ -1,6 +1,5 @@
-"""The whole line as a process: real sockets, a real database, real networks, real signals."""
+"""The whole line as a process: real sockets, a real database, real signals, simulated devices."""
 
-import os
 import signal
 import sqlite3
 import subprocess
@@ -18,6 +17,7 @@ from daemon.wire.control import ControlError
 from daemon.wire.control import ask as ask_within
 from tests.contract.client import Line, Listener
 from tests.lines import RULES, a_jpeg, a_line
+from tests.simulated import a_service
 from tests.waiting import PATIENCE_S
 from tools.setup.service import Service
 
@@ -60,7 +60,7 @@ def folder(tmp_path: Path, experts_folder: Path) -> Path:
 
 @pytest.fixture
 def service(folder: Path) -> Iterator[Service]:
-    with Service(folder / "coserve.yaml", folder / "daemon.log") as running:
+    with a_service(folder / "coserve.yaml", folder / "daemon.log") as running:
         yield running
 
 
@@ -71,7 +71,7 @@ def test_every_accepted_image_gets_one_result_although_the_daemon_is_killed_amid
     folder, config, log = tmp_path, line.config, tmp_path / "daemon.log"
     components = ("R0402", "C0603", "QFP64")
     images = [an_image(n, serial=f"S{n % 7}", component=components[n % 3]) for n in range(200)]
-    first = Service(config, log)
+    first = a_service(config, log)
     first.start()
     with line.held("QFP64"):
         with Publisher(intake(folder), "camera") as publisher:
@@ -80,7 +80,7 @@ def test_every_accepted_image_gets_one_result_although_the_daemon_is_killed_amid
         first.kill()
     done_before = rows(folder, "SELECT count(*) FROM inspections WHERE status = 'done'")[0][0]
     assert done_before < 200
-    with Service(config, log):
+    with a_service(config, log):
         wait_until_idle(folder)
     assert rows(folder, "SELECT count(*), count(DISTINCT image_id), count(verdict) FROM inspections") == [
         (200, 200, 200)
@@ -116,30 +116,13 @@ def test_a_board_closes_with_its_verdict_on_the_stream_and_in_the_database(folde
         assert publish_images(publisher, images).duplicate == 5
 
 
-def test_experts_that_do_not_fit_together_share_the_budget(tmp_path: Path, experts_folder: Path) -> None:
-    a_line(tmp_path, experts_folder, memory="60MB", record="trace.jsonl")
-    images = [an_image(n, component=("R0402", "C0603", "QFP64")[n % 3]) for n in range(24)]
-    with Service(tmp_path / "coserve.yaml", tmp_path / "daemon.log"):
-        with Publisher(intake(tmp_path), "camera") as publisher:
-            assert publish_images(publisher, images).accepted == 24
-        status = wait_until_idle(tmp_path)
-        for executor in status["executors"]:
-            assert executor["used_bytes"] <= executor["budget_bytes"] == 60_000_000
-    assert rows(tmp_path, "SELECT count(*) FROM inspections WHERE verdict <> 'unknown'") == [(24,)]
-    switches = rows(tmp_path, "SELECT count(*) FROM expert_switches WHERE cause <> 'startup'")[0][0]
-    assert switches == status["expert_switches"] >= 2
-    from daemon.dispatch.trace import replay
-
-    assert list(replay(tmp_path / "trace.jsonl")) == []
-
-
 def test_missing_and_corrupt_weights_cost_only_their_own_images(folder: Path) -> None:
     (folder / "experts" / "C0603.safetensors").unlink()
     damaged = (folder / "experts" / "QFP64.safetensors").read_bytes()
     (folder / "experts" / "QFP64.safetensors").unlink()
-    (folder / "experts" / "QFP64.safetensors").write_bytes(damaged[:-1000] + bytes(1000))
+    (folder / "experts" / "QFP64.safetensors").write_bytes(damaged[:-1000] + b"\1" * 1000)
     images = [an_image(n, component=("R0402", "C0603", "QFP64")[n % 3]) for n in range(9)]
-    with Service(folder / "coserve.yaml", folder / "daemon.log"):
+    with a_service(folder / "coserve.yaml", folder / "daemon.log"):
         with Publisher(intake(folder), "camera") as publisher:
             assert publish_images(publisher, images).accepted == 9
         status = wait_until_idle(folder)
@@ -215,32 +198,20 @@ def test_control_changes_pins_and_budgets_while_running(folder: Path, service: S
 
 
 def test_sigterm_ends_the_daemon_with_status_0_and_what_waits_stays(folder: Path) -> None:
-    service = Service(folder / "coserve.yaml", folder / "daemon.log")
+    service = a_service(folder / "coserve.yaml", folder / "daemon.log")
     service.start()
     with Publisher(intake(folder), "camera") as publisher:
         publish_images(publisher, [an_image(n) for n in range(80)])
     assert service.stop() == 0
     counted = rows(folder, "SELECT count(*) FROM inspections")
     assert counted == [(80,)]
-    with Service(folder / "coserve.yaml", folder / "daemon.log"):
+    with a_service(folder / "coserve.yaml", folder / "daemon.log"):
         wait_until_idle(folder)
     assert rows(folder, "SELECT count(verdict) FROM inspections") == [(80,)]
 
 
-def test_a_second_daemon_exits_with_status_2_and_names_the_first(folder: Path, service: Service) -> None:
-    assert service.process is not None
-    second = subprocess.run(
-        [sys.executable, "-m", "tools", "run", str(folder / "coserve.yaml")],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=dict(os.environ),
-    )  # fmt: skip
-    assert second.returncode == 2
-    said = second.stderr.strip().splitlines()
-    assert len(said) == 1
-    assert str(service.process.pid) in said[0]
-
-
 def test_a_deadline_that_has_passed_gives_unknown_never_a_pass(folder: Path) -> None:
-    service = Service(folder / "coserve.yaml", folder / "daemon.log")
+    service = a_service(folder / "coserve.yaml", folder / "daemon.log")
     service.start()
     with Publisher(intake(folder), "camera") as publisher:
         publish_images(publisher, [an_image(n, deadline_ms=1) for n in range(3)])

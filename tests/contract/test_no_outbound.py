@@ -35,7 +35,7 @@ def must_have_namespaces() -> None:
 
 
 def test_a_whole_line_works_without_a_network_and_never_tries_to_reach_one(
-    tmp_path: Path, experts_folder: Path
+    tmp_path: Path, torch_experts_folder: Path
 ) -> None:
     must_have_namespaces()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -46,7 +46,7 @@ def test_a_whole_line_works_without_a_network_and_never_tries_to_reach_one(
         "control": "ipc://run/control.sock",
         "http": f"http://127.0.0.1:{port}",
     }
-    a_line(tmp_path, experts_folder, endpoints=endpoints)
+    a_line(tmp_path, torch_experts_folder, endpoints=endpoints)
     module = [sys.executable, "-m", "tests.contract.without_a_network", str(tmp_path)]
     done = subprocess.run([*WITHOUT_A_NETWORK, *module], capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr

@@ -15,8 +15,8 @@ from daemon.dispatch.trace import replay
 from daemon.policy.presets import PRESETS
 from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
+from tests.simulated import a_service
 from tests.waiting import PATIENCE_S
-from tools.setup.service import Service
 
 IMAGES = 36
 #: Confidences of one image differ by rounding: other batches are other sums.
@@ -38,7 +38,7 @@ def run(folder: Path, experts: Path, policy: str) -> Found:
     settings["devices"] = {"cpu": {"expert_memory": "120MB", "executors": 2, "max_batch": 4}}
     path.write_text(yaml.safe_dump(settings), encoding="utf-8")
     control = f"ipc://{folder}/run/control.sock"
-    with Service(path, folder / "daemon.log"):
+    with a_service(path, folder / "daemon.log"):
         with Publisher(f"ipc://{folder}/run/intake.sock", "camera") as publisher:
             assert publish_images(publisher, images()).accepted == IMAGES
         until_s = time.monotonic() + 120.0

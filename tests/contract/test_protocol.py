@@ -24,6 +24,7 @@ from PIL import Image
 from tests.contract.client import RULES, Line, Peer, running, sha256
 from tests.daemon.host.manager import HOLDABLE
 from tests.lines import a_jpeg
+from tests.simulated import DAEMON
 from tests.waiting import PATIENCE_S
 from tools.setup.service import free_port
 
@@ -781,13 +782,13 @@ def test_a_peer_that_sends_rubbish_costs_no_other_anything(line: Line, peer: Pee
 
 def a_start(config: Path, **environ: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "tools", "run", str(config)],
+        [sys.executable, "-m", *DAEMON, str(config)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environ},
     )  # fmt: skip
 
 
 def refusal(start: "subprocess.Popen[str]") -> str:
-    """The one line with which `coserve run` refuses to start."""
+    """The one line with which a daemon refuses to start."""
     stdout, stderr = start.communicate(timeout=PATIENCE_S)
     assert (start.returncode, stdout) == (2, ""), stderr
     (said,) = stderr.splitlines()

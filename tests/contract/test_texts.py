@@ -51,7 +51,7 @@ def spare(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def line(
-    tmp_path_factory: pytest.TempPathFactory, experts_folder: Path, checkpoint: Path, spare: Path
+    tmp_path_factory: pytest.TempPathFactory, torch_experts_folder: Path, checkpoint: Path, spare: Path
 ) -> Iterator[Line]:
     """Real experts of 45 MB, a model of 38 MB and 6 MB for its texts share 112 MB: one expert beside the model, two if
     it makes way.
@@ -61,7 +61,7 @@ def line(
     models = {name: MODEL | {"checkpoint": str(place)} for name, place in (("tiny", checkpoint), ("spare", spare))}
     large = {"checkpoint": str(a_text_model(folder / "large", **wide)), "mode": "ondemand", "max_new_tokens": 24}
     models["large"] = large | {"memory": LARGE_BYTES, "text_memory": LARGE_TEXTS_BYTES}
-    found = Line(folder / "line", experts_folder, memory=str(DEVICE_BYTES), models=models)
+    found = Line(folder / "line", torch_experts_folder, memory=str(DEVICE_BYTES), models=models)
     with served(found):
         yield found
 
@@ -232,10 +232,10 @@ def test_status_and_metrics_tell_of_models(line: Line) -> None:
 
 
 def test_a_kill_a_stop_and_a_lost_model_leave_every_accepted_text_with_exactly_one_result(
-    tmp_path: Path, experts_folder: Path, checkpoint: Path
+    tmp_path: Path, torch_experts_folder: Path, checkpoint: Path
 ) -> None:
     tiny = MODEL | {"checkpoint": str(checkpoint)}
-    line = Line(tmp_path / "line", experts_folder, models={"tiny": tiny, "spare": tiny})
+    line = Line(tmp_path / "line", torch_experts_folder, models={"tiny": tiny, "spare": tiny})
 
     def accept(count: int, **fields: Any) -> list[dict[str, Any]]:
         headers = [generate(f"prompt {number}", max_new_tokens=40, **fields) for number in range(count)]
@@ -312,12 +312,12 @@ def test_a_model_that_is_removed_damaged_or_put_back_costs_its_own_requests_only
 
 
 def test_the_ready_line_names_models_that_could_not_be_opened(
-    tmp_path: Path, experts_folder: Path, checkpoint: Path
+    tmp_path: Path, torch_experts_folder: Path, checkpoint: Path
 ) -> None:
     damaged = Path(shutil.copytree(checkpoint, tmp_path / "damaged"))
     (damaged / "model.safetensors").write_bytes(b"nothing\nof the kind")
     models = {name: MODEL | {"checkpoint": str(place)} for name, place in (("tiny", checkpoint), ("bad", damaged))}
-    line = Line(tmp_path / "line", experts_folder, memory=str(DEVICE_BYTES), models=models)
+    line = Line(tmp_path / "line", torch_experts_folder, memory=str(DEVICE_BYTES), models=models)
     with (tmp_path / "log").open("w") as log, subprocess.Popen(
         [sys.executable, "-m", "tools", "run", str(line.config)], stdout=subprocess.PIPE, stderr=log, text=True
     ) as process:  # fmt: skip

@@ -49,10 +49,10 @@ def malicious_models(trace: Path) -> dict[str, bytes]:
 
 
 def test_a_malicious_model_file_in_the_catalog_runs_nothing_and_costs_its_own_images_only(
-    tmp_path: Path, experts_folder: Path
+    tmp_path: Path, torch_experts_folder: Path
 ) -> None:
     trace = tmp_path / "it-ran"
-    config = a_line(tmp_path, experts_folder)
+    config = a_line(tmp_path, torch_experts_folder)
     models = malicious_models(trace)
     catalog_file = tmp_path / "experts" / "catalog.yaml"
     catalog = yaml.safe_load(catalog_file.read_text())

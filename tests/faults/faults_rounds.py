@@ -74,7 +74,7 @@ class Run:
         environ = shim_environment(plan, self.log, switch=self.switch, keep_bytes_of=line.folder)
         with line.daemon_log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tools", "run", str(line.config)],
+                [sys.executable, "-m", *line.command, str(line.config)],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -140,7 +140,16 @@ class Run:
 class FaultLine:
     """A line in `folder`, its cameras and its consumer (none outlives the block), and what happened to it."""
 
-    def __init__(self, folder: Path, experts: Path, seed: int, cameras: int = 2, **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        experts: Path,
+        seed: int,
+        cameras: int = 2,
+        command: Sequence[str] = ("tools", "run"),
+        **settings: Any,
+    ) -> None:
+        self.command = command
         self.folder = folder / "line"
         self.scratch = folder / "calls"
         self.scratch.mkdir(parents=True)

@@ -9,6 +9,7 @@ import pytest
 from tests.contract.client import Line
 from tests.faults.faults_rounds import FaultLine, kill_at_point, kill_at_random, refuse
 from tests.lines import a_jpeg
+from tests.simulated import DAEMON
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: apt-get install gcc")
 
@@ -16,9 +17,9 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compile
 def test_killed_at_five_random_moments_a_line_loses_nothing_and_doubles_nothing(
     tmp_path: Path, experts_folder: Path
 ) -> None:
-    with FaultLine(tmp_path, experts_folder, seed=1) as line:
+    with FaultLine(tmp_path, experts_folder, seed=1, command=DAEMON) as line:
         for _ in range(5):
-            kill_at_random(line, longest_s=4.5)
+            kill_at_random(line, longest_s=2.5)
         tally = line.finish()
     assert tally.broken == []
     assert tally.accepted > 0
@@ -27,7 +28,7 @@ def test_killed_at_five_random_moments_a_line_loses_nothing_and_doubles_nothing(
 def test_a_power_cut_at_a_sync_a_torn_write_or_an_answer_takes_nothing_that_was_accepted(
     tmp_path: Path, experts_folder: Path
 ) -> None:
-    with FaultLine(tmp_path, experts_folder, seed=2) as line:
+    with FaultLine(tmp_path, experts_folder, seed=2, command=DAEMON) as line:
         assert kill_at_point(line, "sync@/inspection.db-wal$:kill-before:40", "nothing", traffic_s=90.0)
         assert kill_at_point(line, "write@.journal$:kill-short:20", "garbage", traffic_s=90.0)
         assert kill_at_point(line, "send@intake.sock$:kill-after:60", "some", traffic_s=90.0)
@@ -39,7 +40,7 @@ def test_a_power_cut_at_a_sync_a_torn_write_or_an_answer_takes_nothing_that_was_
 def test_a_disk_that_refuses_is_heard_as_busy_and_the_line_goes_on_by_itself_once_it_takes_again(
     tmp_path: Path, experts_folder: Path
 ) -> None:
-    with FaultLine(tmp_path, experts_folder, seed=3) as line:
+    with FaultLine(tmp_path, experts_folder, seed=3, command=DAEMON) as line:
         run = line.run()
         run.wait_ready()
         for rule in ("sync@.journal$:eio", "write@.journal$:enospc", "sync@/inspection.db-wal$:eio:3+"):

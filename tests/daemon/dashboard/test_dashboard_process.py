@@ -44,20 +44,20 @@ class Blocker(MetaPathFinder):
 
 
 sys.meta_path.insert(0, Blocker())
-from tools.cli.main import main
-sys.argv[1:1] = ["run"]
-main()
+from pathlib import Path
+from tests.simulated import run
+sys.exit(run(Path(sys.argv[1])))
 """
 
 #: A daemon with other times for the processes beside the line.
 OTHER_TIMES = """\
 import sys
+from pathlib import Path
 from daemon.host import child_heartbeat, children
-from tools.cli.main import main
+from tests.simulated import run
 
 {times}
-sys.argv[1:1] = ["run"]
-main()
+sys.exit(run(Path(sys.argv[1])))
 """
 
 

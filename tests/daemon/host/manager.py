@@ -16,8 +16,8 @@ from typing import Self
 
 from tests.waiting import until
 
-#: `coserve run`, with each thread on the way of an image (and some more calls) standing still while a file of its name
-#: exists, and raising an exception while one of its name and `.defect` does.
+#: A daemon on simulated devices: each thread on the way of an image (and some more calls) stands still while a file of
+#: its name exists, and raises an exception while one of its name and `.defect` does.
 HOLDABLE = """\
 import sys, time
 from pathlib import Path
@@ -30,9 +30,9 @@ from daemon.storage.results_stream import ResultsStream
 from daemon.monitor.pipeline_probe import PipelineProbe
 from daemon.storage.retention import RetentionThread
 from daemon.storage.disk_space import DiskSpace
-from daemon.serve import serve
 from daemon.storage.image_archive import ImageFolder
 from daemon.storage.writer import Writer
+from tests.simulated import run
 
 folder = Path(sys.argv[2])
 
@@ -59,7 +59,7 @@ holdable(Intake, "start", "start")
 holdable(RetentionThread, "stop", "stop")
 holdable(DiskSpace, "look", "room")
 holdable(ImageFolder, "copy", "keeper")
-sys.exit(serve(Path(sys.argv[1])))
+sys.exit(run(Path(sys.argv[1])))
 """
 
 

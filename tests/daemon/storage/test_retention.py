@@ -12,6 +12,7 @@ import pytest
 from coserve_client import Publisher
 from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
+from tests.simulated import a_service
 from tests.small_disk import small_disk
 from tools.setup.service import Service
 
@@ -100,7 +101,7 @@ def start(tmp_path: Path, experts_folder: Path) -> Iterator[Callable[..., Line]]
                 images=str(disk / "images"),
                 retention={"keep": KEEP_ALL, **retention},
             )
-            service = Service(config, tmp_path / "daemon.log")
+            service = a_service(config, tmp_path / "daemon.log")
             services.append(service)
             service.start()
             return Line(config.parent, disk, service)

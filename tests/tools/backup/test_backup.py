@@ -29,13 +29,13 @@ from routing_rules.compile import compile_rules
 from tests import ROOT
 from tests.contract.client import Line
 from tests.lines import a_jpeg
+from tests.simulated import a_service
 from tests.waiting import PATIENCE_S
 from tools.backup import archive as archive_module
 from tools.backup.archive import HEAD, SUMS, write_backup
 from tools.backup.contents import BackupError
 from tools.backup.gentle import GentleReader, absent_pages
 from tools.backup.restore import FolderInUseError, unpack
-from tools.setup.service import Service
 
 FORMATS = ROOT / "tests/daemon/line/formats/0.1.0"
 RULES = (
@@ -157,7 +157,7 @@ def test_a_line_restored_from_a_backup_taken_while_cameras_sent_judges_every_ima
     position = ask(database, "SELECT last_seq FROM stream_position")[0][0]
     known = {name for (name,) in ask(database, "SELECT image_id FROM inspections")}
     assert before <= known
-    with Service(restored.config, restored.folder / "daemon.log"):
+    with a_service(restored.config, restored.folder / "daemon.log"):
         restored.idle()
         stream = restored.stream()
     assert [message["seq"] for message in stream] == list(range(1, len(stream) + 1))

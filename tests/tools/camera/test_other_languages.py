@@ -18,8 +18,8 @@ import pytest
 from daemon.wire.control import ask
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
+from tests.simulated import a_service
 from tests.waiting import PATIENCE_S, until
-from tools.setup.service import Service
 
 EXAMPLES = ROOT / "tools/camera/examples"
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
@@ -164,7 +164,7 @@ def scene(
     pictures = str(a_folder(folder / "pictures"))
     intake, results, control = (f"ipc://{line}/run/{name}.sock" for name in ("intake", "results", "control"))
     last_seq = str(IMAGES * len(there))  # one message an image: no board is ever complete
-    service = Service(config, folder / "daemon.log")
+    service = a_service(config, folder / "daemon.log")
     service.start()
     ask(control, "drain", timeout_s=PATIENCE_S)
 

@@ -16,7 +16,7 @@ from daemon.storage.database.store import open_store
 from daemon.wire.control import ask
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
-from tools.setup.service import Service
+from tests.simulated import a_service
 
 COMMANDS = (
     "demo", "run", "check", "rules check", "status", "experts", "queues", "reload", "drain", "pin", "unpin", "unload",
@@ -183,7 +183,7 @@ def test_results_are_printed_as_json(tmp_path: Path, experts_folder: Path) -> No
     for number in range(3):
         (folder / f"R{number}.R0402.jpg").write_bytes(a_jpeg(number))
     (folder / "R9.R0402.png").write_bytes(b"no image")
-    with Service(config, tmp_path / "daemon.log"):
+    with a_service(config, tmp_path / "daemon.log"):
         done = coserve("camera", str(config), str(tmp_path / "pictures"), "--json")
         assert done.returncode == 1, done.stderr
         account = json.loads(done.stdout)

@@ -17,7 +17,7 @@ from daemon.host.lock import claim
 from daemon.storage.database.upkeep import check_database
 from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
-from tools.setup.service import Service
+from tests.simulated import a_service
 
 
 def db(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -41,7 +41,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Pa
     """A line that ran once: twelve images judged and kept, three boards closed."""
     folder = tmp_path_factory.mktemp("judged") / "line"
     config = a_line(folder, experts_folder, retention={"keep": ["pass", "fail", "review", "unknown"]})
-    with Service(config, folder / "daemon.log"):
+    with a_service(config, folder / "daemon.log"):
         with Publisher(f"ipc://{folder}/run/intake.sock", "camera") as publisher:
             for n in range(12):
                 board = {"type": "open-board", "serial": f"S{n % 3}"}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from coserve_client import SpoolingPublisher
 from tests.lines import a_jpeg, a_line
+from tests.simulated import a_service
 from tools.setup.service import Service
 
 IMAGES = 500
@@ -40,7 +41,7 @@ def a_small_line(folder: Path, experts: Path) -> tuple[Service, str]:
     """A running line, and its intake."""
     config = a_line(folder / "line", experts, memory="300MB")
     (folder / "line/rules.yaml").write_text(RULES, encoding="utf-8")
-    service = Service(config, folder / "daemon.log")
+    service = a_service(config, folder / "daemon.log")
     service.start()
     return service, f"ipc://{folder}/line/run/intake.sock"
 

@@ -15,9 +15,9 @@ import pytest
 import coserve_client
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
+from tests.simulated import a_service
 from tests.waiting import PATIENCE_S
 from tools.release.bundle import client_wheel
-from tools.setup.service import Service
 
 OTHER_PACKAGES = """
 import importlib.util, pkgutil, site
@@ -91,7 +91,7 @@ def test_the_camera_of_the_readme_and_the_results_of_the_page_run_with_the_clien
     camera = camera.replace("tcp://127.0.0.1:5570", f"{run_folder}/intake.sock")
     reader = reader.replace("tcp://127.0.0.1:5570", f"{run_folder}/intake.sock")
     reader = reader.replace("tcp://127.0.0.1:5571", f"{run_folder}/results.sock")
-    with Service(config, tmp_path / "daemon.log"):
+    with a_service(config, tmp_path / "daemon.log"):
         assert "'accepted': 2" in run(python, camera, tmp_path)
         assert sorted(line.split()[1] for line in run(python, reader, tmp_path).splitlines()) == ["R1", "R2"]
 

@@ -36,8 +36,8 @@ SAMPLES = Samples((a_jpeg(1), a_jpeg(2)), "two pictures")
 
 
 @pytest.fixture
-def experts(experts_folder: Path) -> Path:
-    return experts_folder
+def experts(torch_experts_folder: Path) -> Path:
+    return torch_experts_folder
 
 
 def a_wish(**fields) -> Wish:

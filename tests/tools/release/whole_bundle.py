@@ -49,13 +49,13 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 @pytest.mark.timeout(1800)
-def test_a_pc_without_a_network_installs_the_bundle_and_serves(folder: Path, experts_folder: Path) -> None:
+def test_a_pc_without_a_network_installs_the_bundle_and_serves(folder: Path, torch_experts_folder: Path) -> None:
     bundles = sorted(BUILD.glob("coserve-*.tar"), key=lambda path: path.stat().st_mtime)
     assert bundles, "make it first: make bundle"
     with tarfile.open(bundles[-1]) as tar:
         tar.extractall(folder, filter="data")
     unpacked = next(folder.glob("coserve-*"))
-    line = Line(folder / "line", experts_folder)
+    line = Line(folder / "line", torch_experts_folder)
     prefix = folder / "prefix"
     run("sh", unpacked / "install.sh", "--prefix", prefix, line.config, cwd=folder)
     coserve = prefix / "usr/local/bin/coserve"

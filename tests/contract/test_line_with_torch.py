@@ -1,0 +1,75 @@
+"""Whole lines on real networks: what they compute, the memory that they share, and outputs that are not numbers."""
+
+import hashlib
+import os
+import struct
+from pathlib import Path
+
+import yaml
+
+from daemon.dispatch.trace import replay
+from experts.weights import read_header
+from tests.contract.client import Line, everything_is_whole
+
+COMMAND = ("tools", "run")
+
+
+def test_experts_that_do_not_fit_together_share_the_budget(tmp_path: Path, torch_experts_folder: Path) -> None:
+    line = Line(tmp_path, torch_experts_folder, command=COMMAND, memory="60MB", record="trace.jsonl")
+    with line.service():
+        for number in range(24):
+            line.send(component="PVF"[number % 3])
+        line.idle()
+        status = line.status()
+        for executor in status["executors"]:
+            assert executor["used_bytes"] <= executor["budget_bytes"] == 60_000_000
+    assert line.rows("SELECT count(*) FROM inspections WHERE verdict <> 'unknown'") == [(24,)]
+    switches = line.rows("SELECT count(*) FROM expert_switches WHERE cause <> 'startup'")[0][0]
+    assert switches == status["expert_switches"] >= 2
+    everything_is_whole(line)
+    assert list(replay(tmp_path / "trace.jsonl")) == []
+
+
+def _break_outputs(folder: Path, expert: str) -> None:
+    """Weights that are numbers, whose outputs are not: an import would refuse them."""
+    file = folder / f"{expert}.safetensors"
+    header, data = read_header(file), bytearray(file.read_bytes())
+    file.unlink()  # a link to the session's file
+    for entry in header.entries:
+        if entry.dtype == "F32" and len(entry.shape) > 1:
+            first, last = header.data_start + entry.begin, header.data_start + entry.end
+            data[first:last] = struct.pack("<f", 1e30) * ((last - first) // 4)
+    file.write_bytes(data)
+    catalog = yaml.safe_load((folder / "catalog.yaml").read_text(encoding="utf-8"))
+    catalog["experts"][expert]["sha256"] = hashlib.sha256(data).hexdigest()
+    (folder / "catalog.yaml").write_text(yaml.safe_dump(catalog), encoding="utf-8")
+
+
+def test_outputs_that_are_not_numbers_and_loads_that_hang_cost_their_own_images_only(
+    tmp_path: Path, torch_experts_folder: Path
+) -> None:
+    line = Line(tmp_path, torch_experts_folder, command=COMMAND, memory="140MB", limits={"hang_after": "4s"})
+    _break_outputs(tmp_path / "experts", "QFP64")
+    with line.service() as service:
+        broken = line.result(line.send(component="F", board={"type": "named", "serial": "N1"}, designator="F1"))
+        assert (broken["verdict"], broken["reason"]) == ("unknown", "expert_failed")
+        assert "not finite" in line.status()["last_error"]
+        # A file that never answers, as one on a disk that has died.
+        slow = tmp_path / "experts" / "C0603.safetensors"
+        line.control("unload", expert="C0603")
+        slow.rename(tmp_path / "experts" / "elsewhere")
+        os.mkfifo(slow)
+        waits = line.send(component="V")
+        line.wait(lambda: "load_hung" in line.log())
+        assert {line.result(line.send())["verdict"] for _ in range(2)} == {"pass"}, "the disk's channel goes on"
+        assert line.status()["state"] == "degraded"
+        assert line.result(line.send(component="V", deadline_ms=100))["reason"] == "deadline"
+        slow_writer = os.open(slow, os.O_RDWR)
+        slow.unlink()
+        (tmp_path / "experts" / "elsewhere").rename(slow)
+        os.close(slow_writer)
+        assert line.result(waits)["verdict"] in {"review", "pass"}
+        line.wait(lambda: "hung_load_ended" in line.log())
+        assert service.stop() == 0
+        service.start()
+    everything_is_whole(line)

@@ -1,0 +1,129 @@
+"""The tiers of the tests: which files stand in which, and what the fast tier forbids.
+
+`pytest --tier fast` collects the files of FAST and imports no others; `--tier contract` those of CONTRACT. Without
+`--tier` everything runs.
+"""
+
+import multiprocessing.process
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from tests import ROOT
+
+#: Folders and files below tests/: rules, policies, files, the database, the drive on a simulated clock.
+FAST = (
+    "daemon",
+    "experts",
+    "routing_rules",
+    "tools",
+)
+#: Wire, database, pages and commands, on lines with simulated devices; one line with torch.
+CONTRACT = ("contract",)
+#: What lies in a folder above and is not in its tier: why.
+NOT_FAST: dict[str, str] = {}
+NOT_CONTRACT: dict[str, str] = {}
+
+_LISTED = {"fast": (FAST, NOT_FAST), "contract": (CONTRACT, NOT_CONTRACT)}
+_MAX_SLEEP_S = 0.02
+_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec"}
+_REMEDY = "Leave it out, or move the test to a file that tests/tiers.py does not name in FAST."
+
+
+def is_in(tier: str, path: str) -> bool:
+    """Return True if the file `path` (below tests/) is in the tier."""
+    listed, excluded = _LISTED[tier]
+    return _lies_in(path, listed) and not _lies_in(path, excluded)
+
+
+def _lies_in(path: str, places: Any) -> bool:
+    return any(path == place or path.startswith(f"{place}/") for place in places)
+
+
+def _leads_to(folder: str, tier: str) -> bool:
+    listed, excluded = _LISTED[tier]
+    above = any(place.startswith(f"{folder}/") for place in listed)
+    return above or (_lies_in(folder, listed) and folder not in excluded)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=sorted(_LISTED), help="collect the files of this tier only (tests/tiers.py)")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    tier, tests = config.getoption("tier"), ROOT / "tests"
+    if tier is None or tests not in collection_path.parents:
+        return None
+    path = collection_path.relative_to(tests).as_posix()
+    wanted = _leads_to(path, tier) if collection_path.is_dir() else is_in(tier, path)
+    return None if wanted else True
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    starts_workers = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if config.getoption("tier") == "fast" and not starts_workers:
+        config.pluginmanager.register(FastTierGuard(), "fast-tier-guard")
+
+
+class FastTierGuard:
+    """Fails a test, or the import of its file, that imports torch, starts a process or sleeps."""
+
+    def __init__(self) -> None:
+        self._now = "the start"
+        self._violations: list[str] = []
+        self._is_over = False
+        self._sleep, self._start = time.sleep, multiprocessing.process.BaseProcess.start
+        if "torch" in sys.modules:
+            raise pytest.UsageError("torch is imported before any test of the fast tier: see tests/conftest.py")
+        time.sleep = self._checked_sleep
+        multiprocessing.process.BaseProcess.start = self._refuse_start
+        sys.addaudithook(self._audit)
+
+    def _checked_sleep(self, seconds: float) -> None:
+        if seconds > _MAX_SLEEP_S:
+            self._fail(f"sleeps {seconds:g} s")
+        self._sleep(seconds)
+
+    def _refuse_start(self, *_: Any) -> NoReturn:
+        self._fail("starts a process (multiprocessing)")
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Hear of each import and each start of a process; an audit hook cannot be removed again."""
+        if self._is_over:
+            return
+        if event == "import" and arguments[0] == "torch":
+            self._fail("imports torch")
+        if event in _STARTS:
+            self._fail(f"starts a process ({event})")
+
+    def _fail(self, deed: str) -> NoReturn:
+        message = f"{self._now} {deed}, which no test of the fast tier does. {_REMEDY}"
+        self._violations.append(message)
+        pytest.fail(message)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
+        self._now = collector.nodeid
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self._now = item.nodeid
+        self._violations.clear()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Iterator[None]:
+        """Fail the test too where another thread, or an `except`, took the failure."""
+        result = yield
+        if self._violations:
+            pytest.fail(self._violations[0])
+        return result
+
+    def pytest_unconfigure(self) -> None:
+        self._is_over = True
+        time.sleep, multiprocessing.process.BaseProcess.start = self._sleep, self._start
