@@ -15,18 +15,80 @@ import pytest
 
 from tests import ROOT
 
-#: Folders and files below tests/: rules, policies, files, the database, the drive on a simulated clock.
+#: Folders and files below tests/: rules, policies, settings, journal and database, the drive on a simulated clock.
 FAST = (
-    "daemon",
-    "experts",
+    "daemon/config",
+    "daemon/dispatch",
+    "daemon/host/test_lock.py",
+    "daemon/host/test_own_address.py",
+    "daemon/host/test_package_owners.py",
+    "daemon/intake",
+    "daemon/line",
+    "daemon/monitor/test_timeline.py",
+    "daemon/policy",
+    "daemon/storage",
+    "daemon/test_confined.py",
+    "daemon/test_units.py",
+    "daemon/wire",
+    "experts/moe/policy",
+    "experts/test_drift.py",
+    "experts/test_ledger.py",
+    "house",
     "routing_rules",
-    "tools",
+    "test_configuration_page.py",
+    "test_reliability_page.py",
+    "tools/camera/test_render.py",
+    "tools/cli/test_keys_command.py",
+    "tools/cli/test_progress.py",
+    "tools/cli/test_top.py",
+    "tools/query/test_report_without_daemon.py",
+    "tools/setup/test_install_service.py",
+    "tools/simulate",
 )
-#: Wire, database, pages and commands, on lines with simulated devices; one line with torch.
-CONTRACT = ("contract",)
+#: Wire, database, pages and commands, on lines with simulated devices, and one file with torch; without what is fast.
+CONTRACT = (
+    "contract",
+    "daemon",
+    "test_readme.py",
+    "test_tiers.py",
+    "test_wire_pages.py",
+    "tools/cli",
+    "tools/client",
+    "tools/query",
+    "tools/setup",
+)
+_PROCESSES, _SOCKETS, _TORCH = "starts processes", "waits for sockets and time", "computes with torch"
 #: What lies in a folder above and is not in its tier: why.
-NOT_FAST: dict[str, str] = {}
-NOT_CONTRACT: dict[str, str] = {}
+NOT_FAST = {
+    "daemon/dispatch/test_drive_devices.py": _TORCH,
+    "daemon/dispatch/test_executors.py": _TORCH,
+    "daemon/dispatch/test_loader.py": _TORCH,
+    "daemon/dispatch/test_watchdog_of_executors.py": _TORCH,
+    "daemon/intake/test_intake.py": _SOCKETS,
+    "daemon/intake/test_overload.py": _SOCKETS,
+    "daemon/storage/database/test_migrate.py": _PROCESSES,
+    "daemon/storage/database/test_on_postgresql.py": _PROCESSES,
+    "daemon/storage/test_containment.py": _TORCH,
+    "daemon/storage/test_database_watch.py": _PROCESSES,
+    "daemon/storage/test_results_stream.py": _SOCKETS,
+    "daemon/storage/test_retention.py": _PROCESSES,
+    "daemon/storage/test_review_requests.py": _PROCESSES,
+    "daemon/storage/test_writer.py": _PROCESSES,
+    "daemon/wire/test_keys.py": _SOCKETS,
+    "routing_rules/test_deeppcb_example.py": _TORCH,
+}
+NOT_CONTRACT = {
+    "contract/test_demo.py": "trains",
+    "contract/test_no_outbound.py": _TORCH,
+    "contract/test_texts.py": _TORCH,
+    "contract/test_untrusted_files.py": _TORCH,
+    "contract/test_versions_live.py": _TORCH,
+    "daemon/dispatch": _TORCH,
+    "daemon/language/test_model_check.py": _TORCH,
+    "daemon/language/test_served_model.py": _TORCH,
+    "daemon/storage/test_containment.py": _TORCH,
+    "tools/query/test_rejudge.py": _TORCH,
+}
 
 _LISTED = {"fast": (FAST, NOT_FAST), "contract": (CONTRACT, NOT_CONTRACT)}
 _MAX_SLEEP_S = 0.02
@@ -37,6 +99,8 @@ _REMEDY = "Leave it out, or move the test to a file that tests/tiers.py does not
 def is_in(tier: str, path: str) -> bool:
     """Return True if the file `path` (below tests/) is in the tier."""
     listed, excluded = _LISTED[tier]
+    if tier == "contract" and is_in("fast", path):
+        return False
     return _lies_in(path, listed) and not _lies_in(path, excluded)
 
 

@@ -8,10 +8,12 @@ import yaml
 
 from daemon.app import App
 from daemon.check import check_line
+from daemon.dispatch.simulated import SimulatedDevices
 from daemon.errors import ConfigError
 from daemon.line.line import load_line
 from daemon.line.profile import this_machine
 from tests.lines import a_line
+from tests.simulated import answer
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def a_profile(folder: Path, **machine: Any) -> None:
 
 def start_problems(path: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        App(load_line(path), path)
+        App(load_line(path), path, devices=SimulatedDevices(answer))
     return str(caught.value)
 
 
