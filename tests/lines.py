@@ -12,6 +12,8 @@ from PIL import Image
 
 from experts.catalog import write_catalog
 
+#: `coserve run`, for `Service` and `Line`: the daemon on this PC's devices, which computes with torch.
+COSERVE_RUN = ("tools", "run")
 CLASSIFIERS = ("R0402", "C0603", "QFP64")
 RULES = """\
 boards:

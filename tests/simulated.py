@@ -30,7 +30,7 @@ _INPUT_SIZE = 64
 
 
 def answer(spec: ExpertSpec, image: Prepared) -> Answer:
-    """Return the same label for the same pixels, at .9; detectors see nothing, or a box of each label, barely.
+    """Return the same label for the same pixels, at .9; detectors see nothing, or ten boxes, barely.
 
     Which of both hangs on the catalog: boxes are below any `confidence_floor` but 0.
     """
@@ -40,10 +40,11 @@ def answer(spec: ExpertSpec, image: Prepared) -> Answer:
     if spec.confidence_floor > 0:
         return Answer(None, None)
     width, height = image.placement.width, image.placement.height
-    count = len(spec.classes)
     boxes = tuple(
-        Detection(label, 0.02 - 0.0001 * n, (width * n / count, height * n / count, float(width), float(height)))
-        for n, label in enumerate(spec.classes)
+        Detection(
+            spec.classes[-(n % 2)], 0.02 - 0.001 * n, (width * n / 10, height * n / 10, float(width), float(height))
+        )
+        for n in range(10)
     )
     return Answer(boxes[0].label, boxes[0].confidence, boxes)
 

@@ -10,12 +10,11 @@ import yaml
 from daemon.dispatch.trace import replay
 from experts.weights import read_header
 from tests.contract.client import Line, everything_is_whole
-
-COMMAND = ("tools", "run")
+from tests.lines import COSERVE_RUN
 
 
 def test_experts_that_do_not_fit_together_share_the_budget(tmp_path: Path, torch_experts_folder: Path) -> None:
-    line = Line(tmp_path, torch_experts_folder, command=COMMAND, memory="60MB", record="trace.jsonl")
+    line = Line(tmp_path, torch_experts_folder, command=COSERVE_RUN, memory="60MB", record="trace.jsonl")
     with line.service():
         for number in range(24):
             line.send(component="PVF"[number % 3])
@@ -48,7 +47,7 @@ def _break_outputs(folder: Path, expert: str) -> None:
 def test_outputs_that_are_not_numbers_and_loads_that_hang_cost_their_own_images_only(
     tmp_path: Path, torch_experts_folder: Path
 ) -> None:
-    line = Line(tmp_path, torch_experts_folder, command=COMMAND, memory="140MB", limits={"hang_after": "4s"})
+    line = Line(tmp_path, torch_experts_folder, command=COSERVE_RUN, memory="140MB", limits={"hang_after": "4s"})
     _break_outputs(tmp_path / "experts", "QFP64")
     with line.service() as service:
         broken = line.result(line.send(component="F", board={"type": "named", "serial": "N1"}, designator="F1"))

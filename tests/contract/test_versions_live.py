@@ -7,7 +7,7 @@ from typing import Any
 
 from coserve_client import Publisher
 from tests.contract.client import Line
-from tests.lines import a_jpeg
+from tests.lines import COSERVE_RUN, a_jpeg
 from tools.experts.change import put, switch
 from tools.experts.line import open_line
 
@@ -23,7 +23,7 @@ IMAGES, SWITCHES = 1000, 20
 def test_twenty_switches_under_load_lose_nothing_and_every_answer_is_of_the_version_it_names(
     tmp_path: Path, version_folders: tuple[Path, Path]
 ):
-    line = Line(tmp_path / "line", version_folders[0], RULES, memory="100MB")
+    line = Line(tmp_path / "line", version_folders[0], RULES, COSERVE_RUN, memory="100MB")
     pictures = [a_jpeg(seed) for seed in range(16)]
     with line.service():
         experts = open_line(line.config)

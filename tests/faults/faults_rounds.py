@@ -23,7 +23,7 @@ from tests.faults.faults_cameras import RULES, Consumer, Sent, Shift
 from tests.faults.faults_invariants import broken_promises
 from tests.faults.powercut import Disk, Unsynced
 from tests.faults.shim import Call, read_log, shim_environment, switch_faults
-from tests.lines import a_line
+from tests.lines import COSERVE_RUN, a_line
 from tests.waiting import PATIENCE_S, until
 from tools.cli.console import quiet_start
 from tools.setup.service import READY
@@ -146,7 +146,7 @@ class FaultLine:
         experts: Path,
         seed: int,
         cameras: int = 2,
-        command: Sequence[str] = ("tools", "run"),
+        command: Sequence[str] = COSERVE_RUN,
         **settings: Any,
     ) -> None:
         self.command = command

@@ -126,7 +126,7 @@ def test_a_line_restored_from_a_backup_taken_while_cameras_sent_judges_every_ima
             accepted.add(image_id)
 
     def publish() -> None:
-        with Publisher(line.intake, "cam-1", silence_s=120.0, patience_s=240.0, on_final=answered) as publisher:
+        with Publisher(line.intake, "cam-1", silence_s=120.0, patience_s=240.0, on_answer=answered) as publisher:
             number = 0
             while not done.wait(0.0 if number < 60 else 0.1):  # a burst, then a calm line
                 board = {"type": "free", "serial": f"S{number % 5}"}

@@ -71,4 +71,4 @@ def test_no_option_of_any_command_answers_in_pydantics_words() -> None:
             assert said.startswith(f"coserve: {max(param.opts, key=len)}: expected "), (names, said)
             assert said.endswith("not 'no such value'"), (names, said)
             tried += 1
-    assert tried > 100
+    assert tried > 80

@@ -12,7 +12,7 @@ import zmq
 import zmq.auth
 
 from coserve_client import BoardResult, CurveClient, GenerationResult, InspectionResult, Results, ResultsError
-from daemon.storage.database import render
+from daemon.storage.database import rows
 from tests.waiting import until
 
 TOPIC = "inspection/b/S1/"
@@ -217,9 +217,9 @@ def test_the_typed_messages_name_every_field_that_the_line_publishes() -> None:
             return {"seq": 1, "failed": "[]", "missing": "[]", "board_type": "b", "serial": "s", "source": "s"}.get(key)
 
     bodies = {
-        InspectionResult: render.inspection(AnyRow(), [], []).body,
-        BoardResult: render.board(AnyRow()).body,
-        GenerationResult: render.generation(AnyRow()).body,
+        InspectionResult: rows.inspection_message(AnyRow(), [], []).body,
+        BoardResult: rows.board_message(AnyRow()).body,
+        GenerationResult: rows.generation_message(AnyRow()).body,
     }
     for message, body in bodies.items():
         assert message.__required_keys__ == {"kind", "topic", *body}

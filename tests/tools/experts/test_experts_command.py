@@ -15,7 +15,7 @@ from daemon.wire.control import ControlError, ControlServer
 from experts.catalog import CatalogFile
 from experts.catalog_edit import read
 from tests.contract.client import Line
-from tests.lines import a_jpeg
+from tests.lines import COSERVE_RUN, a_jpeg
 from tools.cli.main import app
 
 RULES = """\
@@ -28,7 +28,7 @@ classifiers:
 
 @pytest.fixture
 def line(tmp_path: Path, version_folders: tuple[Path, Path]) -> Line:
-    return Line(tmp_path / "line", version_folders[0], RULES, memory="100MB")
+    return Line(tmp_path / "line", version_folders[0], RULES, COSERVE_RUN, memory="100MB")
 
 
 def run(line: Line, *arguments: str, status: int = 0) -> Any:
@@ -235,7 +235,7 @@ def nothing(folder: Path, source: Path) -> None:
 def test_a_version_that_the_line_cannot_use_is_refused_and_leaves_nothing(
     tmp_path: Path, version_folders: tuple[Path, Path], make, reason: str
 ):
-    line = Line(tmp_path / "line", version_folders[0], RULES, memory="60MB")
+    line = Line(tmp_path / "line", version_folders[0], RULES, COSERVE_RUN, memory="60MB")
     folder = tmp_path / "new"
     folder.mkdir()
     make(folder, version_folders[1])

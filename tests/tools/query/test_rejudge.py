@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.contract.client import Line
-from tests.lines import a_jpeg
+from tests.lines import COSERVE_RUN, a_jpeg
 from tools.cli.main import app
 from tools.query.reading import StoredImage
 from tools.query.rejudge import _change, write_csv
@@ -43,7 +43,9 @@ def gave_way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def judged(tmp_path_factory: pytest.TempPathFactory, version_folders: tuple[Path, Path]) -> Line:
     """A line that judged JPEGs and raw pixels for P and Q, and stopped."""
     keep = {"retention": {"keep": ["pass", "fail", "review", "unknown"]}}
-    line = Line(tmp_path_factory.mktemp("judged") / "line", version_folders[0], RULES, memory="100MB", **keep)
+    line = Line(
+        tmp_path_factory.mktemp("judged") / "line", version_folders[0], RULES, COSERVE_RUN, memory="100MB", **keep
+    )
     with line.service():
         for number in range(PICTURES):
             board = {"type": "free", "serial": f"S{number % 3}", "lot": "L1" if number < 6 else "L2"}
