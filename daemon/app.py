@@ -135,7 +135,7 @@ class App:
             server=f"coserve {version('coserve')}",
             room=self._disk_space.problem,
             asking=TextAdmission(self._language.prompts, self._reader, self._texts),
-            took=self._metrics.took,
+            on_stored=self._metrics.took,
         )
         self._database_watch = DatabaseWatch(self._database, self._admission.hold, self._admission.resume)
         self._retention = as_start_error(
@@ -245,7 +245,7 @@ class App:
             self._reader.results_since,
             keys,
             self._metrics.answered,
-            self._gate.may_in if self._gate else None,
+            self._gate.is_allowed if self._gate else None,
         )
         self._http = self._make_http(config)
         self._http_url = ""

@@ -1,4 +1,4 @@
-"""What publishers hear: admission, back-pressure, quotas, fairness, catching up, until an image is durable.
+"""Answers to publishers: admission, back-pressure, quotas, fairness, catching up, until an image is durable.
 
 `intake.Intake` owns the socket's thread, `admission.Admission` decides each answer. Nothing here schedules or judges.
 """

@@ -1,9 +1,9 @@
-"""What intake answers to each message: the order of checks of PROTOCOL.md, duplicates in flight.
+"""Decide the answer to each message: the order of checks of PROTOCOL.md, duplicates in flight.
 
 Credit and back-pressure are in backlog.py, requests for text in text_requests.py.
 
-No sockets and no threads here: frames in, an answer out, or a promise that is settled when the writer replies. Only
-the intake thread calls, `hold` and `resume` excepted.
+No sockets and no threads here: frames in, an answer out, at once or when the writer replies. Only the intake thread
+calls, `hold` and `resume` excepted.
 """
 
 import time
@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.intake.backlog import Accounts, Backlog, IntakeLimits, Peer
-from daemon.intake.payload_scan import Examination, LongWalkError, PayloadScan, look_at
+from daemon.intake.payload_scan import LongWalkError, PayloadScan, ScanRequest, scan_payload
 from daemon.intake.text_requests import TextAdmission, TextSettled
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Arrival, BoardRef
@@ -23,9 +23,9 @@ from daemon.storage.quarantine import Quarantine
 from daemon.wire.messages import VERSION, Answer, Code, Generate, Hello, Inspect, Message, MessageError, answer, parse
 from routing_rules.routes import Routes
 
-#: A write that failed is tried again soon; the publisher's own patience spaces further ones.
+#: A publisher retries soon after a failed write; its own back-off spaces further ones.
 _FAILED_RETRY_MS = 500
-#: A payload that is larger, or has more parts, is looked at elsewhere: the intake's turn stays short for everybody.
+#: Larger payloads, and those with more parts, are scanned in another thread: the intake's turns stay short.
 _LARGE_BYTES = 2**20
 _MANY_STEPS = 2000
 
@@ -33,7 +33,7 @@ Key = tuple[str, str]  # (source, id)
 
 
 @runtime_checkable
-class Known(Protocol):
+class KnownImage(Protocol):
     """An image that was accepted before."""
 
     @property
@@ -41,9 +41,9 @@ class Known(Protocol):
 
 
 class Reader(Protocol):
-    """What intake reads of the results; called in the intake thread."""
+    """Queries of intake to the results; called in the intake thread."""
 
-    def find(self, source: str, image_id: str) -> Known | None: ...
+    def find(self, source: str, image_id: str) -> KnownImage | None: ...
     def open_rules(self, board_type: str, serial: str, attempt: int | None) -> str | None: ...
     def last_seq(self) -> int: ...
 
@@ -55,8 +55,8 @@ class NotStored(Protocol):
     def reason(self) -> str: ...
 
 
-#: What becomes of an arrival at the writer.
-Stored = Accepted | Known | NotStored
+#: The writer's reply: accepted, the earlier image with the same key, or the reason of a failure.
+Stored = Accepted | KnownImage | NotStored
 
 
 class ArrivalWriter(Protocol):
@@ -74,18 +74,18 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """What the examiner found in a payload; None where it could not look."""
+class Scanned:
+    """The scan of a payload in the scanner's thread; None if the scan failed."""
 
     peer: Peer
     message: Inspect
     payload: bytes
-    look: PayloadScan | None
+    scan: PayloadScan | None
 
 
 @dataclass(frozen=True, slots=True)
 class _WriterBroke:
-    """The writer did not take an arrival at all."""
+    """The writer raised an exception instead of taking an arrival."""
 
     reason: str
 
@@ -101,12 +101,12 @@ class _InFlight:
     repeated: list[tuple[Peer, str]] = field(default_factory=list)
 
 
-#: What another thread has found, for `settle`, `settle_text` or `looked`.
-Posted = Settled | TextSettled | Looked
+#: A reply of another thread, for `settle`, `settle_text` or `scanned`.
+Posted = Settled | TextSettled | Scanned
 
 
 class Admission(Accounts):
-    """Checks and answers, on the books of `Accounts`."""
+    """Checks messages and answers them; `Accounts` counts what they cost."""
 
     def __init__(  # noqa: PLR0913, PLR0917  the checks of every message come together here
         self,
@@ -119,15 +119,15 @@ class Admission(Accounts):
         server: str = "coserve",
         room: Callable[[int], str | None] = lambda _bytes: None,
         asking: TextAdmission | None = None,
-        took: Callable[[float], None] = lambda _seconds: None,
+        on_stored: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
-        """`room(bytes)`: why the disk takes no image of so many bytes now, None where it does.
+        """`room(bytes)` returns why the disk cannot take an image of so many bytes now, None if it can.
 
-        `took(seconds)` hears how long each image was at the writer until it was accepted.
+        `on_stored(seconds)` is called with the time that each accepted image spent at the writer.
         """
         super().__init__(limits, backlog, room)
         self._asking = asking
-        self._took = took
+        self._on_stored = on_stored
         self._rulebook = rulebook
         self._reader = reader
         self._writer = writer
@@ -138,7 +138,7 @@ class Admission(Accounts):
         self._log = structlog.get_logger("intake")
 
     def read(self, frames: Sequence[bytes]) -> tuple[Message, bytes] | Answer:
-        """A message and its payload, or why it will never be accepted: what the message alone tells."""
+        """Return a message and its payload, or the rejection of one that is wrong by itself."""
         try:
             message, payload = parse(frames)
         except MessageError as error:
@@ -151,10 +151,10 @@ class Admission(Accounts):
         message: Inspect | Generate | Hello,
         payload: bytes,
         post: Callable[[Posted], None],
-    ) -> Answer | Examination | None:
-        """The answer to a message; None where it comes once `post` was called with what is for `settle`.
+    ) -> Answer | ScanRequest | None:
+        """Return the answer to a message; None if it follows when `post` has been called, by `settle`.
 
-        An Examination is the caller's part; what is found is posted for `looked`.
+        The caller carries out a ScanRequest; its result is posted for `scanned`.
         """
         try:
             return self._still_unread(message) or self._handle(peer, message, payload, post)
@@ -162,18 +162,18 @@ class Admission(Accounts):
             return self._rejected(error)
         except SQLAlchemyError as error:
             return self._unread(message, error)
-        except Exception:  # noqa: BLE001 - one message may not stop the line, whatever it broke
+        except Exception:  # noqa: BLE001 - one message must not stop the line
             return self._failed(message)
 
-    def looked(self, looked: Looked, post: Callable[[Posted], None]) -> Answer | None:
-        """Go on with an image whose payload was looked at elsewhere; as `take`."""
-        peer, message, payload = looked.peer, looked.message, looked.payload
+    def scanned(self, scanned: Scanned, post: Callable[[Posted], None]) -> Answer | None:
+        """Go on with an image whose payload was scanned in another thread; returns what `take` returns."""
+        peer, message, payload = scanned.peer, scanned.message, scanned.payload
         self.left_memory(message.source, len(payload))
         self.answered(peer)
-        if looked.look is None:
+        if scanned.scan is None:
             return self._failed(message)
         try:
-            return self._still_unread(message) or self._inspect(peer, message, payload, looked.look, post)
+            return self._still_unread(message) or self._inspect(peer, message, payload, scanned.scan, post)
         except MessageError as error:
             return self._rejected(error)
         except SQLAlchemyError as error:
@@ -186,7 +186,7 @@ class Admission(Accounts):
         return self.busy(message, "the daemon cannot look at this message now", _FAILED_RETRY_MS)
 
     def _unread(self, message: Message, error: SQLAlchemyError) -> Answer:
-        """A database that cannot be asked is told of in a line, however many cameras go on sending."""
+        """Answer `busy` if the database cannot be read, and log it in one line."""
         why = str(getattr(error, "orig", error)).partition("\n")[0]
         self._log.warning("intake_waits", source=message.source, id=message.image_id, error=why)
         self._is_unread = True
@@ -194,7 +194,7 @@ class Admission(Accounts):
         return self.busy(message, reason, _FAILED_RETRY_MS)
 
     def _still_unread(self, message: Message) -> Answer | None:
-        """A database that gave no answer is asked nothing while images are held: each question may take 10 s."""
+        """Answer `busy` without a query while the database is known to be unreadable: each query may take 10 s."""
         reason = next(iter(self.held), None) if self._is_unread else None
         self._is_unread = reason is not None
         return None if reason is None else self.busy(message, reason, _FAILED_RETRY_MS)
@@ -205,15 +205,15 @@ class Admission(Accounts):
         message: Inspect | Generate | Hello,
         payload: bytes,
         post: Callable[[Posted], None],
-    ) -> Answer | Examination | None:
+    ) -> Answer | ScanRequest | None:
         match message:
             case Inspect():
                 if _LARGE_BYTES < len(payload) <= self.limits.max_payload_bytes:
-                    return self._look_elsewhere(peer, message, payload, post)
+                    return self._scan_elsewhere(peer, message, payload, post)
                 try:
                     return self._inspect(peer, message, payload, None, post)
                 except LongWalkError:
-                    return self._look_elsewhere(peer, message, payload, post)
+                    return self._scan_elsewhere(peer, message, payload, post)
             case Generate():
                 if self._asking is None:
                     raise _refusal(message, "unknown_model", "the configuration names no model")
@@ -222,7 +222,7 @@ class Admission(Accounts):
                 return self._welcome(message)
 
     def settle(self, settled: Settled) -> list[tuple[Peer, Answer]]:
-        """The answers that the writer's reply to one arrival sets free."""
+        """Return the answers to an image and to its repetitions, once the writer has replied."""
         source, image_id = settled.key
         flight = self._in_flight.pop(settled.key, None)
         if flight is None:
@@ -238,11 +238,11 @@ class Admission(Accounts):
             return peer, answer("duplicate", image_id, source, credit, differs=differs)
 
         if isinstance(settled.result, Accepted):
-            self._took(time.monotonic() - flight.since_s)
+            self._on_stored(time.monotonic() - flight.since_s)
             accepted = answer("accepted", image_id, source, credit)
             return [(flight.peer, accepted), *(duplicate(p, sha != flight.sha256) for p, sha in flight.repeated)]
         self.not_stored(source, flight.payload_bytes)
-        if isinstance(settled.result, Known):
+        if isinstance(settled.result, KnownImage):
             stored_sha256 = settled.result.payload_sha256
             return [duplicate(peer, sha256 != stored_sha256) for peer, sha256 in everyone]
         reason = f"the image could not be stored: {settled.result.reason}"
@@ -250,7 +250,7 @@ class Admission(Accounts):
         return [(peer, again) for peer, _ in everyone]
 
     def settle_text(self, settled: TextSettled) -> list[tuple[Peer, Answer]]:
-        """As `settle`, of a request for text."""
+        """Return the answers to a request for text, once the writer has replied."""
         return [] if self._asking is None else self._asking.settle(self, settled)
 
     def _rejected(self, error: MessageError) -> Answer:
@@ -271,68 +271,68 @@ class Admission(Accounts):
             last_seq=self._reader.last_seq(),
         )
 
-    def _look_elsewhere(
+    def _scan_elsewhere(
         self, peer: Peer, message: Inspect, payload: bytes, post: Callable[[Posted], None]
-    ) -> Answer | Examination:
-        """Everything that can be said without a look at the payload first; the look waits in memory, as images do."""
+    ) -> Answer | ScanRequest:
+        """Check everything but the payload, then ask for its scan; the payload waits in memory, as other images do."""
         key = (message.source, message.image_id)
         if key not in self._in_flight and self._reader.find(*key) is None:
             self._check_rules(message)
-            busy = self.wait_outside(peer, message, len(payload))
+            busy = self.refuse_for_now(peer, message, len(payload))
             if busy is not None:
                 return busy
         busy = self.enter_memory(message, len(payload))
         if busy is not None:
             return busy
-        self.owe(peer)
+        self.count_unanswered(peer)
 
-        def done(look: PayloadScan | None) -> None:
-            post(Looked(peer, message, payload, look))
+        def done(scan: PayloadScan | None) -> None:
+            post(Scanned(peer, message, payload, scan))
 
-        return Examination(message.source, payload, message.pixels, self.limits.max_pixels, done)
+        return ScanRequest(message.source, payload, message.pixels, self.limits.max_pixels, done)
 
     def _inspect(
         self,
         peer: Peer,
         message: Inspect,
         payload: bytes,
-        look: PayloadScan | None,
+        scan: PayloadScan | None,
         post: Callable[[Posted], None],
     ) -> Answer | None:
-        """`look` where there was one already; LongWalkError where it takes too long to have one here."""
+        """Accept an image; `scan` is its payload's, if there is one. LongWalkError if a scan takes too long here."""
         key = (message.source, message.image_id)
         flight = self._in_flight.get(key)
         if flight is not None:
-            return self._repeat(peer, message, (look or self._look(message, payload)).sha256, flight)
+            return self._repeat(peer, message, (scan or self._scan(message, payload)).sha256, flight)
         known = self._reader.find(*key)
         if known is not None:
-            differs = known.payload_sha256 != (look or self._look(message, payload)).sha256
+            differs = known.payload_sha256 != (scan or self._scan(message, payload)).sha256
             return answer("duplicate", message.image_id, message.source, self.credit(message.source), differs=differs)
         self._check_rules(message)
-        sha256 = self._check_payload(message, payload, look)
+        sha256 = self._check_payload(message, payload, scan)
         busy = self.enter(peer, message, len(payload))
         if busy is not None:
             return busy
         self._in_flight[key] = _InFlight(peer, sha256, len(payload))
-        self.owe(peer)
+        self.count_unanswered(peer)
         try:
             self._writer.write(_arrival(message, payload, sha256), lambda result: post(Settled(key, result)))
-        except Exception as error:  # noqa: BLE001 - whatever it is, this image is not durable
+        except Exception as error:  # noqa: BLE001 - this image is not durable
             self._log.exception("writer_refused", source=message.source, id=message.image_id)
             return self.settle(Settled(key, _WriterBroke(str(error))))[0][1]
         return None
 
-    def _look(self, message: Inspect, payload: bytes) -> PayloadScan:
+    def _scan(self, message: Inspect, payload: bytes) -> PayloadScan:
         if len(payload) > self.limits.max_payload_bytes:
-            return PayloadScan("", None)  # nothing that is stored is as large
-        return look_at(payload, message.pixels, self.limits.max_pixels, _MANY_STEPS)
+            return PayloadScan("", None)  # no stored image is as large
+        return scan_payload(payload, message.pixels, self.limits.max_pixels, _MANY_STEPS)
 
     def _repeat(self, peer: Peer, message: Inspect, sha256: str, flight: _InFlight) -> Answer | None:
-        """A second copy of an image on its way to the disk: answered with it, since it may not reach the disk."""
+        """Answer a second copy of an image together with the first, which may still fail to reach the disk."""
         if self.is_over_credit(peer):
             return self.over_credit(message)
         flight.repeated.append((peer, sha256))
-        self.owe(peer)
+        self.count_unanswered(peer)
         return None
 
     def _check_rules(self, message: Inspect) -> None:
@@ -344,30 +344,30 @@ class Admission(Accounts):
             raise _refusal(message, "unknown_component", reason)
 
     def _rules_of(self, board: BoardRef) -> Routes:
-        """The rules that the attempt which takes this image opened with; those in force where it opens one."""
+        """Return the rules with which this image's board attempt began; those in force if it begins one."""
         if self._rulebook.is_alone:
             return self._rulebook.current
         version = self._reader.open_rules(board.type, board.serial, board.attempt)
-        kept = None if version is None else self._rulebook.get(version)
-        return kept or self._rulebook.current
+        routes = None if version is None else self._rulebook.get(version)
+        return routes or self._rulebook.current
 
-    def _check_payload(self, message: Inspect, payload: bytes, look: PayloadScan | None) -> str:
-        """The payload's sha256, once its structure is right; a bad image is kept in the quarantine."""
+    def _check_payload(self, message: Inspect, payload: bytes, scan: PayloadScan | None) -> str:
+        """Return the payload's sha256 if its structure is sound; a bad image goes to the quarantine."""
         if not payload:
             raise _refusal(message, "bad_image", "the payload is missing or empty")
         if len(payload) > self.limits.max_payload_bytes:
             reason = f"the payload has {len(payload)} bytes, at most {self.limits.max_payload_bytes} are taken"
             raise _refusal(message, "too_large", reason)
-        look = look or self._look(message, payload)
-        if look.flaw is not None:
-            if look.flaw.code == "bad_image":
-                self._quarantine.keep(message.source, message.image_id, payload, look.flaw.reason)
-            raise _refusal(message, look.flaw.code, look.flaw.reason)
-        if message.sha256 is not None and message.sha256 != look.sha256:
-            reason = f"the payload's sha256 is {look.sha256}, not the one in the header"
+        scan = scan or self._scan(message, payload)
+        if scan.flaw is not None:
+            if scan.flaw.code == "bad_image":
+                self._quarantine.keep(message.source, message.image_id, payload, scan.flaw.reason)
+            raise _refusal(message, scan.flaw.code, scan.flaw.reason)
+        if message.sha256 is not None and message.sha256 != scan.sha256:
+            reason = f"the payload's sha256 is {scan.sha256}, not the one in the header"
             self._quarantine.keep(message.source, message.image_id, payload, reason)
             raise _refusal(message, "bad_image", reason)
-        return look.sha256
+        return scan.sha256
 
 
 def _arrival(message: Inspect, payload: bytes, sha256: str) -> Arrival:

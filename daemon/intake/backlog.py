@@ -1,4 +1,4 @@
-"""What may wait, and what a message costs: the backlog of images, credit of connections, quotas of sources.
+"""Limits of what waits, and costs of a message: the backlog of images, credit of connections, quotas of sources.
 
 `Backlog` counts images in number and bytes, of each source and of all: accepted ones until their outcome is durable,
 those in memory until the disk has them. Any thread may call it. Accounts are the intake thread's, `hold` and `resume`
@@ -99,7 +99,7 @@ class Backlog:
             return full
 
     def restore(self, source: str, size_bytes: int) -> None:
-        """Count in an image that was accepted before a restart, whatever the limits are now."""
+        """Count in an image that was accepted before a restart, without regard to the limits."""
         with self._lock:
             self._add(source, size_bytes)
 
@@ -120,7 +120,7 @@ class Backlog:
             self._released_at_s = now_s
 
     def room(self, source: str) -> int:
-        """How many more images this source may bring in now, by count alone."""
+        """Return how many more images this source may send now, by count alone."""
         with self._lock:
             mine = self._sources.get(source)
             left_of_mine = self._limits.source_images - (mine.images if mine else 0)
@@ -165,9 +165,9 @@ class Backlog:
         return None
 
     def _share(self, source: str, mine: _Load, size_bytes: int) -> int:
-        """How much of the whole this source may fill, in sixteenths."""
+        """Return the share of the whole that this source may fill, in sixteenths."""
         is_regular = source in self._regulars
-        # Among those that have images here now: who only came by some time ago takes nothing from anybody's share.
+        # Only regulars that have images here now share: those that have gone take nothing from the others.
         if is_regular and self._is_modest(mine, size_bytes, len(self._regulars_here) + (mine.images == 0)):
             return 16
         if self._is_modest(mine, size_bytes, len(self._sources) + (mine.images == 0)):
@@ -187,7 +187,7 @@ class Backlog:
 class _Regulars:
     """The sources that were seen twice or more, the newest so many; those seen once are on probation, as many."""
 
-    _MOST = 256
+    _MAX = 256
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, None] = OrderedDict()
@@ -200,16 +200,16 @@ class _Regulars:
         return len(self._known)
 
     def saw(self, source: str) -> list[str]:
-        """A source's image has left; the sources that are no regulars any more because of it."""
+        """Note that an image of this source has left; return the sources that stop being regulars."""
         seen_before = source in self._known or source in self._probation
         self._probation.pop(source, None)
         among = self._known if seen_before else self._probation
         among[source] = None
         among.move_to_end(source)
-        return [among.popitem(last=False)[0]] if len(among) > self._MOST else []
+        return [among.popitem(last=False)[0]] if len(among) > self._MAX else []
 
 
-#: While the daemon drains or the disk is full: somebody has to do something, so a second more costs nothing.
+#: While the daemon drains or the disk is full, a person has to act: a second more costs nothing.
 _HELD_RETRY_MS = 1000
 #: Images in memory: few enough that their headers count for little beside the bytes, more than any credit.
 _IMAGES_IN_MEMORY = 8192
@@ -230,26 +230,26 @@ class IntakeLimits:
 
 
 def intake_limits(limits: Limits) -> IntakeLimits:
-    """As a line is configured."""
+    """Return the limits of intake that `limits` of coserve.yaml sets."""
     quota = QuotaLimits(limits.source_images_per_s, limits.source_bytes_per_s)
     return IntakeLimits(limits.credit, limits.max_payload_bytes, limits.max_pixels, limits.in_memory, quota)
 
 
 def backlog_limits(limits: Limits) -> BacklogLimits:
-    """As a line is configured."""
+    """Return the limits of the backlog that `limits` of coserve.yaml sets."""
     return BacklogLimits(limits.backlog_images, limits.backlog_bytes, limits.source_images, limits.source_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Where an answer goes: the connection's identity, and the envelope that its message came in."""
+    """The address of an answer: the connection's identity, and the envelope of its message."""
 
     identity: bytes
     envelope: tuple[bytes, ...]
 
 
 class Sent(Protocol):
-    """Whose message it is, as far as an answer says so."""
+    """A message, as far as an answer names it."""
 
     @property
     def image_id(self) -> str | None: ...
@@ -267,12 +267,12 @@ class SentByKey(Protocol):
 
 
 class Accounts:
-    """The books; `in_flight` is 0 whenever every message has its answer."""
+    """Counts unanswered messages, bytes in memory, and quotas; `in_flight` is 0 when every message has its answer."""
 
     def __init__(
         self, limits: IntakeLimits, backlog: Backlog, room: Callable[[int], str | None] = lambda _bytes: None
     ) -> None:
-        """`room(bytes)`: why the disk takes no message of so many bytes now, None where it does."""
+        """`room(bytes)` returns why the disk cannot take so many bytes now, None if it can."""
         self.limits = limits
         self.quotas = Quotas(limits.quota)
         self._backlog = backlog
@@ -286,12 +286,12 @@ class Accounts:
 
     @property
     def in_flight(self) -> int:
-        """Messages that wait for the writer, or to be looked at."""
+        """Return the number of messages that wait for the writer or for a scan."""
         return self._outstanding.total()
 
     @property
     def bytes_in_memory(self) -> int:
-        """Payloads on their way to the disk, or to be looked at."""
+        """Return the bytes of payloads that wait for the disk or for a scan."""
         return self._memory.bytes
 
     def hold(self, cause: str, reason: str) -> None:
@@ -302,17 +302,17 @@ class Accounts:
     def resume(self, cause: str) -> None:
         """Lift what `hold` with this cause began. Any thread."""
         with self._holding:
-            self._held = {other: reason for other, reason in self._held.items() if other != cause}
+            self._held = {key: reason for key, reason in self._held.items() if key != cause}
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Why new messages hear `busy`; empty while they are taken. Any thread."""
+        """Return the reasons why new messages are answered `busy`; empty while they are taken. Any thread."""
         return tuple(self._held.values())
 
-    # Answers that are owed
+    # Unanswered messages
 
-    def owe(self, peer: Peer) -> None:
-        """One more message of this connection waits for its answer."""
+    def count_unanswered(self, peer: Peer) -> None:
+        """Count one more message of this connection that waits for its answer."""
         self._outstanding[peer.identity] += 1
 
     def answered(self, peer: Peer) -> None:
@@ -324,12 +324,12 @@ class Accounts:
         return self._outstanding[peer.identity] >= self.limits.credit
 
     def credit(self, source: str | None) -> int:
-        """How many unanswered messages a connection of this source may have from now on."""
+        """Return how many unanswered messages a connection of this source may have from now on."""
         room = self.limits.credit if source is None else self._backlog.room(source)
         return max(1, min(self.limits.credit, room))
 
     def busy(self, message: Sent, reason: str, retry_after_ms: int) -> Answer:
-        """The answer that asks to send `message` again later."""
+        """Return the answer that asks to send `message` again later."""
         credit = self.credit(message.source)
         return answer("busy", message.image_id, message.source, credit, retry_after_ms=retry_after_ms, reason=reason)
 
@@ -340,11 +340,11 @@ class Accounts:
     # Room
 
     def enter(self, peer: Peer, message: SentByKey, size_bytes: int) -> Answer | None:
-        """Why this message has to wait outside; None once it is counted into memory and backlog, and has paid."""
-        busy = self.wait_outside(peer, message, size_bytes)
+        """Count a message into memory, backlog and quota and return None; or return why it has to be sent again."""
+        busy = self.refuse_for_now(peer, message, size_bytes)
         if busy is not None:
             return busy
-        # Late, for the room counts whom it lets in.
+        # Last, since a call with enough room reserves it.
         no_room = self._room(size_bytes)
         if no_room is not None:
             return self.busy(message, no_room, _HELD_RETRY_MS)
@@ -358,8 +358,8 @@ class Accounts:
         self.quotas.spend(message.source, size_bytes, time.monotonic())
         return None
 
-    def wait_outside(self, peer: Peer, message: SentByKey, size_bytes: int) -> Answer | None:
-        """Why this message has to wait, apart from the room there is."""
+    def refuse_for_now(self, peer: Peer, message: SentByKey, size_bytes: int) -> Answer | None:
+        """Return the `busy` of a hold, of credit or of a quota; None if none of them refuses this message."""
         for reason in self._held.values():
             return self.busy(message, reason, _HELD_RETRY_MS)
         if self.is_over_credit(peer):
@@ -371,7 +371,7 @@ class Accounts:
         return None
 
     def enter_memory(self, message: SentByKey, size_bytes: int) -> Answer | None:
-        """Count a payload into memory while it is looked at; the answer where there is no room for it."""
+        """Count a payload into memory while it is scanned; return the `busy` if there is no room for it."""
         full = self._memory.enter(message.source, size_bytes)
         return None if full is None else self.busy(message, full.reason, full.retry_after_ms)
 
@@ -379,5 +379,5 @@ class Accounts:
         self._memory.leave(source, size_bytes)
 
     def not_stored(self, source: str, size_bytes: int) -> None:
-        """What entered and was not made durable leaves the backlog again."""
+        """Take an image out of the backlog that could not be made durable."""
         self._backlog.leave(source, size_bytes)

@@ -1,7 +1,7 @@
-"""Consumers that were away: their questions are answered by a thread of its own, connection by connection in turn.
+"""Answer consumers that catch up on results, in a thread of its own, connection by connection in turn.
 
-Long queries must not delay anybody's acceptance, so the thread rests between two answers as long as it worked. What
-waits is bounded, and who asks much at once gets little at a time: `more` tells it to go on.
+Long queries must not delay images, so the thread rests between two answers as long as it worked. Waiting questions are
+bounded; a consumer that asks much at once gets little at a time, and `more` tells it to go on.
 """
 
 import threading
@@ -20,17 +20,17 @@ _QUESTIONS_PER_PEER = 1000
 _QUESTIONS = 20_000
 #: Messages that are read from the database at once.
 _PIECE = 100
-#: Who has many questions waiting gets fewer messages with each answer, down to this.
-_LEAST_PAGE = 10
+#: The more questions a consumer has waiting, the fewer messages it gets with each answer, down to this.
+_MIN_PAGE = 10
 _MANY_MESSAGES = 1000
-_MOST_REST_S = 0.1
+_MAX_REST_S = 0.1
 
 Page = Mapping[str, Any]
 ResultsReader = Callable[[int, int], Page]
 
 
 class CatchUps:
-    """`ask` from one thread; `done` is called with the page, or None where it could not be read, in this one's."""
+    """`ask` is called from one thread; `done` in this one's, with the page, or None if it could not be read."""
 
     def __init__(self, results_since: ResultsReader) -> None:
         self._results_since = results_since
@@ -45,31 +45,31 @@ class CatchUps:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the answer in hand, and end; other questions are forgotten."""
+        """Finish the running answer and end; waiting questions are dropped."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
         if self._thread.ident is not None:
             self._thread.join()
 
-    def ask(self, peer: str, asked: ResultsSince, done: Callable[[Page | None], None]) -> bool:
-        """False where too many questions wait already."""
+    def ask(self, peer: str, question: ResultsSince, done: Callable[[Page | None], None]) -> bool:
+        """Put a question into the queue; return False if too many wait already."""
         with self._changed:
             if self._by_peer[peer] >= _QUESTIONS_PER_PEER or len(self._waiting) >= _QUESTIONS:
                 return False
             self._by_peer[peer] += 1
-            self._waiting.add(peer, (peer, asked, done), 0)
+            self._waiting.add(peer, (peer, question, done), 0)
             self._changed.notify()
         return True
 
     def _run(self) -> None:
-        while (question := self._next()) is not None:
-            peer, asked, done = question
+        while (turn := self._next()) is not None:
+            peer, question, done = turn
             began_s = time.monotonic()
             try:
-                done(self._page(asked, self._by_peer[peer]))
+                done(self._page(question, self._by_peer[peer]))
             except Exception:  # noqa: BLE001 - a failed query is the asker's to repeat
-                self._log.exception("results_since_failed", seq=asked.seq)
+                self._log.exception("results_since_failed", seq=question.seq)
                 done(None)
             self._finish(peer)
             self._rest(time.monotonic() - began_s)
@@ -89,15 +89,15 @@ class CatchUps:
     def _rest(self, worked_s: float) -> None:
         with self._changed:
             if len(self._waiting) and not self._stopping:
-                self._changed.wait_for(lambda: self._stopping, min(worked_s, _MOST_REST_S))
+                self._changed.wait_for(lambda: self._stopping, min(worked_s, _MAX_REST_S))
 
-    def _page(self, asked: ResultsSince, questions: int) -> Page:
+    def _page(self, question: ResultsSince, questions: int) -> Page:
         """About what fits one answer, read piece by piece: rendering much more would be lost work."""
-        limit = min(asked.limit, max(_LEAST_PAGE, _MANY_MESSAGES // questions))
-        page = self._results_since(asked.seq, min(limit, _PIECE))
+        limit = min(question.limit, max(_MIN_PAGE, _MANY_MESSAGES // questions))
+        page = self._results_since(question.seq, min(limit, _PIECE))
         room = MAX_HEADER_BYTES - sum(len(encode(item)) for item in page["items"])
-        while page["more"] and room > 0 and (left := limit - len(page["items"])) > 0:
-            further = self._results_since(page["last_seq"], min(left, _PIECE))
+        while page["more"] and room > 0 and (missing := limit - len(page["items"])) > 0:
+            further = self._results_since(page["last_seq"], min(missing, _PIECE))
             room -= sum(len(encode(item)) for item in further["items"])
             more = {"last_seq": further["last_seq"], "more": further["more"]}
             page = {**page, **more, "items": [*page["items"], *further["items"]]}

@@ -213,8 +213,8 @@ def _walk_tiff(data: bytes, max_pixels: int, max_steps: int) -> ImageFacts:
 
 
 def _tiff_tags(data: bytes, order: str, max_steps: int, *, big: bool) -> dict[int, tuple[int, ...]]:
-    """The integer values of the first page's tags that are looked at, by tag."""
-    wanted = {_TIFF_WIDTH, _TIFF_HEIGHT, *(tag for pair in _TIFF_PLACES for tag in pair)}
+    """Return the integer values of the tags of the first page that this scan needs, by tag."""
+    tag_ids = {_TIFF_WIDTH, _TIFF_HEIGHT, *(tag for pair in _TIFF_PLACES for tag in pair)}
     first, count_form, entry_form, inline_bytes = (8, "Q", "HHQ", 8) if big else (4, "H", "HHI", 4)
     offset_form = order + ("Q" if big else "I")
     (ifd,) = struct.unpack_from(offset_form, data, first)
@@ -230,7 +230,7 @@ def _tiff_tags(data: bytes, order: str, max_steps: int, *, big: bool) -> dict[in
         tag, kind, count = struct.unpack_from(order + entry_form, data, at)
         at += struct.calcsize(order + entry_form)
         form = _TIFF_INTEGERS.get(kind)
-        if tag in wanted and form is not None:
+        if tag in tag_ids and form is not None:
             if not 0 < count <= _MAX_STRIPS:
                 raise ImageHeaderError(f"the TIFF's tag {tag} has {count} values")
             if count > max_steps and max_steps < MAX_STEPS:
@@ -244,7 +244,7 @@ def _tiff_tags(data: bytes, order: str, max_steps: int, *, big: bool) -> dict[in
 
 
 def _inside(data: bytes, offset: int) -> int:
-    """`offset`, once it is known to lie in the file: struct takes no number beyond a C integer."""
+    """Return `offset` if it lies in the file: struct takes no number beyond a C integer."""
     if offset >= len(data):
         raise ImageHeaderError("the TIFF is cut off: an offset lies behind the end of the file")
     return offset
@@ -263,14 +263,14 @@ _FORMATS: tuple[tuple[bytes, Callable[[bytes, int, int], ImageFacts]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class PayloadScan:
-    """What was found: the payload's sha256 (lower-case hex), and what is wrong with its structure, if anything."""
+    """A payload's sha256 (lower-case hex), and the flaw of its structure; None if it is sound."""
 
     sha256: str
     flaw: ImageHeaderError | None
 
 
-def look_at(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int = MAX_STEPS) -> PayloadScan:
-    """LongWalkError where the structure has more than `max_steps` parts."""
+def scan_payload(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int = MAX_STEPS) -> PayloadScan:
+    """Return the scan of a payload. LongWalkError if its structure has more than `max_steps` parts."""
     flaw: ImageHeaderError | None = None
     try:
         check_image(payload, pixels, max_pixels, max_steps)
@@ -280,8 +280,8 @@ def look_at(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int = MA
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
-    """A payload to look at, and who hears what was found; None where the look itself failed."""
+class ScanRequest:
+    """A payload to scan; `done` is called with its scan, None if that failed."""
 
     source: str
     payload: bytes
@@ -291,25 +291,25 @@ class Examination:
 
 
 class PayloadScanner:
-    """`submit` from any thread; `done` is called in the examiner's. What waits is bounded by who submits."""
+    """`scan` is called from any thread, `done` in the scanner's. The caller bounds how much waits."""
 
     def __init__(self) -> None:
-        self._waiting: Turns[Examination] = Turns()
+        self._waiting: Turns[ScanRequest] = Turns()
         self._changed = threading.Condition()
         self._stopping = False
-        self._log = structlog.get_logger("examine")
-        self._thread = threading.Thread(target=self._run, name="examine")
+        self._log = structlog.get_logger("intake")
+        self._thread = threading.Thread(target=self._run, name="payload-scanner")
 
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, asked: Examination) -> None:
+    def scan(self, request: ScanRequest) -> None:
         with self._changed:
-            self._waiting.add(asked.source, asked, len(asked.payload))
+            self._waiting.add(request.source, request, len(request.payload))
             self._changed.notify()
 
     def stop(self) -> None:
-        """Finish the look in hand, and end; the others that wait are forgotten."""
+        """Finish the running scan and end; waiting payloads are dropped."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -317,16 +317,16 @@ class PayloadScanner:
             self._thread.join()
 
     def _run(self) -> None:
-        while (asked := self._next()) is not None:
+        while (request := self._next()) is not None:
             try:
-                look = look_at(asked.payload, asked.pixels, asked.max_pixels)
-            except Exception:  # noqa: BLE001 - one image may not stop the line, whatever it broke
-                self._log.exception("examination_failed", source=asked.source)
-                look = None
-            asked.done(look)
-            del asked  # not kept in memory while the next one is waited for
+                scan = scan_payload(request.payload, request.pixels, request.max_pixels)
+            except Exception:  # noqa: BLE001 - one image must not stop the line
+                self._log.exception("payload_scan_failed", source=request.source)
+                scan = None
+            request.done(scan)
+            del request  # frees the payload before the next one comes
 
-    def _next(self) -> Examination | None:
+    def _next(self) -> ScanRequest | None:
         with self._changed:
             while not self._stopping and not len(self._waiting):
                 self._changed.wait()

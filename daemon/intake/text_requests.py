@@ -1,4 +1,4 @@
-"""What intake answers to `generate`: is there such a model, can it continue this prompt, and then as for an image.
+"""Answer `generate`: check that the model exists and can continue the prompt, then accept it as an image.
 
 The row is what makes a request for text durable; it has no payload. Only the intake thread calls.
 """
@@ -20,16 +20,16 @@ Key = tuple[str, str]  # (source, id)
 
 
 class TextReader(Protocol):
-    """What is read of the results."""
+    """Queries to the results."""
 
     def find_text(self, source: str, request_id: str) -> TextRequest | None: ...
 
 
 class TextModel(Protocol):
-    """What is known of a model without running it."""
+    """Facts of a model that need no run of it."""
 
     def problem(self, request: TextRequest) -> str | None:
-        """Why the model will never do this, naming the field; None where it can."""
+        """Return why the model can never do this, with the name of the field; None if it can."""
         ...
 
 
@@ -38,7 +38,7 @@ class TextNotStored(Protocol):
     def reason(self) -> str: ...
 
 
-#: What becomes of a request at the writer: accepted, or the one that has its key already, or not stored.
+#: The writer's reply: accepted, the earlier request with the same key, or the reason of a failure.
 TextStored = AcceptedText | TextRequest | TextNotStored
 
 
@@ -83,7 +83,7 @@ class TextAdmission:
         routes: Routes,
         post: Callable[[TextSettled], None],
     ) -> Answer | None:
-        """The answer; None where it comes once `post` was called. MessageError where it will never be accepted."""
+        """Return the answer; None if it follows once `post` was called. MessageError if it can never be accepted."""
         key, request = (message.source, message.image_id), _request(message)
         flight = self._in_flight.get(key)
         if flight is not None:
@@ -96,12 +96,12 @@ class TextAdmission:
         if busy is not None:
             return busy
         self._in_flight[key] = _InFlight(peer, request)
-        accounts.owe(peer)
+        accounts.count_unanswered(peer)
         self._writer.write(request, lambda result: post(TextSettled(key, result)))
         return None
 
     def settle(self, accounts: Accounts, settled: TextSettled) -> list[tuple[Peer, Answer]]:
-        """The answers that the writer's reply sets free."""
+        """Return the answers to a request and to its repetitions, once the writer has replied."""
         source, request_id = settled.key
         flight = self._in_flight.pop(settled.key, None)
         if flight is None:
@@ -130,7 +130,7 @@ class TextAdmission:
         if accounts.is_over_credit(peer):
             return accounts.over_credit(message)
         flight.repeated.append((peer, request))
-        accounts.owe(peer)
+        accounts.count_unanswered(peer)
         return None
 
     def _check(self, message: Generate, request: TextRequest, routes: Routes) -> None:
@@ -138,8 +138,8 @@ class TextAdmission:
             raise _refusal(message, "unknown_board", f"the rules name no board type {request.board.type!a}")
         model = self._models.get(request.model)
         if model is None:
-            known = ", ".join(self._models) or "none"
-            raise _refusal(message, "unknown_model", f"the configuration names no model {request.model!a}: {known}")
+            names = ", ".join(self._models) or "none"
+            raise _refusal(message, "unknown_model", f"the configuration names no model {request.model!a}: {names}")
         problem = model.problem(request)
         if problem is not None:
             raise _refusal(message, "bad_field", problem)

@@ -78,7 +78,7 @@ class FairQueue(Generic[T]):
         """The newest message of the flow that had, and wants, most. IndexError where none waits."""
         return self._leave(self._places.pop())
 
-    def lighten(self, lighter: Callable[[T], T]) -> None:
+    def drop_payload(self, lighter: Callable[[T], T]) -> None:
         """Let the least fair message that has bytes wait on without them, as what `lighter` makes of it."""
         for place in reversed(self._places):
             if place.size_bytes:

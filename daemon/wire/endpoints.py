@@ -147,7 +147,7 @@ class Gate:
             folder = str(self._curve.allowed_clients)
             self._log.warning("client_refused", fingerprint=fingerprint(public), folder=folder)
 
-    def may_in(self, client: str) -> bool:
+    def is_allowed(self, client: str) -> bool:
         """Whether this public key is allowed in now. Any thread."""
         return client in self._clients
 

@@ -187,24 +187,24 @@ def _remove_stale(path: Path) -> None:
 
 
 def receive(
-    sock: "zmq.Socket[Any]", may_in: Callable[[str], bool] | None, delivered: Callable[[int], None]
+    sock: "zmq.Socket[Any]", is_allowed: Callable[[str], bool] | None, delivered: Callable[[int], None]
 ) -> list[bytes] | None:
     """The next message (zmq.Again without one), or None where its sender's key is no longer allowed in.
 
-    A key is asked for when a connection is made; `may_in` (the client's public key) is asked for each message.
+    A key is asked for when a connection is made; `is_allowed` (the client's public key) is asked for each message.
     `delivered` hears the file descriptor of each message's connection.
     """
     first = sock.recv(zmq.NOBLOCK, copy=False)
     frames = [first.bytes, *(sock.recv_multipart() if first.more else ())]
     with contextlib.suppress(zmq.ZMQError):  # libzmq no longer knows where it came from
         delivered(int(first.get(zmq.SRCFD)))
-    if may_in is None:
+    if is_allowed is None:
         return frames
     try:
         client = first.get("User-Id")
     except zmq.ZMQError:
         return frames  # it came over a local endpoint
-    return frames if may_in(str(client)) else None
+    return frames if is_allowed(str(client)) else None
 
 
 def remove_files(endpoints: Sequence[str]) -> None:

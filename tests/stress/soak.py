@@ -26,7 +26,7 @@ from tests.stress.steady import SteadyPublisher, quantile_ms
 from tools.setup.service import Service
 
 #: Events of the intake for a message that broke something.
-INTAKE_BROKE = ("intake_failed", "intake_waits", "intake_turn_failed", "reply_failed", "examination_failed")
+INTAKE_BROKE = ("intake_failed", "intake_waits", "intake_turn_failed", "reply_failed", "payload_scan_failed")
 #: Words of the daemon's log where a message or a thread broke.
 _BROKEN = (*INTAKE_BROKE, "line_stuck", "Traceback")
 #: Growth per hour that we call flat; and how sure of it the samples must be, as a share of the memory in use.

@@ -243,7 +243,7 @@ def test_one_who_sends_much_in_whole_messages_is_not_cut(tmp_path: Path) -> None
 def test_connections_beyond_the_most_are_cut_and_those_before_them_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daemon.intake.connection_guard._MOST_CONNECTIONS", 10)
+    monkeypatch.setattr("daemon.intake.connection_guard._MAX_CONNECTIONS", 10)
     with a_line(tmp_path) as line, Peer(line.tcp) as peer:
         assert peer.ask({"type": "hello"})["type"] == "welcome"
         crowd = [RawPeer((line.ipc, line.tcp)[n % 2]).greet() for n in range(30)]

@@ -51,7 +51,7 @@ def test_beyond_the_room_the_newest_of_the_flood_goes_and_the_quiet_one_stays() 
     queue.add(("b", "quiet"), "quiet", 1000)
     for number in range(10):
         queue.add(("a", "flood"), f"flood {number}", 1000)
-    queue.lighten(str.upper)
+    queue.drop_payload(str.upper)
     assert queue.bytes == 10_000
     assert [queue.shed() for _ in range(3)] == ["FLOOD 9", "flood 8", "flood 7"]
     assert [queue.take() for _ in range(2)] == ["quiet", "flood 0"]
@@ -74,7 +74,7 @@ def test_the_books_are_right_and_messages_of_one_name_stay_in_order(steps: list[
         if step == "add":
             queue.add(tuple(who), (number, tuple(who)), size_bytes)
         elif step == "lighten":
-            queue.lighten(lambda item: item)
+            queue.drop_payload(lambda item: item)
         elif len(queue) and step == "take":
             taken.append(queue.take())
         elif len(queue):

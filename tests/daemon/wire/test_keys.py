@@ -84,7 +84,7 @@ def a_door(folder: Path, *clients: str) -> Iterator[Door]:
         admission,
         reader.results_since,
         gate.keys,
-        may_in=gate.may_in,
+        is_allowed=gate.is_allowed,
     )
     beats: list[None] = []
 
