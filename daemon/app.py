@@ -344,7 +344,7 @@ class App:
         self._log.info("started", pending=pending, policy=self._config.policy)
 
     def _accept_again(self) -> None:
-        """What the last run left, but for images that it died of: these end here."""
+        """Accept what the last run left, except images that ended its process: these become `unknown`."""
         poison = {image.inspection_id: reason for image, reason in self._poison}
         self._drive.accept([image for image in self._recovery.pending if image.inspection_id not in poison])
         for image, reason in self._poison:
@@ -413,7 +413,7 @@ class App:
             lock.release()
 
     def describe(self) -> str:
-        """What the ready line says."""
+        """Return the line that says that the line is ready."""
         config = self._config
         pages = f" pages {reachable(self._http_url)}," if isinstance(self._http, WebPages) else ""
         return (

@@ -1,4 +1,4 @@
-"""What the user has to mend before the line can start or go on.
+"""Errors that the user has to mend before the line can start or go on.
 
 Errors are split by who acts on them: one message's sender acts on `messages.MessageError`, an operator on
 `control.ControlError`; one expert's and one image's errors are in `experts.errors`.
@@ -43,7 +43,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 def install_with(extra: str) -> str:
     """Return the command that installs the packages of an extra into a checkout.
 
-    At the versions of constraints.txt: by name alone a registry might give somebody else's package. The bundle has the
+    At the versions of constraints.txt: by name alone a registry might give another package. The bundle has the
     extras of a line already.
     """
     return f".venv/bin/python -m pip install --constraint constraints.txt --editable '.[{extra}]'"

@@ -1,4 +1,4 @@
-"""What operators ask of a running line: status, limits, reload, drain, metrics. Called by the control thread.
+"""Requests of operators to a running line: status, limits, reload, drain, metrics. Called by the control thread.
 
 What concerns the scheduler (experts, queues, pins) is handed to the drive, which answers on its own thread.
 """
@@ -119,7 +119,7 @@ class Operations:
 
     @property
     def is_begun(self) -> bool:
-        """Whether the pools are filled and the models open, or known not to be: what a start has to say is known."""
+        """Return True once pools are filled and models open, or are known to have failed: the start is over."""
         return self.state != "starting" and not self._language.is_opening
 
     def heartbeat(self) -> tuple[str, int]:
@@ -136,7 +136,7 @@ class Operations:
         return f"{state}{f', {troubles[0]}{more}' if troubles else ''}; backlog {self._backlog.images} images"
 
     def vitals(self) -> Vitals:
-        """What `/healthz` and `/readyz` go by. Asks no thread: it is answered while one hangs."""
+        """Return the facts behind `/healthz` and `/readyz`. No thread is asked: it answers while one hangs."""
         executors = self._drive.last_status.get("executors", ())
         out = [
             f"executor {row['name']} is out of service: {row['out_of_service']}"
@@ -156,11 +156,11 @@ class Operations:
         return Vitals(state, self._probe.held_by(), self._admission.held, unjudged, troubles)
 
     def health(self) -> dict[str, Any]:
-        """Whether the line is alive, and whether it is ready, in words (health_answer.py)."""
+        """Return in words if the line is alive, and if it is ready (health_answer.py)."""
         return health(self.vitals())
 
     def facts(self) -> Facts:
-        """What a scrape tells of this moment. What the scheduler says may be seconds old where it is busy or hangs."""
+        """Return the values of a scrape. Those of the scheduler may be seconds old while it is busy or hangs."""
         fresh = self._drive.ask_later("status", {})
         wait([fresh], _FRESH_WITHIN_S)
         vitals, children, last_seq = self.vitals(), self._children.status(), self._last_seq_or_none()
@@ -315,7 +315,7 @@ class Operations:
             self._log.exception("reload_failed")
 
     def drain_to_stop(self) -> None:
-        """As `drain`, by a daemon that ends when its backlog is finished."""
+        """Drain because the daemon ends when its backlog is finished."""
         self._draining = True
         self._admission.hold("drain", "the daemon finishes its backlog and stops: send again once it has started anew")
 

@@ -20,7 +20,7 @@ class BoardRef:
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """How the payload encodes the image: "image" (JPEG, PNG, BMP, TIFF) or "raw" with shape (h, w, c), uint8."""
+    """The encoding of a payload: "image" (JPEG, PNG, BMP, TIFF) or "raw" with shape (h, w, c), uint8."""
 
     encoding: Literal["image", "raw"] = "image"
     shape: tuple[int, int, int] | None = None
@@ -44,7 +44,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class JournalKey:
-    """Where an accepted image's bytes lie: segment number, byte offset of the payload, its length in bytes."""
+    """The place of an accepted image's bytes: segment number, byte offset of the payload, its length in bytes."""
 
     segment: int
     offset: int
@@ -118,7 +118,7 @@ class TextRequest:
 
     @property
     def size_bytes(self) -> int:
-        """What it counts in the backlog."""
+        """Return the bytes that it counts in the backlog."""
         return len(self.prompt.encode())
 
 
@@ -186,7 +186,7 @@ class BatchDone:
 
 @dataclass(frozen=True, slots=True)
 class QueueSample:
-    """What waited at one moment: requests in all, those whose expert is resident nowhere, and how busy executors were.
+    """The queues at one moment: requests in all, those whose expert is resident nowhere, and how busy executors were.
 
     `queued` is by device: what waits for the experts that are resident there.
     """

@@ -1,4 +1,4 @@
-"""Reports of the drivers, one way: the counters hear them first, then the driver whose turn it is."""
+"""Reports of the drivers, one way: first to the counters, then to the driver that acts on them."""
 
 from daemon.dispatch.drive import Drive
 from daemon.intake.backlog import Backlog

@@ -36,7 +36,7 @@ _DRAIN_EXTENSION_S = 15.0
 
 
 class _Signals:
-    """What signals asked for. A second request to stop means: at once."""
+    """Requests of signals. A second request to stop means: at once."""
 
     def __init__(self) -> None:
         self.stop, self.hurry, self.reload = threading.Event(), threading.Event(), threading.Event()
@@ -122,7 +122,7 @@ def _leave_threads_behind(status: int) -> None:
 
 
 class _Watch:
-    """The main thread while the line runs: signals, probes, and what the service manager hears of both."""
+    """The main thread while the line runs: signals, probes, and reports of both to the service manager."""
 
     def __init__(self, app: App, notifier: Notifier, signals: _Signals) -> None:
         self._app = app
@@ -139,7 +139,7 @@ class _Watch:
 
     def keep(self) -> None:
         """Until a signal says stop."""
-        # Images are served at once, so a fill or a model that takes long holds nobody up.
+        # Images are served at once, so a long fill or a slow model delays no image.
         ready_by_s = time.monotonic() + _READY_WITHIN_S
         said = False
         while not self._signals.stop.wait(_POLL_S if said else _STARTING_POLL_S):

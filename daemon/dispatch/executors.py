@@ -112,7 +112,7 @@ class ExecutorThread(Generic[S]):
         work = self._work = _RunningBatch(order)
         try:
             report = self._answer(work, started_s)
-        except Exception as error:  # noqa: BLE001  whatever went wrong, the drive must learn that this batch is over
+        except Exception as error:  # noqa: BLE001  the drive must learn that this batch is over
             if not isinstance(error, _GivenUpError):
                 self._log.exception("batch_failed", expert=order.spec.expert, images=len(order.images))
             lost = tuple(Unanswered("expert_failed", _text(error)) for _ in order.images)

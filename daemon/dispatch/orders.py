@@ -98,7 +98,7 @@ class Executor(Protocol):
     def start(self, report: Callable[[BatchReport], None]) -> None: ...
 
     def submit(self, order: BatchOrder) -> None:
-        """Run a batch. Its report follows, whatever happens."""
+        """Run a batch. Its report follows in every case."""
         ...
 
     def give_up(self) -> RequestId | None:
@@ -122,7 +122,7 @@ class Loader(Protocol):
     def start(self, report: Callable[[LoadEnd], None]) -> None: ...
 
     def apply(self, change: LoadOrder | Unload | Resize) -> None:
-        """Carry out a change. A `LoadOrder` is reported, whatever happens; the others are not."""
+        """Carry out a change. A `LoadOrder` is always reported; the others are not."""
         ...
 
     def under_way(self) -> Sequence[tuple[Load, float]]:

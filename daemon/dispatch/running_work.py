@@ -1,6 +1,6 @@
 """The current work of executors and loaders, hung work, and executors that are out of service. Drive thread only.
 
-Hung work is left behind: its thread keeps its memory until it ends by itself, if ever, and a new thread takes over.
+Hung work is left behind: its thread keeps its memory until it ends, if ever, and a new thread takes over.
 """
 
 from collections import Counter

@@ -358,7 +358,7 @@ class SimulatedExecutor:
         processor: SimulatedProcessor | None = None,
         on_batch: Callable[[BatchOrder, float], None] = lambda _order, _work_s: None,
     ) -> None:
-        """`costs(spec)` are k_s and b_s; without a `processor` it has one to itself; `on_batch` hears of each begin."""
+        """`costs(spec)` are k_s and b_s; without a `processor` it has its own; `on_batch` is called when one begins."""
         self.facts = facts
         self._pool = pool
         self._clock = clock

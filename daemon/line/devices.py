@@ -24,7 +24,7 @@ _RECOMMENDED = ("executors", "threads", "expert_memory", "activation_memory")
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What profiles say beyond the settings: the performance matrix, and usage where it was counted."""
+    """Measurements of profiles: the performance matrix, and usage if it was counted."""
 
     matrix: tuple[Performance, ...] = ()
     usage: Mapping[ExpertId, float] = field(default_factory=dict[ExpertId, float])
@@ -110,7 +110,7 @@ def memory_problems(config: Config, used: Sequence[str], catalog: Mapping[Expert
 def profile_warnings(
     path: Path, config: Config, measured: Measurements, catalog: Mapping[ExpertId, ExpertSpec]
 ) -> list[str]:
-    """What the profiles of `path` have not measured: layouts of the catalog, whose cost is assumed, copies from RAM."""
+    """Return what the profiles of `path` did not measure: layouts (their cost is assumed), copies from RAM."""
     found: list[str] = []
     advice = f"measure it: coserve profile {path}"
     known = {(row.device, row.architecture): row for row in measured.matrix}

@@ -60,7 +60,7 @@ def load_line(path: Path, environ: Mapping[str, str] | None = None, *, with_prof
 
 
 def load_rules_and_catalog(config: Config) -> tuple[Routes, Catalog]:
-    """What `reload` reads again. A missing or damaged weights file is no mistake here: that expert alone fails."""
+    """Read again what `reload` reads. A missing or damaged weights file is not a mistake: that expert alone fails."""
     catalog, problems, _ = load_catalog(config.catalog, weights_folders(config))
     try:
         routes = load_routes(config.rules, catalog)
@@ -72,9 +72,9 @@ def load_rules_and_catalog(config: Config) -> tuple[Routes, Catalog]:
 
 
 def reload_rules_and_catalog(config: Config) -> tuple[Routes, Catalog]:
-    """As `load_rules_and_catalog`, of files that nobody is writing at this moment: half a file may be valid too.
+    """Read what `load_rules_and_catalog` reads, but not while a file is being written: half a file may be valid too.
 
-    ConfigError with the mistakes, or where somebody goes on writing.
+    ConfigError with the mistakes, or if the files keep changing.
     """
     files = (config.rules, config.catalog)
     until_s = time.monotonic() + _WRITTEN_WITHIN_S
@@ -97,7 +97,7 @@ def reload_rules_and_catalog(config: Config) -> tuple[Routes, Catalog]:
 
 
 def _states(files: Sequence[Path]) -> list[tuple[int, int, float]]:
-    """What tells one state of a file from the next: inode, size and seconds of its last writing."""
+    """Return what tells one state of a file from the next: inode, size, time of its last writing."""
     found: list[tuple[int, int, float]] = []
     for file in files:
         try:
@@ -123,7 +123,7 @@ def compile_kept_rules(text: str, catalog: Catalog) -> Routes | None:
 
 
 def weights_folders(config: Config) -> tuple[Path, ...]:
-    """Where weights files may lie: beside the catalog, and where the configuration says."""
+    """Return the folders that weights files may lie in: the catalog's, and those of the configuration."""
     return (config.catalog.parent, *config.security.weights)
 
 
@@ -144,7 +144,7 @@ def load_catalog(path: Path, folders: Sequence[Path] = ()) -> tuple[Catalog | No
 
 
 def labels_of(catalog: Catalog | None) -> Mapping[str, ExpertLabels] | None:
-    """What the rules are checked against: each expert's task and classes."""
+    """Return each expert's task and classes, against which rules are checked."""
     if catalog is None:
         return None
     return {spec.expert: ExpertLabels(spec.task, spec.classes) for spec in catalog.values()}
@@ -169,7 +169,7 @@ def start_problems(line: Line, gpu_count: int) -> list[str]:
 
 
 def settings_problems(config: Config, touched: Collection[str] = ()) -> list[str]:
-    """What is wrong with a configuration beyond its form: an unknown policy, endpoints that may not be bound.
+    """Return the mistakes of a configuration beyond its form: an unknown policy, endpoints that may not be bound.
 
     `touched` sections are not all there, so that nothing is said of what hangs on them.
     """

@@ -78,7 +78,7 @@ class ProfileFile(_Section):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What makes figures of one machine wrong on another. `gpus` are their names, by number."""
+    """The properties of a machine without which its figures are wrong on another. `gpus` are names, by number."""
 
     cpu: str
     cores: int
@@ -86,7 +86,7 @@ class Machine:
     gpus: tuple[str, ...] = ()
 
     def differences(self, here: "Machine") -> list[str]:
-        """What is other on `here` than on this machine, in words; empty where the two are alike."""
+        """Return the differences of `here` from this machine, in words; empty if the two are alike."""
         found: list[str] = []
         if self.cpu != here.cpu:
             found.append(f"its processor is {self.cpu!r}, here it is {here.cpu!r}")
@@ -101,7 +101,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What served a device best; None where the profile has no opinion. Memory in bytes, of the whole device."""
+    """The settings that served a device best; None if none is recommended. Memory in bytes, of the whole device."""
 
     executors: int | None = None
     threads: int | None = None

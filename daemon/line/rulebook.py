@@ -23,7 +23,7 @@ class Rulebook:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other rules than the current are known."""
+        """Return True if only the current rules are known."""
         return len(self._by_version) == 1
 
     def get(self, version: str) -> Routes | None:
@@ -74,7 +74,7 @@ def version_of(catalog: Catalog, expert: str, expert_version: str) -> ExpertVers
     if spec is None or spec.version != expert_version:
         return None
     header = catalog.headers.get(spec.expert)
-    said = header.metadata if header else {}
+    metadata = header.metadata if header else {}
     return ExpertVersion(
         expert=expert,
         expert_version=expert_version,
@@ -82,6 +82,6 @@ def version_of(catalog: Catalog, expert: str, expert_version: str) -> ExpertVers
         architecture=spec.architecture,
         classes=spec.classes,
         bytes=spec.weights_bytes,
-        dtype=said.get("dtype", "float32"),
-        origin=said.get("origin", ""),
+        dtype=metadata.get("dtype", "float32"),
+        origin=metadata.get("origin", ""),
     )

@@ -10,7 +10,7 @@ from experts.moe.weights.folder import dense_bytes
 
 @dataclass(slots=True)
 class SharedDevice:
-    """A device with models on it. `reserved_bytes` nobody gives up: weights that are no expert's, memory of texts.
+    """A device with models on it. `reserved_bytes` stay reserved: weights outside of experts, memory of texts.
 
     `ordered_bytes` is what the images' pools were last told to have, `refused_bytes` what they did not take, and are
     not asked to again before `refused_until_s`. `switches` are those of all devices when this one was last looked at.
@@ -64,7 +64,7 @@ def _shared(config: Config, name: str) -> SharedDevice:
 
 
 def _dense_bytes(model: Model) -> int:
-    """What of the model is no expert; 0 where its files cannot be read, for then it is not opened either."""
+    """Return the bytes of the model outside of its experts; 0 if its files cannot be read: then it is not opened."""
     try:
         return dense_bytes(model.checkpoint)
     except ModelError:

@@ -1,4 +1,4 @@
-"""Who may come in, read again while the line runs: allowed clients, the server's keys, the token of HTTP."""
+"""Access, read again while the line runs: allowed clients, the server's keys, the token of HTTP."""
 
 import threading
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Access:
     def problem(self) -> str | None:
         """Why clients beyond this machine cannot come in although they may, None where they can."""
         if self._gate is not None and self._gate.has_started and not self._gate.is_alive:
-            return "the authenticator has ended, so that nobody new comes in: coserve reload starts it again"
+            return "the authenticator has ended, so that no new client can connect: coserve reload starts it again"
         return self._lost
 
     def reload(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class ControlError(Exception):
 class ControlServer:
     """Answers requests one after the other. A handler takes the request's fields and returns those of its answer.
 
-    It refuses by raising ControlError; whatever else it raises is logged and answered as `internal`.
+    It refuses by raising ControlError; other exceptions are logged and answered as `internal`.
     """
 
     def __init__(self, context: "zmq.Context[Any]", endpoint: str, handlers: Mapping[str, Handler]) -> None:
@@ -51,7 +51,7 @@ class ControlServer:
         return self._thread.start()[0]
 
     def stop(self) -> None:
-        """Finish the request in hand, and close."""
+        """Finish the running request, and close."""
         self._stopping = True
         self._thread.stop()
 
@@ -101,7 +101,7 @@ def _configure(router: Socket) -> None:
 def ask(endpoint: str, kind: str, /, *, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
     """Ask the daemon behind `endpoint` and return the fields of its answer.
 
-    ControlError with the daemon's own code where it refuses, with `no_daemon` or `no_answer` where nobody does.
+    ControlError with the daemon's code if it refuses, with `no_daemon` or `no_answer` if nothing answers.
     """
     must_listen(endpoint)
     context: zmq.Context[Any] = zmq.Context()
@@ -125,7 +125,7 @@ def ask(endpoint: str, kind: str, /, *, timeout_s: float = 5.0, **fields: Any) -
 
 
 def must_listen(endpoint: str) -> None:
-    """Find out at once, instead of by waiting, that nobody is there or that we may not ask: ControlError."""
+    """Raise ControlError at once, without waiting, if no daemon is there or we may not ask it."""
     path = endpoint.removeprefix("ipc://")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)

@@ -1,4 +1,4 @@
-"""Where sockets may be bound: whatever other machines can reach only behind keys or, over HTTP, behind a token."""
+"""Endpoints that may be bound: those that other machines can reach only behind keys or, over HTTP, a token."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from daemon.errors import StartError
 from daemon.wire.keys import KeyFileError, TokenError, fingerprint, read_allow_list, read_server_keys, read_token
 from daemon.wire.sockets import TCP, ZAP_DOMAIN, ipc_problem, is_open, is_open_host
 
-#: A client that is not let in is named in the log so often, and so many of them at most in that time.
+#: A refused client is logged once in this time, and at most so many clients in it.
 _TELL_AGAIN_S = 60.0
 _REFUSED_TOLD = 32
 _LAST_PORT = 65535
@@ -77,7 +77,7 @@ def check_http(endpoint: str | None, token: Path | None) -> list[str]:
 
 
 def check_allowed_clients(curve: CurveKeys | None) -> list[str]:
-    """Files in the allow-list that let nobody in, or hold a key again. They keep no line from starting."""
+    """Return the problems of the allow-list: unusable files, keys that stand twice. The line starts all the same."""
     try:
         found = read_allow_list(curve.allowed_clients).problems if curve else ()
     except OSError:
@@ -102,7 +102,7 @@ def _check_keys(curve: CurveKeys) -> list[str]:
 class Gate:
     """The daemon's allow-list of CURVE clients: one authenticator for every socket of a ZeroMQ context.
 
-    Sockets bound with `keys` (daemon.wire.sockets) let nobody in while it does not answer.
+    Sockets bound with `keys` (daemon.wire.sockets) refuse every client while it does not answer.
     """
 
     def __init__(self, context: "zmq.Context[Any]", curve: CurveKeys) -> None:
@@ -120,7 +120,7 @@ class Gate:
 
     @property
     def is_alive(self) -> bool:
-        """Whether clients that come are still asked for their key. If not, nobody comes in."""
+        """Return True if the authenticator runs; without it no client can connect."""
         return self._authenticator.is_alive()
 
     def start(self) -> None:
@@ -131,7 +131,7 @@ class Gate:
         self.reload()
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        """What pyzmq's authenticator asks when a client connects; in its thread."""
+        """Answer pyzmq's authenticator, which asks in its own thread when a client connects."""
         public = key.decode("ascii")
         if public in self._clients:
             return True
@@ -148,7 +148,7 @@ class Gate:
             self._log.warning("client_refused", fingerprint=fingerprint(public), folder=folder)
 
     def is_allowed(self, client: str) -> bool:
-        """Whether this public key is allowed in now. Any thread."""
+        """Return True if this public key is allowed now. Any thread."""
         return client in self._clients
 
     def reload(self) -> tuple[bool, list[str]]:

@@ -31,7 +31,7 @@ class KeyFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """Names of clients by public key (Z85), and what is wrong with files that let nobody in."""
+    """Names of clients by public key (Z85), and the problems of unusable files."""
 
     clients: dict[str, str]
     problems: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ def fingerprint(public: str) -> str:
 
 
 def open_to(path: Path) -> str | None:
-    """Who may read `path` beside its owner (and users an access list names, as systemd's credentials have them)."""
+    """Return who may read `path` beside its owner (and users of an access list, as systemd's credentials have them)."""
     try:
         entries = list(struct.iter_unpack("<HHI", os.getxattr(path, _ACL)[4:]))
     except OSError:
@@ -58,7 +58,7 @@ def open_to(path: Path) -> str | None:
 
 
 def read_server_keys(file: Path) -> ServerKeys:
-    """The pair in a `.key_secret` file that nobody else can read; KeyFileError otherwise."""
+    """Return the pair in a `.key_secret` file; KeyFileError if others can read the file, or it is wrong."""
     public, secret = _load(file)
     if secret is None:
         raise KeyFileError(f"{file} has no secret key: name the .key_secret file")
@@ -82,7 +82,7 @@ def checked_key(text: str) -> str:
 
 
 def read_allow_list(folder: Path) -> AllowList:
-    """Every `.key` file of `folder`. One that cannot be used lets nobody in and keeps nobody else out.
+    """Return the clients of all `.key` files in `folder`. An unusable file is a problem, and costs no other client.
 
     OSError where the folder cannot be read.
     """
@@ -137,7 +137,7 @@ def allow(folder: Path, name: str, public: str) -> Path:
 
 
 def revoke(folder: Path, name: str) -> list[str]:
-    """Take the client `name` out of the allow-list, whatever names its key has there; KeyFileError where it is not.
+    """Take the client `name` out of the allow-list, under every name of its key; KeyFileError if it is not in it.
 
     Returns all names that were taken out.
     """
@@ -164,7 +164,9 @@ def _key_in(file: Path) -> str | None:
 def check_name(name: str) -> None:
     """A client's name is a file's name; KeyFileError where it would not be one."""
     if not _NAME.fullmatch(name):
-        raise KeyFileError(f"{name!r} is no name for a key: letters, digits, dot, dash and underscore, at most 64")
+        raise KeyFileError(
+            f"{name!r} is not a name for a key: use letters, digits, dot, dash and underscore, at most 64"
+        )
 
 
 def _load(file: Path) -> tuple[bytes, bytes | None]:
@@ -173,7 +175,7 @@ def _load(file: Path) -> tuple[bytes, bytes | None]:
     except PermissionError:
         raise KeyFileError(f"{file} may not be opened by this user: give it to the daemon's user, mode 0600") from None
     except (OSError, ValueError, IndexError) as error:
-        if not file.is_file():  # zmq says of this, too, that it is no certificate
+        if not file.is_file():  # zmq would call this an invalid certificate
             raise KeyFileError(f"there is no file {file}: put the key there, or make one: coserve keys new") from None
         raise KeyFileError(f"{file} is not a key file: {error}") from None
 
@@ -203,7 +205,7 @@ class Token:
         self._secret = secret
 
     def matches(self, authorization: str) -> bool:
-        """Whether an `Authorization` header carries this token."""
+        """Return True if an `Authorization` header carries this token."""
         scheme, _, given = authorization.partition(" ")
         is_equal = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._secret)
         return is_equal and scheme.lower() == "bearer"
@@ -214,14 +216,14 @@ class Token:
 
 
 def no_token_text(authorization: str) -> str:
-    """What a program hears whose `Authorization` header, empty for none, does not let it in."""
+    """Return the answer to a wrong `Authorization` header (empty for none)."""
     scheme, _, given = authorization.partition(" ")
     is_wrong = scheme.lower() == "bearer" and given.strip()
     return "this token is not the line's" if is_wrong else "a bearer token is needed"
 
 
 def read_token(file: Path) -> Token:
-    """The token in `file`, which nobody else can read; TokenError otherwise."""
+    """Return the token in `file`; TokenError if others can read the file, or it is wrong."""
     try:
         secret = file.read_bytes().strip()
         readers = open_to(file)

@@ -247,7 +247,7 @@ class _FieldError(Exception):
 
 
 def shown(value: object) -> str:
-    """A value as an error names it: short, and ASCII whatever the publisher sent."""
+    """Return a value as an error names it: short, and in ASCII."""
     if isinstance(value, str):
         return json.dumps(value if len(value) <= 40 else value[:40] + "…")
     if isinstance(value, dict):
@@ -474,7 +474,7 @@ def answer(kind: str, image_id: str | None, source: str | None, credit: int, **f
 def results_answer(asked: ResultsSince, page: Mapping[str, Any], credit: int) -> Answer:
     """The answer to `results_since`: the first items of `page` that fit one header, `more` if any are left.
 
-    An item that alone is longer goes by itself, else its consumer would never get past it.
+    An item that is longer than that is sent alone, else its consumer would never get past it.
     """
     room = MAX_HEADER_BYTES - 1024  # for what stands around the items
     items: list[Any] = page["items"]

@@ -72,7 +72,7 @@ Socket = zmq.Socket[bytes]
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Which socket, and where. `keys` are needed for endpoints that other machines can reach."""
+    """A socket to bind and its endpoints. `keys` are needed for endpoints that other machines can reach."""
 
     context: "zmq.Context[Any]"
     kind: int
@@ -126,7 +126,7 @@ class SocketThread:
             try:
                 assert self._sock is not None
                 rebind(self._sock, self._bound.result(), keys)
-            except Exception as error:  # noqa: BLE001 - whoever asked gets it; what is served goes on
+            except Exception as error:  # noqa: BLE001 - the caller gets it; serving goes on
                 done.set_exception(error)
             else:
                 done.set_result(None)

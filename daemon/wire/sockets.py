@@ -43,7 +43,7 @@ class ServerKeys:
 
 
 def is_open(endpoint: str) -> bool:
-    """Whether other machines can reach this endpoint: TCP on any address but loopback."""
+    """Return True if other machines can reach this endpoint: TCP on any address but loopback."""
     match = TCP.fullmatch(endpoint)
     if match is None:
         return endpoint.startswith("tcp://")
@@ -51,7 +51,7 @@ def is_open(endpoint: str) -> bool:
 
 
 def is_open_host(host: str) -> bool:
-    """Whether other machines can reach what is bound to `host`: every address but loopback, every other name too."""
+    """Return True if other machines can reach `host`: any address but loopback, and any other name."""
     if host == "localhost":
         return not _is_here(host)
     if host == "lo":
@@ -65,7 +65,7 @@ def is_open_host(host: str) -> bool:
 
 
 def _is_here(name: str) -> bool:
-    """Whether `name` means loopback and nothing else on this machine: /etc/hosts may say otherwise."""
+    """Return True if `name` means loopback only on this machine: /etc/hosts may differ."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -126,7 +126,7 @@ def _unbind(sock: "zmq.Socket[Any]", endpoint: str) -> None:
 
 
 def _close_door(sock: "zmq.Socket[Any]", keys: ServerKeys) -> None:
-    """What is bound from now on is behind CURVE, and lets nobody in while the authenticator does not answer."""
+    """Put what is bound from now on behind CURVE; clients are refused while the authenticator does not answer."""
     sock.curve_publickey = keys.public
     sock.curve_secretkey = keys.secret
     sock.curve_server = True
@@ -173,7 +173,9 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise StartError(f"cannot bind ipc://{path}: a file that is no socket is in the way; remove it or name another")
+        raise StartError(
+            f"cannot bind ipc://{path}: a file that is not a socket is in the way: remove it or name another"
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -189,7 +191,7 @@ def _remove_stale(path: Path) -> None:
 def receive(
     sock: "zmq.Socket[Any]", is_allowed: Callable[[str], bool] | None, delivered: Callable[[int], None]
 ) -> list[bytes] | None:
-    """The next message (zmq.Again without one), or None where its sender's key is no longer allowed in.
+    """Return the next message (zmq.Again without one), or None if its sender's key is no longer allowed.
 
     A key is asked for when a connection is made; `is_allowed` (the client's public key) is asked for each message.
     `delivered` hears the file descriptor of each message's connection.
