@@ -11,10 +11,11 @@ import pytest
 
 import daemon.monitor.health_answer
 from daemon.app import App
+from daemon.dispatch.simulated import SimulatedDevices, SimulatedPool
 from daemon.line.line import load_line
 from daemon.monitor.http_answers import NoAnswer, answer
-from experts.vision.slot import SlotPool
 from tests.contract.client import Line
+from tests.simulated import answer as answer_of
 from tests.waiting import until
 
 PATHS = ("/healthz", "/readyz")
@@ -23,7 +24,7 @@ PATHS = ("/healthz", "/readyz")
 @contextmanager
 def an_app(line: Line) -> Iterator[App]:
     """The line in this process, so that one of its threads can be made to hang."""
-    app = App(load_line(line.config), line.config)
+    app = App(load_line(line.config), line.config, devices=SimulatedDevices(answer_of))
     app.start()
     try:
         yield app
@@ -40,13 +41,13 @@ def test_starting_ready_draining_and_a_hung_thread_are_told_apart(
     tmp_path: Path, experts_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon.monitor.health_answer, "STUCK_AFTER_S", 0.3)
-    seen, load = threading.Event(), SlotPool.load
+    seen, load = threading.Event(), SimulatedPool.load
 
-    def load_later(*arguments: Any) -> Any:
+    def load_later(*arguments: Any, **named: Any) -> Any:
         seen.wait(60)
-        return load(*arguments)
+        return load(*arguments, **named)
 
-    monkeypatch.setattr(SlotPool, "load", load_later)
+    monkeypatch.setattr(SimulatedPool, "load", load_later)
     line = Line(tmp_path / "line", experts_folder, limits={"hang_after": "10m"})
     with an_app(line) as app:
         assert said(app)["/healthz"] == (200, "alive")
