@@ -196,13 +196,15 @@ file.save(Position(8)); file.save(Position(9))
     assert "disk" in synced_folders(tmp_path)
 
 
-def test_the_folders_that_a_first_start_makes_are_durable_before_its_first_image_is(tmp_path: Path) -> None:
-    code = """
+@pytest.mark.parametrize("first", ["locks = claim(None, folder)", "pass"])
+def test_the_folders_that_a_first_start_makes_are_durable_before_its_first_image_is(tmp_path: Path, first: str) -> None:
+    """The lock makes the journal's folder in a daemon; a journal alone makes it itself."""
+    code = f"""
 from pathlib import Path
 from daemon.host.lock import claim
 from daemon.storage.journal import Journal
 folder = Path('data/line/journal')
-locks = claim(None, folder)
+{first}
 Journal(folder).append([b'an image'])
 """
     after_a_power_cut(tmp_path, code)

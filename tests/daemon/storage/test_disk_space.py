@@ -22,12 +22,12 @@ class Disk:
     def __init__(self, folder):
         self.folder = folder
         self.claims = SpaceClaims()
-        self.room = DiskSpace({"journal": folder / "journal", "images": folder / "images"}, 1, lambda: self.claims)
+        self.space = DiskSpace({"journal": folder / "journal", "images": folder / "images"}, 1, lambda: self.claims)
 
     def leave(self, size_bytes: int) -> None:
         """Claim everything but `size_bytes`."""
         free_bytes = shutil.disk_usage(self.folder).free
-        self.room.look()
+        self.space.look()
         self.claims = SpaceClaims(bytes=free_bytes - size_bytes)
 
 
@@ -49,8 +49,8 @@ def disk(tmp_path):
 
 def test_an_image_needs_room_for_its_bytes_and_for_their_copy(disk):
     disk.leave(1000 * MB)
-    assert disk.room.problem(300 * MB) is None
-    problem = disk.room.problem(600 * MB)
+    assert disk.space.problem(300 * MB) is None
+    problem = disk.space.problem(600 * MB)
     assert problem is not None
     assert "the journal and the images" in problem
     assert str(disk.folder) in problem
@@ -58,52 +58,52 @@ def test_an_image_needs_room_for_its_bytes_and_for_their_copy(disk):
 
 def test_what_was_let_in_since_the_last_look_counts(disk):
     disk.leave(1000 * MB)
-    assert disk.room.problem(300 * MB) is None
-    assert disk.room.problem(300 * MB) is None
-    assert disk.room.problem(300 * MB) is not None
-    disk.room.look()
-    assert disk.room.problem(300 * MB) is None
+    assert disk.space.problem(300 * MB) is None
+    assert disk.space.problem(300 * MB) is None
+    assert disk.space.problem(300 * MB) is not None
+    disk.space.look()
+    assert disk.space.problem(300 * MB) is None
 
 
 def test_what_is_on_its_way_to_the_journal_counts_at_every_look(disk):
     disk.leave(1000 * MB)
     disk.claims = replace(disk.claims, arriving_bytes=600 * MB)
-    disk.room.look()
-    assert disk.room.problem(300 * MB) is not None
+    disk.space.look()
+    assert disk.space.problem(300 * MB) is not None
     disk.claims = replace(disk.claims, arriving_bytes=0)
-    disk.room.look()
-    assert disk.room.problem(300 * MB) is None
+    disk.space.look()
+    assert disk.space.problem(300 * MB) is None
 
 
 def test_a_refusal_is_told_once(disk):
     disk.leave(-1)
-    assert disk.room.problem() is not None
-    assert not disk.room.refused()
-    assert disk.room.problem(1) is not None
-    assert disk.room.refused()
-    assert not disk.room.refused()
+    assert disk.space.problem() is not None
+    assert not disk.space.refused()
+    assert disk.space.problem(1) is not None
+    assert disk.space.refused()
+    assert not disk.space.refused()
 
 
 def test_verdicts_of_many_small_images_need_room_too(tmp_path):
     images = shutil.disk_usage(tmp_path).total // 4096 + 1
-    room = DiskSpace({"database": tmp_path}, 1, lambda: SpaceClaims(images=images))
-    assert "the disk of the database" in (room.problem() or "")
+    disk_space = DiskSpace({"database": tmp_path}, 1, lambda: SpaceClaims(images=images))
+    assert "the disk of the database" in (disk_space.problem() or "")
 
 
 def test_the_reserve_is_an_eighth_of_a_small_disk_and_segments_are_small_there(tmp_path):
-    room = DiskSpace({"journal": tmp_path}, 2**62)
-    space = room.space("journal")
+    disk_space = DiskSpace({"journal": tmp_path}, 2**62)
+    space = disk_space.space("journal")
     assert space is not None
-    assert room.reserve_bytes(space) == space.total_bytes // 8
-    assert room.space("images") is None
+    assert disk_space.reserve_bytes(space) == space.total_bytes // 8
+    assert disk_space.space("images") is None
     assert segment_bytes(tmp_path, 2**62) == space.total_bytes // 32
     assert segment_bytes(tmp_path, 2**20) == 2**20
 
 
 def test_where_somebody_else_fills_the_disk_copies_wait_before_verdicts_do(tmp_path):
-    room = DiskSpace({"journal": tmp_path, "images": tmp_path}, 10 * MB)
+    disk_space = DiskSpace({"journal": tmp_path, "images": tmp_path}, 10 * MB)
     free_bytes = shutil.disk_usage(tmp_path).free
-    assert room.may_copy(MB)
-    assert not room.may_copy(free_bytes)
-    assert room.shortage(MB) is None
-    assert "nearly full" in (room.shortage(free_bytes) or "")
+    assert disk_space.may_copy(MB)
+    assert not disk_space.may_copy(free_bytes)
+    assert disk_space.shortage(MB) is None
+    assert "nearly full" in (disk_space.shortage(free_bytes) or "")

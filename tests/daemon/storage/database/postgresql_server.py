@@ -24,17 +24,17 @@ def programs() -> Path | None:
     """The newest server's programs, where they can be run here."""
     if os.geteuid() == 0 and _USER not in {user.pw_name for user in pwd.getpwall()}:
         return None
-    found = [path for path in Path("/usr/lib/postgresql").glob("*/bin/postgres") if int(path.parts[-3]) >= 15]
-    return max(found, key=lambda path: int(path.parts[-3])).parent if found else None
+    servers = [path for path in Path("/usr/lib/postgresql").glob("*/bin/postgres") if int(path.parts[-3]) >= 15]
+    return max(servers, key=lambda path: int(path.parts[-3])).parent if servers else None
 
 
 class Server:
     """`with server:` it answers. Stopped and started again it has its databases still."""
 
     def __init__(self, folder: Path) -> None:
-        found = programs()
-        assert found is not None, WANTED
-        self._programs = found
+        folder_of_programs = programs()
+        assert folder_of_programs is not None, WANTED
+        self._programs = folder_of_programs
         self._folder = folder
         self._port = free_port()
         self._as: dict[str, Any] = {}

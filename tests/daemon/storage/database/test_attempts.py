@@ -12,18 +12,18 @@ from daemon.storage.database.boards import (
 PLAN = BoardPlan((ExpectedPosition("R0402", 2), ExpectedPosition("QFP64", 2, ("U1", "U2"))), time_limit_s=20.0)
 
 
-class Told:
-    """An attempt that is told of whole images: taken and, where a verdict is given, judged."""
+class Images:
+    """Images of one attempt: each is taken and, if a verdict is given, judged."""
 
     def __init__(self, plan: BoardPlan = PLAN, number: int = 1) -> None:
         self.attempt = Attempt(board_id=number, number=number, plan=plan)
-        self.images = 0
+        self.count = 0
 
     def image(self, component, designator, verdict=None, defect=None):
-        self.images += 1
+        self.count += 1
         self.attempt.take(component, designator)
         if verdict is not None:
-            self.attempt.judge(self.images, component, designator, verdict, defect)
+            self.attempt.judge(self.count, component, designator, verdict, defect)
         return self
 
     def complete(self, verdict="pass"):
@@ -37,32 +37,32 @@ class Told:
 
 
 def test_an_attempt_is_complete_when_every_position_has_a_verdict_and_nothing_is_pending():
-    told = Told().image("R0402", "a", "pass").image("R0402", "b", "pass").image("QFP64", "U1", "pass")
-    assert not told.attempt.is_complete
-    told.image("QFP64", "U2")
-    assert not told.attempt.is_complete
-    told.attempt.judge(4, "QFP64", "U2", "pass", None)
-    assert told.attempt.is_complete
-    told.image("R0402", "c")
-    assert not told.attempt.is_complete
+    images = Images().image("R0402", "a", "pass").image("R0402", "b", "pass").image("QFP64", "U1", "pass")
+    assert not images.attempt.is_complete
+    images.image("QFP64", "U2")
+    assert not images.attempt.is_complete
+    images.attempt.judge(4, "QFP64", "U2", "pass", None)
+    assert images.attempt.is_complete
+    images.image("R0402", "c")
+    assert not images.attempt.is_complete
 
 
 def test_a_complete_board_of_passes_passes():
-    closing = Told().complete().attempt.closing("complete")
+    closing = Images().complete().attempt.closing("complete")
     assert (closing.verdict, closing.inspected, closing.failed, closing.missing) == ("pass", 4, [], [])
 
 
 def test_the_worst_verdict_wins_and_missing_counts_as_unknown():
-    assert Told().complete().image("R0402", "a", "review").attempt.closing("complete").verdict == "review"
-    assert Told().complete("review").image("X", "x", "unknown").attempt.closing("complete").verdict == "unknown"
-    assert Told().complete("unknown").image("R0402", "b", "fail").attempt.closing("complete").verdict == "fail"
-    assert Told().image("R0402", "a", "pass").attempt.closing("time_limit").verdict == "unknown"
-    assert Told().image("R0402", "a", "review").attempt.closing("time_limit").verdict == "unknown"
-    assert Told().image("R0402", "a", "fail").attempt.closing("time_limit").verdict == "fail"
+    assert Images().complete().image("R0402", "a", "review").attempt.closing("complete").verdict == "review"
+    assert Images().complete("review").image("X", "x", "unknown").attempt.closing("complete").verdict == "unknown"
+    assert Images().complete("unknown").image("R0402", "b", "fail").attempt.closing("complete").verdict == "fail"
+    assert Images().image("R0402", "a", "pass").attempt.closing("time_limit").verdict == "unknown"
+    assert Images().image("R0402", "a", "review").attempt.closing("time_limit").verdict == "unknown"
+    assert Images().image("R0402", "a", "fail").attempt.closing("time_limit").verdict == "fail"
 
 
 def test_missing_names_what_lacks_in_the_recipes_order_with_designators_where_it_lists_them():
-    closing = Told().image("QFP64", "U2", "pass").image("R0402", "a", "pass").attempt.closing("time_limit")
+    closing = Images().image("QFP64", "U2", "pass").image("R0402", "a", "pass").attempt.closing("time_limit")
     assert closing.missing == [
         {"component": "R0402", "count": 1},
         {"component": "QFP64", "count": 1, "designators": ["U1"]},
@@ -71,37 +71,37 @@ def test_missing_names_what_lacks_in_the_recipes_order_with_designators_where_it
 
 
 def test_unknown_is_inspected_but_extras_and_repeats_are_no_positions():
-    told = Told().image("R0402", "a", "unknown").image("R0402", "a", "pass").image("LED", "D1", "pass")
-    told.image("QFP64", "U9", "pass")  # not among the listed designators
-    assert told.attempt.closing("time_limit").inspected == 1
+    images = Images().image("R0402", "a", "unknown").image("R0402", "a", "pass").image("LED", "D1", "pass")
+    images.image("QFP64", "U9", "pass")  # not among the listed designators
+    assert images.attempt.closing("time_limit").inspected == 1
 
 
 def test_images_beyond_the_quantity_count_toward_the_verdict_only():
-    told = Told().complete().image("R0402", "c", "fail", "D101")
-    closing = told.attempt.closing("complete")
+    images = Images().complete().image("R0402", "c", "fail", "D101")
+    closing = images.attempt.closing("complete")
     assert (closing.verdict, closing.inspected) == ("fail", 4)
     assert closing.failed == [{"designator": "c", "component": "R0402", "defect": "D101"}]
 
 
 def test_a_designator_that_fails_twice_is_one_failure_with_the_first_images_defect():
-    told = Told().image("R0402", "a").image("R0402", "a", "fail", "second")
-    told.attempt.judge(1, "R0402", "a", "fail", "first")
-    assert told.attempt.closing("time_limit").failed == [{"designator": "a", "component": "R0402", "defect": "first"}]
+    images = Images().image("R0402", "a").image("R0402", "a", "fail", "second")
+    images.attempt.judge(1, "R0402", "a", "fail", "first")
+    assert images.attempt.closing("time_limit").failed == [{"designator": "a", "component": "R0402", "defect": "first"}]
 
 
 def test_a_repeat_that_is_pending_at_the_time_limit_makes_no_pass():
-    told = Told().complete().image("R0402", "a")
-    closing = told.attempt.closing("time_limit")
+    images = Images().complete().image("R0402", "a")
+    closing = images.attempt.closing("time_limit")
     assert (closing.verdict, closing.missing, closing.inspected) == ("unknown", [], 4)
 
 
 def test_a_board_opens_its_first_attempt_and_images_join_the_open_one():
     assert choose_attempt({}, None, "R0402", "a") == AttemptChoice(1, opens=True)
-    assert choose_attempt({1: Told().attempt}, None, "R0402", "a") == AttemptChoice(1)
+    assert choose_attempt({1: Images().attempt}, None, "R0402", "a") == AttemptChoice(1)
 
 
 def test_an_image_that_was_missing_comes_late_and_its_repeat_opens_the_next_attempt():
-    attempt = Told().image("R0402", "a", "pass").image("QFP64", "U1", "pass").closed()
+    attempt = Images().image("R0402", "a", "pass").image("QFP64", "U1", "pass").closed()
     assert choose_attempt({1: attempt}, None, "QFP64", "U2") == AttemptChoice(1, late=True)
     assert choose_attempt({1: attempt}, None, "QFP64", "U1") == AttemptChoice(2, opens=True)
     assert choose_attempt({1: attempt}, None, "R0402", "b") == AttemptChoice(1, late=True)
@@ -112,40 +112,40 @@ def test_an_image_that_was_missing_comes_late_and_its_repeat_opens_the_next_atte
 
 
 def test_an_image_that_is_still_pending_at_closing_leaves_no_gap_for_another():
-    attempt = Told().image("QFP64", "U1").closed()
+    attempt = Images().image("QFP64", "U1").closed()
     assert choose_attempt({1: attempt}, None, "QFP64", "U1") == AttemptChoice(2, opens=True)
 
 
 def test_extras_and_unlisted_designators_are_never_late():
-    attempt = Told().closed()
+    attempt = Images().closed()
     assert choose_attempt({1: attempt}, None, "LED", "D1") == AttemptChoice(2, opens=True)
     assert choose_attempt({1: attempt}, None, "QFP64", "U9") == AttemptChoice(2, opens=True)
 
 
 def test_after_a_complete_attempt_every_image_opens_the_next():
-    assert choose_attempt({1: Told().complete().closed()}, None, "R0402", "a") == AttemptChoice(2, opens=True)
+    assert choose_attempt({1: Images().complete().closed()}, None, "R0402", "a") == AttemptChoice(2, opens=True)
 
 
 def test_a_named_attempt_opens_if_it_is_newer_joins_if_it_is_open_and_takes_late_images_if_it_is_closed():
-    gap, open_second = Told().closed(), Told(number=2).attempt
+    gap, open_second = Images().closed(), Images(number=2).attempt
     assert choose_attempt({}, 3, "R0402", "a") == AttemptChoice(3, opens=True)
     assert choose_attempt({1: gap, 2: open_second}, 3, "R0402", "a") == AttemptChoice(3, opens=True)
     assert choose_attempt({1: gap, 2: open_second}, 2, "R0402", "a") == AttemptChoice(2)
     assert choose_attempt({1: gap, 2: open_second}, 1, "R0402", "a") == AttemptChoice(1, late=True)
-    assert choose_attempt({1: Told().complete().closed(), 2: open_second}, 1, "R0402", "a") == AttemptChoice(2)
-    assert choose_attempt({1: Told().complete().closed()}, 1, "R0402", "a") == AttemptChoice(2, opens=True)
+    assert choose_attempt({1: Images().complete().closed(), 2: open_second}, 1, "R0402", "a") == AttemptChoice(2)
+    assert choose_attempt({1: Images().complete().closed()}, 1, "R0402", "a") == AttemptChoice(2, opens=True)
 
 
 def test_after_the_last_number_there_is_an_attempt_still_finds_one():
-    last = Told(number=MAX_ATTEMPT).complete().closed()
+    last = Images(number=MAX_ATTEMPT).complete().closed()
     assert choose_attempt({MAX_ATTEMPT: last}, None, "R0402", "c") == AttemptChoice(1, opens=True)
-    both = {MAX_ATTEMPT: last, 1: Told().complete().closed()}
+    both = {MAX_ATTEMPT: last, 1: Images().complete().closed()}
     assert choose_attempt(both, None, "R0402", "c") == AttemptChoice(2, opens=True)
 
 
 def test_a_closed_verdict_never_changes():
-    told = Told().image("R0402", "a", "pass")
-    told.attempt.closed = True
-    before = told.attempt.closing("time_limit")
-    told.image("R0402", "b", "fail", "D1")
-    assert told.attempt.closing("time_limit") == before
+    images = Images().image("R0402", "a", "pass")
+    images.attempt.closed = True
+    before = images.attempt.closing("time_limit")
+    images.image("R0402", "b", "fail", "D1")
+    assert images.attempt.closing("time_limit") == before
