@@ -139,7 +139,7 @@ class FastTierGuard:
     def __init__(self) -> None:
         self._now = "the start"
         self._violations: list[str] = []
-        self._is_over = False
+        self._is_watching = False
         self._sleep, self._start = time.sleep, multiprocessing.process.BaseProcess.start
         if "torch" in sys.modules:
             raise pytest.UsageError("torch is imported before any test of the fast tier: see tests/conftest.py")
@@ -148,7 +148,7 @@ class FastTierGuard:
         sys.addaudithook(self._audit)
 
     def _checked_sleep(self, seconds: float) -> None:
-        if seconds > _MAX_SLEEP_S:
+        if self._is_watching and seconds > _MAX_SLEEP_S:
             self._fail(f"sleeps {seconds:g} s")
         self._sleep(seconds)
 
@@ -157,7 +157,7 @@ class FastTierGuard:
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Hear of each import and each start of a process; an audit hook cannot be removed again."""
-        if self._is_over:
+        if not self._is_watching:
             return
         if event == "import" and arguments[0] == "torch":
             self._fail("imports torch")
@@ -168,6 +168,11 @@ class FastTierGuard:
         message = f"{self._now} {deed}, which no test of the fast tier does. {_REMEDY}"
         self._violations.append(message)
         pytest.fail(message)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """Begin here: a worker of xdist asks `uname` before."""
+        self._is_watching = True
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
@@ -189,5 +194,5 @@ class FastTierGuard:
         return result
 
     def pytest_unconfigure(self) -> None:
-        self._is_over = True
+        self._is_watching = False
         time.sleep, multiprocessing.process.BaseProcess.start = self._sleep, self._start
