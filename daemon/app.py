@@ -110,8 +110,6 @@ class App:
             raise ConfigError([f"{path}: {problem}" for problem in problems])
         for warning in line.warnings:
             self._log.warning("profile_incomplete", problem=warning)
-        for warning in config.warnings:
-            self._log.warning("setting_renamed", problem=warning)
         self._locks = as_start_error(claim, sqlite_path(config.database), config.journal)
         self._catalogs = Catalogs(line.catalog)
         self._rulebook = Rulebook(line.routes)

@@ -60,7 +60,6 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
         "models": len(config.models),
         "rules_version": routes.version,
         "warnings": [
-            *config.warnings,
             *consumer_warnings(path, config),
             *profile_warnings(path, config, measured, catalog),
         ],

@@ -17,23 +17,23 @@ PAGE = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([\w.]+)` \| (.+?) \| (.+) \|$", PAGE, flags=re.MULTILINE)
 
 
-def model_in(annotation: Any) -> type[BaseModel] | None:
-    """The section that a key holds, alone or by name."""
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the sections that a key holds, alone, by name, or one for each kind."""
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
-        return annotation if issubclass(annotation, BaseModel) else None
-    return next(filter(None, map(model_in, get_args(annotation))), None)
+        return [annotation] if issubclass(annotation, BaseModel) else []
+    return [model for argument in get_args(annotation) for model in models_in(argument)]
 
 
 def keys_of(model: type[BaseModel], above: str = "") -> dict[str, FieldInfo]:
-    found: dict[str, FieldInfo] = {}
+    keys: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
-        section = model_in(field.annotation)
-        if section is None:
-            found[above + name] = field
-        else:
-            each = {"devices": "DEVICE.", "models": "MODEL.", "consumers": "CONSUMER."}.get(name, "")
-            found |= keys_of(section, f"{above}{name}.{each}")
-    return found
+        each = {"devices": "DEVICE.", "models": "MODEL.", "consumers": "CONSUMER."}.get(name, "")
+        sections = models_in(field.annotation)
+        for section in sections:
+            keys |= keys_of(section, f"{above}{name}.{each}")
+        if not sections:
+            keys[above + name] = field
+    return keys
 
 
 KEYS = keys_of(Config)

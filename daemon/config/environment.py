@@ -4,44 +4,32 @@ Their text is read as YAML, so that a number is a number. One that names no sett
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import yaml
 from pydantic import BaseModel
 
-from daemon.config.renamed import new_name_of
 from routing_rules.load import Document, KeyPath, Problem, nearest
 
 _PREFIX = "COSERVE_"
 #: A variable with this prefix that is no setting: where the command line looks for the file.
 _NOT_A_SETTING = "COSERVE_CONFIG"
 
-#: Sections that there are several of, each by a name of its own, and what is in one.
-Named = Mapping[str, type[BaseModel]]
+#: Sections that there are several of, each by a name of its own, and the keys of one.
+Named = Mapping[str, Collection[str]]
 
 
 def is_setting(name: str) -> bool:
-    """Whether an environment variable of this name is meant to override a setting."""
+    """Return True if an environment variable of this name is meant to override a setting."""
     return name.startswith(_PREFIX) and name != _NOT_A_SETTING
 
 
-def override(
-    document: Document,
-    environ: Mapping[str, str],
-    settings: type[BaseModel],
-    named: Named,
-    renamed: Mapping[KeyPath, KeyPath],
-) -> tuple[list[str], list[Problem]]:
-    """Put the values of `environ` into the document's data; warnings of old names, and what is wrong with others."""
-    warnings: list[str] = []
+def override(document: Document, environ: Mapping[str, str], settings: type[BaseModel], named: Named) -> list[Problem]:
+    """Put the values of `environ` into the document's data; return the variables that are mistakes."""
     problems: list[Problem] = []
     for name in sorted(filter(is_setting, environ)):
-        suffix = name.removeprefix(_PREFIX)
-        path = _setting(suffix, document.data, settings, named)
-        if path is None and (path := new_name_of(suffix, renamed)):
-            new = _PREFIX + "_".join(map(str, path)).upper()
-            warnings.append(f"environment variable {name} is now called {new}: rename it")
+        path = _setting(name.removeprefix(_PREFIX), document.data, settings, named)
         if path is None:
             close = nearest(name, [_PREFIX + key.upper() for key in settings.model_fields])
             hint = f"; did you mean {close}?" if close else ""
@@ -57,11 +45,11 @@ def override(
             parent = parent.setdefault(key, {}) if isinstance(parent, dict) else {}
         parent[path[-1]] = value
         document.outside[path] = f"environment variable {name}"
-    return warnings, problems
+    return problems
 
 
 def _setting(suffix: str, data: Mapping[str, Any], settings: type[BaseModel], named: Named) -> KeyPath | None:
-    """The key path that `ENDPOINTS_RESULTS` (or `ENDPOINTS__RESULTS`) means, or None."""
+    """Return the key path of `ENDPOINTS_RESULTS` (or `ENDPOINTS__RESULTS`), or None."""
     flat = suffix.replace("__", "_").lower()
     for top, field in settings.model_fields.items():
         if flat == top:
@@ -75,6 +63,6 @@ def _setting(suffix: str, data: Mapping[str, Any], settings: type[BaseModel], na
             more = ["cpu", *(f"cuda:{n}" for n in range(16))] if top == "devices" else []
             for name in [*(data.get(top) or {}), *more]:
                 key = rest.removeprefix(re.sub("[:.-]", "_", str(name)).lower() + "_")
-                if key != rest and key in named[top].model_fields:
+                if key != rest and key in named[top]:
                     return (top, name, key)
     return None

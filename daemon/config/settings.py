@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from daemon.config.addresses import absolute_database, absolute_endpoint, absolute_secret, http_endpoint
 from daemon.config.environment import override
-from daemon.config.renamed import RENAMED, understand_old_names
-from daemon.consumers.settings import NAME as _CONSUMER_NAME
-from daemon.consumers.settings import MqttSettings, consumer_mistakes
+from daemon.consumers.kinds import CONSUMER_KEYS, CONSUMER_NAME, AnyConsumer, consumer_mistakes
 from daemon.errors import ConfigError
 from daemon.units import Bytes, Count, Seconds
 from experts.moe.modes import MODES
@@ -180,8 +178,8 @@ class Security(_Section):
     weights: list[Path] = []
 
 
-#: Sections that there are several of, each by a name of its own.
-_NAMED: dict[str, type[BaseModel]] = {"devices": Device, "models": Model, "consumers": MqttSettings}
+#: Keys in sections that there are several of, each by a name of its own.
+_NAMED = {"devices": Device.model_fields.keys(), "models": Model.model_fields.keys(), "consumers": CONSUMER_KEYS}
 
 
 class Config(_Section):
@@ -199,15 +197,9 @@ class Config(_Section):
     retention: Retention = Retention()
     stop: Stop = Stop()
     models: dict[Annotated[str, Field(pattern=_MODEL_NAME)], Model] = {}
-    consumers: dict[Annotated[str, Field(pattern=_CONSUMER_NAME)], MqttSettings] = {}
+    consumers: dict[Annotated[str, Field(pattern=CONSUMER_NAME)], AnyConsumer] = {}
     security: Security = Security()
     record: Path | None = None
-    _warnings: tuple[str, ...] = PrivateAttr(default=())
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What is understood for now and should be written otherwise: keys that have another name."""
-        return self._warnings
 
     @property
     def quarantine(self) -> Path:
@@ -220,50 +212,41 @@ class Config(_Section):
         return self.journal.parent / "consumers"
 
 
-def load_config(
-    path: Path, environ: Mapping[str, str] = os.environ, renamed: Mapping[KeyPath, KeyPath] = RENAMED
-) -> Config:
+def load_config(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
     """Read, override, validate and resolve `path`; ConfigError names every mistake with its line."""
-    config, problems, _ = sound_config(path, environ, renamed)
+    config, problems, _ = sound_config(path, environ)
     if config is None or problems:
         raise ConfigError(problems)
     return config
 
 
-def sound_config(
-    path: Path, environ: Mapping[str, str] = os.environ, renamed: Mapping[KeyPath, KeyPath] = RENAMED
-) -> tuple[Config | None, list[Problem], set[str]]:
-    """Every mistake with its line, what of `path` is sound, and the sections that it is not all of.
+def sound_config(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[Config | None, list[Problem], set[str]]:
+    """Return the sound part of `path`, every mistake with its line, and the sections from which something was taken.
 
-    So whoever looks for mistakes goes on, and a person hears of all of them at once.
+    With the sound part a check goes on to the other files, so that a person reads all mistakes at once.
     """
-    document, warnings, problems = read_settings(path, environ, renamed)
-    config, found, removed = salvage(Config, document)
-    problems += found
+    document, problems = read_settings(path, environ)
+    config, mistakes, removed = salvage(Config, document)
+    problems += mistakes
     if config is None:
         return None, problems, set()
-    resolved, mistakes = _resolve(config, path.resolve().parent, document, environ)
-    for place, message in mistakes:
-        if not any(gone[: len(place)] == place for gone in removed):  # it would follow from what was taken out
+    resolved, contradictions = _resolve(config, path.resolve().parent, document, environ)
+    for place, message in contradictions:
+        if not any(gone[: len(place)] == place for gone in removed):  # else it follows from the part taken out
             problems.append(document.problem(place, message))
-    resolved._warnings = tuple(warnings)
     return resolved, problems, {str(gone[0]) for gone in removed}
 
 
-def read_settings(
-    path: Path, environ: Mapping[str, str] = os.environ, renamed: Mapping[KeyPath, KeyPath] = RENAMED
-) -> tuple[Document, list[str], list[Problem]]:
-    """What `path` and the environment say together, under today's names, with warnings and mistakes; not yet checked.
+def read_settings(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[Document, list[Problem]]:
+    """Return the settings of `path` and the environment together, not yet checked, and mistakes in reading them.
 
-    ConfigError where the file holds no settings at all.
+    Raises ConfigError if the file holds no settings at all.
     """
     document = read_yaml(path)
     if not isinstance(document.data, dict):
         expected = Problem(str(path), 1, 1, "expected a mapping with keys such as rules, catalog and devices")
         raise ConfigError(document.problems or [expected])
-    warnings, problems = understand_old_names(document, renamed)
-    more, mistakes = override(document, environ, Config, _NAMED, renamed)
-    return document, warnings + more, problems + mistakes
+    return document, override(document, environ, Config, _NAMED)
 
 
 def at_their_lines(path: Path, found: Sequence[tuple[KeyPath, str]]) -> list[str]:

@@ -1,4 +1,5 @@
-"""Kinds of consumers: what a kind must offer (`protocol`), its settings, and MQTT.
+"""Kinds of consumers: what a kind offers (`protocol`), the list of kinds (`kinds`), and MQTT.
 
-A new kind is one file here and one entry in `kinds`. Nothing here reads the database or knows what was delivered.
+A new kind is one file or folder here, one entry in `kinds` and its test. Nothing here reads the database or knows what
+was delivered.
 """

@@ -1,35 +1,66 @@
-"""The kinds of consumers, by the `kind` of their settings; each is imported when one is made."""
+"""The registry of kinds of consumers; a kind's own packages are imported only when one is made."""
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
-from daemon.consumers.protocol import Consumer
-from daemon.consumers.settings import MqttSettings
+from pydantic import PlainValidator, SerializeAsAny, ValidationError
+from pydantic_core import InitErrorDetails
+
+from daemon.consumers.mqtt.settings import MqttSettings
+from daemon.consumers.protocol import Consumer, ConsumerSettings, KeyedTexts
 from daemon.errors import MissingExtraError
 
+KINDS: Mapping[str, type[ConsumerSettings]] = {"mqtt": MqttSettings}
 
-def make_consumer(name: str, settings: MqttSettings, journal: Path) -> Consumer:
+#: A name is a file's name, a process's argument and part of an MQTT client's identifier.
+CONSUMER_NAME = r"^[A-Za-z0-9_-]{1,32}$"
+CONSUMER_KEYS = frozenset(key for settings in KINDS.values() for key in settings.model_fields)
+
+
+def make_consumer(name: str, settings: ConsumerSettings, journal: Path) -> Consumer:
     """Return the consumer `name` of the line with this journal, not yet connected.
 
-    Raises MissingExtraError where its packages are not installed.
+    Raises MissingExtraError if its packages are not installed.
     """
-    return KINDS[settings.kind](settings, _identifier(name, journal))
-
-
-def _mqtt(settings: MqttSettings, identifier: str) -> Consumer:
-    try:
-        from daemon.consumers.mqtt import Mqtt  # noqa: PLC0415 - of the extra `mqtt`
-    except ModuleNotFoundError as missing:
-        raise MissingExtraError(missing.name, "this consumer", "mqtt") from None
-    return Mqtt(settings, identifier)
-
-
-KINDS: Mapping[str, Callable[[MqttSettings, str], Consumer]] = {"mqtt": _mqtt}
-
-
-def _identifier(name: str, journal: Path) -> str:
-    """Return a name that no consumer of any other line has, the same at each start."""
     line = f"{os.uname().nodename}:{journal.resolve()}"
-    return f"coserve-{name}-{hashlib.sha256(line.encode()).hexdigest()[:8]}"
+    try:  # the identifier is one that no consumer of another line has, the same at each start
+        return settings.make(f"coserve-{name}-{hashlib.sha256(line.encode()).hexdigest()[:8]}")
+    except ModuleNotFoundError as missing:
+        if settings.extra is None:
+            raise
+        raise MissingExtraError(missing.name, "this consumer", settings.extra[0]) from None
+
+
+def consumer_mistakes(consumers: Mapping[str, ConsumerSettings]) -> KeyedTexts:
+    """Return contradictions in the section `consumers`, each with its key, the consumer's name first."""
+    names = list(consumers)
+    return [
+        ((name, *key), text)
+        for index, name in enumerate(names)
+        for key, text in consumers[name].mistakes({above: consumers[above] for above in names[:index]})
+    ]
+
+
+def _of_its_kind(section: Any) -> ConsumerSettings:
+    """Validate one consumer against the settings of its `kind`."""
+    if isinstance(section, ConsumerSettings):
+        return section
+    if not isinstance(section, dict):
+        raise ValidationError.from_exception_data("consumer", [{"type": "dict_type", "input": section}])
+    kind = section.get("kind")
+    if isinstance(kind, str) and kind in KINDS:
+        return KINDS[kind].model_validate(section)
+    mistake = InitErrorDetails(type="missing", loc=("kind",), input=section)
+    if "kind" in section:
+        expected = " or ".join(map(repr, KINDS))
+        mistake = InitErrorDetails(type="literal_error", loc=("kind",), input=kind, ctx={"expected": expected})
+    raise ValidationError.from_exception_data("consumer", [mistake])
+
+
+if TYPE_CHECKING:
+    AnyConsumer = ConsumerSettings
+else:
+    AnyConsumer = Annotated[SerializeAsAny[Union[tuple(KINDS.values())]], PlainValidator(_of_its_kind)]  # noqa: UP007

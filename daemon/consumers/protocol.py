@@ -1,37 +1,47 @@
-"""What a consumer is: the one interface between the results and whatever they are brought to (docs/plant.md).
+"""A kind of consumer: its settings and its connection. The only interface between results and plant (docs/plant.md).
 
-A runner owns everything that is the same for each: reading the results, the durable position, gaps, back-off, the
-state that people see. A consumer knows its protocol and nothing else.
+A runner owns everything that all kinds share: reading the results, the durable position, gaps, back-off, the state
+that people see. A kind knows its own protocol and nothing else.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
 
 #: A message of the results stream exactly as published (PROTOCOL.md, Results stream), with its `topic` added.
 Message = dict[str, Any]
+ResultKind = Literal["inspections", "boards", "generations"]
 
-#: What people see of a consumer: its connection stands; it was told no, which a person has to mend; or it waits for
-#: its next attempt, which time may mend.
+#: The state that people see: `connected`; `refused`, which a person has to correct; or `waiting` for the next attempt,
+#: which may succeed by itself.
 State = Literal["connected", "refused", "waiting"]
+
+#: The key of a setting below its consumer: `("tls", "ca")`.
+SettingKey = tuple[str, ...]
+_Section = TypeVar("_Section", bound=BaseModel)
+#: Mistakes or warnings, each with the key that it is about.
+KeyedTexts = list[tuple[SettingKey, str]]
 
 
 class Consumer(Protocol):
-    """Brings messages somewhere. One call at a time; after an error `close`, and a new `open` when it is due."""
+    """Delivers messages, one call at a time; after an error the runner calls `close`, and later `open` again."""
 
     async def open(self, position: int) -> None:
-        """Connect, before anything is delivered; everything up to `position` was. DeliveryError where that fails."""
+        """Connect. Everything up to `position` is delivered already. Raises DeliveryError if there is no connection."""
         ...
 
     async def deliver(self, messages: Sequence[Message]) -> int:
-        """Bring `messages`, in the order of their `seq`, where they belong.
+        """Deliver `messages` in the order of their `seq`; return the `seq` up to which all are delivered durably.
 
-        Answer the `seq` up to which all of them are there for good; what comes after it is given again. With no
-        messages, only find out whether the connection still stands, and answer 0. DeliveryError where that is lost.
+        Later ones are handed over again. Without messages, only check that the connection is still there, and return 0.
+        Raises DeliveryError if the connection is lost.
         """
         ...
 
     async def close(self) -> None:
-        """Say goodbye if that is possible, and let go of the connection; never DeliveryError, and never for long."""
+        """End the connection, in good order if that is possible; quick, and never raises DeliveryError."""
         ...
 
 
@@ -42,3 +52,75 @@ class DeliveryError(Exception):
         super().__init__(reason)
         self.reason = reason
         self.state: Literal["refused", "waiting"] = state
+
+
+class ConsumerSettings(BaseModel):
+    """Keys of every kind: `send` says which results it gets, `start` with which a new consumer begins.
+
+    A kind adds its own keys and the literal that is its `kind`. It overrides what it needs of the methods; none of
+    them connects.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: Extra of CoServe, package, and sentence, if the kind needs a package beside the core.
+    extra: ClassVar[tuple[str, str, str] | None] = None
+    #: Keys of files that only the daemon may read.
+    secret_files: ClassVar[frozenset[SettingKey]] = frozenset()
+
+    kind: str
+    send: Annotated[list[ResultKind], Field(min_length=1)] = ["boards", "inspections"]
+    start: Literal["oldest", "newest"] = "oldest"
+
+    def make(self, identifier: str) -> Consumer:
+        """Import the packages and return a consumer, not yet connected; `identifier` is the same at every start."""
+        raise NotImplementedError
+
+    def servers(self) -> list[tuple[str, int]]:
+        """Return host and port of every server that it connects to."""
+        return []
+
+    def mistakes(self, others: Mapping[str, "ConsumerSettings"]) -> KeyedTexts:
+        """Return contradictions between these settings, or with those of `others`, the consumers above it."""
+        del others
+        return []
+
+    def file_problems(self) -> KeyedTexts:
+        """Return what is wrong with the files that it names."""
+        return []
+
+    def warnings(self) -> KeyedTexts:
+        """Return settings that work and are unsafe."""
+        return []
+
+    def files(self) -> dict[SettingKey, Path]:
+        """Return every file that it names, by key."""
+        return dict(_paths(self))
+
+    def resolved(self, place: Callable[[Path], Path]) -> Self:
+        """Return the same settings with `place` applied to each file."""
+        return _placed(self, place)
+
+
+def _paths(section: BaseModel, above: SettingKey = ()) -> Iterator[tuple[SettingKey, Path]]:
+    for name in type(section).model_fields:
+        match getattr(section, name):
+            case Path() as file:
+                yield (*above, name), file
+            case BaseModel() as inner:
+                yield from _paths(inner, (*above, name))
+            case _:
+                pass
+
+
+def _placed(section: _Section, place: Callable[[Path], Path]) -> _Section:
+    update: dict[str, Any] = {}
+    for name in type(section).model_fields:
+        match getattr(section, name):
+            case Path() as file:
+                update[name] = place(file)
+            case BaseModel() as inner:
+                update[name] = _placed(inner, place)
+            case _:
+                pass
+    return section.model_copy(update=update)

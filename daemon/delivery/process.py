@@ -10,8 +10,7 @@ from typing import Literal
 
 import structlog
 
-from daemon.consumers.protocol import Consumer
-from daemon.consumers.settings import Kind
+from daemon.consumers.protocol import Consumer, ResultKind
 from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import Runner
 from daemon.delivery.status_page import SharedStatusPage
@@ -28,7 +27,7 @@ def run_consumer(  # noqa: PLR0913  an integrator's program names what it has, m
     database: str,
     positions: Path,
     *,
-    send: Sequence[Kind] = ("boards", "inspections"),
+    send: Sequence[ResultKind] = ("boards", "inspections"),
     start: Literal["oldest", "newest"] = "oldest",
     newest: int | None = None,
     status_page: SharedStatusPage | None = None,

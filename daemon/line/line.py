@@ -4,6 +4,7 @@ The daemon's start, its reload and `coserve rules check` go through here, and so
 what the check accepts is what the daemon accepts.
 """
 
+import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,13 +41,17 @@ class Line:
     warnings: Sequence[str] = ()
 
 
-def load_line(path: Path, environ: Mapping[str, str] | None = None, *, with_profiles: bool = True) -> Line:
+def load_line(
+    path: Path, environ: Mapping[str, str] = os.environ, *, record: Path | None = None, with_profiles: bool = True
+) -> Line:
     """Read `path` and all it names; ConfigError lists every mistake in all of the files.
 
-    Whoever is about to measure a profile reads the line without those it names: they may be missing, or of another
-    machine, and what they recommend is not what a person set.
+    `record` takes the place of the setting. A command that measures a profile reads the line without the profiles it
+    names: they may be missing or of another machine, and a person did not set what they recommend.
     """
-    config = load_config(path) if environ is None else load_config(path, environ)
+    config = load_config(path, environ)
+    if record is not None:
+        config = config.model_copy(update={"record": record})
     measured, problems = Measurements(), list[Problem | str]()
     if with_profiles:
         config, measured, problems = complete(path, config, this_machine())

@@ -107,7 +107,7 @@ class _Line:
                 if file.is_file() and not file.name.endswith("_secret"):
                     self.contents.parts.append(Part(f"{name}/{file.name}", file))
             return
-        is_secret = key[0] == "security" or key[-1] in ("password", "key")
+        is_secret = key[0] == "security" or _is_consumer_secret(self.contents.config, key)
         if "$CREDENTIALS_DIRECTORY" in name:
             self.contents.warnings.append(f"{'.'.join(map(str, key))} is systemd's to give: it is in no backup")
         elif is_secret and not self._with_secrets:
@@ -166,6 +166,10 @@ class _Line:
         before = f"{CONFIG}.before-backup"
         anew = _NOTE.format(before=before).encode() + _dumped(self._document, path)
         self.contents.parts[:0] = [Part(CONFIG, anew), Part(before, path)]
+
+
+def _is_consumer_secret(config: Config, key: KeyPath) -> bool:
+    return key[0] == "consumers" and tuple(map(str, key[2:])) in config.consumers[str(key[1])].secret_files
 
 
 def _paths(value: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, Path]]:

@@ -1,7 +1,5 @@
 """Commands that start the daemon, check its files, and talk to it over its control socket."""
 
-import json
-import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -37,13 +35,11 @@ def run(
     Example: coserve run /etc/coserve/coserve.yaml
     """
     _must_exist(config)
-    if trace is not None:
-        os.environ["COSERVE_RECORD"] = json.dumps(str(trace.resolve()))
     for number in (signal.SIGTERM, signal.SIGINT):  # until `serve` has its own: the imports take a second
         signal.signal(number, lambda *_: sys.exit(0))
     from daemon.serve import serve
 
-    raise SystemExit(serve(config))
+    raise SystemExit(serve(config, record=trace.resolve() if trace else None))
 
 
 def check(config: ConfigPath, as_json: AsJson = False) -> None:

@@ -142,24 +142,34 @@ def drop_ins(config: Config) -> dict[str, bool]:
 
 
 def _needs_others(config: Config) -> bool:
-    """Whether the line talks to a broker or to a database's server on another machine."""
-    hosts = [consumer.host for consumer in config.consumers.values()] + server_hosts(config.database)
-    return any(map(is_open_host, hosts))
+    """Return True if the line talks to a broker or a database server on another machine."""
+    servers = [server for consumer in config.consumers.values() for server in consumer.servers()]
+    return any(map(is_open_host, [host for host, _ in servers] + server_hosts(config.database)))
 
 
 def key_files(config: Config) -> dict[str, Path]:
     """Files of keys, tokens and certificates by configuration key; systemd's own credentials among them."""
-    named = {"security.server_key": config.security.server_key, "security.http_token": config.security.http_token}
-    for name, consumer in config.consumers.items():
-        named |= {f"consumers.{name}.{'.'.join(key)}": file for key, file in consumer.files().items()}
-    return {key: file for key, file in named.items() if file is not None}
+    return _security_files(config) | {
+        f"consumers.{name}.{'.'.join(key)}": file
+        for name, consumer in config.consumers.items()
+        for key, file in consumer.files().items()
+    }
 
 
 def secrets(config: Config) -> dict[str, Path]:
-    """Those of `key_files` that only the line's user may read, and that lie here: not what systemd hands in."""
-    public = (".tls.ca", ".tls.cert")
-    files = key_files(config).items()
-    return {key: file for key, file in files if not key.endswith(public) and CREDENTIALS not in str(file)}
+    """Return the `key_files` on this disk that only the line's user may read; systemd's credentials lie elsewhere."""
+    files = _security_files(config) | {
+        f"consumers.{name}.{'.'.join(key)}": file
+        for name, consumer in config.consumers.items()
+        for key, file in consumer.files().items()
+        if key in consumer.secret_files
+    }
+    return {key: file for key, file in files.items() if CREDENTIALS not in str(file)}
+
+
+def _security_files(config: Config) -> dict[str, Path]:
+    files = {"security.server_key": config.security.server_key, "security.http_token": config.security.http_token}
+    return {key: file for key, file in files.items() if file is not None}
 
 
 def credentials(config: Config) -> list[str]:

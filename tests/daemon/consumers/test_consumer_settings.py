@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from daemon.config.settings import Config, load_config
-from daemon.consumers.kinds import KINDS
-from daemon.consumers.settings import MqttSettings
+from daemon.consumers.mqtt.settings import MqttSettings
 from daemon.delivery.consumer_check import consumer_problems, consumer_warnings
 from daemon.delivery.deliveries import Deliveries
 from daemon.delivery.position import Position, PositionFile
@@ -50,9 +49,13 @@ def test_paths_are_relative_to_the_file_and_credentials_are_systemds(tmp_path: P
 
 
 def test_each_mistake_is_named_with_its_line(tmp_path: Path) -> None:
-    keys = "kind: mqqt|host: a/b|prefix: /a|pasword: x|send: [board]|keepalive: 1s|port: 70000|retain_boards: 200y"
-    said = mistakes(tmp_path, "  plant:\n" + "".join(f"    {key}\n" for key in keys.split("|")))
-    assert [problem.split(":")[0] for problem in said] == [str(line) for line in range(6, 14)]
+    keys = "host: a/b|prefix: /a|pasword: x|send: [board]|keepalive: 1s|port: 70000|retain_boards: 200y"
+    problems = mistakes(tmp_path, "  plant:\n    kind: mqtt\n" + "".join(f"    {key}\n" for key in keys.split("|")))
+    assert [problem.split(":")[0] for problem in problems] == [str(line) for line in range(7, 14)]
+    assert any("did you mean `password`?" in problem for problem in problems)
+    assert mistakes(tmp_path, "  plant:\n    host: h\n    kind: mqqt\n") == ["7:11: expected 'mqtt', found `mqqt`"]
+    assert mistakes(tmp_path, "  plant: {host: h}\n") == ["5:3: missing key `kind`"]
+    assert mistakes(tmp_path, "  plant: 3\n") == ["5:10: expected a mapping (`key: value` lines), found `3`"]
 
 
 @pytest.mark.parametrize("prefix", ["", "/", "a/", "/a", "a//b", "a/+", "#", "$SYS/x", "a\x07b", "p" * 1025])
@@ -67,7 +70,7 @@ def test_what_cannot_be_together_is_named(tmp_path: Path) -> None:
     said = mistakes(tmp_path, text)
     assert said == [
         "8:15: needs `user`, whose password it is",
-        "9:10: needs both `cert` and `key` where the broker asks for a certificate, or neither",
+        "9:10: needs both `cert` and `key` if the broker asks for a certificate, or neither",
         "10:3: coserve is that of plant at the same broker: each needs its own",
     ]
 
@@ -99,7 +102,7 @@ def test_check_says_that_credentials_are_not_set_here(tmp_path: Path) -> None:
 def test_a_password_that_crosses_the_network_is_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "coserve.yaml"
     text = "  plant: {kind: mqtt, host: 192.0.2.7, user: u, password: x}\n"
-    assert "crosses the network as it is" in consumer_warnings(path, a_config(tmp_path, text))[0]
+    assert "crosses the network unencrypted" in consumer_warnings(path, a_config(tmp_path, text))[0]
     for well in (text.replace("192.0.2.7", "127.0.0.1"), text.replace("user: u", "tls: {}, user: u")):
         assert consumer_warnings(path, a_config(tmp_path, well)) == []
 
@@ -146,10 +149,6 @@ def test_the_configuration_alone_needs_no_extra() -> None:
         "import sys; sys.modules['aiomqtt'] = None\nimport daemon.delivery.consumer_check, daemon.delivery.deliveries"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_every_kind_of_the_settings_has_a_maker() -> None:
-    assert set(KINDS) == {MqttSettings.model_fields["kind"].annotation.__args__[0]}  # type: ignore[union-attr]
 
 
 def test_what_the_daemon_says_of_a_consumer(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ import pytest
 
 pytest.importorskip("aiomqtt")
 
-from daemon.consumers import mqtt as mqtt_module
-from daemon.consumers.mqtt import Mqtt
-from daemon.consumers.settings import MqttSettings
+from daemon.consumers.mqtt import consumer as mqtt_module
+from daemon.consumers.mqtt.consumer import Mqtt
+from daemon.consumers.mqtt.settings import MqttSettings
 from daemon.delivery import runner as runner_module
 from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import Runner

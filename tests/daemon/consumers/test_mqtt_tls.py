@@ -13,10 +13,9 @@ import pytest
 
 pytest.importorskip("aiomqtt")
 
-from daemon.consumers.credentials import credential_problems
-from daemon.consumers.mqtt import Mqtt
+from daemon.consumers.mqtt.consumer import Mqtt
+from daemon.consumers.mqtt.settings import MqttSettings
 from daemon.consumers.protocol import DeliveryError
-from daemon.consumers.settings import MqttSettings
 from tests.bench.broker import Broker, mosquitto
 
 pytestmark = [
@@ -142,12 +141,12 @@ def test_a_key_that_others_can_read_and_one_with_a_passphrase_are_refused(keys: 
     for file in ("plant.pem", "line.pem", "line.key"):
         shutil.copy(keys / file, tmp_path / file)
     (tmp_path / "line.key").chmod(0o640)
-    found = credential_problems(settings(1, tmp_path, LINE))
+    found = settings(1, tmp_path, LINE).file_problems()
     assert [key for key, _ in found] == [("tls", "key")]
     assert "line.key can be read by its group: chmod 600 it" in found[0][1]
     plain, locked = ["-in", str(keys / "line.key")], ["-out", "line.key", "-aes128", "-passout", "pass:secret"]
     openssl("ec", *plain, *locked, folder=tmp_path)
     (tmp_path / "line.key").chmod(0o600)
-    found = credential_problems(settings(1, tmp_path, LINE))
+    found = settings(1, tmp_path, LINE).file_problems()
     assert "without a passphrase" in found[0][1]
     assert "secret" not in found[0][1]

@@ -1,4 +1,4 @@
-"""Files that an older release reads go on meaning what they meant; renamed keys are understood and said."""
+"""Files that an older release reads go on meaning what they meant."""
 
 import json
 import shutil
@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from daemon.check import check_line
-from daemon.config.settings import Config, load_config, sound_config
+from daemon.config.settings import Config, load_config
 from daemon.dispatch.trace import TraceError, read_calls, read_makeup
 from daemon.errors import ConfigError
 from daemon.line.line import load_catalog
@@ -89,44 +88,10 @@ def test_this_release_has_kept_configurations_too():
     assert {path.parent.name for path in CONFIGURATIONS if path.name == "everything.yaml"} == set(RELEASES)
 
 
-RENAMES = {("storage", "bytes_file"): ("database",), ("patience",): ("limits", "max_wait")}
-
-
-def a_file(folder: Path, text: str) -> Path:
-    path = folder / "coserve.yaml"
-    path.write_text(MINIMAL + text, encoding="utf-8")
-    return path
-
-
-def test_a_renamed_key_is_understood_and_a_warning_names_the_new_one(tmp_path: Path):
-    path = a_file(tmp_path, "patience: 3s\n")
-    config = load_config(path, {}, RENAMES)
-    assert config.limits.max_wait == 3.0
-    assert config.warnings == (f"{path}:5:1: `patience` is now called `limits.max_wait`: rename it",)
-    assert load_config(a_file(tmp_path, "limits: {max_wait: 3s}\n"), {}, RENAMES).warnings == ()
-
-
-def test_a_mistake_under_an_old_name_is_reported_where_it_stands(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"coserve.yaml:5:11: .*20s"):
-        load_config(a_file(tmp_path, "patience: 3\n"), {}, RENAMES)
-
-
-def test_a_setting_under_both_names_is_a_mistake(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"coserve.yaml:6:1: `patience` is now called .*take `patience` out"):
-        load_config(a_file(tmp_path, "limits: {max_wait: 3s}\npatience: 4s\n"), {}, RENAMES)
-
-
-def test_a_renamed_environment_variable_is_understood_and_said(tmp_path: Path):
-    config = load_config(a_file(tmp_path, ""), {"COSERVE_PATIENCE": "4s"}, RENAMES)
-    assert config.limits.max_wait == 4.0
-    assert config.warnings == (
-        "environment variable COSERVE_PATIENCE is now called COSERVE_LIMITS_MAX_WAIT: rename it",
-    )
-
-
-def test_a_key_that_no_release_had_is_still_an_error(tmp_path: Path):
+def test_a_key_that_no_release_had_is_an_error(tmp_path: Path):
+    (tmp_path / "coserve.yaml").write_text(MINIMAL + "patience: 3s\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="unknown key `patience`"):
-        load_config(a_file(tmp_path, "patience: 3s\n"), {})
+        load_config(tmp_path / "coserve.yaml", {})
 
 
 def plain(value: Any) -> Any:
@@ -189,18 +154,3 @@ def test_rules_and_catalogs_with_a_key_of_a_newer_release_are_refused_with_its_n
     assert "catalog.yaml:2:1: unknown key `shards`" in str(mistakes[0])
     with pytest.raises(RulesError, match="unknown key `lanes`"):
         compile_rules((FORMATS / "rules-minimal.yaml").read_text(encoding="utf-8") + "lanes: 2\n", "rules.yaml", None)
-
-
-def test_the_check_prints_what_was_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("daemon.check.sound_config", lambda path: sound_config(path, {}, RENAMES))
-    path = a_file(tmp_path, "patience: 3s\n")
-    (tmp_path / "experts").mkdir()
-    shutil.copy(FORMATS / "catalog.yaml", tmp_path / "experts")
-    shutil.copy(FORMATS / "R0402.safetensors", tmp_path / "experts")
-    (tmp_path / "rules.yaml").write_text(
-        'boards: {b: {components: {R0402: 1}}}\nclassifiers: {"*": {expert: "{component}", pass: [ok]}}\n',
-        encoding="utf-8",
-    )
-    problems, facts = check_line(path)
-    assert problems == []
-    assert any("`patience` is now called" in warning for warning in facts["warnings"])

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 import yaml
 from typer.testing import CliRunner
 
@@ -21,7 +20,7 @@ from tests.daemon.storage.database.store_parts import a_line as a_store
 from tests.daemon.storage.database.store_parts import a_stage, an_arrival, an_outcome
 from tests.experts.recorder import FakeRecorder
 from tests.lines import a_jpeg, a_line
-from tools.cli.profile import register
+from tools.cli.main import app
 from tools.profile import measure
 from tools.profile.executors import Pair, best, pairs, try_pairs
 from tools.profile.fit import fit_line
@@ -49,9 +48,6 @@ def quiet(_what: str, _share: float) -> None:
 
 
 def command(*arguments: str):
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    register(app)
     return CliRunner().invoke(app, ["profile", *arguments])
 
 

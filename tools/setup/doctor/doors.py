@@ -105,11 +105,12 @@ def secrets(patient: Patient) -> Iterator[Finding]:
 
 
 def brokers(patient: Patient) -> Iterator[Finding]:
-    """Whether somebody listens where results go out to."""
-    for name, consumer in (patient.config.consumers if patient.config else {}).items():
-        where = f"consumers.{name}: {consumer.host}:{consumer.port}"
+    """Try to connect to each server that gets results."""
+    consumers = patient.config.consumers if patient.config else {}
+    for name, server in [(name, server) for name, consumer in consumers.items() for server in consumer.servers()]:
+        where = f"consumers.{name}: {server[0]}:{server[1]}"
         try:
-            socket.create_connection((consumer.host, consumer.port), timeout=_CONNECT_S).close()
+            socket.create_connection(server, timeout=_CONNECT_S).close()
         except OSError as error:
             so = f"{where} does not take a connection ({error.strerror or error})"
             yield warn(

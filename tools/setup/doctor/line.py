@@ -132,8 +132,9 @@ def packages(patient: Patient) -> Iterator[Finding]:
     needed: dict[str, tuple[str, str]] = {}
     if config is not None and config.endpoints.http is not None:
         needed["dashboard"] = ("fastapi", "endpoints.http serves /metrics alone, without the dashboard")
-    if config is not None and config.consumers:
-        needed["mqtt"] = ("aiomqtt", "a consumer speaks MQTT")
+    for consumer in config.consumers.values() if config is not None else ():
+        if consumer.extra is not None:
+            needed[consumer.extra[0]] = consumer.extra[1:]
     if config is not None and config.database.startswith("postgresql"):
         needed["postgresql"] = ("psycopg", "`database` names PostgreSQL")
     if config is not None and config.models:

@@ -13,10 +13,9 @@ from aiomqtt import MqttError, ProtocolVersion, Will
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from daemon.consumers.broker import BrokerClient, RefusedError, trouble, why_ended
-from daemon.consumers.credentials import CredentialError, read_password, tls_context
+from daemon.consumers.mqtt.broker import BrokerClient, RefusedError, trouble, why_ended
+from daemon.consumers.mqtt.settings import CredentialError, MqttSettings, read_password, tls_context
 from daemon.consumers.protocol import DeliveryError, Message
-from daemon.consumers.settings import MqttSettings
 from daemon.wire.messages import encode
 
 #: Messages that may wait for the broker's word at once, where it does not allow fewer.

@@ -1,0 +1,178 @@
+"""The settings of an MQTT broker, and the password and certificates that they name, read anew for each connection."""
+
+import re
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from daemon.consumers.protocol import Consumer, ConsumerSettings, KeyedTexts, SettingKey
+from daemon.units import Seconds
+from daemon.wire.keys import open_to
+from daemon.wire.sockets import is_open_host
+
+_MAX_PASSWORD_BYTES = 65_535  # MQTT 5, 3.1.3.6
+_HOST = r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}"
+
+
+def _host(value: str) -> str:
+    if re.fullmatch(_HOST, value) is None:
+        raise ValueError(f"expected a host name or an address such as broker.plant.lan or 192.0.2.7, not {value!r}")
+    return value
+
+
+def _prefix(value: str) -> str:
+    """Levels of a topic that come before those of the results (MQTT 5, 4.7)."""
+    if re.fullmatch(r"[^\x00-\x1f\x7f+#$/][^\x00-\x1f\x7f+#/]*(/[^\x00-\x1f\x7f+#/]+)*", value) is None:
+        raise ValueError(f"expected topic levels such as plant-1/line-2, without + # or an empty level, not {value!r}")
+    if len(value.encode()) > 1024:
+        raise ValueError("expected a prefix of 1024 bytes at most")
+    return value
+
+
+def _keepalive(value: float) -> float:
+    if not 5.0 <= value <= 3600.0:
+        raise ValueError("expected a duration from 5s to 1h")
+    return value
+
+
+def _retained(value: float) -> float:
+    if not 1.0 <= value < 2**32 - 1:
+        raise ValueError("expected a duration from 1s to 136y")
+    return value
+
+
+class Tls(BaseModel):
+    """`ca` is the file with the broker's authority, the system's own where it is left out; `cert` and `key` are ours.
+
+    A broker's name is always checked against its certificate.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+
+class MqttSettings(ConsumerSettings):
+    """A broker that speaks MQTT 5. `retain_boards` is how long it keeps the state of a board for late subscribers.
+
+    `password` is a file that only the daemon reads. `client` is our identifier there, by default one that stays the
+    same for this consumer of this line.
+    """
+
+    extra: ClassVar[tuple[str, str, str] | None] = ("mqtt", "aiomqtt", "a consumer speaks MQTT")
+    secret_files: ClassVar[frozenset[SettingKey]] = frozenset({("password",), ("tls", "key")})
+
+    kind: Literal["mqtt"]  # type: ignore[assignment]
+    host: Annotated[str, AfterValidator(_host)]
+    port: Annotated[int, Field(ge=1, le=65535)] = 1883
+    prefix: Annotated[str, AfterValidator(_prefix)] = "coserve"
+    user: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    password: Path | None = None
+    tls: Tls | None = None
+    client: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None = None
+    keepalive: Annotated[Seconds, AfterValidator(_keepalive)] = 30.0
+    retain_boards: Annotated[Seconds, AfterValidator(_retained)] | None = 30 * 86400.0
+
+    def make(self, identifier: str) -> Consumer:
+        from daemon.consumers.mqtt.consumer import Mqtt  # noqa: PLC0415 - of the extra `mqtt`
+
+        return Mqtt(self, identifier)
+
+    def servers(self) -> list[tuple[str, int]]:
+        return [(self.host, self.port)]
+
+    def mistakes(self, others: Mapping[str, ConsumerSettings]) -> KeyedTexts:
+        mistakes: KeyedTexts = []
+        if self.password is not None and self.user is None:
+            mistakes.append((("password",), "needs `user`, whose password it is"))
+        if self.tls and (self.tls.cert is None) != (self.tls.key is None):
+            mistakes.append((("tls",), "needs both `cert` and `key` if the broker asks for a certificate, or neither"))
+        for name, other in others.items():
+            if isinstance(other, MqttSettings) and other._topics() == self._topics():
+                text = f"{self.prefix} is that of {name} at the same broker: each needs its own"
+                return [*mistakes, (("prefix",), text)]
+        return mistakes
+
+    def file_problems(self) -> KeyedTexts:
+        problems: KeyedTexts = []
+        try:
+            if self.password is not None:
+                read_password(self.password)
+        except CredentialError as error:
+            problems.append((("password",), str(error)))
+        try:
+            if self.tls is not None:
+                tls_context(self.tls)
+        except CredentialError as error:
+            # The key whose file the text begins with.
+            files = {key: file for key, file in self.files().items() if key[0] == "tls"}
+            keys = (key for key, file in files.items() if str(error).startswith(str(file)))
+            problems.append((next(keys, ("tls",)), str(error)))
+        return problems
+
+    def warnings(self) -> KeyedTexts:
+        if self.password is not None and self.tls is None and is_open_host(self.host):
+            return [(("password",), "crosses the network unencrypted: add `tls: {}`")]
+        return []
+
+    def _topics(self) -> tuple[str, int, str]:
+        return self.host, self.port, self.prefix
+
+
+class CredentialError(Exception):
+    """A file that cannot be used; the text says which, why and what to do, and never what is in it."""
+
+
+def read_password(file: Path) -> str:
+    """The password in `file`, its first line, which nobody else can read."""
+    _must_be_private(file)
+    try:
+        text = file.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+    except OSError as error:
+        raise CredentialError(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise CredentialError(f"{file} holds no password: it is not UTF-8 text") from None
+    if not text or "\n" in text or len(text.encode()) > _MAX_PASSWORD_BYTES:
+        raise CredentialError(f"{file} holds no password: expected one line")
+    return text
+
+
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    """Checks the broker's name and authority, and shows our certificate where there is one."""
+    try:
+        context = ssl.create_default_context(cafile=tls.ca)
+    except OSError as error:  # ssl.SSLError is one
+        expected = "expected certificates of authorities as PEM"
+        raise CredentialError(f"{tls.ca} cannot be used: {error.strerror or error}: {expected}") from None
+    if tls.cert is not None and tls.key is not None:
+        _must_be_private(tls.key)
+        for file in (tls.cert, tls.key):
+            _must_be_readable(file)
+        try:
+            context.load_cert_chain(tls.cert, tls.key, password="")  # with None OpenSSL asks the terminal
+        except (OSError, ValueError) as error:
+            why = getattr(error, "reason", None) or error
+            expected = "expected a certificate and its key as PEM, the key without a passphrase"
+            raise CredentialError(f"{tls.cert} and {tls.key} cannot be used: {why}: {expected}") from None
+    return context
+
+
+def _must_be_private(file: Path) -> None:
+    try:
+        readers = open_to(file)
+    except OSError as error:
+        raise CredentialError(f"{file} cannot be read: {error.strerror}") from None
+    if readers:
+        raise CredentialError(f"{file} can be read by {readers}: chmod 600 it, and replace its content if it was read")
+
+
+def _must_be_readable(file: Path) -> None:
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise CredentialError(f"{file} cannot be read: {error.strerror}") from None
