@@ -28,11 +28,11 @@ from daemon.intake.backlog import Backlog
 from daemon.language.models import LanguageModels
 from daemon.line.line import reload_rules_and_catalog
 from daemon.line.rulebook import Rulebook
-from daemon.monitor.gauges import Facts
+from daemon.monitor.gauges import ScrapeFacts
 from daemon.monitor.health_answer import Vitals, health
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe
-from daemon.monitor.timeline import LONGEST_S, WorkTimeline
+from daemon.monitor.timeline import MAX_WINDOW_S, WorkTimeline
 from daemon.policy.quota import Quotas
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.retention import RetentionThread
@@ -159,12 +159,12 @@ class Operations:
         """Return in words if the line is alive, and if it is ready (health_answer.py)."""
         return health(self.vitals())
 
-    def facts(self) -> Facts:
+    def facts(self) -> ScrapeFacts:
         """Return the values of a scrape. Those of the scheduler may be seconds old while it is busy or hangs."""
         fresh = self._drive.ask_later("status", {})
         wait([fresh], _FRESH_WITHIN_S)
         vitals, children, last_seq = self.vitals(), self._children.status(), self._last_seq_or_none()
-        return Facts(
+        return ScrapeFacts(
             version=version("coserve"),
             policy=self._config.policy,
             rules_version=self._rulebook.current.version,
@@ -339,6 +339,6 @@ class Operations:
 
 def _seconds(fields: dict[str, Any]) -> float:
     seconds = fields.get("seconds", 120)
-    if type(seconds) not in (int, float) or not 0 < seconds <= LONGEST_S:
-        raise ControlError("bad_field", f"seconds: expected a number above 0, at most {LONGEST_S:.0f}")
+    if type(seconds) not in (int, float) or not 0 < seconds <= MAX_WINDOW_S:
+        raise ControlError("bad_field", f"seconds: expected a number above 0, at most {MAX_WINDOW_S:.0f}")
     return seconds

@@ -1,4 +1,4 @@
-"""Whether the experts that rules name exist, do the task they are named for, and have the labels the rules speak of."""
+"""Checks rules against the catalog: experts exist, do the task they are named for, and have the labels used."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Entry = ClassifierEntry | DetectorEntry
 
 @dataclass(frozen=True, slots=True)
 class ExpertLabels:
-    """What the rules are checked against of one expert of the catalog."""
+    """Task and classes of one expert of the catalog, against which rules are checked."""
 
     task: Task
     classes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a rules file must hold true across its entries: patterns, boards, chains, counts.
+"""Checks across the entries of a rules file: patterns, boards, chains, counts.
 
 Each check looks only at the parts that are sound in themselves (`load.salvage`), and says nothing that a mistake
 reported elsewhere would explain.
@@ -32,11 +32,11 @@ class Findings:
         self.problems.append(self.document.problem(path, message, key=key))
 
     def is_spoilt(self, path: KeyPath) -> bool:
-        """Whether something at or below `path` was taken out: what is missing there is no new mistake."""
+        """Return True if something at or below `path` was taken out: its absence is not a new mistake."""
         return any(gone[: len(path)] == path for gone in self.removed)
 
     def is_misspelt(self, path: KeyPath) -> bool:
-        """Whether the key of `path` is there with a wrong value, or under a wrong name: reported already."""
+        """Return True if the key of `path` has a wrong value or a wrong name: reported already."""
         return self.is_spoilt(path) or any(
             gone[:-1] == path[:-1] and nearest(str(gone[-1]), [str(path[-1])]) for gone in self.removed
         )
@@ -209,7 +209,7 @@ def _check_chains(rules: RulesFile, findings: Findings) -> None:
 
 
 def _undefined(name: str, named: dict[str, KeyPath], rules: RulesFile) -> str:
-    message = f"`{name}` is no entry of detectors or steps"
+    message = f"`{name}` is not an entry of detectors or steps"
     by_expert = [path[1] for path, entry in entries(rules) if path[0] != "classifiers" and entry.expert == name]
     if by_expert:
         return f"{message} but an expert; did you mean `{by_expert[0]}`?"

@@ -195,7 +195,7 @@ def _first_steps(recipes: Mapping[str, Recipe], patterns: Sequence[Pattern]) -> 
 
 
 class _Flow:
-    """How often an image runs each expert, and how often it goes from one to another (CoServe §4.5)."""
+    """Probabilities that an image runs an expert, and that it goes from one to another (CoServe §4.5)."""
 
     def __init__(self, recipes: Mapping[str, Recipe], firsts: Mapping[str, Mapping[str, Step]]) -> None:
         self.runs: dict[str, float] = {}

@@ -46,7 +46,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Place:
-    """Where a value starts, and for a mapping or list where each of its keys and values does."""
+    """The line and column at which a value starts, and those of each key and value inside it."""
 
     line: int
     column: int
@@ -83,11 +83,11 @@ class Document:
         return at
 
     def keys(self, path: KeyPath) -> list[str]:
-        """The keys of the mapping at `path` as written; none where there is no mapping."""
+        """Return the keys of the mapping at `path` as written; none if it is not a mapping."""
         return [key for key in self._children(path) if isinstance(key, str)]
 
     def indexes(self, path: KeyPath) -> list[int]:
-        """The indexes of the list at `path`; none where there is no list."""
+        """Return the indexes of the list at `path`; none if it is not a list."""
         return [index for index in self._children(path) if isinstance(index, int)]
 
     def value(self, path: KeyPath) -> Any:

@@ -59,7 +59,7 @@ def covering(glob: Glob, earlier: Sequence[Glob]) -> tuple[Glob, ...]:
 
 
 class _Inclusion:
-    """Whether every name of one glob is a name of some of several: the subset construction, one bit per position.
+    """Test that every name of one glob matches one of several others: the subset construction, one bit per position.
 
     The globs that cover are laid one behind the other; bit i of a state says that position i may be reached.
     """

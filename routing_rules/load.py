@@ -43,13 +43,13 @@ _LIMITS: dict[str, str] = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "mult
 
 
 def validate(model: type[Model], document: Document) -> tuple[Model | None, list[Problem]]:
-    """The document as `model`, or None and every mistake in it, in the order of the file."""
-    found, problems, _ = salvage(model, document)
-    return (None if problems else found), problems
+    """Return the document as `model`, or None and every mistake in it, in the order of the file."""
+    sound, problems, _ = salvage(model, document)
+    return (None if problems else sound), problems
 
 
 def salvage(model: type[Model], document: Document) -> tuple[Model | None, list[Problem], list[KeyPath]]:
-    """As `validate`, but also what is left once the wrong parts are taken out, and the paths of those parts.
+    """Return the sound part of the document, its mistakes, and the paths of the parts that were taken out.
 
     Checks that go across entries can so run on the sound ones, and all mistakes are reported at once.
     """
@@ -61,7 +61,7 @@ def salvage(model: type[Model], document: Document) -> tuple[Model | None, list[
     first = True
     while True:
         try:
-            found = model.model_validate(data)
+            sound = model.model_validate(data)
         except ValidationError as error:
             errors = error.errors(include_url=False)
             if first:
@@ -72,7 +72,7 @@ def salvage(model: type[Model], document: Document) -> tuple[Model | None, list[
                 return None, sorted(problems), removed
             removed += gone
         else:
-            return found, sorted(problems), removed
+            return sound, sorted(problems), removed
 
 
 def _unshared(data: Any) -> Any:
@@ -138,22 +138,22 @@ def _problems(model: type[BaseModel], document: Document, errors: list[ErrorDeta
             messages.setdefault((path, True), []).append(f"missing key `{path[-1]}`")
             continue
         at_key = detail["loc"][-1:] == ("[key]",) or not path
-        said = messages.setdefault((path, at_key), [])
-        if (text := _expected(detail)) not in said:
-            said.append(text)
+        texts = messages.setdefault((path, at_key), [])
+        if (text := _expected(detail)) not in texts:
+            texts.append(text)
     return [
-        document.problem(path, _sentence(said, document, path, data, at_key=at_key), key=at_key)
-        for (path, at_key), said in messages.items()
+        document.problem(path, _sentence(texts, document, path, data, at_key=at_key), key=at_key)
+        for (path, at_key), texts in messages.items()
     ]
 
 
-def _sentence(said: list[str], document: Document, path: KeyPath, data: Any, *, at_key: bool) -> str:
+def _sentence(texts: list[str], document: Document, path: KeyPath, data: Any, *, at_key: bool) -> str:
     """The expectations of one place, and what stands there instead."""
-    if not all(text.startswith("expected ") for text in said):
-        return "; ".join(said)
-    expected = " or ".join(text.removeprefix("expected ") for text in said)
+    if not all(text.startswith("expected ") for text in texts):
+        return "; ".join(texts)
+    expected = " or ".join(text.removeprefix("expected ") for text in texts)
     value = path[-1] if at_key and path else _at(data, path)
-    expected = expected.removesuffix(f", not {value!r}")  # what stands there is said once
+    expected = expected.removesuffix(f", not {value!r}")  # it is shown once
     if isinstance(value, (bool, int, float)):
         quotes = "; put it in quotes" if "text" in expected else ""
         return f"expected {expected}, found {_shown(document.written(path) or value)}{quotes}"
@@ -161,7 +161,7 @@ def _sentence(said: list[str], document: Document, path: KeyPath, data: Any, *, 
 
 
 def _expected(detail: ErrorDetails) -> str:
-    """What was expected at this place; a custom error's message is that already (`schema.py`)."""
+    """Return what was expected at this place; a custom error's message says it already (`schema.py`)."""
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "expected":
         return "expected " + detail["msg"]
@@ -213,28 +213,30 @@ def _keys_at(model: type[BaseModel], location: tuple[str | int, ...]) -> list[st
 
 def _inside(kind: Any, part: str | int) -> list[Any]:
     """The annotations one step further along a location; none where `part` is the tag of a union."""
-    found: list[Any] = []
+    annotations: list[Any] = []
     for member in _members([kind]):
         if isinstance(member, type) and issubclass(member, BaseModel):
-            found += [field.annotation for name, field in member.model_fields.items() if part in (name, field.alias)]
+            annotations += [
+                field.annotation for name, field in member.model_fields.items() if part in (name, field.alias)
+            ]
         elif get_origin(member) in (dict, Mapping):
-            found.append(get_args(member)[1])
+            annotations.append(get_args(member)[1])
         elif get_origin(member) in (list, tuple) and isinstance(part, int):
-            found += [argument for argument in get_args(member) if argument is not Ellipsis]
-    return found
+            annotations += [argument for argument in get_args(member) if argument is not Ellipsis]
+    return annotations
 
 
 def _members(kinds: list[Any]) -> list[Any]:
     """Annotations with unions and `Annotated` opened."""
-    found: list[Any] = []
+    annotations: list[Any] = []
     for kind in kinds:
         if get_origin(kind) is Annotated:
-            found += _members([get_args(kind)[0]])
+            annotations += _members([get_args(kind)[0]])
         elif get_origin(kind) in (Union, types.UnionType):
-            found += _members(list(get_args(kind)))
+            annotations += _members(list(get_args(kind)))
         else:
-            found.append(kind)
-    return found
+            annotations.append(kind)
+    return annotations
 
 
 def _at(data: Any, path: KeyPath) -> Any:

@@ -1,4 +1,4 @@
-"""What a person probably meant: the nearest of the right names."""
+"""Suggestions for misspelt names: the nearest of the right ones."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

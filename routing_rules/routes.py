@@ -20,7 +20,7 @@ ANY_LABEL = "*"
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """How many boxes of `label` there must be, where, and from which confidence on a box counts for certain.
+    """The required number of boxes of `label`, their area, and the confidence from which a box counts.
 
     `region` is (x1, y1, x2, y2) and `at` is (x, y), in fractions of the image's width and height; a box is where
     its centre is. `tolerance` is a distance from `at` in fractions of the image's longer side. `maximum` is None
@@ -40,7 +40,7 @@ class Requirement:
         return self.region is not None or self.at is not None
 
     def holds(self, box: tuple[float, float, float, float], image_size: tuple[int, int]) -> bool:
-        """Whether a box in pixels is where this requirement looks, in an image of (width, height) pixels."""
+        """Return True if a box in pixels lies in the required area of an image of (width, height) pixels."""
         width, height = image_size
         x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
         if self.region is not None:
@@ -278,7 +278,7 @@ def _threshold(thresholds: tuple[tuple[str, float], ...], label: str) -> float |
 def _required(
     requirement: Requirement, detections: Sequence[Seen], image_size: tuple[int, int] | None
 ) -> tuple[Verdict, str]:
-    """Whether the count is right, and the name of what is wrong with it.
+    """Compare the count with the requirement; return a verdict and the name of the defect.
 
     Boxes below the confidence may or may not be there, so the true count lies between the certain ones and all of
     them: right for every such count is a pass, for none a failure, for some a review.
@@ -311,7 +311,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What one board type is expected to bring. `time_limit_s` is None where only completeness closes a board."""
+    """Images expected of one board type. `time_limit_s` is None if only completeness closes a board."""
 
     board_type: str
     positions: Mapping[str, Position] = field(hash=False)
@@ -354,7 +354,7 @@ class Routes:
         return self.sha256[:12]
 
     def first_step(self, board_type: str, component: str) -> Step | None:
-        """Where an image's chain starts, or None where the rules do not know the board or the component on it."""
+        """Return the first step of an image's chain, None if the rules do not know the board or the component on it."""
         steps = self.first_steps.get(board_type)
         if steps is None:
             return None

@@ -38,7 +38,7 @@ def _is_list(value: object) -> TypeGuard[list[Any]]:
 
 
 def is_name(value: object) -> TypeGuard[str]:
-    """What the wire allows as board type and component: PROTOCOL.md, `inspect`."""
+    """Check that the wire allows this board type or component (PROTOCOL.md, `inspect`)."""
     return (
         isinstance(value, str)
         and 1 <= len(value) <= MAX_NAME
@@ -63,7 +63,7 @@ def _label(value: object) -> str:
 
 
 def is_glob(text: str) -> bool:
-    """Whether `text` is a pattern of the right shape."""
+    """Return True if `text` is a pattern of the right shape."""
     try:
         _glob(text)
     except PydanticCustomError:
@@ -148,7 +148,7 @@ def _point(value: object) -> tuple[float, float]:
 
 
 def _either(wanted: str, **tags: type) -> Discriminator:
-    """Of a union the member whose shape the value has, so that a mistake names one expectation, not all."""
+    """Choose the member of a union whose shape the value has, so that a mistake names one expectation, not all."""
 
     def choose(value: object) -> str | None:
         return next((tag for tag, shape in tags.items() if isinstance(value, shape) and value is not True), None)

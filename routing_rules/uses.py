@@ -1,4 +1,4 @@
-"""Where the rules ask an expert, and what they make of its answers: for whoever looks at one expert."""
+"""Uses of one expert in the rules: the steps that ask it, and the verdicts made of its answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Commands of a checkout, added to `coserve` by tools/cli/checkout.py."""
+"""Commands of a checkout, added to `coserve` by tools/cli/main.py."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""Where things are, as `coserve.yaml` names them: endpoints, the database, secrets. Checked, and made absolute."""
+"""Addresses in `coserve.yaml`: endpoints, the database, secrets; checked and made absolute."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _POSTGRESQL = re.compile(r"([^@/]+@)?([^@/:?\[\]]*|\[[^@/\]]*\])(:\d{1,5})?/[^@/
 
 
 def http_endpoint(value: str) -> str:
-    """As it is; ValueError says what was expected."""
+    """Return `value` unchanged; ValueError says what was expected."""
     if re.fullmatch(r"http://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", value) is None:
         raise ValueError(
             f"expected http://ADDRESS:PORT such as http://127.0.0.1:9470 (TLS: docs/security.md), not {value!r}"
@@ -23,12 +23,12 @@ def http_endpoint(value: str) -> str:
 
 
 def absolute_secret(given: Path, folder: Path, environ: Mapping[str, str]) -> Path:
-    """Commands that only read the configuration run where systemd has not set it: the start says what is missing."""
+    """Return the absolute path. An unset $CREDENTIALS_DIRECTORY stays in it: only a start of the line needs it."""
     return folder / str(given).replace(CREDENTIALS, environ.get(CREDENTIALS[1:]) or CREDENTIALS)
 
 
 def absolute_database(value: str, folder: Path) -> str:
-    """Of SQLite a file below `folder`, of PostgreSQL the URL with its driver."""
+    """Return the URL with an absolute file for SQLite, with the driver for PostgreSQL."""
     scheme, separator, rest = value.partition("://")
     if not separator or not re.fullmatch(r"[a-z0-9]+(\+[a-z0-9_]+)?", scheme):
         raise ValueError(f"expected a SQLAlchemy URL such as sqlite:///inspection.db, not {scheme!r}")

@@ -1,4 +1,4 @@
-"""What of `coserve.yaml` a running daemon does not go by yet: a reload reads rules, catalog and keys, no setting."""
+"""Settings that changed since the start: a reload reads rules, catalog and keys, but no setting."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ class StartSettings:
         self._at_start = load_config(path)
 
     def changed(self) -> tuple[list[str], list[str]]:
-        """Keys whose values are others now, and why the file cannot be read: one of the two is empty."""
+        """Return the keys whose values changed, and why the file cannot be read: one of the two is empty."""
         try:
             now = load_config(self._path)
         except ConfigError as error:
@@ -27,7 +27,7 @@ class StartSettings:
 
 
 def changed_keys(before: Config, now: Config) -> list[str]:
-    """Paths such as `devices.cpu.executors`, in the file's order; a section that came or went by its own name."""
+    """Return paths such as `devices.cpu.executors` in the file's order; an added or removed section by its own name."""
     return list(_differences(before.model_dump(), now.model_dump(), ()))
 
 

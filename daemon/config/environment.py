@@ -1,6 +1,6 @@
 """Environment variables that override settings of `coserve.yaml`, such as `COSERVE_DEVICES_CPU_EXPERT_MEMORY`.
 
-Their text is read as YAML, so that a number is a number. One that names no setting is a mistake, never ignored.
+Their text is read as YAML, so that a number is a number. A variable that names no setting is a mistake.
 """
 
 import re
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from routing_rules.load import Document, KeyPath, Problem, nearest
 
 _PREFIX = "COSERVE_"
-#: A variable with this prefix that is no setting: where the command line looks for the file.
+#: A variable with this prefix that is not a setting: the command line's default for the file.
 _NOT_A_SETTING = "COSERVE_CONFIG"
 
 #: Sections that there are several of, each by a name of its own, and the keys of one.

@@ -24,12 +24,12 @@ _MODEL_NAME = r"^[A-Za-z0-9._:-]{1,128}$"
 _DATABASE = "sqlite:///inspection.db"
 
 
-class _Section(BaseModel):
+class _ConfigSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Endpoints(_Section):
-    """Where the daemon binds (PROTOCOL.md, Sockets). Without `$RUNTIME_DIRECTORY` the sockets lie in `run/`.
+class Endpoints(_ConfigSection):
+    """Addresses that the daemon binds (PROTOCOL.md, Sockets). Without `$RUNTIME_DIRECTORY` the sockets lie in `run/`.
 
     `http` serves `/metrics`, `/healthz` and `/readyz`, beyond loopback only with `security.http_token`; without it
     nothing listens there.
@@ -47,7 +47,7 @@ def _within_an_hour(value: float) -> float:
     return value
 
 
-class Device(_Section):
+class Device(_ConfigSection):
     """One processor. What is left out comes from `profile`, and without one from here; `expert_memory` has no default.
 
     `expert_memory` is bytes for experts, never exceeded; `activation_memory` bytes for the intermediate results of all
@@ -69,7 +69,7 @@ else:
     ModeName = Literal[tuple(MODES)]
 
 
-class Model(_Section):
+class Model(_ConfigSection):
     """A language model: `checkpoint` is its folder in Hugging Face format.
 
     `memory` is bytes for its experts, out of the `expert_memory` of its `device`; while images need that, it shrinks to
@@ -98,12 +98,12 @@ class Model(_Section):
 
     @property
     def least_bytes(self) -> int:
-        """What it keeps while images need its memory."""
+        """Bytes that it keeps while images need its memory."""
         return min(self.memory, self.memory // 4 if self.least_memory is None else self.least_memory)
 
     @property
     def text_bytes(self) -> int:
-        """What its texts may hold beside its experts."""
+        """Bytes that its texts may hold beside its experts."""
         return self.memory // 4 if self.text_memory is None else self.text_memory
 
     @property
@@ -113,7 +113,7 @@ class Model(_Section):
         return self.options | {name: slo_s * 1000 for name, slo_s in slos_s.items() if slo_s is not None}
 
 
-class Limits(_Section):
+class Limits(_ConfigSection):
     """Back-pressure in counts and bytes, of one source and of all; a source beyond its share hears `busy`.
 
     `source_images_per_s` and `source_bytes_per_s` are what one source may bring in each second, off unless set.
@@ -134,7 +134,7 @@ class Limits(_Section):
     hang_after: Seconds = 30.0
 
 
-class Retention(_Section):
+class Retention(_ConfigSection):
     """Which images stay after their verdict and for how long, how long results do, and how much disk is left free.
 
     Kept images go after `images_for`, beyond `images_bytes` in all, and while less than `free` (at most half of the
@@ -154,8 +154,8 @@ class Retention(_Section):
     quarantine: Bytes = 256 * 2**20
 
 
-class Stop(_Section):
-    """What a stop still does: finish the `running` batches, or the whole `backlog`, `within` that time.
+class StopSettings(_ConfigSection):
+    """Work that a stop still does: finish the `running` batches, or the whole `backlog`, `within` that time.
 
     What is not finished then stays in the journal for the next start.
     """
@@ -164,7 +164,7 @@ class Stop(_Section):
     within: Annotated[Seconds, AfterValidator(_within_an_hour)] = 12.0
 
 
-class Security(_Section):
+class Security(_ConfigSection):
     """CURVE for intake and results over TCP: the server's secret key file and the folder of allowed clients' keys.
 
     `http_token` is a file with the bearer token of `endpoints.http`. Secrets are files that only the daemon reads;
@@ -182,7 +182,7 @@ class Security(_Section):
 _NAMED = {"devices": Device.model_fields.keys(), "models": Model.model_fields.keys(), "consumers": CONSUMER_KEYS}
 
 
-class Config(_Section):
+class Config(_ConfigSection):
     """A whole line, resolved: paths absolute, endpoints expanded."""
 
     endpoints: Endpoints = Endpoints()
@@ -195,7 +195,7 @@ class Config(_Section):
     policy: str = "coserve-plus"
     limits: Limits = Limits()
     retention: Retention = Retention()
-    stop: Stop = Stop()
+    stop: StopSettings = StopSettings()
     models: dict[Annotated[str, Field(pattern=_MODEL_NAME)], Model] = {}
     consumers: dict[Annotated[str, Field(pattern=CONSUMER_NAME)], AnyConsumer] = {}
     security: Security = Security()
@@ -203,12 +203,12 @@ class Config(_Section):
 
     @property
     def quarantine(self) -> Path:
-        """Bytes of refused images, beside the journal."""
+        """Folder of refused images, beside the journal."""
         return self.journal.parent / "quarantine"
 
     @property
     def positions(self) -> Path:
-        """How far each consumer has been delivered, beside the journal."""
+        """Folder of the consumers' positions, beside the journal."""
         return self.journal.parent / "consumers"
 
 
@@ -249,41 +249,41 @@ def read_settings(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[
     return document, override(document, environ, Config, _NAMED)
 
 
-def at_their_lines(path: Path, found: Sequence[tuple[KeyPath, str]]) -> list[str]:
-    """Mistakes that were found after `path` was read, a key and what is wrong with it, each with its line."""
+def at_their_lines(path: Path, mistakes: Sequence[tuple[KeyPath, str]]) -> list[str]:
+    """Return mistakes in settings that were read before, each with its line in `path`."""
     try:
-        document = read_settings(path)[0] if found else None
+        document = read_settings(path)[0] if mistakes else None
     except ConfigError:
         document = None
-    return [str(document.problem(key, text) if document else Problem(str(path), 1, 1, text)) for key, text in found]
+    return [str(document.problem(key, text) if document else Problem(str(path), 1, 1, text)) for key, text in mistakes]
 
 
-def at_their_keys(path: Path, found: Sequence[str]) -> list[str]:
-    """The same of mistakes that begin with their key: `endpoints.http: …`."""
-    return at_their_lines(path, [(tuple(text.partition(":")[0].split(".")), text) for text in found])
+def at_their_keys(path: Path, mistakes: Sequence[str]) -> list[str]:
+    """Return mistakes that begin with their key (`endpoints.http: …`), each with its line."""
+    return at_their_lines(path, [(tuple(text.partition(":")[0].split(".")), text) for text in mistakes])
 
 
 def _resolve(
     config: Config, folder: Path, document: Document, environ: Mapping[str, str]
 ) -> tuple[Config, list[tuple[KeyPath, str]]]:
-    """Paths absolute and endpoints expanded; and what cannot be so, each with its key."""
-    endpoints, mistakes = _absolute_endpoints(config.endpoints, folder, environ)
-    found: list[tuple[KeyPath, str]] = [(("endpoints", *path), message) for path, message in mistakes]
+    """Return the settings with absolute paths and endpoints, and contradictions, each with its key."""
+    endpoints, mistaken = _absolute_endpoints(config.endpoints, folder, environ)
+    mistakes: list[tuple[KeyPath, str]] = [(("endpoints", *path), message) for path, message in mistaken]
     for name, device in config.devices.items():
-        found += [(("devices", name, *path), message) for path, message in _device_mistakes(name, device)]
+        mistakes += [(("devices", name, *path), message) for path, message in _device_mistakes(name, device)]
     written = document.keys(("devices",))
     for name, model in config.models.items():
         if model.device in config.devices or model.device not in written:
-            found += [(("models", name, key), message) for key, message in _model_mistakes(model, config.devices)]
+            mistakes += [(("models", name, key), message) for key, message in _model_mistakes(model, config.devices)]
     database = config.database
     try:
         database = absolute_database(database, folder)
     except ValueError as error:
-        found.append((("database",), str(error)))
-        database = absolute_database(_DATABASE, folder)  # which nobody has to find fault with a second time
-    found += [(("consumers", *path), message) for path, message in consumer_mistakes(config.consumers)]
-    secrets, mistakes = _absolute_secrets(config.security, folder, environ)
-    found += [(("security", *path), message) for path, message in mistakes]
+        mistakes.append((("database",), str(error)))
+        database = absolute_database(_DATABASE, folder)  # so that the mistake is reported once
+    mistakes += [(("consumers", *path), message) for path, message in consumer_mistakes(config.consumers)]
+    secrets, mistaken = _absolute_secrets(config.security, folder, environ)
+    mistakes += [(("security", *path), message) for path, message in mistaken]
     update: dict[str, Any] = {
         "endpoints": endpoints,
         "database": database,
@@ -306,19 +306,19 @@ def _resolve(
         "record": folder / config.record if config.record else None,
         "security": secrets,
     }
-    return config.model_copy(update=update), found
+    return config.model_copy(update=update), mistakes
 
 
 def _absolute_endpoints(
     given: Endpoints, folder: Path, environ: Mapping[str, str]
 ) -> tuple[Endpoints, list[tuple[tuple[str, ...], str]]]:
-    found: list[tuple[tuple[str, ...], str]] = []
+    mistakes: list[tuple[tuple[str, ...], str]] = []
 
     def absolute(key: str, value: str) -> str:
         try:
             return absolute_endpoint(value, folder, environ)
         except ValueError as error:
-            found.append(((key,), str(error)))
+            mistakes.append(((key,), str(error)))
             return value
 
     endpoints = Endpoints(
@@ -328,42 +328,44 @@ def _absolute_endpoints(
         http=given.http,
     )
     if not endpoints.control.startswith("ipc://"):
-        found.append((("control",), "control is reached over ipc only: ipc://PATH"))
-    return endpoints, found
+        mistakes.append((("control",), "control is reached over ipc only: ipc://PATH"))
+    return endpoints, mistakes
 
 
 def _device_mistakes(name: str, device: Device) -> list[tuple[tuple[str, ...], str]]:
-    """What cannot be so whatever a profile says, each with the key that is wrong."""
-    found: list[tuple[tuple[str, ...], str]] = []
+    """Return contradictions that no profile can resolve, each with its key."""
+    mistakes: list[tuple[tuple[str, ...], str]] = []
     if not device.expert_memory and device.profile is None:
-        found.append(((), "missing key `expert_memory` (or a `profile` that has it): bytes for experts, such as 2GB"))
+        mistakes.append(
+            ((), "missing key `expert_memory` (or a `profile` that has it): bytes for experts, such as 2GB")
+        )
     if name == "cpu" and device.host_cache is not None:
         message = "the CPU's experts are in RAM already: leave host_cache out, or raise expert_memory"
-        found.append((("host_cache",), message))
-    return found
+        mistakes.append((("host_cache",), message))
+    return mistakes
 
 
 def _model_mistakes(model: Model, devices: Mapping[str, Device]) -> list[tuple[str, str]]:
-    """What cannot be so whatever the checkpoint holds, each with the key that is wrong."""
+    """Return contradictions that no checkpoint can resolve, each with its key."""
     device = devices.get(model.device)
     if device is None:
         return [("device", f"{model.device!r} is not one of `devices`: {', '.join(devices)}")]
-    found: list[tuple[str, str]] = []
+    mistakes: list[tuple[str, str]] = []
     if model.least_memory is not None and model.least_memory > model.memory:
-        found.append(("least_memory", f"{model.least_memory:,} bytes are more than `memory`, {model.memory:,}"))
+        mistakes.append(("least_memory", f"{model.least_memory:,} bytes are more than `memory`, {model.memory:,}"))
     if (model.ttft_slo or model.tpot_slo) and not MODES[model.mode].keeps_slo:
         key = "ttft_slo" if model.ttft_slo else "tpot_slo"
         keepers = ", ".join(name for name, mode in MODES.items() if mode.keeps_slo)
-        found.append((key, f"is kept by mode {keepers} only, and the mode is {model.mode}: leave it out"))
-    return found
+        mistakes.append((key, f"is kept by mode {keepers} only, and the mode is {model.mode}: leave it out"))
+    return mistakes
 
 
 def _absolute_secrets(
     security: Security, folder: Path, environ: Mapping[str, str]
 ) -> tuple[Security, list[tuple[tuple[str, ...], str]]]:
-    found: list[tuple[tuple[str, ...], str]] = []
+    mistakes: list[tuple[tuple[str, ...], str]] = []
     given = {name: getattr(security, name) for name in ("server_key", "allowed_clients", "http_token")}
     files = {name: absolute_secret(file, folder, environ) if file else None for name, file in given.items()}
     if (security.server_key is None) != (security.allowed_clients is None):
-        found.append(((), "CURVE needs both server_key and allowed_clients"))
-    return Security(**files, weights=[folder / place for place in security.weights]), found
+        mistakes.append(((), "CURVE needs both server_key and allowed_clients"))
+    return Security(**files, weights=[folder / place for place in security.weights]), mistakes

@@ -35,7 +35,7 @@ class Deliveries:
         ]
 
     def status(self, last_seq: int, children: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Of each `name, kind, position, behind, missed, state, last_error`, for control's `status`.
+        """Return `name, kind, position, behind, missed, state, last_error` of each, for control's `status`.
 
         `position` and `behind` are null until its process has found out where it begins.
         """
@@ -47,9 +47,9 @@ class Deliveries:
             status_page.close()
 
     def _row(self, name: str, last_seq: int, child: Mapping[str, Any]) -> dict[str, Any]:
-        said = self._status_pages[name].read()
-        position = said.get("position")
-        state, last_error = said.get("state", "waiting"), said.get("last_error")
+        page = self._status_pages[name].read()
+        position = page.get("position")
+        state, last_error = page.get("state", "waiting"), page.get("last_error")
         if state == "connected" and child.get("state") != "running":
             state, last_error = "waiting", f"its process ended: {child.get('last_end')}"
         elif last_error is None and position is None and child.get("last_end"):
@@ -59,7 +59,7 @@ class Deliveries:
             "kind": self._config.consumers[name].kind,
             "position": position,
             "behind": None if position is None else max(0, last_seq - position),
-            "missed": said.get("missed", 0),
+            "missed": page.get("missed", 0),
             "state": state,
             "last_error": last_error,
         }

@@ -1,8 +1,8 @@
-"""How far a consumer has been delivered, in a file of its own that outlives a kill and a power cut.
+"""The position of a consumer, in a file of its own that outlives a kill and a power cut.
 
 The file also remembers when some earlier messages were made. A database that comes out of a backup counts on from an
-older `seq`, and gives numbers again that had been delivered for other messages: by these marks it is noticed, and the
-last message is found that both know.
+older `seq`, and gives numbers again that had been delivered for other messages: these marks reveal it, and name the
+last message that both have.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _MODE = 0o640
 
 
 class PositionError(Exception):
-    """The file is there and does not say where the consumer was; the text says what is wrong with it."""
+    """The file exists and cannot be used; the text says what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class DeliveryPosition:
     """Everything up to `seq` is delivered. `missed` counts what was pruned before that could be.
 
     What is pruned up to `counted_to` is in that count already, or was nothing to miss: it was gone before there was
@@ -43,8 +43,8 @@ class Position:
     missed: int = 0
     counted_to: int = 0
 
-    def moved(self, seq: int, there: Sequence[Mark] = ()) -> "Position":
-        """Delivered up to `seq`: of the messages since, these were still there."""
+    def moved(self, seq: int, there: Sequence[Mark] = ()) -> "DeliveryPosition":
+        """Return the position after delivery up to `seq`; `there` are the messages since then that were not pruned."""
         after = max(self.seq, self.counted_to)
         gone = max(0, seq - after) - sum(after < mark.seq <= seq for mark in there)
         return replace(
@@ -55,13 +55,13 @@ class Position:
             counted_to=max(seq, self.counted_to),
         )
 
-    def back_to(self, seq: int) -> "Position":
-        """What comes after `seq` is to be delivered again."""
+    def back_to(self, seq: int) -> "DeliveryPosition":
+        """Return a position from which all after `seq` is delivered again."""
         return replace(self, seq=seq, marks=tuple(mark for mark in self.marks if mark.seq <= seq))
 
 
 def _thinned(marks: Sequence[Mark]) -> tuple[Mark, ...]:
-    """Ever fewer the older they are: of each power of two of the distance from the newest, the oldest one."""
+    """Keep fewer marks the older they are: of each power of two of the distance from the newest, the oldest one."""
     newest = marks[-1].seq
     oldest: dict[int, Mark] = {}
     for mark in reversed(marks):
@@ -70,43 +70,45 @@ def _thinned(marks: Sequence[Mark]) -> tuple[Mark, ...]:
 
 
 class PositionFile:
-    """`NAME.position` of one consumer: two lines, what it says and the sha256 of that."""
+    """`NAME.position` of one consumer: a line of JSON and a line with its sha256."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.path = folder / f"{name}.position"
 
-    def load(self) -> Position | None:
-        """What was saved last; None where nothing was, PositionError where it cannot be told."""
+    def load(self) -> DeliveryPosition | None:
+        """Return the last saved position, None if there is none. Raises PositionError if the file is damaged."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise PositionError(f"{self.path} cannot be read: {error.strerror}") from None
-        said, _, checksum = content.rstrip(b"\n").partition(b"\n")
-        if checksum.decode("ascii", "replace") != _checksum(said):
+        text, _, checksum = content.rstrip(b"\n").partition(b"\n")
+        if checksum.decode("ascii", "replace") != _checksum(text):
             raise PositionError(f"{self.path} is damaged: its second line is not the sha256 of its first")
         try:
-            return _understood(json.loads(said))
+            return _parsed(json.loads(text))
         except (ValueError, TypeError, KeyError):
-            raise PositionError(f"{self.path} is damaged: its first line is no position") from None
+            raise PositionError(f"{self.path} is damaged: its first line is not a position") from None
 
-    def save(self, position: Position) -> None:
+    def save(self, position: DeliveryPosition) -> None:
         """Replace the file, durably. OSError where the disk refuses."""
         make_folder(self.path.parent)
         marks = [[mark.seq, mark.at] for mark in position.marks]
         counts = {"position": position.seq, "missed": position.missed, "counted_to": position.counted_to}
-        said = json.dumps(counts | {"marks": marks}).encode()
-        replace_durably(self.path, said + b"\n" + _checksum(said).encode() + b"\n", _MODE)
+        text = json.dumps(counts | {"marks": marks}).encode()
+        replace_durably(self.path, text + b"\n" + _checksum(text).encode() + b"\n", _MODE)
 
 
-def _understood(said: Any) -> Position:
-    marks = tuple(Mark(int(seq), str(at)) for seq, at in said["marks"])
-    position = Position(int(said["position"]), marks, int(said["missed"]), int(said.get("counted_to", 0)))
+def _parsed(content: Any) -> DeliveryPosition:
+    marks = tuple(Mark(int(seq), str(at)) for seq, at in content["marks"])
+    position = DeliveryPosition(
+        int(content["position"]), marks, int(content["missed"]), int(content.get("counted_to", 0))
+    )
     if position.seq < 0:
         raise ValueError(position.seq)
     return position
 
 
-def _checksum(said: bytes) -> str:
-    return hashlib.sha256(said).hexdigest()
+def _checksum(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()

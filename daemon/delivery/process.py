@@ -37,7 +37,7 @@ def run_consumer(  # noqa: PLR0913  an integrator's program names what it has, m
 
     Its position is the file `NAME.position` in the folder `positions`. `start: newest` begins behind `newest`, or
     behind what there is now. A daemon that keeps this process running gives it `status_page` and `heart`.
-    Raises StoreError where there is no database.
+    Raises StoreError if there is no database.
     """
     reader = ResultsReader(database)
     if start == "oldest":

@@ -1,4 +1,4 @@
-"""Brings the results to one consumer: reads on from its position, moves that once they are delivered, tries again.
+"""Delivery to one consumer: read on from its position, move it once messages are delivered, retry after failures.
 
 Nothing here waits for the line, nor the line for it: results are read from the database, a batch at a time, so that a
 consumer that is a million messages behind needs no more memory than one that keeps up.
@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.consumers.protocol import Consumer, DeliveryError, Message, State
-from daemon.delivery.position import Mark, Position, PositionError, PositionFile
+from daemon.delivery.position import DeliveryPosition, Mark, PositionError, PositionFile
 from daemon.delivery.status_page import SharedStatusPage
 from daemon.storage.database.connections import StoreError
 from daemon.storage.database.reader import ResultsReader
@@ -27,14 +27,14 @@ T = TypeVar("T")
 BATCH = 200
 #: So often the database is asked for something new while there is nothing: one row of one table.
 _POLL_S = 0.2
-#: A position is durable so long after it moved: a sync for each message would be the line's disk's, not the plant's.
+#: A moved position becomes durable this much later: a sync for each message would slow down the line's disk.
 _SAVE_EVERY_S = 1.0
 _FIRST_BACK_OFF_S = 1.0
 _LONGEST_BACK_OFF_S = 30.0
-#: After a connection is lost, what was acknowledged this shortly before is delivered once more: whoever acknowledged
-#: it may have died with it in memory.
+#: After a connection is lost, messages acknowledged this shortly before are delivered once more: the server
+#: may have died with them in memory.
 _DELIVER_AGAIN_S = 5.0
-#: After it was asked to stop: so long it goes on delivering what the line has just finished.
+#: After `stop` it goes on delivering for so long what the line has just finished.
 _LAST_MESSAGES_S = 1.5
 _GOODBYE_S = 1.0
 
@@ -61,8 +61,8 @@ class Runner:
         self._newest = newest
         self._status_page = status_page
         self._log: Any = structlog.get_logger("consumer").bind(consumer=name)
-        self._position = Position(0)
-        self._saved: Position | None = None
+        self._position = DeliveryPosition(0)
+        self._saved: DeliveryPosition | None = None
         self._save_at_s = 0.0
         self._disk_problem: str | None = None
         self._state: State = "waiting"
@@ -83,7 +83,7 @@ class Runner:
         self.stopping.set()
 
     async def run(self) -> None:
-        """Deliver until `stop`. Whatever goes wrong is told, and tried again."""
+        """Deliver until `stop`. Every failure is reported, and tried again."""
         has_begun = False
         while not self.stopping.is_set():
             try:
@@ -94,12 +94,12 @@ class Runner:
                 await self._connection()
                 break  # it was asked to stop
             except DeliveryError as error:
-                self._tell(error.state, error.reason)
+                self._report(error.state, error.reason)
             except (SQLAlchemyError, StoreError) as error:
-                self._tell("waiting", f"the results cannot be read: {str(error).splitlines()[0]}")
-            except Exception as error:  # noqa: BLE001 - a defect of one consumer: it is told, and the rest goes on
+                self._report("waiting", f"the results cannot be read: {str(error).splitlines()[0]}")
+            except Exception as error:  # noqa: BLE001 - a defect of one consumer: it is reported, and the rest goes on
                 self._log.exception("consumer_failed")
-                self._tell("waiting", f"{type(error).__name__}: {error}")
+                self._report("waiting", f"{type(error).__name__}: {error}")
             if has_begun:
                 self._go_back()
             await self._pause()
@@ -112,7 +112,7 @@ class Runner:
             while True:
                 is_last_look = self.stopping.is_set()  # before it: what comes in during a look is not seen by it
                 is_up_to_date = not await self._deliver_page()
-                self._tell("connected")  # not before: it may be let in and refused what it brings
+                self._report("connected")  # not before: it may be let in and refused what it brings
                 await self._save()
                 is_late = self.stopping.is_set() and time.monotonic() > self._stop_by_s
                 if is_late or (is_last_look and is_up_to_date):
@@ -123,7 +123,7 @@ class Runner:
             await self._close()
 
     async def _deliver_page(self) -> bool:
-        """Deliver what comes next; whether there was anything."""
+        """Deliver the next messages; return True if there were any."""
         last_seq = await self._ask(self._reader.last_seq)
         if last_seq < self._position.seq:
             self._position = await self._ask(self._checked, self._position)
@@ -169,7 +169,7 @@ class Runner:
         self._back_off_s = _FIRST_BACK_OFF_S
 
     def _go_back(self) -> None:
-        """Deliver the last of it again; each message once at most, so that no bad line holds it up for ever."""
+        """Deliver the last messages again, each once at most, so that a bad connection does not block progress."""
         if not self._trail:
             return
         reached = self._position.seq
@@ -179,23 +179,23 @@ class Runner:
         if again < reached:
             self._position = self._position.back_to(again)
 
-    # Where it begins
+    # The first position
 
-    def _begin(self) -> Position:
+    def _begin(self) -> DeliveryPosition:
         try:
-            found = self._file.load()
+            saved = self._file.load()
         except PositionError as error:
             self._log.error("position_damaged", problem=str(error), advice="all that is kept is delivered again")
             return self._new(self._before_oldest())
-        if found is None:
+        if saved is None:
             return self._new(self._before_oldest() if self._newest is None else self._newest)
-        return self._checked(found)
+        return self._checked(saved)
 
-    def _new(self, seq: int) -> Position:
-        """A position that has missed nothing: what was pruned by now was nobody's here."""
-        return Position(seq, counted_to=self._reader.last_seq())
+    def _new(self, seq: int) -> DeliveryPosition:
+        """Return a position that has missed nothing: messages pruned before it existed do not count."""
+        return DeliveryPosition(seq, counted_to=self._reader.last_seq())
 
-    def _checked(self, position: Position) -> Position:
+    def _checked(self, position: DeliveryPosition) -> DeliveryPosition:
         """The position in this database: of another one, or an older state of it, the last message that both know."""
         last_seq = self._reader.last_seq()
         marks = position.marks[::-1]
@@ -214,7 +214,7 @@ class Runner:
         return new
 
     def _at(self, seq: int) -> str | None:
-        """When the message of that number was made; None where there is none (any more)."""
+        """Return the time of the message with that number, None if it does not exist (any more)."""
         items = self._reader.results_since(seq - 1, 1)["items"]
         return items[0]["at"] if items and items[0]["seq"] == seq else None
 
@@ -222,10 +222,10 @@ class Runner:
         oldest = self._reader.results_since(0, 1)["oldest_seq"]
         return self._reader.last_seq() if oldest is None else oldest - 1
 
-    # What is told
+    # Reports
 
     async def _save(self, *, even_if_not_due: bool = False) -> None:
-        self._write_slate()
+        self._write_status()
         if self._position == self._saved or (time.monotonic() < self._save_at_s and not even_if_not_due):
             return
         position = self._position
@@ -240,16 +240,16 @@ class Runner:
             self._saved, self._disk_problem = position, None
         self._save_at_s = time.monotonic() + _SAVE_EVERY_S
 
-    def _tell(self, state: State, reason: str | None = None) -> None:
+    def _report(self, state: State, reason: str | None = None) -> None:
         if (state, reason) != (self._state, self._reason):
             if state == "connected":
                 self._log.info("consumer_connected", position=self._position.seq)
             else:
                 self._log.warning(f"consumer_{state}", why=reason, position=self._position.seq)
         self._state, self._reason = state, reason
-        self._write_slate()
+        self._write_status()
 
-    def _write_slate(self) -> None:
+    def _write_status(self) -> None:
         if self._status_page is not None:
             facts = {"position": self._position.seq, "state": self._state, "missed": self._position.missed}
             self._status_page.write(facts | {"last_error": self._reason or self._disk_problem})

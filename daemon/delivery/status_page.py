@@ -1,4 +1,4 @@
-"""How a consumer's process tells the daemon how it is: a page of shared memory, which a full disk does not touch.
+"""A page of shared memory on which a consumer's process writes its status; a full disk does not affect it.
 
 The daemon makes it and hands it to each process that it starts for that consumer; what the last one wrote stays there
 while the next one starts.
@@ -29,23 +29,23 @@ class SharedStatusPage:
         return cls(fd)
 
     def write(self, facts: Mapping[str, Any]) -> None:
-        """Replace what it says. Long texts are cut."""
+        """Replace the status. Long texts are cut."""
         short = {key: value[:_MAX_TEXT] if isinstance(value, str) else value for key, value in facts.items()}
-        said = json.dumps(short).encode()
-        head = f"{len(said):08d} {zlib.crc32(said):08x} ".encode()
-        os.pwrite(self.fd, (head + said)[:_BYTES], 0)
+        text = json.dumps(short).encode()
+        head = f"{len(text):08d} {zlib.crc32(text):08x} ".encode()
+        os.pwrite(self.fd, (head + text)[:_BYTES], 0)
 
     def read(self) -> dict[str, Any]:
-        """What it says; nothing where nothing was written yet."""
+        """Return the status; empty if none was written yet."""
         for _ in range(_TRIES):
             page = os.pread(self.fd, _BYTES, 0)
             try:
                 size, checksum = int(page[:8]), int(page[9:17], 16)
             except ValueError:
                 return {}
-            said = page[18 : 18 + size]
-            if zlib.crc32(said) == checksum:
-                return json.loads(said)
+            text = page[18 : 18 + size]
+            if zlib.crc32(text) == checksum:
+                return json.loads(text)
         return {}
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Whether a process beside the line still lives: one that is well beats once a second, from its event loop.
+"""Heartbeat of a process beside the line: while it is well, its event loop beats once a second.
 
-A process that is stopped, waits for itself or turns in circles does not end, and nobody would start it again: it is
-silent. Beats are counted by an eventfd, which never fills and which a child cannot hold anything up with.
+A process that is stopped, deadlocked or busy-looping does not end: its silence shows that it needs a restart. Beats are
+counted by an eventfd, which never fills and which a child cannot hold anything up with.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ from collections.abc import Callable
 _BEAT_EVERY_S = 1.0
 #: Until its first beat a child has so many times as long: at low priority on a crowded machine a start takes minutes.
 _TIMES_FOR_A_START = 10
-#: What one look adds to a silence at the most: where the daemon itself stood still, its children may have as well.
+#: One look adds at most this to a silence: if the daemon itself stood still, its children may have as well.
 _LOOK_S = 0.2
 
 
 async def beat(fd: int | None, is_well: Callable[[], bool] = lambda: True) -> None:
-    """In the child's event loop: a beat each second in which it `is_well`. Nothing where nobody listens (None)."""
+    """Beat each second in which the process `is_well`, from its event loop. Without `fd` do nothing."""
     while fd is not None:
         if is_well():
             os.eventfd_write(fd, 1)
@@ -24,7 +24,7 @@ async def beat(fd: int | None, is_well: Callable[[], bool] = lambda: True) -> No
 
 
 class Heartbeat:
-    """The heart of one process as the daemon hears it: made with that process, asked often, closed with it."""
+    """The daemon's end of one process's heartbeat: made with that process, asked often, closed with it."""
 
     def __init__(self, now_s: float, hung_after_s: float) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -35,7 +35,7 @@ class Heartbeat:
         self.heard_s: float | None = None
 
     def hangs(self, now_s: float) -> bool:
-        """Whether it was silent for longer than it may be, as far as the daemon has looked."""
+        """Return True if it was silent for longer than allowed, counting only the time in which the daemon looked."""
         if self._has_beaten():
             self._silent_s, self.heard_s = 0.0, now_s
         else:
@@ -45,7 +45,7 @@ class Heartbeat:
 
     @property
     def patience_s(self) -> float:
-        """How long its process may be silent now."""
+        """Seconds that its process may be silent now."""
         return self._hung_after_s * (_TIMES_FOR_A_START if self.heard_s is None else 1)
 
     def close(self) -> None:

@@ -26,13 +26,13 @@ from daemon.host.child_heartbeat import Heartbeat
 _LOOK_EVERY_S = 0.1
 _FIRST_BACK_OFF_S = 0.5
 _LONGEST_BACK_OFF_S = 30.0
-#: Whoever ran this long was well: its next restart is a first one again.
+#: After this uptime the restart back-off resets.
 _WELL_AFTER_S = 30.0
-#: Whoever is silent for so long hangs (docs/decisions.md says why).
+#: A child that is silent for so long hangs (docs/decisions.md says why).
 _HUNG_AFTER_S = 60.0
 _STOP_WITHIN_S = 3.0
 _REAP_WITHIN_S = 1.0
-#: What the service manager says to the daemon alone: a child that spoke to it would be taken for the daemon.
+#: Variables for the daemon alone: a child that spoke to it would be taken for the daemon.
 _NOT_FOR_CHILDREN = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 #: Where memory runs out, the kernel ends children first (the unit's own adjustment is -500).
@@ -71,19 +71,19 @@ class Children:
             self._thread.start()
 
     def stop(self) -> None:
-        """SIGTERM to each, SIGKILL to whoever is still there 3 s later. Nothing where they were never started."""
+        """Send SIGTERM to each, and SIGKILL 3 s later to those that still run. Does nothing before `start`."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def hang_up(self, name: str) -> None:
-        """SIGHUP to that child, once it is up: it reads again what may be read again. Any thread."""
+        """Send SIGHUP to that child once it is up, so that it reads its token again. From any thread."""
         for child in self._children:
             if child.name == name:
                 child.is_to_hang_up = True
 
     def status(self) -> list[dict[str, Any]]:
-        """Of each child `name`, `state`, `pid`, `restarts`, `last_end`.
+        """Return `name`, `state`, `pid`, `restarts`, `last_end` of each child.
 
         `state` is `running`, `waiting` for its next start, or `hung`: killed for its silence, and not gone yet.
         """
@@ -171,7 +171,7 @@ class _Child:
             self._process = subprocess.Popen(  # noqa: S603 - our own programs, no shell
                 argv,
                 stdin=subprocess.PIPE,  # its other end closes with the daemon: `live_with_parent`
-                stdout=2,  # the daemon's own standard output is one line for whoever waits until it is ready
+                stdout=2,  # the daemon's own standard output is one line, for programs that wait until it is ready
                 pass_fds=pass_fds,
                 env=_environment(os.environ),
                 start_new_session=True,  # a terminal's Ctrl-C is the daemon's: it stops its children in its order

@@ -1,4 +1,4 @@
-"""Where log events go: to the journal, a field for each key, where stderr is the journal; else to stderr as logfmt."""
+"""Log events: to the journal with a field for each key if stderr is the journal; else to stderr as logfmt."""
 
 import os
 import re
@@ -13,7 +13,7 @@ JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
 _SEND_WITHIN_S = 1.0
 #: syslog(3)
 _PRIORITIES = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
-#: What the journal knows as something else (systemd.journal-fields(7)); a key of this name gets ours in front.
+#: Names with another meaning in the journal (systemd.journal-fields(7)); such a key gets our prefix.
 _TAKEN = frozenset({"MESSAGE", "MESSAGE_ID", "PRIORITY", "CODE_FILE", "CODE_LINE", "CODE_FUNC", "ERRNO", "UNIT"})
 _render = structlog.processors.LogfmtRenderer(key_order=["event"], bool_as_flag=False)
 
@@ -25,7 +25,7 @@ def configure_logs(environ: Mapping[str, str], stderr: TextIO, journal_socket: P
         structlog.processors.format_exc_info,
     ]
     if is_journal(environ, stderr.fileno()):
-        journal = Journal(stderr, journal_socket)
+        journal = JournaldLogger(stderr, journal_socket)
         structlog.configure(
             processors=[*common, journal.fields], logger_factory=lambda *_: journal, cache_logger_on_first_use=True
         )
@@ -43,7 +43,7 @@ def configure_logs(environ: Mapping[str, str], stderr: TextIO, journal_socket: P
 
 
 def is_journal(environ: Mapping[str, str], fd: int) -> bool:
-    """Whether `fd` is the stream that the service manager has connected to the journal (systemd.exec(5))."""
+    """Return True if `fd` is the stream that the service manager connected to the journal (systemd.exec(5))."""
     device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
     try:
         there = os.fstat(fd)
@@ -52,7 +52,7 @@ def is_journal(environ: Mapping[str, str], fd: int) -> bool:
     return (device, inode) == (str(there.st_dev), str(there.st_ino))
 
 
-class Journal:
+class JournaldLogger:
     """A structlog logger whose events are journal entries: `MESSAGE`, `PRIORITY`, `EVENT` and each key in capitals.
 
     An entry that the journal does not take goes to `stderr` with its priority in front (sd-daemon(3)).

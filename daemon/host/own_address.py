@@ -1,4 +1,4 @@
-"""Where other PCs reach this one: what to type there for a socket that listens on every address."""
+"""The address under which other PCs reach this one, for a socket that listens on every address."""
 
 import socket
 from ipaddress import IPv4Address
@@ -10,13 +10,13 @@ EVERYWHERE = ("0.0.0.0", "::", "*")  # noqa: S104 - compared, not bound
 
 
 def reachable(url: str) -> str:
-    """`url` with the address of this PC where it names all of its addresses."""
+    """Return `url`, with the address of this PC if it names all addresses."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{own_address()}:{parts.port}" if parts.hostname in EVERYWHERE else url
 
 
 def own_address() -> str:
-    """The address of the first network that is up, as IPv4; without one, this PC's name."""
+    """Return the IPv4 address of the first network that is up; without one, this PC's name."""
     up = {name for name, network in psutil.net_if_stats().items() if network.isup}
     for name, addresses in psutil.net_if_addrs().items():
         for found in addresses if name in up else ():

@@ -1,4 +1,4 @@
-"""What the service manager hears of the daemon: sd_notify(3), one datagram for each piece of news.
+"""Notifications to the service manager: sd_notify(3), one datagram for each.
 
 systemd-watchdog and its like cannot send what belongs together in one datagram (`RELOADING=1` with its time) and
 count with the wall clock; the protocol is this file.
@@ -23,7 +23,7 @@ _START_AT_MOST_S = 3600.0
 
 
 class Notifier:
-    """Speaks to `$NOTIFY_SOCKET`, a path or an abstract address; without one every word goes nowhere. Any thread."""
+    """Speaks to `$NOTIFY_SOCKET`, a path or an abstract address; without one nothing is sent. For any thread."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environ.get("NOTIFY_SOCKET", ""))
@@ -36,7 +36,7 @@ class Notifier:
         self._tell("READY=1", _sentence(status))
 
     def status(self, status: str) -> None:
-        """What `systemctl status` shows; said once until it changes."""
+        """Set the sentence of `systemctl status`; sent only when it changes."""
         if status != self._status:
             self._tell(_sentence(status))
             self._status = status
@@ -89,15 +89,15 @@ class Notifier:
             self._log.warning("not_notified", news=assignments[0], error=str(error))
 
 
-def _address(said: str) -> str:
-    """Where to send; empty where nobody listens, or only in a way that is not spoken here (vsock)."""
-    if said.startswith("@"):
-        return "\0" + said[1:]
-    return said if said.startswith("/") else ""
+def _address(notify_socket: str) -> str:
+    """Return the address to send to; empty without a manager, or for vsock, which is not supported."""
+    if notify_socket.startswith("@"):
+        return "\0" + notify_socket[1:]
+    return notify_socket if notify_socket.startswith("/") else ""
 
 
 def _watchdog_s(environ: Mapping[str, str]) -> float | None:
-    """Within how many seconds the manager wants to hear `alive`; None where it does not, or not from this process."""
+    """Return the seconds within which the manager expects `alive`; None without a watchdog for this process."""
     usec, process = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
     if not usec.isdecimal() or int(usec) == 0 or process not in ("", str(os.getpid())):
         return None

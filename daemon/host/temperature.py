@@ -1,4 +1,4 @@
-"""How hot the machine says it is: the kernel's sensors, and NVIDIA's GPUs. Where nothing is said, nothing is told."""
+"""Temperatures from the kernel's sensors and NVIDIA's GPUs. Machines without sensors report no readings."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ _KEEPS_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The hottest of one chip's sensors; `limit_celsius` is where the chip itself says that it is too hot."""
+    """The hottest of one chip's sensors; `limit_celsius` is the chip's own limit."""
 
     sensor: str
     celsius: float
@@ -58,10 +58,10 @@ class Thermometer:
 def _chips() -> Iterator[Reading]:
     find = getattr(psutil, "sensors_temperatures", None)  # not on every system
     try:
-        found = find() if find else {}
+        chips = find() if find else {}
     except (OSError, ValueError, RuntimeError):
         return
-    for chip, sensors in found.items():
+    for chip, sensors in chips.items():
         known = [one for one in sensors if one.current is not None]
         if known:
             hottest = max(known, key=lambda one: one.current)

@@ -1,4 +1,4 @@
-"""What people and probes see of a running line: metrics, gauges, health, timeline, and the small HTTP server.
+"""Observation of a running line: metrics, gauges, health, timeline, and the small HTTP server.
 
 Other rooms never import this one: `daemon.reports` and `daemon.operations` bring it what it shows.
 """

@@ -1,6 +1,6 @@
-"""What is so at the moment of a scrape: backlog, state, memory, queues, disks, children, consumers, temperature.
+"""Gauges sampled at scrape time: backlog, state, memory, queues, disks, children, consumers, temperature.
 
-Counters and times are in metrics.py. A value that cannot be had just now is left out; the others are told.
+Counters and times are in metrics.py. A value that is not available is left out; the others are reported.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ STATES = ("starting", "ready", "degraded", "draining")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """The line as it is now. `scheduler` is what the drive last said of itself (Drive, `status`), empty before."""
+class ScrapeFacts:
+    """The line as it is now. `scheduler` is the last status of the drive (Drive, `status`), empty before the first."""
 
     version: str
     policy: str
@@ -41,31 +41,31 @@ class Facts:
 
 
 class Gauges(Collector):
-    """Looks once for each scrape, in the thread of whoever scrapes."""
+    """Samples the line once for each scrape, in the thread of the scrape."""
 
-    def __init__(self, look: Callable[[], Facts]) -> None:
+    def __init__(self, look: Callable[[], ScrapeFacts]) -> None:
         self._look = look
         self._log: Any = structlog.get_logger("metrics")
 
     def collect(self) -> Iterable[Metric]:
         try:
             facts = self._look()
-        except Exception:  # noqa: BLE001 - counters are told all the same
+        except Exception:  # noqa: BLE001 - counters are reported all the same
             self._log.exception("gauges_failed")
             return
         for part in (_line, _scheduler, _disks, _beside, _models):
             yield from part(facts)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing beforehand: the registry would look at a line that has not begun."""
+        """Return nothing: else the registry would sample a line that has not started."""
         return ()
 
 
-def register_gauges(registry: CollectorRegistry, look: Callable[[], Facts]) -> None:
+def register_gauges(registry: CollectorRegistry, look: Callable[[], ScrapeFacts]) -> None:
     registry.register(Gauges(look))
 
 
-def _line(facts: Facts) -> Iterator[Metric]:
+def _line(facts: ScrapeFacts) -> Iterator[Metric]:
     yield _gauge("build_info", "What runs", {("version", "policy"): {(facts.version, facts.policy): 1}})
     yield _gauge("rules_info", "Rules in force", {("rules_version",): {(facts.rules_version,): 1}})
     states = {(state,): float(state == facts.state) for state in STATES}
@@ -79,7 +79,7 @@ def _line(facts: Facts) -> Iterator[Metric]:
     yield _gauge("database_wal_bytes", "The database's write-ahead log", facts.wal_bytes)
 
 
-def _scheduler(facts: Facts) -> Iterator[Metric]:
+def _scheduler(facts: ScrapeFacts) -> Iterator[Metric]:
     known = facts.scheduler
     if not known:
         return
@@ -101,14 +101,14 @@ def _scheduler(facts: Facts) -> Iterator[Metric]:
     )
 
 
-def _disks(facts: Facts) -> Iterator[Metric]:
+def _disks(facts: ScrapeFacts) -> Iterator[Metric]:
     free = {(place,): space.free_bytes for place, space in facts.disks.items()}
     total = {(place,): space.total_bytes for place, space in facts.disks.items()}
     yield _gauge("disk_free_bytes", "Free on the disk where this lies", {("place",): free})
     yield _gauge("disk_size_bytes", "Size of the disk where this lies", {("place",): total})
 
 
-def _beside(facts: Facts) -> Iterator[Metric]:
+def _beside(facts: ScrapeFacts) -> Iterator[Metric]:
     up = {(str(child["name"]),): float(child["state"] == "running") for child in facts.children}
     yield _gauge("child_up", "1 for a process beside the line that runs", {("child",): up})
     restarts = CounterMetricFamily("coserve_child_restarts", "Starts after the first", labels=("child",))
@@ -123,7 +123,7 @@ def _beside(facts: Facts) -> Iterator[Metric]:
     yield _gauge("temperature_celsius", "The hottest of each sensor chip and GPU", {("sensor",): heat})
 
 
-def _models(facts: Facts) -> Iterator[Metric]:
+def _models(facts: ScrapeFacts) -> Iterator[Metric]:
     used: dict[tuple[str, ...], float] = {}
     budget: dict[tuple[str, ...], float] = {}
     for one in facts.models:
@@ -139,9 +139,9 @@ def _gauge(name: str, what: str, value: float | Mapping[tuple[str, ...], Mapping
     """`value` is a number, or {labels: {their values: number}}."""
     if isinstance(value, (int, float)):
         return GaugeMetricFamily(f"coserve_{name}", what, value)
-    ((labels, found),) = value.items()
+    ((labels, numbers),) = value.items()
     family = GaugeMetricFamily(f"coserve_{name}", what, labels=labels)
-    for values, number in found.items():
+    for values, number in numbers.items():
         family.add_metric(values, number)
     return family
 

@@ -1,6 +1,6 @@
-"""What `/healthz` and `/readyz` say: one answer, whoever serves it.
+"""The answers of `/healthz` and `/readyz`, the same from the daemon and from its web pages.
 
-Alive: an image could pass through the threads; what is not, a restart mends. Ready: images are taken and judged. A line
+Alive: an image could pass through the threads; if not, a restart helps. Ready: images are taken and judged. A line
 that is degraded is ready as long as both go on. The daemon's control socket answers `health`, which asks no thread and
 so is answered when one hangs; http_answers.py makes HTTP of it.
 """
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: A probe that one thread has kept for so long stands for a thread that hangs (pipeline_probe.py).
+#: A thread that has kept the probe for so long hangs (pipeline_probe.py).
 STUCK_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What the answer is made of.
+    """Facts from which the answer is made.
 
     `held_by` is the thread that has the probe, and for how many seconds. `refuses` says why no image is taken,
     `unjudged` why none gets a verdict, `troubles` what else is wrong with a line that goes on.
@@ -33,21 +33,21 @@ def health(vitals: Vitals) -> dict[str, Any]:
     stuck = vitals.held_by if vitals.held_by is not None and vitals.held_by[1] >= STUCK_AFTER_S else None
     if stuck is not None:
         text = f"stuck: the {stuck[0]} thread has not answered for {stuck[1]:.0f} s; the log says more"
-        return {"alive": _said(False, text), "ready": _said(False, text)}
-    return {"alive": _said(True, "alive"), "ready": _ready(vitals)}
+        return {"alive": _part(False, text), "ready": _part(False, text)}
+    return {"alive": _part(True, "alive"), "ready": _ready(vitals)}
 
 
 def _ready(vitals: Vitals) -> dict[str, Any]:
     if vitals.state == "starting":
-        return _said(False, "starting: the first experts are being loaded")
+        return _part(False, "starting: the first experts are being loaded")
     if vitals.refuses:
-        return _said(False, f"{vitals.state}: takes no images: {'; '.join(vitals.refuses)}")
+        return _part(False, f"{vitals.state}: takes no images: {'; '.join(vitals.refuses)}")
     if vitals.state not in ("ready", "degraded"):
-        return _said(False, vitals.state)
+        return _part(False, vitals.state)
     if vitals.unjudged:
-        return _said(False, f"{vitals.state}: images get no verdict: {'; '.join(vitals.unjudged)}")
-    return _said(True, ": ".join([vitals.state, "; ".join(vitals.troubles)]) if vitals.troubles else vitals.state)
+        return _part(False, f"{vitals.state}: images get no verdict: {'; '.join(vitals.unjudged)}")
+    return _part(True, ": ".join([vitals.state, "; ".join(vitals.troubles)]) if vitals.troubles else vitals.state)
 
 
-def _said(ok: bool, text: str) -> dict[str, Any]:
+def _part(ok: bool, text: str) -> dict[str, Any]:
     return {"ok": ok, "text": text}

@@ -3,8 +3,8 @@
 With the extra `dashboard` the web pages answer these paths too (daemon/dashboard), on a socket that is bound here;
 while their process is away for longer, this stands in for it (daemon/monitor/web_pages.py).
 
-The standard library's WSGI server, kept from doing three things: to wait for ever for a slow client, to start a thread
-for each of a thousand clients, and to ask a name server for this machine's name.
+The standard library's WSGI server, changed so that it never waits without limit for a slow client, starts a
+thread for each of a thousand clients, or asks a name server for this machine's name.
 """
 
 import socket
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 _CONNECTIONS = 16
 _REQUEST_S = 5.0
 _LOOK_UP_S = 0.1
-#: What requests in hand get at a stop. One that waits for its client's bytes gets no more either.
+#: Requests in hand get this long at a stop, also those that wait for their client's bytes.
 _FINISH_S = 1.0
 _FINISH_POLL_S = 0.01
 _BACKLOG = 128
 _PAGES_AWAY = (
-    "The web pages end again and again and are started anew in half a minute at the latest; the line itself goes on."
+    "The web pages end again and again and are started again in half a minute at the latest; the line itself goes on."
     " The daemon's log says why (child_ended)."
 )
 
@@ -81,7 +81,7 @@ class HttpServer:
         self._token_file = token_file
         self._token = read_token(token_file) if token_file else None
         self._registry = registry
-        self._server: _Server | None = None
+        self._server: _ProbeServer | None = None
         self._thread: threading.Thread | None = None
 
     def start(self, health: Health) -> str:
@@ -95,7 +95,7 @@ class HttpServer:
     def serve(self, listener: socket.socket, health: Health) -> tuple[str, int]:
         """Begin to answer at a socket that listens, and that `stop` closes. Returns its address."""
         self._health = health
-        server = _Server(listener)
+        server = _ProbeServer(listener)
         server.set_app(self._answer)
         thread = threading.Thread(target=server.serve_forever, args=(_LOOK_UP_S,), name="http", daemon=True)
         thread.start()
@@ -103,7 +103,7 @@ class HttpServer:
         return str(server.server_address[0]), int(server.server_address[1])
 
     def reload(self) -> list[str]:
-        """Read the token again; what is wrong with it, and then the old one stays."""
+        """Read the token again. With a problem, which is returned, the old one stays."""
         if self._token_file is None:
             return []
         try:
@@ -134,9 +134,9 @@ class HttpServer:
             return _say(start_response, "405 Method Not Allowed", "only GET", ("Allow", "GET"))
         if environ["PATH_INFO"] not in PATHS:
             return _say(start_response, "404 Not Found", "there are /metrics, /healthz and /readyz")
-        found = answer(environ["PATH_INFO"], self._ask)
-        status = f"{found.status} {HTTPStatus(found.status).phrase}"
-        return _say(start_response, status, found.text.removesuffix("\n"), media_type=found.media_type)
+        reply = answer(environ["PATH_INFO"], self._ask)
+        status = f"{reply.status} {HTTPStatus(reply.status).phrase}"
+        return _say(start_response, status, reply.text.removesuffix("\n"), media_type=reply.media_type)
 
     def _ask(self, kind: str) -> Mapping[str, Any]:
         if kind == "health":
@@ -168,7 +168,7 @@ class _Handler(WSGIRequestHandler):
         pass
 
 
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
+class _ProbeServer(socketserver.ThreadingMixIn, WSGIServer):
     """At most 16 connections of at most 5 s each. One that comes when there are more takes the oldest one's place."""
 
     daemon_threads = True

@@ -1,6 +1,6 @@
-"""What happens on the line, counted and timed by Prometheus' own client, in a registry of this daemon.
+"""Events on the line, counted and timed by Prometheus' own client, in a registry of this daemon.
 
-What is so at the moment of a scrape is in gauges.py. Never labelled by expert, serial, source or board: the values of a
+Gauges sampled at scrape time are in gauges.py. Never labelled by expert, serial, source or board: the values of a
 label stay few however long the line runs. Names follow Prometheus' conventions (docs/monitoring.md has all of them).
 """
 
@@ -30,11 +30,11 @@ _REASONS = ("deadline", "expert_failed", "bad_image")
 
 
 class Metrics:
-    """What happened since start; every method is called by the driver to which it happened, from its own thread."""
+    """Counts since the start; each driver reports its own events, from its own thread."""
 
     def __init__(self, architecture_of: Callable[[str], str | None] = lambda _expert: None) -> None:
         """`architecture_of` an expert of the catalog."""
-        disable_created_metrics()  # when a series began is no news, and they would be half of all series
+        disable_created_metrics()  # the creation time of a series is of no use, and would double the number of series
         self.registry = CollectorRegistry()
         self._architecture_of = architecture_of
         self._queued_at: dict[tuple[int, str, str], Histogram] = {}
@@ -68,7 +68,7 @@ class Metrics:
         self._reviews = self._counter("reviews", "Decisions of people, by what they decided", "verdict")
 
     def _begin_at_zero(self) -> None:
-        """A series that appears with its first event has no rate before: the first refusal would raise no alert."""
+        """Create series at zero: one that appears with its first event has no rate, and raises no alert."""
         for kind in _ANSWERS:
             self._answers.labels(kind)
         for code in get_args(Code):

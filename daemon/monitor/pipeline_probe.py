@@ -1,9 +1,9 @@
-"""Whether an image could pass: a probe goes its way through the daemon's threads, one after the other.
+"""A probe that passes through the daemon's threads one after the other, as an image does.
 
 Intake, journal, writer, drive, publish: each hands the probe on from its own loop, between two pieces of work. A
-thread that hangs, spins or has ended keeps it, and no ping goes to the watchdog. What a restart would not mend keeps
-nothing: the writer takes its turns also while the disk is full or the database is locked, and what an executor does
-is watched by the drive.
+thread that hangs, spins or has ended keeps it, and no ping goes to the watchdog. A problem that a restart would not
+solve does not hold it: the writer takes its turns also while the disk is full or the database is locked. The drive
+watches the executors.
 """
 
 import threading
@@ -32,7 +32,7 @@ class PipelineProbe:
 
     @property
     def came_through(self) -> int:
-        """How many probes went the whole way."""
+        """Number of probes that passed all threads."""
         return self._came_through
 
     def send(self) -> None:

@@ -19,9 +19,9 @@ T = TypeVar("T")
 _BATCHES = 20_000
 _LOADS = 5_000
 _SAMPLES = 3_600
-#: What one answer holds at the most; the newest, where there are more.
-_MOST = 1_000
-LONGEST_S = 3600.0
+#: Entries of one answer; the newest, if there are more.
+_MAX_ENTRIES = 1_000
+MAX_WINDOW_S = 3600.0
 
 
 class WorkTimeline:
@@ -53,14 +53,14 @@ class WorkTimeline:
         """
         now_s = self._wall()
         with self._lock:
-            batches = _newest(self._batches, lambda one: one.ended_wall_s >= now_s - seconds, _MOST + 1)
-            loads = _newest(self._loads, lambda one: one.at_wall_s >= now_s - seconds, _MOST + 1)
+            batches = _newest(self._batches, lambda one: one.ended_wall_s >= now_s - seconds, _MAX_ENTRIES + 1)
+            loads = _newest(self._loads, lambda one: one.at_wall_s >= now_s - seconds, _MAX_ENTRIES + 1)
         return {
             "at": utc_text(now_s),
             "seconds": seconds,
-            "batches": [_batch(one, now_s) for one in batches[-_MOST:]],
-            "loads": [_load(one, now_s) for one in loads[-_MOST:]],
-            "more": max(len(batches), len(loads)) > _MOST,
+            "batches": [_batch(one, now_s) for one in batches[-_MAX_ENTRIES:]],
+            "loads": [_load(one, now_s) for one in loads[-_MAX_ENTRIES:]],
+            "more": max(len(batches), len(loads)) > _MAX_ENTRIES,
         }
 
     def waits(self, seconds: float) -> dict[str, Any]:
@@ -76,17 +76,17 @@ class WorkTimeline:
         return {"at": utc_text(now_s), "seconds": seconds, "samples": [_sample(one, now_s) for one in samples]}
 
 
-def _newest(kept: "deque[T]", is_in: Callable[[T], bool], most: int, *, and_one_before: bool = False) -> list[T]:
-    found: list[T] = []
+def _newest(kept: "deque[T]", is_in: Callable[[T], bool], max_count: int, *, and_one_before: bool = False) -> list[T]:
+    newest: list[T] = []
     for one in reversed(kept):
         if not is_in(one):
             if and_one_before:
-                found.append(one)
+                newest.append(one)
             break
-        found.append(one)
-        if len(found) >= most:
+        newest.append(one)
+        if len(newest) >= max_count:
             break
-    return found[::-1]
+    return newest[::-1]
 
 
 def _batch(one: BatchDone, now_s: float) -> dict[str, Any]:
@@ -115,5 +115,5 @@ def _load(one: ExpertSwitch, now_s: float) -> dict[str, Any]:
 
 
 def _sample(one: QueueSample, now_s: float) -> dict[str, Any]:
-    told = asdict(one)
-    return {"ago_s": round(now_s - told.pop("at_wall_s"), 3), **told}
+    sample = asdict(one)
+    return {"ago_s": round(now_s - sample.pop("at_wall_s"), 3), **sample}

@@ -1,8 +1,8 @@
 """`endpoints.http` where the extra `dashboard` is installed: bound here, served by a process beside the line.
 
-The daemon keeps the listening socket: a port in use ends its start as ever, and whoever connects while the web process
-is started again waits a moment instead of being refused. Where it ends again and again and its next start is far, the
-daemon answers probes itself until then: how the pages are is no sign of how the line is.
+The daemon keeps the listening socket: a port in use ends its start, and clients that connect while the web process
+is started again wait a moment instead of being refused. If that process ends again and again and its next start is far
+off, the daemon answers probes itself until then: the state of the pages says nothing about the line.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _NEEDED = {
 
 
 def missing_packages() -> list[str]:
-    """What the extra `dashboard` would bring and is not installed."""
+    """Return the packages of the extra `dashboard` that are not installed."""
     return [package for module, package in _NEEDED.items() if not _is_there(module)]
 
 
@@ -42,7 +42,7 @@ def _is_there(module: str) -> bool:
 
 
 class WebPages:
-    """The socket of the web process, and what is told to it; started and stopped as `HttpServer` is."""
+    """The socket of the web process, and its signals; started and stopped as `HttpServer` is."""
 
     _health: Health
 
@@ -65,7 +65,7 @@ class WebPages:
             read_token(token_file)
 
     def start(self, health: Health) -> str:
-        """Bind. The address as bound; StartError where that fails, or where it would be open without a token."""
+        """Bind; return the address. StartError if that fails, or if it would be open without a token."""
         self._health = health
         self._listener = bind_http(self._endpoint, has_token=self._token_file is not None)
         host, port = self._listener.getsockname()[:2]
@@ -88,12 +88,12 @@ class WebPages:
     def _answer_meanwhile(self, wait_s: float) -> None:
         assert self._listener is not None
         if wait_s > _STAND_IN_S:
-            # A machine at its limits has no descriptor or no thread left: then whoever asks waits.
+            # A machine at its limits has no descriptor or no thread left: then clients wait.
             with contextlib.suppress(OSError, RuntimeError):
                 self._stand_in.serve(self._listener.dup(), self._health)
 
     def reload(self) -> list[str]:
-        """Have the token read again; what is wrong with it, and then the old one stays."""
+        """Have the token read again. With a problem, which is returned, the old one stays."""
         if self._token_file is None:
             return []
         try:

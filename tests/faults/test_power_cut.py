@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.delivery.position import Position, PositionFile
+from daemon.delivery.position import DeliveryPosition, PositionFile
 from daemon.records import JournalKey
 from daemon.storage.journal import Journal, JournalError
 from tests.faults.powercut import Disk, Unsynced
@@ -187,12 +187,12 @@ replace_durably(Path('a'), 'new content')
 def test_a_consumer_s_position_outlives_a_power_cut(tmp_path: Path) -> None:
     code = """
 from pathlib import Path
-from daemon.delivery.position import Position, PositionFile
+from daemon.delivery.position import DeliveryPosition, PositionFile
 file = PositionFile(Path('consumers'), 'plant')
-file.save(Position(8)); file.save(Position(9))
+file.save(DeliveryPosition(8)); file.save(DeliveryPosition(9))
 """
     folder = after_a_power_cut(tmp_path, code)
-    assert PositionFile(folder / "consumers", "plant").load() == Position(9)
+    assert PositionFile(folder / "consumers", "plant").load() == DeliveryPosition(9)
     assert "disk" in synced_folders(tmp_path)
 
 

@@ -196,27 +196,31 @@ def test_a_cycle_of_thousands_of_steps_needs_no_recursion() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("then: solder", "then: sodler", "f:8:71: `sodler` is no entry of detectors or steps; did you mean `solder`?"),
-        ("smear: wash", "smear: wsh", "f:18:19: `wsh` is no entry of detectors or steps; did you mean `wash`?"),
+        (
+            "then: solder",
+            "then: sodler",
+            "f:8:71: `sodler` is not an entry of detectors or steps; did you mean `solder`?",
+        ),
+        ("smear: wash", "smear: wsh", "f:18:19: `wsh` is not an entry of detectors or steps; did you mean `wash`?"),
         (
             "then: solder",
             "then: yolo-solder",
-            "f:8:71: `yolo-solder` is no entry of detectors or steps but an expert; did you mean `solder`?",
+            "f:8:71: `yolo-solder` is not an entry of detectors or steps but an expert; did you mean `solder`?",
         ),
         (
             "then: solder",
             "then: R*",
-            "f:8:71: `R*` is no entry of detectors or steps but a pattern of classifiers: a later classifier",
+            "f:8:71: `R*` is not an entry of detectors or steps but a pattern of classifiers: a later classifier",
         ),
         (
             "then: solder",
             "then: zzz",
-            "f:8:71: `zzz` is no entry of detectors or steps; expected one of `solder`, `wash`",
+            "f:8:71: `zzz` is not an entry of detectors or steps; expected one of `solder`, `wash`",
         ),
         (
             "then: solder",
             "then: {ok: solder, '*': slder}",
-            "f:8:89: `slder` is no entry of detectors or steps; did you mean `solder`?",
+            "f:8:89: `slder` is not an entry of detectors or steps; did you mean `solder`?",
         ),
     ],
 )

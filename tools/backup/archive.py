@@ -45,7 +45,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a backup holds."""
+    """Contents of a finished backup."""
 
     files: int
     bytes: int
@@ -156,7 +156,7 @@ def _snapshot(contents: Contents, archive: Path, stack: ExitStack, progress: Pro
     database = sqlite_path(contents.config.database)
     assert database is not None
     if not database.exists():
-        contents.warnings.append(f"{database}: there is no database yet, and none in the backup")
+        contents.warnings.append(f"{database}: this database does not exist yet, so the backup has none")
         return snapshot
     _need_room(contents, archive, database_bytes(database), "a copy of the database")
     stack.callback(snapshot.copy.unlink, missing_ok=True)
@@ -207,7 +207,7 @@ def _need_room(contents: Contents, archive: Path, size: int, what: str) -> None:
 
 
 def _members(contents: Contents, snapshot: _Snapshot, *, with_images: bool) -> list[_Member]:
-    """What goes into the archive, in order; kept images are those that the copied rows name."""
+    """Yield the members of the archive in order; kept images are those that the copied rows name."""
     members = [_member(part) for part in contents.parts]
     if snapshot.state is None:
         return members

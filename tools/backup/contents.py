@@ -1,4 +1,4 @@
-"""What a line is made of, and where each part lies in its backup: paths that work wherever it is restored."""
+"""The parts of a line and their places in its backup: relative paths that work wherever it is restored."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -19,13 +19,13 @@ from routing_rules.load import Document, KeyPath, read_yaml, validate
 
 CONFIG = "coserve.yaml"
 _DATABASE: KeyPath = ("database",)
-#: Paths that the daemon itself fills; what of them is needed the snapshot says.
+#: Paths that the daemon itself fills; the snapshot decides what it needs of them.
 _FILLED = ("journal", "images", "record")
 _NOTE = "# Written by `coserve backup`: paths lie inside this folder now. The file as it was: {before}\n"
 
 
 class BackupError(Exception):
-    """There is no backup; the text says why and what to do."""
+    """The backup failed; the text says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,14 @@ def contents_of(path: Path, *, with_secrets: bool, environ: Mapping[str, str] = 
     config = load_config(path, environ)
     if sqlite_path(config.database) is None:
         raise BackupError(
-            f"{redacted_url(config.database)} is no file that an archive could hold: pg_dump copies the results, and"
+            f"{redacted_url(config.database)} is not a file that an archive can hold: pg_dump copies the results, and"
             " with the daemon stopped a copy of the other files is their backup (docs/upgrading.md)"
         )
     return _Line(path, config, with_secrets, environ).contents
 
 
 class _Line:
-    """Places each part, then writes the configuration anew where a path had to change."""
+    """Places each part, then rewrites the configuration if a path had to change."""
 
     def __init__(self, path: Path, config: Config, with_secrets: bool, environ: Mapping[str, str]) -> None:
         self.contents = Contents(config)
@@ -109,7 +109,7 @@ class _Line:
             return
         is_secret = key[0] == "security" or _is_consumer_secret(self.contents.config, key)
         if "$CREDENTIALS_DIRECTORY" in name:
-            self.contents.warnings.append(f"{'.'.join(map(str, key))} is systemd's to give: it is in no backup")
+            self.contents.warnings.append(f"{'.'.join(map(str, key))} comes from systemd: it is not in the backup")
         elif is_secret and not self._with_secrets:
             self.contents.warnings.append(
                 f"{name} is left out, a secret: take it along with --with-secrets, or put it there after `restore`"
@@ -117,10 +117,10 @@ class _Line:
         elif source.is_file():
             self.contents.parts.append(Part(name, source, is_secret))
         else:
-            self.contents.warnings.append(f"{source}: there is no such file, and none in the backup")
+            self.contents.warnings.append(f"{source} does not exist, so the backup does not have it")
 
     def _add_positions(self) -> None:
-        """How far each consumer was: what comes after that it gets from the restored line."""
+        """Add the position of each consumer: it gets later results from the restored line."""
         config = self.contents.config
         folder = PurePosixPath(os.path.normpath(PurePosixPath(self.contents.journal).parent / config.positions.name))
         for name in config.consumers:
@@ -151,10 +151,10 @@ class _Line:
         if source.is_file():
             self.contents.parts.append(Part(name, source, sha256=sha256))
         else:
-            self.contents.warnings.append(f"{source}: there is no such weights file, and none in the backup")
+            self.contents.warnings.append(f"{source}: this weights file does not exist, so the backup does not have it")
 
     def _add_configuration(self, path: Path, is_overridden: bool) -> None:
-        """The file as it is, or, where a path or the environment says otherwise, written anew with it beside."""
+        """Add the file as it is; if a path or the environment changes it, add a new one and the original beside it."""
         if not self._moved and not is_overridden:
             self.contents.parts.insert(0, Part(CONFIG, path))
             return
@@ -164,8 +164,8 @@ class _Line:
                 parent = parent[part]
             parent[key[-1]] = value
         before = f"{CONFIG}.before-backup"
-        anew = _NOTE.format(before=before).encode() + _dumped(self._document, path)
-        self.contents.parts[:0] = [Part(CONFIG, anew), Part(before, path)]
+        changed = _NOTE.format(before=before).encode() + _dumped(self._document, path)
+        self.contents.parts[:0] = [Part(CONFIG, changed), Part(before, path)]
 
 
 def _is_consumer_secret(config: Config, key: KeyPath) -> bool:

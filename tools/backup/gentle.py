@@ -32,12 +32,12 @@ class GentleReader:
         self._on_read = on_read
         self._at = 0
         self._digest = hashlib.sha256()
-        # Reading ahead would make pages look as if somebody had wanted them.
+        # Reading ahead would make pages look as if another program had asked for them.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
     @property
     def sha256(self) -> str:
-        """Of what was read so far."""
+        """Progress of the bytes read so far."""
         return self._digest.hexdigest()
 
     def read(self, count: int = PIECE_BYTES) -> bytes:

@@ -30,7 +30,7 @@ class FolderInUseError(BackupError):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What came back."""
+    """Result of a restore."""
 
     config: Path
     files: int
@@ -76,7 +76,7 @@ class _Unpacking:
         self._last = "its beginning"
 
     def run(self) -> dict[str, Any]:
-        """What `backup.json` says, and how many files there are."""
+        """Return the content of `backup.json`, and the number of files."""
         try:
             with tarfile.open(self._archive, "r:") as tar:
                 said = self._head(tar)
@@ -96,7 +96,7 @@ class _Unpacking:
         """Versions come first: whether this program can read what follows."""
         member = tar.next()
         if member is None or member.name != HEAD:
-            raise BackupError(f"{self._archive} is no backup of a line: expected an archive that begins with {HEAD}")
+            raise BackupError(f"{self._archive} is not a backup of a line: expected an archive that begins with {HEAD}")
         text = self._read(tar, member)
         self._sums[HEAD] = sha256(text).hexdigest()
         try:
@@ -117,7 +117,7 @@ class _Unpacking:
         self._last = member.name
         confined = tarfile.data_filter(member, str(self._part))
         if not member.isreg() or confined is None or confined.name != member.name or member.name in self._sums:
-            raise BackupError(f"{self._archive}: {member.name} is no file of a backup: the archive was altered")
+            raise BackupError(f"{self._archive}: {member.name} is not a file of a backup: the archive was altered")
         source = tar.extractfile(member)
         assert source is not None
         target = self._part / member.name
@@ -146,7 +146,7 @@ class _Unpacking:
         return data
 
     def _compare(self, text: str) -> None:
-        """What was unpacked against the sums that the backup wrote last."""
+        """Compare the unpacked files with the sums that the backup wrote last."""
         expected = {name: digest for digest, _, name in (line.partition("  ") for line in text.splitlines())}
         wrong = sorted(
             name for name in {*expected, *self._sums} if expected.get(name, "-") != self._sums.get(name, "+")

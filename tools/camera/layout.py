@@ -93,7 +93,7 @@ def cut(picture: NDArray[Any], layout: BoardLayout) -> list[PartImage]:
     if (width, height) != layout.size:
         raise PictureError(
             f"the picture has {width} × {height} pixels, the layout of {layout.board} is for "
-            f"{layout.size[0]} × {layout.size[1]}: set the camera to that, or measure the boxes anew"
+            f"{layout.size[0]} × {layout.size[1]}: set the camera to that, or measure the boxes again"
         )
     return [PartImage(designator, part.component, _png(picture, part)) for designator, part in layout.parts.items()]
 

@@ -16,12 +16,6 @@ from tools.cli.console import AsJson, ConfigPath, as_typed, console, errors, fai
 ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A tar file.", show_default=False)]
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's commands to `app`."""
-    for command in (backup, restore):
-        app.command()(command)
-
-
 def backup(
     config: ConfigPath,
     archive: ArchivePath,

@@ -34,11 +34,6 @@ _PICTURES = "Pictures of whole boards"
 _ELSEWHERE = "From another PC"
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command()(camera)
-
-
 def camera(
     config: Annotated[
         str,

@@ -15,11 +15,6 @@ db_app = typer.Typer(no_args_is_help=True, help="Copy, check and prune the resul
 _POLL_S = 0.2
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's commands to `app`."""
-    app.add_typer(db_app, name="db")
-
-
 @db_app.command()
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The copy; it must not exist yet.", show_default=False)],

@@ -6,11 +6,6 @@ from typing import Annotated
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's commands to `app`."""
-    app.command()(demo)
-
-
 def demo(
     folder: Annotated[Path, typer.Option("--dir", help="Where the line is made.")] = Path("demo"),
     prepare_only: Annotated[bool, typer.Option("--prepare-only", help="Make the line, do not run it.")] = False,

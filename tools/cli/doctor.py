@@ -16,17 +16,12 @@ if TYPE_CHECKING:
 _SIGNS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "wrong": ("✗", "red")}
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command()(doctor)
-
-
 def doctor(
     config: Annotated[
         Path | None,
         typer.Argument(
             metavar="[CONFIG]",
-            help="The line's coserve.yaml; the one here or the service's without it.",
+            help="The line's coserve.yaml; default: ./coserve.yaml, else the service's.",
             show_default=False,
         ),
     ] = None,
@@ -36,7 +31,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What is wrong on this PC (driver, memory, disks, clock, permissions, ports, …), and what to do about it.
+    """Find what is wrong on this PC (driver, memory, disks, clock, permissions, ports, …), and say what to do about it.
 
     Takes seconds, and disturbs no line that runs. Exit status 1 if something is wrong.
 
@@ -50,7 +45,7 @@ def doctor(
     try:
         patient = meet(path, user)
     except KeyError:
-        fail(f"there is no user {user}", status=2)
+        fail(f"user {user} does not exist", status=2)
     found: list[Finding] = []
     for finding in examine(patient):
         found.append(finding)
@@ -90,7 +85,7 @@ def examine(patient: "Patient") -> "Iterator[Finding]":
     for check in checks:
         try:
             yield from check(patient)
-        except Exception as error:  # noqa: BLE001 - a doctor who faints helps nobody
+        except Exception as error:  # noqa: BLE001 - one failed check must not hide the others
             so = f"could not be looked at: {type(error).__name__}: {error}"
             yield warn(check.__name__.replace("_", " "), so, "look at it by hand, and report this")
 

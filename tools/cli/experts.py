@@ -19,11 +19,6 @@ Version = Annotated[str, typer.Argument(metavar="VERSION", help="Its 12 letters,
 _VERSIONS = ("version", "before")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group to `app`."""
-    app.add_typer(experts_app, name="experts")
-
-
 @experts_app.callback(invoke_without_command=True)
 def experts(context: typer.Context, config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """Experts: where each is resident, its versions and their verdicts, another version in and out of force.

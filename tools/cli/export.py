@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 Texts = list[str] | None
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command()(export)
-
-
 def export(
     config: ConfigOption = DEFAULT_CONFIG,
     lot: Annotated[Texts, typer.Option(metavar="LOT", help="Boards of this lot; repeat for several.")] = None,

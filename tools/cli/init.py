@@ -18,11 +18,6 @@ Answer = TypeVar("Answer")
 _COMMANDS = 4
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command()(init)
-
-
 def init(
     folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where the line is made.")] = Path("line"),
     board: Annotated[
@@ -88,7 +83,7 @@ class _Asking:
         self._is_silent = is_silent
 
     def ask(self, text: str, proposal: str, parse: Callable[[str], Answer], option: str | None) -> Answer:
-        """The option, else the proposal where nobody is asked, else what somebody types until it can be used."""
+        """Return the option; else the proposal off a terminal; else ask until the answer can be used."""
         if option is not None or self._is_silent:
             return parse(proposal if option is None else option)
 
@@ -107,7 +102,7 @@ class _Asking:
                 raise
             typer.echo()
             way = f"answer by options ({as_typed('init --help')}), or take the proposals with --yes"
-            fail(f"nobody answers here: {way}", status=2)
+            fail(f"nobody can answer here: {way}", status=2)
 
 
 def _boards(asking: _Asking, board: Sequence[str] | None, images: Path | None) -> dict[str, Any]:
@@ -146,7 +141,7 @@ def _gpus() -> "Sequence[Gpu]":
 
 
 def _report(folder: Path, made: list[Path], experts: list[str], answers: "Answers", as_json: bool) -> None:
-    """What was made, what `coserve check` says to it, and the next commands."""
+    """Print the files that were made, the result of `coserve check`, and the next commands."""
     from daemon.check import check_line
     from daemon.line.line import load_catalog
     from tools.setup.answers import too_much_memory

@@ -26,12 +26,6 @@ Prefix = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's commands to `app`."""
-    app.command("install-service")(install_service)
-    app.command("uninstall-service")(uninstall_service)
-
-
 def install_service(
     config: Annotated[
         Path | None,
@@ -56,7 +50,7 @@ def install_service(
     if config is not None and not path.is_file() and path != places.config:
         fail(f"no file {config}: name the line's coserve.yaml, or none to begin with {places.config}", status=2)
     runs = prefix is None and _SYSTEMD_RUNS.is_dir()
-    work = _Work()
+    work = _Installation()
     try:
         _begin_config(work, path, places)
         settings = load_config(path, {})
@@ -89,7 +83,7 @@ def uninstall_service(prefix: Prefix = None) -> None:
     places = Places((prefix or Path("/")).resolve())
     if not places.unit.exists():
         fail(f"no service is installed: there is no {places.unit}", status=1)
-    work = _Work()
+    work = _Installation()
     runs = prefix is None and _SYSTEMD_RUNS.is_dir()
     line = started_config(places.unit.read_text(encoding="utf-8"))
     try:
@@ -112,7 +106,7 @@ def uninstall_service(prefix: Prefix = None) -> None:
         console.print("The user coserve stays, for it owns these files.")
 
 
-def _begin_config(work: "_Work", path: Path, places: "Places") -> None:
+def _begin_config(work: "_Installation", path: Path, places: "Places") -> None:
     from tools.setup.service_files import default_config, default_rules
 
     if path.exists():
@@ -122,7 +116,7 @@ def _begin_config(work: "_Work", path: Path, places: "Places") -> None:
     work.write(path.with_name("rules.yaml"), default_rules(), keep=True)
 
 
-def _write_files(work: "_Work", settings: "Config", path: Path, places: "Places") -> None:
+def _write_files(work: "_Installation", settings: "Config", path: Path, places: "Places") -> None:
     from tools.setup.service_files import credentials, drop_ins, shipped, unit
 
     work.write(places.sysusers, shipped("coserve.sysusers"))
@@ -138,8 +132,8 @@ def _write_files(work: "_Work", settings: "Config", path: Path, places: "Places"
         work.folder(places.keys, _SECRET_MODE)
 
 
-class _Work:
-    """Does one thing after the other, and says each."""
+class _Installation:
+    """Changes files and folders, and prints each change."""
 
     def say(self, did: str, path: Path) -> None:
         console.print(f"{did:<10} {path}", markup=False)
@@ -206,7 +200,7 @@ def _refused(error: OSError) -> NoReturn:
 
 
 def _call(*words: str) -> None:
-    """One of systemd's own tools; what it says is shown."""
+    """Run one of systemd's own tools; its output is shown."""
     tool = shutil.which(words[0])
     if tool is None:
         fail(f"there is no {words[0]} here, although systemd runs: is it in PATH?", status=2)
@@ -217,7 +211,7 @@ def _call(*words: str) -> None:
 
 
 def _left_behind(line: Path | None) -> list[Path]:
-    """Where the line's files are, as far as its configuration can still be read."""
+    """Return the folders and files of the line that stay, as far as its configuration can still be read."""
     from daemon.config.settings import load_config
     from daemon.errors import ConfigError
     from tools.setup.service_files import written_folders
@@ -238,7 +232,7 @@ def _say_next(path: Path, has_experts: bool, *, runs: bool, prefix: Path | None)
         console.print("  put rules and experts where the configuration names them (coserve import, train, restore)")
     console.print(f"  coserve check {path}", markup=False)
     if prefix is not None:
-        console.print("  what lies under the prefix runs as its unit says; nothing was told to systemd")
+        console.print("  what lies under the prefix runs as its unit says; systemd was not called")
     elif runs:
         console.print("  systemctl enable --now coserve\n  systemctl status coserve\n  journalctl -u coserve -f")
         console.print("  usermod -aG coserve NAME                  lets a person ask and talk to the line")

@@ -12,11 +12,6 @@ keys_app = typer.Typer(no_args_is_help=True, help="Who may come in over the netw
 Name = Annotated[str, typer.Argument(help="The client's name, for example camera-3.", show_default=False)]
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's commands to `app`."""
-    app.add_typer(keys_app, name="keys")
-
-
 @keys_app.command()
 def new(
     name: Annotated[str, typer.Argument(help="Names the files: NAME.key and NAME.key_secret.", show_default=False)],
@@ -101,7 +96,7 @@ def revoke(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = 
 
 @keys_app.command("list")
 def list_keys(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """Who is allowed in, with fingerprints to compare by telephone, and the fingerprint of the daemon's own key.
+    """List the allowed clients, with fingerprints to compare by telephone, and the fingerprint of the daemon's own key.
 
     Example: coserve keys list --config demo/coserve.yaml
     """
@@ -134,7 +129,9 @@ def _allow_list_of(config: Path) -> tuple[Any, Path]:
 
     settings = settings_of(config)
     if settings.security.allowed_clients is None:
-        fail(f"{config}: names no security.allowed_clients and security.server_key: nobody needs a key here", status=2)
+        fail(
+            f"{config}: names no security.allowed_clients and security.server_key: no client needs a key here", status=2
+        )
     return settings, settings.security.allowed_clients
 
 

@@ -9,18 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from daemon.units import size_text
-from tools.cli import top
 from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, ConfigPath, console, fail, print_json, print_table
 
 rules_app = typer.Typer(no_args_is_help=True, help="Work with routing rules.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's commands to `app`."""
-    app.add_typer(rules_app, name="rules")
-    for command in (run, check, status, queues, reload, drain, pin, unpin, unload, limits):
-        app.command()(command)
-    top.register(app)
 
 
 def run(
@@ -96,7 +87,7 @@ def rules_check(
 
 
 def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """What the daemon is doing: state, backlog, rates, and each executor's memory.
+    """Show what the daemon is doing: state, backlog, rates, and each executor's memory.
 
     Example: coserve status --config demo/coserve.yaml
     """
@@ -153,7 +144,7 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
 
 
 def _show_beside(answer: Mapping[str, Any]) -> None:
-    """What runs beside the line, where there is any; a daemon of an older version says nothing of it."""
+    """Print the consumers and processes beside the line; an older daemon sends none."""
     consumers = [
         (one["name"], one["kind"], one["state"], one["behind"], one["position"], one["last_error"])
         for one in answer.get("consumers", ())
@@ -168,7 +159,7 @@ def _show_beside(answer: Mapping[str, Any]) -> None:
 
 
 def residency(config: Path, *, as_json: bool) -> None:
-    """`coserve experts`: where each is resident, whether it is pinned, its demand and its usage probability."""
+    """Print each expert's residency, pin, demand and usage probability (`coserve experts`)."""
     answer = _ask(config, "experts")
     if as_json:
         print_json(answer["experts"])
@@ -189,7 +180,7 @@ def residency(config: Path, *, as_json: bool) -> None:
 
 
 def queues(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """What waits: the groups of queued requests, most demand first.
+    """List the groups of queued requests, most demand first.
 
     Example: coserve queues --config demo/coserve.yaml --json
     """
@@ -315,13 +306,13 @@ def limits(
 
 
 def _places(expert: dict[str, Any]) -> str:
-    """The devices that hold an expert, with what is special about it there."""
+    """Return the devices that hold an expert, and mark pins and loads."""
     pinned = [f"{device} (pinned)" if device in expert["pinned"] else device for device in expert["resident"]]
     return ", ".join([*pinned, *(f"{device} (loading)" for device in expert["loading"])]) or "–"
 
 
 def _ask(config: Path, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
-    """One question to the daemon of `config`; leaves with status 1 where it answers no, or not at all."""
+    """Ask the daemon of `config`; exit with status 1 if it refuses, or does not answer."""
     from daemon.wire.control import ControlError, ask
     from tools.cli.open_line import settings_of
 

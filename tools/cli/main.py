@@ -3,15 +3,19 @@
 Exit status: 0 done, 1 it ran and the answer is no, 2 wrong use (or the daemon could not start).
 """
 
+import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 import typer
 
+from tools.bench import compute as bench_compute
+from tools.bench import line as bench_line
+from tools.bench import load as bench_load
 from tools.cli import (
     backup,
-    bench,
     camera,
-    checkout,
     db,
     demo,
     doctor,
@@ -28,6 +32,7 @@ from tools.cli import (
     results,
     review,
     simulate,
+    top,
     train,
 )
 from tools.cli.console import fail
@@ -42,13 +47,42 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-#: In the order in which `coserve --help` lists them.
+bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine against itself.")
+for benchmark in (bench_line, bench_load, bench_compute):
+    benchmark.register(bench_app)
+
+#: Commands, then groups, each in the order in which `coserve --help` lists them.
 _COMMANDS = (
-    *(init, doctor, line, experts, demo, camera, results, export, db, train, profile, report),
-    *(rejudge, review, simulate, bench, checkout, moe, keys, backup, install_service),
+    *(init.init, doctor.doctor),
+    *(line.run, line.check, line.status, line.queues, line.reload, line.drain),
+    *(line.pin, line.unpin, line.unload, line.limits, top.top),
+    *(demo.demo, camera.camera, results.results, results.explain, export.export, profile.profile, report.report),
+    *(rejudge.rejudge, review.review, simulate.simulate, backup.backup, backup.restore),
+    *(install_service.install_service, install_service.uninstall_service),
 )
+_GROUPS = {
+    "rules": line.rules_app,
+    "experts": experts.experts_app,
+    "db": db.db_app,
+    "train": train.train_app,
+    "bench": bench_app,
+    "moe": moe.moe_app,
+    "keys": keys.keys_app,
+}
 for command in _COMMANDS:
-    command.register(app)
+    app.command()(command)
+app.command("import")(train.import_expert)
+for name, group in _GROUPS.items():
+    app.add_typer(group, name=name)
+
+#: A checkout also has commands that judge CoServe itself (`soak`, `fuzz`, most of `bench`). They stand under tests/,
+#: and in no wheel.
+_CHECKOUT = Path(__file__).resolve().parents[2]
+if (_CHECKOUT / "tests" / "commands.py").is_file():
+    if str(_CHECKOUT) not in sys.path:
+        sys.path.append(str(_CHECKOUT))
+    # By name: `tests` stands above the tools, which must not import it.
+    importlib.import_module("tests.commands").register(app, bench_app)
 
 
 def main() -> Any:

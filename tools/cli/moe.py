@@ -11,7 +11,6 @@ from tools.cli.console import fail
 from tools.moe import bench, fit, fixture, importing, plan, trace, unite
 
 _EXTRA = {"tokenizers", "transformers"}
-_COMMANDS = (fixture, importing, trace, fit, unite, plan, bench)  # modules with a `register`, one command each
 
 
 class _Group(TyperGroup):
@@ -30,10 +29,5 @@ class _Group(TyperGroup):
 
 
 moe_app = typer.Typer(cls=_Group, no_args_is_help=True, help="Language models whose experts stay on disk.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add `moe` to `app`; each command has a module of its own."""
-    app.add_typer(moe_app, name="moe")
-    for module in _COMMANDS:
-        module.register(moe_app)
+for module in (fixture, importing, trace, fit, unite, plan, bench):  # one command each
+    module.register(moe_app)

@@ -50,12 +50,12 @@ def must_be_one_of(option: str, value: str, known: Iterable[str]) -> None:
 
 
 def must_be_architecture(option: str, value: str, *tasks: str) -> None:
-    """Exit with status 2 if `value` is no network for any of `tasks` (`classify`, `detect`)."""
+    """Exit with status 2 if `value` is not a network for any of `tasks` (`classify`, `detect`)."""
     must_be_one_of(option, value, (name for name, network in ARCHITECTURES.items() if network.task in tasks))
 
 
 def must_be_policies(names: Iterable[str]) -> None:
-    """Exit with status 2 if a name is no policy."""
+    """Exit with status 2 if a name is not a policy."""
     for name in names:
         try:
             preset(name)

@@ -12,11 +12,6 @@ if TYPE_CHECKING:
     from tools.profile.run import DeviceProfile, Measured
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command()(profile)
-
-
 def profile(  # one parameter for each option
     config: ConfigPath,
     out: Annotated[Path | None, typer.Option(help="The file to write; profile.yaml beside CONFIG without it.")] = None,
@@ -152,6 +147,6 @@ def _bar() -> Any:
 
 
 def _short(layout: str) -> str:
-    """What a person calls it; the file has the whole name."""
+    """Return the short name that people use; the file has the whole name."""
     architecture, _, size, dtype, *_ = layout.split("-")
     return f"{architecture} {size} px {dtype}"

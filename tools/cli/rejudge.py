@@ -16,11 +16,6 @@ _LISTED = 20
 _NICENESS = 10
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command()(rejudge)
-
-
 def rejudge(
     config: ConfigPath,
     rules: Annotated[Path | None, typer.Option(metavar="FILE", help="Other rules than those of CONFIG.")] = None,

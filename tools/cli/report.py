@@ -7,11 +7,6 @@ import typer
 from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command()(report)
-
-
 def report(
     serial: Annotated[str, typer.Argument(help="The board's serial.", show_default=False)],
     config: ConfigOption = DEFAULT_CONFIG,

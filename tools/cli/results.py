@@ -26,12 +26,6 @@ class VerdictOption(StrEnum):
     UNKNOWN = "unknown"
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's commands to `app`."""
-    app.command()(results)
-    app.command()(explain)
-
-
 def _filter(name: str, help_text: str, *aliases: str, metavar: str | None = None) -> Any:
     shown = metavar or name.strip("-").upper()
     return typer.Option(name, *aliases, metavar=shown, help=help_text, rich_help_panel=_PANEL)
@@ -179,7 +173,7 @@ def explain(
     attempt: Annotated[int | None, typer.Option(min=1, help="An earlier attempt; the newest without it.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Why an image has its verdict: each step, its rule with its line, the expert's version, and what came after.
+    """Explain an image's verdict: each step, its rule with its line, the expert's version, and what came after.
 
     The stored answers are judged once more by the rules of that time; exit status 1 where that gives another verdict.
 

@@ -9,11 +9,6 @@ import typer
 from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json, print_table
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's commands to `app`."""
-    app.command()(review)
-
-
 def review(
     image: Annotated[
         int | None, typer.Argument(metavar="ID", min=1, help="The image: its inspection_id.", show_default=False)

@@ -23,11 +23,7 @@ class LoadingOption(StrEnum):
     ORDINARY = "ordinary"
 
 
-def register(app: typer.Typer) -> None:
-    app.command("simulate")(simulate_command)
-
-
-def simulate_command(
+def simulate(
     device: Annotated[Path | None, typer.Option(metavar="FILE", help="A device file (JSON).")] = None,
     task: Annotated[Path | None, typer.Option(metavar="FILE", help="A task file (JSON, or JSON in gzip).")] = None,
     policy: Annotated[list[str] | None, typer.Option(help="A policy; repeat for more, all without it.")] = None,

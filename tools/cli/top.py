@@ -18,18 +18,13 @@ from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fai
 _GROUPS = 15
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command()(top)
-
-
 def top(
     config: ConfigOption = DEFAULT_CONFIG,
     interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="One look, as when the output is not a terminal.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """What each executor does, what its memory holds and what waits, as it changes; Ctrl-C ends it.
+    """Show what each executor does, what its memory holds and what waits, as it changes; Ctrl-C ends it.
 
     Example: coserve top --config demo/coserve.yaml
     """
@@ -50,7 +45,7 @@ def top(
 
 
 def _looker(config: Path) -> Callable[[], dict[str, Any]]:
-    """What asks the daemon of `config`: its status with the queues in one answer."""
+    """Return a function that asks the daemon of `config` for its status and queues."""
     from daemon.wire.control import ControlError, ask
     from tools.cli.open_line import settings_of
 
@@ -94,7 +89,7 @@ def _executors(seen: dict[str, Any]) -> Table:
 
 
 def _memory(seen: dict[str, Any]) -> Table:
-    """Each pool once, whoever shares it."""
+    """Return one row for each pool; several executors may share it."""
     table = Table("expert memory", "used by", "experts", "full", "waits for them")
     for row in seen["pools"]:
         share = row["used_bytes"] / row["budget_bytes"] if row["budget_bytes"] else 0.0

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _ENOUGH_HELD_OUT = 10
 
 train_app = typer.Typer(no_args_is_help=True, help="Train an expert on your own images.")
+register_deeppcb(train_app)
 
 
 class Dtype(StrEnum):
@@ -29,12 +30,6 @@ class Dtype(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's commands to `app`."""
-    app.add_typer(train_app, name="train")
-    app.command("import")(import_expert)
 
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for the weights; catalog.yaml there gets the expert's entry.")]

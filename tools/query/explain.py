@@ -187,7 +187,7 @@ def _about_image(record: InspectionRecord) -> Iterator[str]:
 def _about_rules(record: InspectionRecord) -> Iterator[str]:
     version = record.inspection["rules_version"]
     if record.rules is None:
-        yield f"Rules {version}: their text is no longer in the database"
+        yield f"Rules {version}: the database no longer has their text"
     else:
         yield f"Rules {version}, in force from {record.rules['loaded_at']}; lines are those of this text"
 

@@ -42,7 +42,7 @@ Batch = Sequence[Sequence[Any]]
 
 
 class UnknownInspectionError(CommandError):
-    """There is no such inspection, or no such board; the text says how else to ask."""
+    """The inspection or board does not exist; the text says how else to ask."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def licences(sbom: Mapping[str, Any], run_time: set[str]) -> list[Licence]:
 
 
 def shipped_scripts(text: str) -> list[dict[str, Any]]:
-    """What `SHIPPED` lists, as components of an SBOM."""
+    """Return the entries of `SHIPPED` as components of an SBOM."""
     found: list[dict[str, Any]] = []
     for section in f"\n{text}".split("\n== ")[1:]:
         title, _, licence = section.partition("\n")
@@ -93,7 +93,7 @@ def shipped_scripts(text: str) -> list[dict[str, Any]]:
 
 
 def missing(listed: Sequence[Licence], run_time: set[str]) -> list[str]:
-    """What is needed at run time and is not listed, or not with a version and a licence."""
+    """Return packages needed at run time that the SBOM lacks, or lists without version or licence."""
     complete = {canonicalize_name(one.name) for one in listed if one.version and one.licence}
     return sorted(run_time - complete)
 

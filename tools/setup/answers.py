@@ -1,4 +1,4 @@
-"""The five answers that `coserve init` needs: what each may be, and what is proposed where nobody says."""
+"""The five answers that `coserve init` needs: their values and the proposal for each."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class AnswerError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """All five, understood. `memory` is bytes by device; `keep` None keeps images for ever."""
+    """All five answers, parsed. `memory` is bytes by device; `keep` None keeps images without limit."""
 
     boards: Mapping[str, Components]
     data: Path
@@ -115,7 +115,7 @@ def _natural(text: str) -> list[tuple[int, str]]:
 
 
 def parse_boards(text: str) -> dict[str, Components]:
-    """What somebody typed: a folder of sample images, or one board."""
+    """Parse the typed text: a folder of sample images, or one board."""
     if Path(text).expanduser().is_dir():
         return boards_in(Path(text).expanduser())
     return dict([parse_board(text)])
@@ -193,7 +193,7 @@ def _rounded(size: float) -> int:
 
 
 def free_floor(folder: Path) -> int:
-    """What `retention.free` is set to: 10 GB, a tenth of a smaller disk."""
+    """Return the value for `retention.free`: 10 GB, or a tenth of a smaller disk."""
     there = next(path for path in (folder, *folder.parents) if path.is_dir())
     total = psutil.disk_usage(str(there)).total
     return min(_FREE_BYTES, _rounded(total / _FREE_SHARE))

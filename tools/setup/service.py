@@ -24,10 +24,10 @@ class ServiceError(Exception):
 
 
 def free_port() -> int:
-    """A port of loopback for a server that is started later; nobody else is given it while this process lives.
+    """Return a free loopback port for a server that is started later; it stays reserved while this process lives.
 
-    It stays bound here by a socket that never listens: the kernel then hands it to nobody who asks for any port, and a
-    server that asks for it by its number, with SO_REUSEADDR as servers do, gets it.
+    A socket that never listens holds it: the kernel then assigns it to no other program, and a server that asks for it
+    by number, with SO_REUSEADDR as servers do, gets it.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -38,7 +38,7 @@ def free_port() -> int:
 
 
 def files_in(folder: Path | str) -> dict[str, str]:
-    """Settings of a daemon whose results, journal and images lie in `folder`, whatever its configuration says."""
+    """Return overrides that put results, journal and images of a daemon into `folder`."""
     return {
         "COSERVE_DATABASE": f"sqlite:///{folder}/inspection.db",
         "COSERVE_JOURNAL": f"{folder}/journal",
@@ -47,7 +47,7 @@ def files_in(folder: Path | str) -> dict[str, str]:
 
 
 def sockets_in(folder: Path | str) -> dict[str, str]:
-    """The same for where it listens."""
+    """Return overrides that put the sockets of a daemon into `folder`."""
     return {
         "COSERVE_ENDPOINTS_INTAKE": f"[ipc://{folder}/intake.sock]",
         "COSERVE_ENDPOINTS_RESULTS": f"ipc://{folder}/results.sock",
@@ -137,8 +137,8 @@ class Service:
 
     def tail(self, lines: int = 12) -> str:
         """The last lines that it logged since it was started."""
-        said = self.log.read_bytes()[self._log_start :].decode(errors="replace")
-        return "\n".join(said.splitlines()[-lines:])
+        text = self.log.read_bytes()[self._log_start :].decode(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
 
     def _alive(self) -> subprocess.Popen[str]:
         if self.process is None:

@@ -1,4 +1,4 @@
-"""The files of the systemd service: where they lie, and what `install-service` fills in of a line's configuration."""
+"""The files of the systemd service: their places, and the values that `install-service` takes from a configuration."""
 
 import re
 import shlex
@@ -13,17 +13,17 @@ from daemon.storage.database.connections import server_hosts, sqlite_path
 from daemon.wire.sockets import is_open, is_open_host
 
 NAME = "coserve"
-#: What a stop takes beyond `stop.within`: answers to publishers, the last writes, the last messages; and some peace.
+#: A stop takes this much beyond `stop.within`: answers to publishers, the last writes, the last messages, a margin.
 _STOP_MARGIN_S = 13
-#: What the unit's own directories already let the service write.
+#: Folders that the unit itself lets the service write to.
 _GIVEN = (Path("/var/lib/coserve"), Path("/run/coserve"), Path("/var/log/coserve"))
-#: What the sandbox hides (ProtectHome=, PrivateTmp=).
+#: Folders that the sandbox hides (ProtectHome=, PrivateTmp=).
 _HIDDEN = tuple(map(Path, ("/home", "/root", "/run/user", "/tmp", "/var/tmp")))  # noqa: S108 - named, not used
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where things go under `root`: the machine's own folders, or a prefix in which everything lies."""
+    """Paths of the installed files under `root`: the machine's own folders, or below a prefix."""
 
     root: Path
 
@@ -61,7 +61,7 @@ class Places:
 
 
 def shipped(name: str) -> str:
-    """A file of `systemd/`: beside our packages in a checkout, where installed in the environment's `share/`."""
+    """Return the text of a file of `systemd/`, in a checkout or in the environment's `share/`."""
     return (_shipped_folder() / name).read_text(encoding="utf-8")
 
 
@@ -76,7 +76,7 @@ def manual() -> Path:
 
 
 def command() -> list[str]:
-    """What starts this very installation."""
+    """Return the command that starts this installation."""
     script = Path(sys.executable).parent / NAME
     return [str(script)] if script.is_file() else [sys.executable, "-m", "tools"]
 
@@ -131,7 +131,7 @@ def unit(config: Config, path: Path, places: Places) -> str:
 
 
 def drop_ins(config: Config) -> dict[str, bool]:
-    """The drop-ins that ship with CoServe, and whether this line needs them."""
+    """Return the drop-ins that ship with CoServe, True for those that this line needs."""
     endpoints = config.endpoints
     reachable = [*endpoints.intake, endpoints.results]
     is_http_open = endpoints.http is not None and is_open(endpoints.http.replace("http://", "tcp://", 1))
@@ -199,7 +199,7 @@ def written_folders(config: Config) -> list[Path]:
 
 
 def hidden(config: Config, path: Path) -> list[Path]:
-    """What of the line the sandboxed service could not see."""
+    """Return the paths of the line that the sandbox hides from the service."""
     python = Path(sys.executable)
     needed = [path, python, python.resolve(), config.rules, config.catalog, *written_folders(config)]
     return [one for one in needed if any(one.is_relative_to(place) for place in _HIDDEN)]
@@ -219,7 +219,7 @@ def exec_words(exec_start: str) -> list[str]:
 def _fill(text: str, values: Mapping[str, str]) -> str:
     for key, value in values.items():
         line = re.compile(rf"^{key}=.*$", flags=re.MULTILINE)
-        assert len(line.findall(text)) == 1, f"the unit has no one line {key}="
+        assert len(line.findall(text)) == 1, f"the unit needs exactly one line {key}="
         text = line.sub(lambda _, key=key, value=value: f"{key}={value}", text)
     return text
 

@@ -1,8 +1,8 @@
 """A connection to an MQTT broker: aiomqtt's client, and what a delivery needs to know beyond it.
 
 aiomqtt takes any answer to a message for a success, and knows nothing of a broker's limits; a connection that came to
-nothing keeps its socket. This class says what the broker said, by overriding its callbacks; `tests/consumers` holds
-that against a real broker for the version in constraints.txt.
+nothing keeps its socket. This class passes on the broker's answers, by overriding its callbacks; the tests check that
+against a real broker for the version in constraints.txt.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class BrokerClient(Client):
     def hand_over(
         self, topic: str, body: bytes, *, retain: bool, properties: Properties | None = None
     ) -> asyncio.Future[int]:
-        """Publish with QoS 1; answered by the broker: a code below 0x80, or RefusedError. MqttError at once."""
+        """Publish with QoS 1; answered by the broker: a code below 0x80, or PublishRefusedError. MqttError at once."""
         info = self._client.publish(topic, body, 1, retain, properties)
         if info.rc:
             raise MqttCodeError(info.rc, "Could not publish message")
@@ -46,7 +46,7 @@ class BrokerClient(Client):
         return answer
 
     async def publish_and_hear(self, topic: str, body: bytes, *, retain: bool) -> int:
-        """As `hand_over`, and wait for it; MqttError where nothing is said in time."""
+        """Publish with QoS 1 and wait for the broker's code; MqttError if none comes in time."""
         return await self._wait_for(self.hand_over(topic, body, retain=retain), timeout=None)
 
     def abandon(self) -> None:
@@ -60,7 +60,7 @@ class BrokerClient(Client):
         topic, answer = self._answers.pop(mid, ("", None))
         if answer is not None and not answer.done():
             if reason_code.value >= _FIRST_FAILURE:
-                answer.set_exception(RefusedError(topic, reason_code.value))
+                answer.set_exception(PublishRefusedError(topic, reason_code.value))
             else:
                 answer.set_result(reason_code.value)
         super()._on_publish(client, userdata, mid, reason_code, properties)
@@ -83,7 +83,7 @@ class ClosedEarlyError(MqttError):
     """The broker closed a connection before it had answered."""
 
 
-class RefusedError(MqttError):
+class PublishRefusedError(MqttError):
     """The broker answered a message with a reason why it does not take it."""
 
     def __init__(self, topic: str, code: int) -> None:
@@ -93,9 +93,9 @@ class RefusedError(MqttError):
 
 
 def trouble(error: BaseException, where: str, *, has_tls: bool) -> DeliveryError:
-    """What a person reads of an error of aiomqtt, and whether it is for a person to mend."""
+    """Return an error of aiomqtt in words for a person, with the state that it leads to."""
     match error:
-        case RefusedError():
+        case PublishRefusedError():
             reason = f"{where} does not take messages to {error.topic}: {error}"
             return DeliveryError(reason, "waiting" if error.code in _MAY_PASS else "refused")
         case MqttConnectError():
@@ -111,13 +111,13 @@ def trouble(error: BaseException, where: str, *, has_tls: bool) -> DeliveryError
 
 
 def _trouble_on_the_way(error: BaseException, cause: BaseException | None, where: str, hint: str) -> DeliveryError:
-    """Of its cause aiomqtt says no more than the text."""
+    """Return the error in words, by its cause: aiomqtt itself passes on no more than a text."""
     match cause:
         case ssl.SSLError():
-            said = getattr(cause, "verify_message", None) or cause.reason or str(cause)
-            return DeliveryError(f"TLS with {where} fails: {said}", "refused")
+            reason = getattr(cause, "verify_message", None) or cause.reason or str(cause)
+            return DeliveryError(f"TLS with {where} fails: {reason}", "refused")
         case ConnectionRefusedError():
-            reason = f"nobody listens at {where} (connection refused)"
+            reason = f"nothing listens at {where} (connection refused)"
         case socket.gaierror():
             reason = f"{where}: the name is not known here ({cause.strerror})"
         case TimeoutError():
@@ -132,21 +132,21 @@ def _trouble_on_the_way(error: BaseException, cause: BaseException | None, where
 
 
 def why_ended(error: BaseException | None) -> str:
-    """What is known of the end of a connection, behind those words: mostly nothing but that it ended."""
+    """Return the reason why a connection ended, as the end of a sentence."""
     if error is None:
         return ", and no reason was given"
     cause = error.__cause__ or error
-    said = cause.rc if isinstance(cause, MqttCodeError) else cause
-    if isinstance(said, ReasonCode) and said.value == _FIRST_FAILURE:  # what paho says where a socket closes
+    code = cause.rc if isinstance(cause, MqttCodeError) else cause
+    if isinstance(code, ReasonCode) and code.value == _FIRST_FAILURE:  # what paho says where a socket closes
         return " without a reason: it was stopped, or the network was cut"
-    return f": {said if isinstance(said, ReasonCode) else cause}"
+    return f": {code if isinstance(code, ReasonCode) else cause}"
 
 
-def _in_words(said: object, code: int | None) -> str:
-    """What a broker said at the connection; `Unspecified error` is all that many say of what they do not allow."""
+def _in_words(reason: object, code: int | None) -> str:
+    """Return a broker's reason for refusing the connection; many give only `Unspecified error`."""
     if code == _FIRST_FAILURE:
         return " and gives no reason: its log has it (user, password, client name, and what they may do)"
-    return f": {said}"
+    return f": {reason}"
 
 
 def _name_of(code: int) -> str:

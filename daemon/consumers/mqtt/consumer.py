@@ -1,7 +1,7 @@
 """Results over MQTT 5: each message to a topic of its own, the state of each board retained, a last will.
 
 `PREFIX/inspection/TYPE/SERIAL`, `PREFIX/board/TYPE/SERIAL`, `PREFIX/generation/SOURCE` and `PREFIX/status`. A message
-is delivered when the broker has said so (QoS 1), and no sooner.
+is delivered when the broker has confirmed it (QoS 1).
 """
 
 import asyncio
@@ -13,21 +13,21 @@ from aiomqtt import MqttError, ProtocolVersion, Will
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from daemon.consumers.mqtt.broker import BrokerClient, RefusedError, trouble, why_ended
+from daemon.consumers.mqtt.broker import BrokerClient, PublishRefusedError, trouble, why_ended
 from daemon.consumers.mqtt.settings import CredentialError, MqttSettings, read_password, tls_context
 from daemon.consumers.protocol import DeliveryError, Message
 from daemon.wire.messages import encode
 
-#: Messages that may wait for the broker's word at once, where it does not allow fewer.
+#: Messages that may wait for the broker's confirmation at once, unless it allows fewer.
 _WINDOW = 100
 _ANSWER_S = 10.0
 #: The retained status says the position so often, while that moves.
 _STATUS_EVERY_S = 10.0
-#: After a connection was lost, those who listened have to come back too: so long a kind of message to which somebody
-#: had listened, and nobody does now, waits for them.
+#: After a lost connection subscribers have to come back too: a kind of message that had subscribers, and has none now,
+#: waits for them so long.
 _LISTENERS_COME_BACK_S = 60.0
 _LOOK_AGAIN_S = 0.25
-_NOBODY_LISTENS = 0x10  # MQTT 5, 3.4.2.1
+_NO_SUBSCRIBERS = 0x10  # MQTT 5, 3.4.2.1
 
 
 class Mqtt:
@@ -44,13 +44,13 @@ class Mqtt:
             self._retained.MessageExpiryInterval = int(settings.retain_boards)
         self._client: BrokerClient | None = None
         self._lost: asyncio.Task[None] | None = None
-        self._refusal: RefusedError | None = None
+        self._refusal: PublishRefusedError | None = None
         self._window = asyncio.Semaphore(_WINDOW)
         self._listened: set[str] = set()
         self._has_connected = False
         self._listeners_by_s = 0.0
-        self._position = self._told = 0
-        self._tell_at_s = 0.0
+        self._position = self._reported = 0
+        self._publish_at_s = 0.0
 
     async def open(self, position: int) -> None:
         client = self._make_client()
@@ -69,20 +69,20 @@ class Mqtt:
         self._listeners_by_s = time.monotonic() + _LISTENERS_COME_BACK_S if self._has_connected else 0.0
         self._has_connected = True
         self._position = position
-        await self._tell_status()
+        await self._publish_status()
 
     async def deliver(self, messages: Sequence[Message]) -> int:
-        """As the seam says; all of `messages` are under way at once, as far as the broker allows."""
+        """Deliver as `Consumer` says; all of `messages` are under way at once, as far as the broker allows."""
         if not messages:
             self._must_stand()
-            if self._position != self._told and time.monotonic() >= self._tell_at_s:
-                await self._tell_status()
+            if self._position != self._reported and time.monotonic() >= self._publish_at_s:
+                await self._publish_status()
             return 0
         answers = await self._publish_all(messages)
         reached, waits = 0, False
         for message, answer in zip(messages, answers, strict=True):
             if isinstance(answer, BaseException):
-                self._refusal = answer if isinstance(answer, RefusedError) else None
+                self._refusal = answer if isinstance(answer, PublishRefusedError) else None
                 if not reached:
                     self._must_stand()
                     raise self._trouble(answer)
@@ -126,11 +126,11 @@ class Mqtt:
             if heard == before:
                 break
             await asyncio.wait((handing_over, lost), timeout=_ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
-        for one in (handing_over, *answers):
-            one.cancel()
-        ended, *said = await asyncio.gather(handing_over, *answers, return_exceptions=True)
-        said += [ended] * (len(messages) - len(answers))  # never handed over
-        return [TimeoutError() if isinstance(one, asyncio.CancelledError) else one for one in said]
+        for task in (handing_over, *answers):
+            task.cancel()
+        end, *outcomes = await asyncio.gather(handing_over, *answers, return_exceptions=True)
+        outcomes += [end] * (len(messages) - len(answers))  # never handed over
+        return [TimeoutError() if isinstance(outcome, asyncio.CancelledError) else outcome for outcome in outcomes]
 
     async def _hand_over(self, messages: Sequence[Message], answers: list[asyncio.Future[int]]) -> None:
         """Publish each as soon as the broker takes one more; until the last is answered."""
@@ -148,9 +148,9 @@ class Mqtt:
         await asyncio.wait(answers)
 
     def _is_delivered(self, message: Message, reason_code: int) -> bool:
-        """Whether a message that the broker took has arrived: not while its listeners are not back yet."""
+        """Return True if a message that the broker took has arrived: not before its subscribers are back."""
         kind = message["topic"].partition("/")[0]
-        if reason_code != _NOBODY_LISTENS:
+        if reason_code != _NO_SUBSCRIBERS:
             self._listened.add(kind)
             return True
         return kind not in self._listened or time.monotonic() > self._listeners_by_s
@@ -158,21 +158,21 @@ class Mqtt:
     def _must_stand(self) -> None:
         lost = self._lost
         if lost is not None and lost.done():
-            if self._refusal is not None:  # some brokers say why and hang up
+            if self._refusal is not None:  # some brokers give a reason and hang up
                 raise self._trouble(self._refusal)
             error = None if lost.cancelled() else lost.exception()
             raise DeliveryError(f"{self._where} ended the connection{why_ended(error)}")
 
-    async def _tell_status(self) -> None:
+    async def _publish_status(self) -> None:
         client = self._client
         assert client is not None
-        self._tell_at_s = time.monotonic() + _STATUS_EVERY_S
+        self._publish_at_s = time.monotonic() + _STATUS_EVERY_S
         body = encode({"state": "online", "position": self._position})
         try:
             await client.publish_and_hear(self._status_topic, body, retain=True)
         except MqttError as error:
             raise self._trouble(error) from None
-        self._told = self._position
+        self._reported = self._position
 
     def _trouble(self, error: BaseException) -> DeliveryError:
         return trouble(error, self._where, has_tls=self._settings.tls is not None)

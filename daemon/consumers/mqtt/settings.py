@@ -1,4 +1,4 @@
-"""The settings of an MQTT broker, and the password and certificates that they name, read anew for each connection."""
+"""The settings of an MQTT broker, and the password and certificates that they name, read again for each connection."""
 
 import re
 import ssl
@@ -129,21 +129,21 @@ class CredentialError(Exception):
 
 
 def read_password(file: Path) -> str:
-    """The password in `file`, its first line, which nobody else can read."""
+    """Return the password, the only line of `file`, which only the daemon may read."""
     _must_be_private(file)
     try:
         text = file.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
     except OSError as error:
         raise CredentialError(f"{file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise CredentialError(f"{file} holds no password: it is not UTF-8 text") from None
+        raise CredentialError(f"{file} does not hold a password: it is not UTF-8 text") from None
     if not text or "\n" in text or len(text.encode()) > _MAX_PASSWORD_BYTES:
-        raise CredentialError(f"{file} holds no password: expected one line")
+        raise CredentialError(f"{file} does not hold a password: expected one line")
     return text
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
-    """Checks the broker's name and authority, and shows our certificate where there is one."""
+    """Return a context that checks the broker's name and authority, and shows our certificate if there is one."""
     try:
         context = ssl.create_default_context(cafile=tls.ca)
     except OSError as error:  # ssl.SSLError is one

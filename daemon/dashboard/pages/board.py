@@ -250,7 +250,7 @@ def _by_image(database: Database, sql: str, ids: Iterable[int], max_each: int) -
 
 
 def _json_list(value: str | None) -> list[dict[str, Any]]:
-    """Return the objects of a stored JSON list; none if there is no list or somebody has edited it."""
+    """Return the objects of a stored JSON list; none if there is no list or it is damaged."""
     try:
         items = json.loads(value or "[]")
     except ValueError:

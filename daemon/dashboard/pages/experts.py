@@ -276,7 +276,7 @@ class ExpertOverview:
         return self._catalog.get()
 
     def training(self, name: str) -> Mapping[str, Sequence[int]] | None:
-        """Return how sure an expert was on images held out in training, None if nobody has measured it."""
+        """Return how sure an expert was on images held out in training, None if it was not measured."""
         return self.catalog()[0].confidences.get(ExpertId(name))
 
     def confidences(self, expert: str | None) -> VersionHistograms:

@@ -404,7 +404,7 @@ class ReviewOffers:
             return chosen
 
     def skip(self, reviewer: str, inspection_id: int) -> None:
-        """Show this image to `reviewer` last, and to others as if nobody had seen it."""
+        """Show this image to `reviewer` last, and to others as if it had not been shown."""
         with self._lock:
             self._skipped[reviewer, inspection_id] = time.monotonic()
             self._skipped.move_to_end((reviewer, inspection_id))

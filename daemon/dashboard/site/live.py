@@ -50,7 +50,7 @@ class LiveTopics:
         self._limiter: anyio.CapacityLimiter | None = None
 
     def add(self, name: str, make: Callable[[], str], every_s: float = _POLL_S) -> None:
-        """Add a topic. `make` returns its whole text; a thread calls it every `every_s` while somebody listens."""
+        """Add a topic. `make` returns its whole text; a thread calls it every `every_s` while there are listeners."""
         self._topics[name] = _Topic(make, every_s)
 
     @property
@@ -69,7 +69,7 @@ class LiveTopics:
         return EventStream(listener, self._run_id, self._leave)
 
     async def run(self) -> None:
-        """Poll the topics that have listeners, for ever, in a thread of their own that pages cannot occupy."""
+        """Poll the topics that have listeners, in a thread of their own that pages cannot occupy."""
         self._limiter = anyio.CapacityLimiter(1)
         while True:
             if not self._listeners:
@@ -116,7 +116,7 @@ class LiveTopics:
         for topic in listener.topics.values():
             topic.listeners -= 1
             if not topic.listeners:
-                topic.text = None  # outdated when somebody listens again
+                topic.text = None  # outdated when a listener comes back
 
 
 class _Listener:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from daemon.config.settings import Config, load_config
+from daemon.consumers.kinds import KINDS
 from daemon.consumers.mqtt.settings import MqttSettings
 from daemon.delivery.consumer_check import consumer_problems, consumer_warnings
 from daemon.delivery.deliveries import Deliveries
-from daemon.delivery.position import Position, PositionFile
+from daemon.delivery.position import DeliveryPosition, PositionFile
 from daemon.delivery.status_page import SharedStatusPage
 from daemon.errors import ConfigError
 from tests import ROOT
@@ -53,7 +54,9 @@ def test_each_mistake_is_named_with_its_line(tmp_path: Path) -> None:
     problems = mistakes(tmp_path, "  plant:\n    kind: mqtt\n" + "".join(f"    {key}\n" for key in keys.split("|")))
     assert [problem.split(":")[0] for problem in problems] == [str(line) for line in range(7, 14)]
     assert any("did you mean `password`?" in problem for problem in problems)
-    assert mistakes(tmp_path, "  plant:\n    host: h\n    kind: mqqt\n") == ["7:11: expected 'mqtt', found `mqqt`"]
+    assert mistakes(tmp_path, "  plant:\n    host: h\n    kind: mqqt\n") == [
+        f"7:11: expected {' or '.join(map(repr, KINDS))}, found `mqqt`"
+    ]
     assert mistakes(tmp_path, "  plant: {host: h}\n") == ["5:3: missing key `kind`"]
     assert mistakes(tmp_path, "  plant: 3\n") == ["5:10: expected a mapping (`key: value` lines), found `3`"]
 
@@ -178,7 +181,7 @@ def test_a_backup_takes_positions_along_and_leaves_passwords_where_they_are(tmp_
         (tmp_path / name).write_text(name, encoding="utf-8")
     tls = "{ca: ca.pem, cert: line.pem, key: line.key}"
     config = a_config(tmp_path, f"  plant: {{kind: mqtt, host: h, user: u, password: secret, tls: {tls}}}\n")
-    PositionFile(config.positions, "plant").save(Position(7))
+    PositionFile(config.positions, "plant").save(DeliveryPosition(7))
     there = contents_of(tmp_path / "coserve.yaml", with_secrets=False, environ={})
     names = {part.name for part in there.parts}
     assert {"consumers/plant.position", "ca.pem", "line.pem"} <= names

@@ -302,7 +302,7 @@ def test_a_connection_that_is_refused_is_tried_again_until_somebody_listens(tmp_
 
     async def test() -> None:
         async with bringing.running():
-            await bringing.said("waiting", f"nobody listens at 127.0.0.1:{port}")
+            await bringing.said("waiting", f"nothing listens at 127.0.0.1:{port}")
             await bringing.keeps_no_file_open()
             broker = Broker(tmp_path / "broker", port=port)
             with broker:

@@ -62,7 +62,7 @@ def test_verdicts_reach_the_plant_whatever_happens_to_broker_consumer_and_daemon
         ).stdout
         assert "Consumers" in said
         assert "Processes beside the line" in said
-        assert f"nobody listens at 127.0.0.1:{port}" in said
+        assert f"nothing listens at 127.0.0.1:{port}" in said
         assert line.status()["state"] == "ready"
         assert line.status()["last_error"] is None
         assert consumer(line) | {"last_error": None} == {

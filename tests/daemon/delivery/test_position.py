@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.delivery.position import Mark, Position, PositionError, PositionFile
+from daemon.delivery.position import DeliveryPosition, Mark, PositionError, PositionFile
 
 AT = "2026-11-22T07:00:00.000Z"
 
@@ -19,7 +19,7 @@ AT = "2026-11-22T07:00:00.000Z"
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     file = PositionFile(tmp_path / "consumers", "plant")
     assert file.load() is None
-    position = Position(5).moved(9, [Mark(9, AT)])
+    position = DeliveryPosition(5).moved(9, [Mark(9, AT)])
     file.save(position)
     assert file.load() == position
     assert [path.name for path in (tmp_path / "consumers").iterdir()] == ["plant.position"]
@@ -45,7 +45,7 @@ def signed(said: bytes) -> bytes:
 )
 def test_a_damaged_file_is_named_and_not_believed(tmp_path: Path, damage) -> None:
     file = PositionFile(tmp_path, "plant")
-    file.save(Position(9))
+    file.save(DeliveryPosition(9))
     file.path.write_bytes(damage(file.path.read_bytes()))
     with pytest.raises(PositionError, match=r"plant\.position is damaged"):
         file.load()
@@ -59,7 +59,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=200))
 def test_marks_are_few_and_reach_back_ever_further(steps: list[int]) -> None:
-    position, seq = Position(0), 0
+    position, seq = DeliveryPosition(0), 0
     for step in steps:
         seq += step
         position = position.moved(seq, [Mark(seq, AT)])
@@ -71,7 +71,7 @@ def test_marks_are_few_and_reach_back_ever_further(steps: list[int]) -> None:
 
 
 def test_going_back_forgets_what_came_after() -> None:
-    position = Position(0)
+    position = DeliveryPosition(0)
     for seq in range(1, 20):
         position = position.moved(seq, [Mark(seq, AT)])
     back = position.back_to(7)
@@ -84,7 +84,7 @@ def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path: Path) 
         "import itertools, pathlib, sys\n"
         "from daemon.delivery.position import *\n"
         "file = PositionFile(pathlib.Path(sys.argv[1]), 'plant')\n"
-        "for seq in itertools.count(1): file.save(Position(seq))"
+        "for seq in itertools.count(1): file.save(DeliveryPosition(seq))"
     )
     last = 0
     for _ in range(4):

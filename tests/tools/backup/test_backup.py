@@ -314,7 +314,7 @@ def test_secrets_stay_where_they_are_unless_they_are_asked_for(tmp_path: Path):
 def test_a_secret_that_systemd_gives_stays_named_and_is_said(tmp_path: Path):
     given = "security: {http_token: $CREDENTIALS_DIRECTORY/token}\n"
     report = write_backup(a_folder(tmp_path / "line", CONFIG + given), tmp_path / "line.tar", with_secrets=True)
-    assert "security.http_token is systemd's to give" in str(report.warnings)
+    assert "security.http_token comes from systemd" in str(report.warnings)
     restored = unpack(tmp_path / "line.tar", tmp_path / "restored").config
     assert restored.read_text(encoding="utf-8").endswith(given)
 
@@ -338,7 +338,7 @@ def test_weights_that_are_not_the_catalogs_or_not_there_are_said(tmp_path: Path)
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     assert "not what the catalog says" in str(write_backup(config, tmp_path / "a.tar").warnings)
     weights.unlink()
-    assert "no such weights file" in str(write_backup(config, tmp_path / "a.tar").warnings)
+    assert "this weights file does not exist" in str(write_backup(config, tmp_path / "a.tar").warnings)
 
 
 def members(archive: Path) -> list[tarfile.TarInfo]:

@@ -115,4 +115,4 @@ def test_a_clients_secret_never_goes_into_the_allow_list(line: Path) -> None:
 def test_a_line_without_keys_says_so(line: Path) -> None:
     text = "\n".join(row for row in CONFIG.splitlines() if not row.startswith("security"))
     (line / "coserve.yaml").write_text(text)
-    assert "nobody needs a key here" in keys(line, "list", status=2)
+    assert "no client needs a key here" in keys(line, "list", status=2)

@@ -158,7 +158,7 @@ def test_a_result_whose_processing_failed_comes_again_and_no_other_does(folder: 
             assert results.seq == 4
             assert read(results, line, 1) == [5]
     position.write_bytes(position.read_bytes()[:5])
-    with pytest.raises(ResultsError, match=r"mes\.position is not a position file: delete it to begin anew"):
+    with pytest.raises(ResultsError, match=r"mes\.position is not a position file: delete it to begin again"):
         a_reader(folder, position=position)
 
 
@@ -187,7 +187,7 @@ def test_another_database_is_refused_with_what_to_do(folder: Path, difference: s
             line.epoch = "b"
         else:
             line.last_seq = 3
-        with pytest.raises(ResultsError, match=f"{difference}.*Set the file {folder}/position back to begin anew"):
+        with pytest.raises(ResultsError, match=f"{difference}.*Set the file {folder}/position back to begin again"):
             read(results, line, 1)
 
 

@@ -68,7 +68,7 @@ def render_board(board_type: str, seed: int, defect_rate: float) -> RenderedBoar
     """One unit of a product. The same arguments give the same pixels.
 
     Raises:
-        KeyError: when there is no such board type; `board_types()` names them.
+        KeyError: if the board type is unknown; `board_types()` names them.
     """
     rng = np.random.default_rng([seed, *board_type.encode()])
     board = board_types()[board_type]

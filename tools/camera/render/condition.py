@@ -1,4 +1,4 @@
-"""What happened to one part on the line: placed well, or one kind of defect, with all its numbers."""
+"""The state of one part on the line: placed well, or one kind of defect, with all its numbers."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
@@ -20,7 +20,7 @@ _SHROUD: Colour = (0.13, 0.13, 0.14)
 
 @dataclass(frozen=True, slots=True)
 class BodyLook:
-    """What lies on the board: the kind of body, its colour and marking, its size against the right one."""
+    """The body that lies on the board: its kind, its colour and marking, its size against the right one."""
 
     body: Body
     colour: Colour

@@ -50,7 +50,7 @@ class PartType:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What this type's classifier can say, `ok` first."""
+        """Return the classes of this type's classifier, `ok` first."""
         return ("ok", *(kind for kind in PLACEMENT_DEFECTS if kind in self.defects))
 
 

@@ -23,7 +23,7 @@ class SolderMark:
 
 @dataclass(frozen=True, slots=True)
 class BoardScene:
-    """What all parts of one board share: lamp, pad finish, and the grain that surfaces take their texture from."""
+    """Properties that all parts of one board share: lamp, pad finish, and the grain of the surfaces."""
 
     light: Light
     finish: Colour
@@ -74,7 +74,7 @@ def _starved(layer: Layer, pad: Pad, scene: BoardScene) -> None:
 
 
 def bridge_boxes(part: PartType, condition: Condition, rng: np.random.Generator) -> list[Box]:
-    """Where the solder of each bridge runs, around the part's centre."""
+    """Return the path of each solder bridge, around the part's centre."""
     boxes = []
     for first, second in condition.bridges:
         a, b = part.pads[first], part.pads[second]
@@ -101,7 +101,7 @@ def draw_bridges(layer: Layer, boxes: list[Box], scene: BoardScene) -> None:
 
 
 def marks_of(part: PartType, condition: Condition, bridges: list[Box]) -> tuple[SolderMark, ...]:
-    """What a solder detector should see of a part that lies where it should."""
+    """Return the boxes that a solder detector should find on a part in its right place."""
     marks = []
     for pad, state in zip(part.pads, condition.joints, strict=True):
         reach = 0.12 if state == "lifted_lead" else 0  # a lifted lead sticks out beyond its pad

@@ -21,7 +21,7 @@ class Light:
     z: float
 
     def turned(self, quarter_turns: int) -> "Light":
-        """The same lamp seen by a part that lies turned counter-clockwise by quarter turns."""
+        """Return the lamp as seen by a part turned counter-clockwise by quarter turns."""
         x, y = self.x, self.y
         for _ in range(quarter_turns % 4):
             x, y = -y, x

@@ -221,7 +221,7 @@ class Publisher:
         self._take_answers()
 
     def drop_unanswered(self) -> None:
-        """Forget every unanswered message and connect anew; the caller sends them again later."""
+        """Forget every unanswered message and connect again; the caller sends them again later."""
         self.account.sent -= len(self._unanswered)
         self._unanswered.clear()
         self._credit = 0
@@ -330,7 +330,7 @@ def inspect_header(
 
 
 def check_key(name: str, value: str) -> None:
-    """ValueError if `value` is no legal `id` or `source`: answers repeat only legal ones."""
+    """ValueError if `value` is not a legal `id` or `source`: answers repeat only legal ones."""
     if not KEY.fullmatch(value):
         raise ValueError(f"{name} {value!r}: expected 1 to 128 of A-Z a-z 0-9 . _ : / -")
 

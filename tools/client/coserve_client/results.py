@@ -61,7 +61,7 @@ class Results:
 
         Begin after the position in the file `position`; without one after `since` (0: everything that is kept), or with
         new results. A result counts as processed, and is noted in the file, when the next one is asked for, or at the
-        end of `with` if no exception leaves it. After `silence_s` without a heartbeat connect anew. ResultsError for a
+        end of `with` if no exception leaves it. After `silence_s` without a heartbeat connect again. ResultsError for a
         damaged position file, CoserveError for a wrong key file.
         """
         self.lost = 0
@@ -235,11 +235,11 @@ class Results:
         place = "`since`" if self._file is None else f"the file {self._file.path}"
         return ResultsError(
             f"the line's results are not those that were read before: {difference}. Was an older backup restored, or "
-            f"another database configured? Set {place} back to begin anew"
+            f"another database configured? Set {place} back to begin again"
         )
 
     def _check_silence(self) -> None:
-        """Connect anew after a silence: a connection may be dead without either end knowing."""
+        """Connect again after a silence: a connection may be dead without either end knowing."""
         is_silent = bool(self.trouble)
         if is_silent and time.monotonic() - self._connected_at_s > self._silence_s:
             self._subscriber.close()
@@ -278,7 +278,7 @@ class _PositionFile:
                 fields = json.loads(content)
                 self.seq, self.epoch = int(fields["seq"]), fields["epoch"]
         except (ValueError, KeyError, TypeError):
-            raise ResultsError(f"{path} is not a position file: delete it to begin anew") from None
+            raise ResultsError(f"{path} is not a position file: delete it to begin again") from None
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o640)
 
     def write(self, seq: int, epoch: str | None) -> None:

@@ -236,7 +236,7 @@ def _entry(catalog: Path, today: CatalogVersions, expert: str, version: str) -> 
 def _copy_weights(source: Path, target: Path, sha256: str, experts: PackageExperts) -> str | None:
     """Copy weights and compare them with the catalog's checksum; return the file's name, or None if there is none."""
     if not source.is_file():
-        experts.warnings.append(f"{source}: there is no such weights file")
+        experts.warnings.append(f"{source}: this weights file does not exist")
         return None
     shutil.copyfile(source, target)
     if file_sha256(target) != sha256:

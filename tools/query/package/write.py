@@ -45,7 +45,7 @@ _ROW_BYTES = 8000
 
 
 class PackageError(CommandError):
-    """There is no package; the text says why, and what to do."""
+    """The package cannot be written; the text says why, and what to do."""
 
 
 class PackageFolderError(CommandError):
@@ -192,7 +192,7 @@ def _write_rules(written: PackageRows, folder: Path) -> None:
 def _warnings(written: PackageRows, pictures: PackagePictures, experts: PackageExperts) -> list[str]:
     deleted = sorted(name for name, text in written.rules.items() if text is None)
     return [
-        *(f"rules {name}: their text is no longer in the database" for name in deleted),
+        *(f"rules {name}: the database no longer has their text" for name in deleted),
         *experts.warnings,
         *(f"inspection {number}: its picture is not what the camera sent (sha256)" for number in pictures.damaged),
         *([] if written.has_parquet else ["no Parquet files: they need pyarrow, the extra `export`"]),

@@ -1,4 +1,4 @@
-"""Who may read and write what, and who listens where."""
+"""Checks of permissions, secrets, ports and connections."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ _CONNECT_S = 2.0
 
 
 def permissions(patient: Patient) -> Iterator[Finding]:
-    """Each folder and file with the rights of the line's user."""
+    """Check each folder and file with the rights of the line's user."""
     config, user = patient.config, patient.user.pw_name
     if config is None:
         return
@@ -67,7 +67,7 @@ def _written(patient: Patient, config: Config) -> dict[str, Path]:
 
 
 def _cannot(path: Path, mode: int) -> str | None:
-    """What gives the right that lacks; None where it is there. A folder still to be made needs its parent's."""
+    """Return how to grant a missing right, None if it is there. A missing folder needs the right of its parent."""
     there = next(one for one in (path, *path.parents) if one.exists())
     wanted = mode if there == path or not mode & os.W_OK else os.W_OK | os.X_OK
     if there.is_file() and there == path:
@@ -90,7 +90,7 @@ def _name(uid: int) -> str:
 
 
 def secrets(patient: Patient) -> Iterator[Finding]:
-    """Secrets that others can read, though a start of the line would refuse them too."""
+    """Report secrets that others can read; a start of the line would refuse them too."""
     if patient.config is None:
         return
     for key, file in service_files.secrets(patient.config).items():
@@ -99,7 +99,7 @@ def secrets(patient: Patient) -> Iterator[Finding]:
         readers = open_to(file)
         if readers:
             so = f"{key}: {file} can be read by {readers}"
-            yield wrong("secrets", so, f"chmod 600 {file}, and make a new one if somebody read it")
+            yield wrong("secrets", so, f"chmod 600 {file}, and make a new one if others may have read it")
         else:
             yield ok("secrets", f"{key}: {file} is for its owner alone")
 
@@ -121,7 +121,7 @@ def brokers(patient: Patient) -> Iterator[Finding]:
 
 
 def ports(patient: Patient) -> Iterator[Finding]:
-    """Each port: ours, free, or taken by whom; and addresses that this machine does not have."""
+    """Check each port (ours, free, or taken by another program) and each address."""
     if patient.config is None:
         return
     endpoints = patient.config.endpoints
@@ -162,7 +162,7 @@ def _address(endpoint: str) -> tuple[str | None, int]:
 
 
 def _no_such_address(host: str) -> str | None:
-    """Whether nothing here has this address; names are for the daemon to look up."""
+    """Return a problem if no network card has this address; names are resolved by the daemon."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
@@ -179,7 +179,7 @@ def _meet(one: str, other: str) -> bool:
 
 
 def _is_ours(pid: int | None, patient: Patient) -> bool:
-    """The daemon itself or a child of it. One that hides its number from us counts, while our daemon answers."""
+    """Return True for the daemon or its child. A hidden process number counts while our daemon answers."""
     if pid is None:
         return patient.is_running
     try:

@@ -1,4 +1,4 @@
-"""What the doctor says: one sentence what is so, one what to do."""
+"""Findings of the doctor: one sentence for the state, one for the remedy."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What the driver says about the GPUs, by NVML alone: no memory of theirs is touched."""
+"""Check the GPUs through NVML alone: their memory is not touched."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

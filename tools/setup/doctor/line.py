@@ -59,7 +59,7 @@ def _remedy(problem: str, path: Path) -> str:
 
 
 def daemon(patient: Patient) -> Iterator[Finding]:
-    """Whether the line runs, and what it says of itself."""
+    """Check that the line runs, and report its own state."""
     if patient.config is None:
         return
     status = patient.status
@@ -106,11 +106,11 @@ def database(patient: Patient) -> Iterator[Finding]:
     log = path.with_name(path.name + "-wal")
     if log.exists() and log.stat().st_size > _LARGE_LOG_BYTES:
         so = f"its log {log} has grown to {size_text(log.stat().st_size)}"
-        yield warn("database", so, "somebody keeps a read transaction open: end that program")
+        yield warn("database", so, "a program keeps a read transaction open: end it")
 
 
 def newest_image_s(config: Config) -> float | None:
-    """When the newest image was accepted; None where nobody can say."""
+    """Return when the newest image was accepted, in seconds since the epoch; None if unknown."""
     try:
         engine = open_for_reading(config.database)
     except (StoreError, ImportError, SQLAlchemyError):
@@ -127,7 +127,7 @@ def newest_image_s(config: Config) -> float | None:
 
 
 def packages(patient: Patient) -> Iterator[Finding]:
-    """Packages that this line needs beside the core."""
+    """Check the packages that this line needs beside the core."""
     config = patient.config
     needed: dict[str, tuple[str, str]] = {}
     if config is not None and config.endpoints.http is not None:

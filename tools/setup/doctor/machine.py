@@ -134,7 +134,7 @@ def gpu_memory(patient: Patient, name: str) -> Iterator[Finding]:
 
 
 def memory(patient: Patient) -> Iterator[Finding]:
-    """What the line may take of RAM, against what there is; and whether this machine swaps."""
+    """Compare the RAM that the line may take with the RAM of this machine, and report swapping."""
     has = psutil.virtual_memory()
     so = f"{size_text(has.total)} of RAM, {size_text(has.available)} free"
     if patient.config is None:
@@ -210,7 +210,7 @@ class _Timex(ctypes.Structure):
 
 
 def clock(patient: Patient) -> Iterator[Finding]:
-    """Whether a time server holds the clock, whether it stands before what was written, whether it jumps."""
+    """Check that a time server sets the clock, and that the clock neither jumps nor stands before stored times."""
     now = datetime.now(UTC)
     state = _Timex()
     answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state))
@@ -235,7 +235,7 @@ def clock(patient: Patient) -> Iterator[Finding]:
 
 
 def _written(patient: Patient) -> Iterator[tuple[str, float]]:
-    """What of the line carries a time."""
+    """Return the newest times that the line has stored."""
     from tools.setup.doctor.line import newest_image_s
 
     files = [Path(__file__)]

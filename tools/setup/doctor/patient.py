@@ -1,4 +1,4 @@
-"""Whom the doctor looks at: the machine, the line where one is named, and its daemon where one runs."""
+"""The subject of the doctor: the machine, the line if one is named, and its daemon if one runs."""
 
 import os
 import pwd
@@ -23,7 +23,7 @@ _ONE_MOMENT_S = 0.05
 
 
 def clocks() -> tuple[float, float]:
-    """The time on the wall, and the one that nobody sets, of one moment: a process may stand still between the two."""
+    """Wall time and monotonic time of one moment; the process may stand still between the two readings."""
     while True:
         monotonic_s, wall_s = time.monotonic(), time.time()
         if time.monotonic() - monotonic_s < _ONE_MOMENT_S:
@@ -51,7 +51,7 @@ class Patient:
 
     @property
     def folders(self) -> dict[str, Path]:
-        """Where the daemon writes, by configuration key."""
+        """Return the folders that the daemon writes to, by configuration key."""
         if self.config is None:
             return {}
         folders = {"journal": self.config.journal, "images": self.config.images}
@@ -65,7 +65,7 @@ class Patient:
 
 
 def meet(path: Path | None, user: str | None = None, root: Path = Path("/")) -> Patient:
-    """Read the line of `path` and ask its daemon; KeyError where there is no such `user`."""
+    """Read the line of `path` and ask its daemon; KeyError if `user` does not exist."""
     config, mistakes = None, ()
     if path is not None:
         try:
@@ -124,7 +124,7 @@ def _ask(config: Config | None) -> tuple[dict[str, Any] | None, str]:
 
 
 def _owner(config: Config | None) -> int | None:
-    """Who wrote a number into the lock of the journal, if that process lives."""
+    """Return the process that holds the lock of the journal, if it lives."""
     if config is None:
         return None
     try:
