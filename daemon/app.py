@@ -9,8 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import structlog
 import zmq
 
-from daemon.config.changed_settings import StartSettings
-from daemon.config.settings import Config, Model
+from daemon.config.settings import Config, Model, StartSettings
 from daemon.delivery.deliveries import Deliveries
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.config.settings import at_their_keys, sound_config
-from daemon.delivery.consumer_check import consumer_problems, consumer_warnings
+from daemon.delivery.deliveries import consumer_problems, consumer_warnings
 from daemon.errors import ConfigError
 from daemon.language.model_check import model_problems
 from daemon.line.devices import complete, profile_warnings

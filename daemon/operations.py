@@ -16,8 +16,7 @@ from typing import Any
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.config.changed_settings import StartSettings
-from daemon.config.settings import Config
+from daemon.config.settings import Config, StartSettings
 from daemon.delivery.deliveries import Deliveries
 from daemon.dispatch.drive import Drive
 from daemon.errors import ConfigError
@@ -28,8 +27,8 @@ from daemon.intake.backlog import Backlog
 from daemon.language.models import LanguageModels
 from daemon.line.line import reload_rules_and_catalog
 from daemon.line.rulebook import Rulebook
+from daemon.monitor.answers import Vitals, health
 from daemon.monitor.gauges import ScrapeFacts
-from daemon.monitor.health_answer import Vitals, health
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe
 from daemon.monitor.timeline import MAX_WINDOW_S, WorkTimeline
@@ -156,7 +155,7 @@ class Operations:
         return Vitals(state, self._probe.held_by(), self._admission.held, unjudged, troubles)
 
     def health(self) -> dict[str, Any]:
-        """Return in words if the line is alive, and if it is ready (health_answer.py)."""
+        """Return in words if the line is alive, and if it is ready (answers.py)."""
         return health(self.vitals())
 
     def facts(self) -> ScrapeFacts:

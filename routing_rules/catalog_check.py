@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from routing_rules.check import Findings, entries, onward
-from routing_rules.document import KeyPath
+from routing_rules.document import KeyPath, meant
 from routing_rules.globs import Glob
-from routing_rules.nearest import meant
 from routing_rules.routes import ANY_LABEL, COMPONENT, Task
 from routing_rules.schema import ClassifierEntry, DetectorEntry, RequirementEntry, RulesFile, is_glob
 

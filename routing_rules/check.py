@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from routing_rules.document import Document, KeyPath, Problem
+from routing_rules.document import Document, KeyPath, Problem, meant, nearest
 from routing_rules.globs import Glob, covering
-from routing_rules.nearest import meant, nearest
 from routing_rules.schema import ClassifierEntry, DetectorEntry, RequirementEntry, RulesFile, is_glob
 
 #: Steps of one chain. Every image of a longer one would take that many experts, each of them a possible switch.

@@ -6,8 +6,9 @@ as written (`0402:` is not octal), duplicate keys as mistakes, and bounds on dep
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,13 @@ class Problem:
 
 
 @dataclass(slots=True)
-class Place:
+class SourcePlace:
     """The line and column at which a value starts, and those of each key and value inside it."""
 
     line: int
     column: int
-    children: "dict[str | int, tuple[int, int, Place]]" = field(
-        default_factory=dict[str | int, "tuple[int, int, Place]"]
+    children: "dict[str | int, tuple[int, int, SourcePlace]]" = field(
+        default_factory=dict[str | int, "tuple[int, int, SourcePlace]"]
     )
 
 
@@ -63,7 +64,7 @@ class Document:
     text: str
     data: Any
     problems: tuple[Problem, ...]
-    root: Place
+    root: SourcePlace
     #: Values that were put into `data` from outside of the file, and what to call their place.
     outside: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
 
@@ -154,10 +155,10 @@ def read_yaml_text(text: str, name: str) -> Document:
     try:
         node = builder.build(text)
     except _UnreadableError as error:
-        return Document(name, text, None, (*builder.problems, error.problem), Place(1, 1))
+        return Document(name, text, None, (*builder.problems, error.problem), SourcePlace(1, 1))
     except yaml.YAMLError as error:
         line, column, message = _syntax(error, text)
-        return Document(name, text, None, (*builder.problems, Problem(name, line, column, message)), Place(1, 1))
+        return Document(name, text, None, (*builder.problems, Problem(name, line, column, message)), SourcePlace(1, 1))
     except UnicodeEncodeError as error:
         line, column = _position(text[: error.start])
         return _unreadable(name, text, line, column, "a character that no UTF-8 file can hold")
@@ -165,7 +166,7 @@ def read_yaml_text(text: str, name: str) -> Document:
 
 
 def _unreadable(name: str, text: str, line: int, column: int, message: str) -> Document:
-    return Document(name, text, None, (Problem(name, line, column, message),), Place(1, 1))
+    return Document(name, text, None, (Problem(name, line, column, message),), SourcePlace(1, 1))
 
 
 def _position(before: str) -> tuple[int, int]:
@@ -204,7 +205,7 @@ class _Node:
     """A value with its places; `values` counts it with everything in it, `height` its levels of nesting."""
 
     data: Any
-    place: Place
+    place: SourcePlace
     values: int
     height: int
 
@@ -222,7 +223,7 @@ class _Builder:
     def build(self, text: str) -> _Node:
         self._events = yaml.parse(text, Loader=yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
         documents = 0
-        node = _Node(None, Place(1, 1), 0, 0)
+        node = _Node(None, SourcePlace(1, 1), 0, 0)
         for event in self._events:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
@@ -323,8 +324,8 @@ class _Builder:
         if self._values > MAX_VALUES:
             raise self._stop(event, f"more than {MAX_VALUES} values, aliases expanded: write less, or fewer aliases")
 
-    def _place(self, event: yaml.Event) -> Place:
-        return Place(*self._at(event))
+    def _place(self, event: yaml.Event) -> SourcePlace:
+        return SourcePlace(*self._at(event))
 
     def _at(self, event: yaml.Event) -> tuple[int, int]:
         mark: Any = event.start_mark
@@ -335,3 +336,26 @@ class _Builder:
 
     def _stop(self, event: yaml.Event, message: str) -> _UnreadableError:
         return _UnreadableError(Problem(self._name, *self._at(event), message))
+
+
+def nearest(word: str, right: Iterable[str]) -> str | None:
+    """Return the right name most like `word` (case is forgiven first), None if none is near."""
+    names = list(dict.fromkeys(right))
+    folded = {name.casefold(): name for name in reversed(names)}
+    if word.casefold() in folded:
+        return folded[word.casefold()]
+    close = get_close_matches(word, names, n=1, cutoff=0.6) or get_close_matches(word.casefold(), folded, n=1)
+    if not close:
+        return None
+    return folded.get(close[0], close[0])
+
+
+def meant(word: str, right: Iterable[str]) -> str:
+    """Return the end of an error about a wrong name: the nearest right one, else all of them if they are few."""
+    names = list(dict.fromkeys(right))
+    close = nearest(word, names)
+    if close is not None:
+        return f"; did you mean `{close}`?"
+    if 0 < len(names) <= 12:
+        return "; expected " + ("one of " if len(names) > 1 else "") + ", ".join(f"`{name}`" for name in names)
+    return ""

@@ -10,8 +10,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from routing_rules.document import Document, KeyPath, Problem, read_yaml, read_yaml_text
-from routing_rules.nearest import meant, nearest
+from routing_rules.document import Document, KeyPath, Problem, meant, nearest, read_yaml, read_yaml_text
 
 __all__ = ["Document", "KeyPath", "Problem", "nearest", "read_yaml", "read_yaml_text", "salvage", "validate"]
 

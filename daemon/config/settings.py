@@ -5,7 +5,7 @@ Paths are relative to the file. An environment variable overrides one value: `CO
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -178,6 +178,7 @@ class Security(_ConfigSection):
     weights: list[Path] = []
 
 
+_ABSENT = object()
 #: Keys in sections that there are several of, each by a name of its own.
 _NAMED = {"devices": Device.model_fields.keys(), "models": Model.model_fields.keys(), "consumers": CONSUMER_KEYS}
 
@@ -369,3 +370,33 @@ def _absolute_secrets(
     if (security.server_key is None) != (security.allowed_clients is None):
         mistakes.append(((), "CURVE needs both server_key and allowed_clients"))
     return Security(**files, weights=[folder / place for place in security.weights]), mistakes
+
+
+class StartSettings:
+    """The settings of `path` at the start, to compare the file with later: a reload reads no setting again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at_start = load_config(path)
+
+    def changed(self) -> tuple[list[str], list[str]]:
+        """Return the keys whose values changed, and why the file cannot be read: one of the two is empty."""
+        try:
+            now = load_config(self._path)
+        except ConfigError as error:
+            return [], str(error).splitlines()
+        return changed_keys(self._at_start, now), []
+
+
+def changed_keys(before: Config, now: Config) -> list[str]:
+    """Return paths such as `devices.cpu.executors` in the file's order; an added or removed section by its own name."""
+    return list(_differences(before.model_dump(), now.model_dump(), ()))
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[str]:
+    for key in {**before, **now}:
+        was, is_now = before.get(key, _ABSENT), now.get(key, _ABSENT)
+        if isinstance(was, dict) and isinstance(is_now, dict):
+            yield from _differences(was, is_now, (*at, key))
+        elif was != is_now:
+            yield ".".join((*at, key))

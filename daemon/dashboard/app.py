@@ -21,7 +21,7 @@ from daemon.dashboard.site.live import MAX_LISTENERS, TooManyListeners
 from daemon.dashboard.site.server import PageThreads
 from daemon.dashboard.site.site import Site
 from daemon.host.child_heartbeat import beat
-from daemon.monitor.http_answers import NoAnswer, answer
+from daemon.monitor.answers import NoAnswer, http_answer
 from daemon.wire.control import ControlError
 
 #: Every page's routes. A new page is imported above and adds its line here.
@@ -123,7 +123,7 @@ def _add_events_and_probes(app: FastAPI, site: Site) -> None:
     @app.get("/healthz")
     @app.get("/readyz")
     async def probe(request: Request) -> Response:
-        result = await anyio.to_thread.run_sync(answer, request.url.path, ask, limiter=limiter)
+        result = await anyio.to_thread.run_sync(http_answer, request.url.path, ask, limiter=limiter)
         return Response(result.text, result.status, media_type=result.media_type)
 
 

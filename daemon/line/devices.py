@@ -9,7 +9,7 @@ import psutil
 
 from daemon.config.settings import Config, Device
 from daemon.errors import ConfigError
-from daemon.line.profile import Machine, Profile, load_profile
+from daemon.line.profile import MachineIdentity, Profile, load_profile
 from daemon.policy.matrix import Performance
 from daemon.policy.paper.assign import partition
 from daemon.policy.presets import preset
@@ -30,7 +30,7 @@ class Measurements:
     usage: Mapping[ExpertId, float] = field(default_factory=dict[ExpertId, float])
 
 
-def complete(path: Path, config: Config, here: Machine) -> tuple[Config, Measurements, list[Problem | str]]:
+def complete(path: Path, config: Config, here: MachineIdentity) -> tuple[Config, Measurements, list[Problem | str]]:
     """The settings of `path` with what their profiles recommend; values set by hand win. And every mistake."""
     problems: list[Problem | str] = []
     profiles = _profiles(config, here, problems)
@@ -130,7 +130,7 @@ def profile_warnings(
     return found
 
 
-def _profiles(config: Config, here: Machine, problems: list[Problem | str]) -> dict[Path, Profile]:
+def _profiles(config: Config, here: MachineIdentity, problems: list[Problem | str]) -> dict[Path, Profile]:
     """Each profile that is named, once; what is wrong with one goes to `problems`."""
     found: dict[Path, Profile] = {}
     for path in dict.fromkeys(device.profile for device in config.devices.values() if device.profile):

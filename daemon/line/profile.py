@@ -77,7 +77,7 @@ class ProfileFile(_Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineIdentity:
     """The properties of a machine without which its figures are wrong on another. `gpus` are names, by number."""
 
     cpu: str
@@ -85,7 +85,7 @@ class Machine:
     memory_bytes: int
     gpus: tuple[str, ...] = ()
 
-    def differences(self, here: "Machine") -> list[str]:
+    def differences(self, here: "MachineIdentity") -> list[str]:
         """Return the differences of `here` from this machine, in words; empty if the two are alike."""
         found: list[str] = []
         if self.cpu != here.cpu:
@@ -114,7 +114,7 @@ class Profile:
     """A profile that was read. `usage` is empty where usage comes from the rules."""
 
     path: Path
-    machine: Machine
+    machine: MachineIdentity
     rows: tuple[Performance, ...]
     devices: Mapping[str, Recommendation]
     usage: Mapping[ExpertId, float] = field(default_factory=dict[ExpertId, float])
@@ -123,7 +123,7 @@ class Profile:
     def rows_of(self, device: str) -> tuple[Performance, ...]:
         return tuple(row for row in self.rows if row.device == device)
 
-    def machine_problems(self, here: Machine) -> list[Problem]:
+    def machine_problems(self, here: MachineIdentity) -> list[Problem]:
         """Why this machine cannot use the profile, if it cannot."""
         other = self.machine.differences(here)
         if not other:
@@ -154,7 +154,7 @@ def load_profile(path: Path) -> Profile:
     ]
     return Profile(
         path=path,
-        machine=Machine(file.machine.cpu, file.machine.cores, file.machine.memory_bytes, file.machine.gpus),
+        machine=MachineIdentity(file.machine.cpu, file.machine.cores, file.machine.memory_bytes, file.machine.gpus),
         rows=tuple(rows),
         devices={
             device: Recommendation(entry.executors, entry.threads, entry.expert_memory, entry.activation_memory)
@@ -165,10 +165,10 @@ def load_profile(path: Path) -> Profile:
     )
 
 
-def this_machine() -> Machine:
+def this_machine() -> MachineIdentity:
     """The fingerprint of the machine that this runs on."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Machine(_cpu_model(), os.cpu_count() or 1, memory_bytes, _gpu_names())
+    return MachineIdentity(_cpu_model(), os.cpu_count() or 1, memory_bytes, _gpu_names())
 
 
 def _cpu_model() -> str:

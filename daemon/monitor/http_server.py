@@ -21,7 +21,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, generate_latest
 
 from daemon.errors import StartError
-from daemon.monitor.http_answers import PATHS, answer
+from daemon.monitor.answers import PATHS, http_answer
 from daemon.wire.keys import TokenError, no_token_text, read_token
 from daemon.wire.sockets import is_open_host
 
@@ -85,7 +85,7 @@ class HttpServer:
         self._thread: threading.Thread | None = None
 
     def start(self, health: Health) -> str:
-        """Bind and begin to answer. `health` gives control's answer of that name (health_answer.py).
+        """Bind and begin to answer. `health` gives control's answer of that name (answers.py).
 
         Returns the endpoint as bound; StartError where that fails, or where it would be open.
         """
@@ -134,7 +134,7 @@ class HttpServer:
             return _say(start_response, "405 Method Not Allowed", "only GET", ("Allow", "GET"))
         if environ["PATH_INFO"] not in PATHS:
             return _say(start_response, "404 Not Found", "there are /metrics, /healthz and /readyz")
-        reply = answer(environ["PATH_INFO"], self._ask)
+        reply = http_answer(environ["PATH_INFO"], self._ask)
         status = f"{reply.status} {HTTPStatus(reply.status).phrase}"
         return _say(start_response, status, reply.text.removesuffix("\n"), media_type=reply.media_type)
 

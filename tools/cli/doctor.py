@@ -10,8 +10,7 @@ import typer
 from tools.cli.console import DEFAULT_CONFIG, AsJson, as_typed, console, fail, print_json
 
 if TYPE_CHECKING:
-    from tools.setup.doctor.findings import Finding
-    from tools.setup.doctor.patient import Patient
+    from tools.setup.doctor.context import DoctorContext, Finding
 
 _SIGNS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "wrong": ("✗", "red")}
 
@@ -39,33 +38,33 @@ def doctor(
     """
     if config is not None and not config.is_file():
         fail(f"no file {config}: name the line's coserve.yaml, or make one with: {as_typed('init')}", status=2)
-    from tools.setup.doctor.patient import meet
+    from tools.setup.doctor.context import examine_line
 
     path = config or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None)
     try:
-        patient = meet(path, user)
+        context = examine_line(path, user)
     except KeyError:
         fail(f"user {user} does not exist", status=2)
-    found: list[Finding] = []
-    for finding in examine(patient):
-        found.append(finding)
+    findings: list[Finding] = []
+    for finding in run_checks(context):
+        findings.append(finding)
         if not as_json:
             _show(finding)
-    bad = [finding for finding in found if finding.grade == "wrong"]
+    bad = [finding for finding in findings if finding.grade == "wrong"]
     if as_json:
-        print_json({"ok": not bad, "findings": [asdict(finding) for finding in found]})
+        print_json({"ok": not bad, "findings": [asdict(finding) for finding in findings]})
     else:
-        warned = sum(finding.grade == "warn" for finding in found)
-        console.print(f"\n{len(found)} findings: {len(bad)} wrong, {warned} to look at")
+        warned = sum(finding.grade == "warn" for finding in findings)
+        console.print(f"\n{len(findings)} findings: {len(bad)} wrong, {warned} to look at")
     raise SystemExit(1 if bad else 0)
 
 
-def examine(patient: "Patient") -> "Iterator[Finding]":
-    """Every check in turn. One that fails itself is a finding, and the others go on."""
+def run_checks(context: "DoctorContext") -> "Iterator[Finding]":
+    """Run every check in turn. A check that fails itself is a finding, and the others go on."""
     from tools.setup.doctor import disks, doors, line, machine
-    from tools.setup.doctor.findings import warn
+    from tools.setup.doctor.context import warn
 
-    checks: Iterable[Callable[[Patient], Iterator[Finding]]] = (
+    checks: Iterable[Callable[[DoctorContext], Iterator[Finding]]] = (
         line.configuration,
         line.daemon,
         machine.libraries,
@@ -84,7 +83,7 @@ def examine(patient: "Patient") -> "Iterator[Finding]":
     )
     for check in checks:
         try:
-            yield from check(patient)
+            yield from check(context)
         except Exception as error:  # noqa: BLE001 - one failed check must not hide the others
             so = f"could not be looked at: {type(error).__name__}: {error}"
             yield warn(check.__name__.replace("_", " "), so, "look at it by hand, and report this")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _ENOUGH_HELD_OUT = 10
 
 train_app = typer.Typer(no_args_is_help=True, help="Train an expert on your own images.")
-register_deeppcb(train_app)
 
 
 class Dtype(StrEnum):

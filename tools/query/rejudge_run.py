@@ -28,7 +28,7 @@ _POOL_BYTES = 300_000_000
 _Waiting = tuple[StoredImage, Step, Judgement | None]
 
 
-class PictureError(Exception):
+class StoredPictureError(Exception):
     """A picture's file is deleted, or was changed; the text says which."""
 
 
@@ -101,7 +101,7 @@ class _RejudgeRun:
         for waiting in batch:
             try:
                 ready.append((waiting, _prepare(self._folder, waiting[0], slot)))
-            except (ImageError, PictureError) as error:
+            except (ImageError, StoredPictureError) as error:
                 self._end(RejudgedImage(waiting[0], "unknown", None, unread=str(error)))
         if not ready:
             return
@@ -137,21 +137,21 @@ class _RejudgeRun:
 
 
 def _prepare(images: Path, image: StoredImage, slot: Slot) -> Prepared:
-    """Read the payload that the camera sent, and preprocess it. Raises PictureError, ImageError.
+    """Read the payload that the camera sent, and preprocess it. Raises StoredPictureError, ImageError.
 
     `image_path` is the database's, relative to the folder that `images` lies in.
     """
     file = images.parent / image.image_path
     if not file.resolve().is_relative_to(images.resolve()):
-        raise PictureError(f"{image.image_path} lies outside {images}")
+        raise StoredPictureError(f"{image.image_path} lies outside {images}")
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise PictureError(f"{file}: {error.strerror or error}") from error
+        raise StoredPictureError(f"{file}: {error.strerror or error}") from error
     try:
         payload, shape = as_sent(content, file.suffix)
     except ValueError as error:
-        raise PictureError(f"{file}: its header is damaged") from error
+        raise StoredPictureError(f"{file}: its header is damaged") from error
     if hashlib.sha256(payload).hexdigest() != image.image_sha256:
-        raise PictureError(f"{file}: is not what the camera sent (its sha256 differs)")
+        raise StoredPictureError(f"{file}: is not what the camera sent (its sha256 differs)")
     return prepare(payload, "image" if shape is None else "raw", shape, slot.spec)

@@ -11,8 +11,7 @@ import pytest
 from daemon.config.settings import Config, load_config
 from daemon.consumers.kinds import KINDS
 from daemon.consumers.mqtt.settings import MqttSettings
-from daemon.delivery.consumer_check import consumer_problems, consumer_warnings
-from daemon.delivery.deliveries import Deliveries
+from daemon.delivery.deliveries import Deliveries, consumer_problems, consumer_warnings
 from daemon.delivery.position import DeliveryPosition, PositionFile
 from daemon.delivery.status_page import SharedStatusPage
 from daemon.errors import ConfigError
@@ -129,7 +128,7 @@ def test_without_the_extra_check_and_process_say_which_to_install(tmp_path: Path
         "import sys; sys.modules['aiomqtt'] = None\n"
         "from pathlib import Path\n"
         "from daemon.config.settings import load_config\n"
-        "from daemon.delivery.consumer_check import consumer_problems\n"
+        "from daemon.delivery.deliveries import consumer_problems\n"
         "path = Path(sys.argv[1]); print(consumer_problems(path, load_config(path))[0])"
     )
     done = subprocess.run(
@@ -148,9 +147,7 @@ def test_a_consumer_that_is_not_configured_is_named(tmp_path: Path) -> None:
 
 
 def test_the_configuration_alone_needs_no_extra() -> None:
-    code = (
-        "import sys; sys.modules['aiomqtt'] = None\nimport daemon.delivery.consumer_check, daemon.delivery.deliveries"
-    )
+    code = "import sys; sys.modules['aiomqtt'] = None\nimport daemon.delivery.deliveries"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from daemon.errors import install_with
-from daemon.monitor.health_answer import Vitals, health
+from daemon.monitor.answers import Vitals, health
 from daemon.monitor.http_server import HttpServer
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.web_pages import WebPages

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import daemon.monitor.health_answer
+import daemon.monitor.answers
 from daemon.app import App
 from daemon.dispatch.simulated import SimulatedDevices, SimulatedPool
 from daemon.line.line import load_line
-from daemon.monitor.http_answers import NoAnswer, answer
+from daemon.monitor.answers import NoAnswer, http_answer
 from tests.contract.client import Line
 from tests.simulated import answer as answer_of
 from tests.waiting import until
@@ -33,14 +33,14 @@ def an_app(line: Line) -> Iterator[App]:
 
 
 def said(app: App) -> dict[str, tuple[int, str]]:
-    found = {path: answer(path, lambda _kind: app.operations.health()) for path in PATHS}
+    found = {path: http_answer(path, lambda _kind: app.operations.health()) for path in PATHS}
     return {path: (one.status, one.text.strip()) for path, one in found.items()}
 
 
 def test_starting_ready_draining_and_a_hung_thread_are_told_apart(
     tmp_path: Path, experts_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon.monitor.health_answer, "STUCK_AFTER_S", 0.3)
+    monkeypatch.setattr(daemon.monitor.answers, "STUCK_AFTER_S", 0.3)
     seen, load = threading.Event(), SimulatedPool.load
 
     def load_later(*arguments: Any, **named: Any) -> Any:
@@ -130,5 +130,5 @@ def test_a_daemon_that_does_not_answer_is_503_with_the_reason(path: str) -> None
     def ask(_kind: str) -> dict[str, Any]:
         raise NoAnswer("it is stuck or very busy")
 
-    assert answer(path, ask).status == 503
-    assert "it is stuck or very busy" in answer(path, ask).text
+    assert http_answer(path, ask).status == 503
+    assert "it is stuck or very busy" in http_answer(path, ask).text

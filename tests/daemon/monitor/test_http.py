@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from daemon.errors import StartError
-from daemon.monitor.health_answer import Vitals, health
+from daemon.monitor.answers import Vitals, health
 from daemon.monitor.http_server import HttpServer
 from daemon.monitor.metrics import Metrics
 from daemon.wire.endpoints import check_http

@@ -28,10 +28,10 @@ from tests.lines import a_line
 from tests.small_disk import small_disk
 from tests.tools.client.scripted_daemon import HOST
 from tools.cli import doctor as command
+from tools.setup.doctor import context as context_module
 from tools.setup.doctor import disks, doors, line, machine
-from tools.setup.doctor import patient as patient_module
+from tools.setup.doctor.context import DoctorContext, examine_line
 from tools.setup.doctor.gpu import Driver, Gpu
-from tools.setup.doctor.patient import Patient, meet
 from tools.setup.service_files import Places, unit
 
 NOBODY = "nobody"
@@ -91,16 +91,16 @@ def test_a_running_line_is_left_as_it_was_and_one_that_is_stuck_is_named(
         assert shown.result(shown.send())["verdict"] == "pass"
         assert service.process is not None
         service.process.send_signal(signal.SIGSTOP)
-        monkeypatch.setattr(patient_module, "_ANSWER_S", 0.5)
+        monkeypatch.setattr(context_module, "_ANSWER_S", 0.5)
         try:
-            found = wrongs(line.daemon(meet(shown.config)))
+            found = wrongs(line.daemon(examine_line(shown.config)))
         finally:
             service.process.send_signal(signal.SIGCONT)
         assert f"process {service.process.pid} has the line and does not answer" in found["daemon"]
 
 
 def test_without_a_line_it_looks_at_the_machine_alone(tmp_path: Path) -> None:
-    found = list(command.examine(meet(None)))
+    found = list(command.examine(examine_line(None)))
     said = wrongs(found, "warn")["configuration"]
     assert re.fullmatch(r"no line is named and none is here → \S*coserve init, or name its coserve.yaml", said), said
     assert not wrongs(found)
@@ -115,39 +115,41 @@ def test_a_mistake_in_the_line_is_named_with_what_to_do(config: Path) -> None:
     assert "✗ configuration" in done.stdout
     assert re.search(r"→ correct it, then: \S*coserve check ", done.stdout)
     config.write_text("rules: [\n")
-    assert "configuration" in wrongs(line.configuration(meet(config)))
+    assert "configuration" in wrongs(line.configuration(examine_line(config)))
 
 
 def test_a_full_disk_is_wrong_and_a_disk_in_memory_too(config: Path, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        patient = meet(changed(config, journal=str(disk / "journal"), database=f"sqlite:///{disk}/inspection.db"))
-        assert "which is memory" in wrongs(disks.disks(patient))["file system"]
-        assert "disk space" not in wrongs(disks.disks(patient))
+        context = examine_line(
+            changed(config, journal=str(disk / "journal"), database=f"sqlite:///{disk}/inspection.db")
+        )
+        assert "which is memory" in wrongs(disks.disks(context))["file system"]
+        assert "disk space" not in wrongs(disks.disks(context))
         (disk / "ballast").write_bytes(bytes(60 * 2**20))
-        found = wrongs(disks.disks(patient))
+        found = wrongs(disks.disks(context))
         assert "MB free" in found["disk space"]
         assert "free some room" in found["disk space"]
-        assert "too little room to measure" in wrongs(disks.disks(patient), "warn")["disk speed"]
+        assert "too little room to measure" in wrongs(disks.disks(context), "warn")["disk speed"]
 
 
 def test_a_disk_without_inodes_is_wrong(config: Path, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64m,nr_inodes=500") as disk:
-        patient = meet(changed(config, journal=str(disk / "journal")))
-        assert "files can still be made" in wrongs(disks.disks(patient))["inodes"]
+        context = examine_line(changed(config, journal=str(disk / "journal")))
+        assert "files can still be made" in wrongs(disks.disks(context))["inodes"]
 
 
 def test_a_taken_port_is_named_with_who_has_it(config: Path) -> None:
     with closing(socket.create_server((HOST, 0))) as taken:
         port = taken.getsockname()[1]
         endpoints = yaml.safe_load(config.read_text())["endpoints"] | {"http": f"http://{HOST}:{port}"}
-        found = wrongs(doors.ports(meet(changed(config, endpoints=endpoints))))
+        found = wrongs(doors.ports(examine_line(changed(config, endpoints=endpoints))))
         assert f"port {port} is taken by {psutil.Process().name()}, process {os.getpid()}" in found["ports"]
-    assert "ports" not in wrongs(doors.ports(meet(config)))
+    assert "ports" not in wrongs(doors.ports(examine_line(config)))
 
 
 def test_an_address_of_another_machine_is_wrong(config: Path) -> None:
     endpoints = yaml.safe_load(config.read_text())["endpoints"] | {"results": "tcp://192.0.2.7:5571"}
-    found = wrongs(doors.ports(meet(changed(config, endpoints=endpoints))))
+    found = wrongs(doors.ports(examine_line(changed(config, endpoints=endpoints))))
     assert "no network card of this machine has the address 192.0.2.7" in found["ports"]
 
 
@@ -155,10 +157,10 @@ def test_a_token_that_everybody_can_read_is_wrong(config: Path) -> None:
     token = config.with_name("token")
     token.write_text("0123456789abcdef" * 4)
     token.chmod(0o644)
-    patient = meet(changed(config, security={"http_token": "token"}))
-    assert f"{token} can be read by everybody → chmod 600 {token}" in wrongs(doors.secrets(patient))["secrets"]
+    context = examine_line(changed(config, security={"http_token": "token"}))
+    assert f"{token} can be read by everybody → chmod 600 {token}" in wrongs(doors.secrets(context))["secrets"]
     token.chmod(0o600)
-    assert not wrongs(doors.secrets(patient))
+    assert not wrongs(doors.secrets(context))
 
 
 def test_a_broker_that_is_not_there_is_a_warning_and_its_open_password_is_wrong(config: Path) -> None:
@@ -167,10 +169,10 @@ def test_a_broker_that_is_not_there_is_a_warning_and_its_open_password_is_wrong(
         config.with_name("password").write_text("secret")
         config.with_name("password").chmod(0o640)
         plant = {"kind": "mqtt", "host": HOST, "port": port, "user": "line", "password": "password"}
-        patient = meet(changed(config, consumers={"plant": plant}))
-        assert "takes connections" in wrongs(doors.brokers(patient), "ok")["consumers"]
-    assert "nothing is lost" in wrongs(doors.brokers(patient), "warn")["consumers"]
-    assert "consumers.plant.password" in wrongs(doors.secrets(patient))["secrets"]
+        context = examine_line(changed(config, consumers={"plant": plant}))
+        assert "takes connections" in wrongs(doors.brokers(context), "ok")["consumers"]
+    assert "nothing is lost" in wrongs(doors.brokers(context), "warn")["consumers"]
+    assert "consumers.plant.password" in wrongs(doors.secrets(context))["secrets"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to look with the rights of another user")
@@ -178,9 +180,9 @@ def test_folders_of_another_user_are_named_with_what_gives_the_right(config: Pat
     (config.parent / "journal").mkdir(mode=0o750)
     for folder in (config.parent, *config.parent.parents[:-1]):  # pytest's own folders are for root alone
         folder.chmod(folder.stat().st_mode | 0o005)
-    found = [one.so for one in doors.permissions(meet(config, user=NOBODY)) if one.grade == "wrong"]
+    found = [one.so for one in doors.permissions(examine_line(config, user=NOBODY)) if one.grade == "wrong"]
     assert any(f"journal: {NOBODY} cannot write to {config.parent}/journal" in one for one in found), found
-    assert not wrongs(doors.permissions(meet(config)))
+    assert not wrongs(doors.permissions(examine_line(config)))
     assert os.geteuid() == 0
     done = doctor(str(config), "--user", NOBODY)
     assert (done.returncode, "chown or chmod it" in done.stdout) == (1, True), done.stdout
@@ -190,7 +192,7 @@ def test_folders_of_another_user_are_named_with_what_gives_the_right(config: Pat
 def test_a_clock_that_was_set_back_shows_in_what_is_written(config: Path) -> None:
     later_s = time.time() + 86400
     os.utime(config, (later_s, later_s))
-    assert "still to come" in wrongs(machine.clock(meet(config)))["clock"]
+    assert "still to come" in wrongs(machine.clock(examine_line(config)))["clock"]
 
 
 def test_a_clock_that_was_set_back_shows_in_the_database(config: Path) -> None:
@@ -204,13 +206,13 @@ def test_a_clock_that_was_set_back_shows_in_the_database(config: Path) -> None:
             " image_bytes, status, rules_version, image_sha256) VALUES (1, 's', 'i', 1, 'R', 'R1',"
             " '2999-01-01T00:00:00.000Z', 1, 'accepted', 'r', 'x')"
         )
-    assert "the newest image in the database is from 2999" in wrongs(machine.clock(meet(config)))["clock"]
+    assert "the newest image in the database is from 2999" in wrongs(machine.clock(examine_line(config)))["clock"]
 
 
 def test_a_clock_that_jumps_while_it_is_looked_at_is_wrong(config: Path) -> None:
-    patient = meet(config)
-    wall_s, monotonic_s = patient.began
-    jumped = a_patient(patient, began=(wall_s - 5.0, monotonic_s))
+    context = examine_line(config)
+    wall_s, monotonic_s = context.began
+    jumped = a_context(context, began=(wall_s - 5.0, monotonic_s))
     assert "jumped by +5" in wrongs(machine.clock(jumped))["clock"]
 
 
@@ -228,8 +230,8 @@ def test_a_doctor_that_stands_still_between_two_clocks_sees_no_jump(
         return told_s
 
     clock = SimpleNamespace(time=wall_s, monotonic=lambda: now_s)
-    monkeypatch.setattr(patient_module, "time", clock)
-    assert "clock" not in wrongs(machine.clock(meet(config)))
+    monkeypatch.setattr(context_module, "time", clock)
+    assert "clock" not in wrongs(machine.clock(examine_line(config)))
     assert readings == 4
 
 
@@ -243,28 +245,28 @@ def a_database(config: Path) -> Iterator[Connection]:
     engine.dispose()
 
 
-def a_patient(patient: Patient, **changes: Any) -> Patient:
-    return replace(patient, **changes)
+def a_context(context: DoctorContext, **changes: Any) -> DoctorContext:
+    return replace(context, **changes)
 
 
 def test_a_damaged_database_is_wrong(config: Path) -> None:
     path = config.with_name("inspection.db")
     with a_database(config):
         pass
-    assert not wrongs(line.database(meet(config)))
+    assert not wrongs(line.database(examine_line(config)))
     content = bytearray(path.read_bytes())
     content[4096:8192] = os.urandom(4096)
     path.write_bytes(content)
-    assert "restore the last backup" in wrongs(line.database(meet(config)))["database"]
+    assert "restore the last backup" in wrongs(line.database(examine_line(config)))["database"]
     path.write_bytes(b"this is no database" * 1000)
-    assert "database" in wrongs(line.database(meet(config)))
+    assert "database" in wrongs(line.database(examine_line(config)))
 
 
 def test_memory_that_this_machine_does_not_have_is_wrong(config: Path) -> None:
     devices = {"cpu": {"expert_memory": psutil.virtual_memory().total, "executors": 500, "threads": 4}}
-    patient = meet(changed(config, devices=devices))
-    assert "lower expert_memory" in wrongs(machine.memory(patient))["memory"]
-    assert "2000 threads" in wrongs(machine.processors(patient), "warn")["processors"]
+    context = examine_line(changed(config, devices=devices))
+    assert "lower expert_memory" in wrongs(machine.memory(context))["memory"]
+    assert "2000 threads" in wrongs(machine.processors(context), "warn")["processors"]
 
 
 def test_limits_of_the_shell_are_named(config: Path) -> None:
@@ -279,9 +281,9 @@ def test_limits_of_the_shell_are_named(config: Path) -> None:
 
 
 def test_a_gpu_that_is_not_there_is_wrong(config: Path) -> None:
-    patient = meet(changed(config, devices={"cuda:7": {"expert_memory": "1GB"}}))
-    found = wrongs(machine.libraries(patient))["gpu"]
-    assert ("no NVIDIA driver answers" if patient.driver is None else "cuda:7") in found
+    context = examine_line(changed(config, devices={"cuda:7": {"expert_memory": "1GB"}}))
+    found = wrongs(machine.libraries(context))["gpu"]
+    assert ("no NVIDIA driver answers" if context.driver is None else "cuda:7") in found
 
 
 def test_driver_and_torch_that_do_not_fit_are_named() -> None:
@@ -298,22 +300,22 @@ def test_driver_and_torch_that_do_not_fit_are_named() -> None:
 
 
 def test_more_memory_than_the_gpu_has_is_wrong(config: Path) -> None:
-    patient = meet(changed(config, devices={"cuda:0": {"expert_memory": "20GB"}}))
+    context = examine_line(changed(config, devices={"cuda:0": {"expert_memory": "20GB"}}))
     driver = Driver("550.1", (12, 4), (Gpu("a card", 16 * 10**9, 15 * 10**9, (8, 6)),))
     assert (
         "lower devices.cuda:0.expert_memory"
-        in wrongs(machine.gpu_memory(a_patient(patient, driver=driver), "cuda:0"))["gpu memory"]
+        in wrongs(machine.gpu_memory(a_context(context, driver=driver), "cuda:0"))["gpu memory"]
     )
 
 
 def test_a_service_whose_program_is_gone_is_wrong(config: Path, tmp_path: Path) -> None:
     places = Places(tmp_path / "root")
-    patient = meet(config, root=places.root)
-    assert wrongs(line.service(patient), "ok")["service"].startswith("not installed")
-    assert patient.config is not None
+    context = examine_line(config, root=places.root)
+    assert wrongs(line.service(context), "ok")["service"].startswith("not installed")
+    assert context.config is not None
     places.unit.parent.mkdir(parents=True)
-    places.unit.write_text(unit(patient.config, config, places))
-    installed = meet(config, root=places.root)
+    places.unit.write_text(unit(context.config, config, places))
+    installed = examine_line(config, root=places.root)
     assert installed.is_service
     assert not wrongs(line.service(installed))
     places.unit.write_text(places.unit.read_text().replace(str(Path(sys.executable).parent), "/opt/gone"))
@@ -321,10 +323,10 @@ def test_a_service_whose_program_is_gone_is_wrong(config: Path, tmp_path: Path) 
 
 
 def test_a_check_that_fails_itself_is_a_finding_and_the_others_go_on(config: Path) -> None:
-    """A patient whose journal is a name that no file system takes."""
-    patient = meet(config)
-    assert patient.config is not None
-    broken = a_patient(patient, config=patient.config.model_copy(update={"journal": Path("/\0")}))
+    """A context whose journal is a name that no file system takes."""
+    context = examine_line(config)
+    assert context.config is not None
+    broken = a_context(context, config=context.config.model_copy(update={"journal": Path("/\0")}))
     found = list(command.examine(broken))
     assert any("could not be looked at" in one.so for one in found)
     assert found[-1].check == "clock"

@@ -11,8 +11,7 @@ import psutil
 
 from daemon.storage.disk_space import DiskSpace
 from daemon.units import size_text
-from tools.setup.doctor.findings import Finding, ok, warn, wrong
-from tools.setup.doctor.patient import Patient, acting_as
+from tools.setup.doctor.context import DoctorContext, Finding, acting_as, ok, warn, wrong
 
 _NETWORK = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "glusterfs", "lustre", "nfs", "nfs4"}
@@ -27,23 +26,23 @@ _PROBE_ROOM = 8
 _FEW_INODES, _NO_INODES = 0.05, 1000
 
 
-def disks(patient: Patient) -> Iterator[Finding]:
+def disks(context: DoctorContext) -> Iterator[Finding]:
     """Each disk that the line writes to, once."""
-    if patient.config is None:
+    if context.config is None:
         return
-    problem = DiskSpace(patient.folders, patient.config.retention.reserve).problem()
+    problem = DiskSpace(context.folders, context.config.retention.reserve).problem()
     if problem:
         so, _, do = problem.partition(": ")
         yield wrong("disk space", so, do)
     by_disk: dict[int, dict[str, Path]] = {}
-    for key, folder in patient.folders.items():
+    for key, folder in context.folders.items():
         there = _there(folder)
         by_disk.setdefault(there.stat().st_dev, {})[key] = there
     for places in by_disk.values():
         folder = places.get("journal") or next(iter(places.values()))
         yield from _kind(list(places), folder)
-        yield from _room(patient, list(places), folder, is_full=problem is not None)
-        yield from _speed(patient, list(places), folder)
+        yield from _room(context, list(places), folder, is_full=problem is not None)
+        yield from _speed(context, list(places), folder)
 
 
 def _there(folder: Path) -> Path:
@@ -77,12 +76,12 @@ def file_system(folder: Path) -> str:
     return next((mounts[path] for path in (real, *real.parents) if path in mounts), "unknown")
 
 
-def _room(patient: Patient, keys: Sequence[str], folder: Path, *, is_full: bool) -> Iterator[Finding]:
-    assert patient.config is not None
+def _room(context: DoctorContext, keys: Sequence[str], folder: Path, *, is_full: bool) -> Iterator[Finding]:
+    assert context.config is not None
     found = os.statvfs(folder)
     free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
     so = f"{' and '.join(keys)}: {size_text(free)} of {size_text(total)} free"
-    retention = patient.config.retention
+    retention = context.config.retention
     prunes = retention.free or retention.images_bytes
     if is_full:
         pass  # said in the daemon's own words
@@ -99,13 +98,13 @@ def _room(patient: Patient, keys: Sequence[str], folder: Path, *, is_full: bool)
         yield warn("inodes", so, "remove small files, or keep fewer images (retention)")
 
 
-def _speed(patient: Patient, keys: Sequence[str], folder: Path) -> Iterator[Finding]:
+def _speed(context: DoctorContext, keys: Sequence[str], folder: Path) -> Iterator[Finding]:
     """Sequential writing and reading, and the fdatasync that each group of images waits for."""
     found = os.statvfs(folder)
     if found.f_bavail * found.f_frsize < _PROBE_ROOM * _PROBE_BYTES:
         yield warn("disk speed", f"{folder} has too little room to measure its disk", "make room")
         return
-    with acting_as(patient.user):
+    with acting_as(context.user):
         try:
             with tempfile.TemporaryFile(dir=folder, prefix=".coserve-doctor-") as probe:
                 written, read = _stream(probe.fileno())

@@ -17,29 +17,28 @@ from daemon.wire.keys import open_to
 from daemon.wire.sockets import TCP
 from tools.cli.console import as_typed
 from tools.setup import service_files
-from tools.setup.doctor.findings import Finding, ok, warn, wrong
-from tools.setup.doctor.patient import Patient, acting_as, database_of
+from tools.setup.doctor.context import DoctorContext, Finding, acting_as, database_of, ok, warn, wrong
 
 _CONNECT_S = 2.0
 
 
-def permissions(patient: Patient) -> Iterator[Finding]:
+def permissions(context: DoctorContext) -> Iterator[Finding]:
     """Check each folder and file with the rights of the line's user."""
-    config, user = patient.config, patient.user.pw_name
+    config, user = context.config, context.user.pw_name
     if config is None:
         return
-    if patient.is_service and user != "coserve":
+    if context.is_service and user != "coserve":
         yield wrong("permissions", "the service's user coserve does not exist", "coserve install-service makes it")
     refused: list[Finding] = []
-    with acting_as(patient.user) as is_possible:
+    with acting_as(context.user) as is_possible:
         if not is_possible:
             so = f"only root can look with the rights of {user}"
-            yield warn("permissions", so, f"sudo {as_typed(f'doctor {patient.path}')}")
+            yield warn("permissions", so, f"sudo {as_typed(f'doctor {context.path}')}")
             return
-        for name, path in _read(patient, config).items():
+        for name, path in _read(context, config).items():
             if problem := _cannot(path, os.R_OK):
                 refused.append(wrong("permissions", f"{name}: {user} cannot read {path}", problem))
-        for name, folder in _written(patient, config).items():
+        for name, folder in _written(context, config).items():
             if problem := _cannot(folder, os.W_OK | os.X_OK):
                 remedy = problem if folder.is_dir() else f"{problem}; or make it: install -d -o {user} {folder}"
                 refused.append(wrong("permissions", f"{name}: {user} cannot write to {folder}", remedy))
@@ -48,15 +47,15 @@ def permissions(patient: Patient) -> Iterator[Finding]:
         yield ok("permissions", f"{user} can read and write all that the line needs")
 
 
-def _read(patient: Patient, config: Config) -> dict[str, Path]:
-    assert patient.path is not None
-    files = {"configuration": patient.path, "rules": config.rules, "catalog": config.catalog}
+def _read(context: DoctorContext, config: Config) -> dict[str, Path]:
+    assert context.path is not None
+    files = {"configuration": context.path, "rules": config.rules, "catalog": config.catalog}
     files |= service_files.secrets(config)
     return {name: file for name, file in files.items() if file.exists()}
 
 
-def _written(patient: Patient, config: Config) -> dict[str, Path]:
-    places = dict(patient.folders)
+def _written(context: DoctorContext, config: Config) -> dict[str, Path]:
+    places = dict(context.folders)
     for endpoint in (*config.endpoints.intake, config.endpoints.control):
         if endpoint.startswith("ipc://"):
             places.setdefault("sockets", Path(endpoint.removeprefix("ipc://")).parent)
@@ -89,11 +88,11 @@ def _name(uid: int) -> str:
         return str(uid)
 
 
-def secrets(patient: Patient) -> Iterator[Finding]:
+def secrets(context: DoctorContext) -> Iterator[Finding]:
     """Report secrets that others can read; a start of the line would refuse them too."""
-    if patient.config is None:
+    if context.config is None:
         return
-    for key, file in service_files.secrets(patient.config).items():
+    for key, file in service_files.secrets(context.config).items():
         if not file.exists():
             continue
         readers = open_to(file)
@@ -104,9 +103,9 @@ def secrets(patient: Patient) -> Iterator[Finding]:
             yield ok("secrets", f"{key}: {file} is for its owner alone")
 
 
-def brokers(patient: Patient) -> Iterator[Finding]:
+def brokers(context: DoctorContext) -> Iterator[Finding]:
     """Try to connect to each server that gets results."""
-    consumers = patient.config.consumers if patient.config else {}
+    consumers = context.config.consumers if context.config else {}
     for name, server in [(name, server) for name, consumer in consumers.items() for server in consumer.servers()]:
         where = f"consumers.{name}: {server[0]}:{server[1]}"
         try:
@@ -120,11 +119,11 @@ def brokers(patient: Patient) -> Iterator[Finding]:
             yield ok("consumers", f"{where} takes connections")
 
 
-def ports(patient: Patient) -> Iterator[Finding]:
+def ports(context: DoctorContext) -> Iterator[Finding]:
     """Check each port (ours, free, or taken by another program) and each address."""
-    if patient.config is None:
+    if context.config is None:
         return
-    endpoints = patient.config.endpoints
+    endpoints = context.config.endpoints
     named = {f"endpoints.intake {one}": one for one in endpoints.intake} | {"endpoints.results": endpoints.results}
     if endpoints.http:
         named["endpoints.http"] = endpoints.http
@@ -141,14 +140,14 @@ def ports(patient: Patient) -> Iterator[Finding]:
         if problem := _no_such_address(host):
             taken += 1
             yield wrong("ports", f"{name}: {problem}", "name an address of this machine (ip address), or 127.0.0.1")
-        owner = next((pid for ip, its, pid in listening if its == str(port) and _meet(ip, host)), -1)
-        if owner == -1 or _is_ours(owner, patient):
+        owner = next((pid for ip, its, pid in listening if its == str(port) and _overlap(ip, host)), -1)
+        if owner == -1 or _is_ours(owner, context):
             continue
         taken += 1
         so = f"{name}: port {port} is taken by {_who(owner)}"
         yield wrong("ports", so, "end that program, or name another port in coserve.yaml")
     if not taken:
-        yield ok("ports", f"{len(named)} endpoints: their ports are {'the line’s' if patient.is_running else 'free'}")
+        yield ok("ports", f"{len(named)} endpoints: their ports are {'the line’s' if context.is_running else 'free'}")
 
 
 def _address(endpoint: str) -> tuple[str | None, int]:
@@ -173,20 +172,20 @@ def _no_such_address(host: str) -> str | None:
     return None
 
 
-def _meet(one: str, other: str) -> bool:
+def _overlap(one: str, other: str) -> bool:
     other = "127.0.0.1" if other == "localhost" else other
     return one == other or one in EVERYWHERE or other in EVERYWHERE
 
 
-def _is_ours(pid: int | None, patient: Patient) -> bool:
+def _is_ours(pid: int | None, context: DoctorContext) -> bool:
     """Return True for the daemon or its child. A hidden process number counts while our daemon answers."""
     if pid is None:
-        return patient.is_running
+        return context.is_running
     try:
         family = [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
     except psutil.Error:
-        return patient.is_running
-    return patient.daemon_pid in family
+        return context.is_running
+    return context.daemon_pid in family
 
 
 def _who(pid: int | None) -> str:

@@ -18,8 +18,7 @@ from daemon.storage.database.upkeep import quick_check
 from daemon.storage.disk_space import storage_problems
 from daemon.units import size_text, wall_seconds
 from tools.cli.console import as_typed
-from tools.setup.doctor.findings import Finding, ok, warn, wrong
-from tools.setup.doctor.patient import Patient, database_of
+from tools.setup.doctor.context import DoctorContext, Finding, database_of, ok, warn, wrong
 from tools.setup.service_files import NAME, exec_words
 
 _SHOWN = 5
@@ -29,27 +28,27 @@ _LARGE_LOG_BYTES = 10**9
 _SYSTEMD_RUNS = Path("/run/systemd/system")
 
 
-def configuration(patient: Patient) -> Iterator[Finding]:
+def configuration(context: DoctorContext) -> Iterator[Finding]:
     """Mistakes in coserve.yaml, the rules and the catalog; the weights themselves are left to `coserve check`."""
-    if patient.path is None:
+    if context.path is None:
         yield warn(
             "configuration", "no line is named and none is here", f"{as_typed('init')}, or name its coserve.yaml"
         )
         return
-    found = list(patient.mistakes)
-    if patient.config is not None:
-        found += [*settings_problems(patient.config), *storage_problems(patient.config)]
+    found = list(context.mistakes)
+    if context.config is not None:
+        found += [*settings_problems(context.config), *storage_problems(context.config)]
         try:
-            load_rules_and_catalog(patient.config)
+            load_rules_and_catalog(context.config)
         except ConfigError as error:
             found += map(str, error.problems)
     for problem in found[:_SHOWN]:
-        yield wrong("configuration", problem, _remedy(problem, patient.path))
+        yield wrong("configuration", problem, _remedy(problem, context.path))
     if len(found) > _SHOWN:
         more = f"and {len(found) - _SHOWN} mistakes more"
-        yield wrong("configuration", more, f"{as_typed(f'check {patient.path}')} names all")
+        yield wrong("configuration", more, f"{as_typed(f'check {context.path}')} names all")
     if not found:
-        yield ok("configuration", f"{patient.path}: coserve.yaml, rules and catalog fit together")
+        yield ok("configuration", f"{context.path}: coserve.yaml, rules and catalog fit together")
 
 
 def _remedy(problem: str, path: Path) -> str:
@@ -58,14 +57,14 @@ def _remedy(problem: str, path: Path) -> str:
     return f"correct it, then: {as_typed(f'check {path}')}"
 
 
-def daemon(patient: Patient) -> Iterator[Finding]:
+def daemon(context: DoctorContext) -> Iterator[Finding]:
     """Check that the line runs, and report its own state."""
-    if patient.config is None:
+    if context.config is None:
         return
-    status = patient.status
+    status = context.status
     if status is None:
-        if patient.daemon_pid is not None and patient.silent == "no_answer":
-            so = f"process {patient.daemon_pid} has the line and does not answer"
+        if context.daemon_pid is not None and context.silent == "no_answer":
+            so = f"process {context.daemon_pid} has the line and does not answer"
             yield wrong("daemon", so, "look at its log; systemctl restart coserve")
         else:
             yield ok("daemon", "the line does not run at the moment")
@@ -85,16 +84,16 @@ def daemon(patient: Patient) -> Iterator[Finding]:
             yield warn("daemon", so, "nothing is lost: it goes on where it stopped when that is mended")
 
 
-def database(patient: Patient) -> Iterator[Finding]:
+def database(context: DoctorContext) -> Iterator[Finding]:
     """A few seconds' look for damage, and how large its log has grown."""
-    path = database_of(patient.config) if patient.config else None
-    if patient.config is None or path is None:
+    path = database_of(context.config) if context.config else None
+    if context.config is None or path is None:
         return
     if not path.exists():
         yield ok("database", f"{path} is not there yet: the first start makes it")
         return
     try:
-        damage, is_whole = quick_check(patient.config.database, _LOOK_S)
+        damage, is_whole = quick_check(context.config.database, _LOOK_S)
     except StoreError as error:
         damage, is_whole = [str(error)], True
     if damage:
@@ -126,9 +125,9 @@ def newest_image_s(config: Config) -> float | None:
     return None if found is None else wall_seconds(found)
 
 
-def packages(patient: Patient) -> Iterator[Finding]:
+def packages(context: DoctorContext) -> Iterator[Finding]:
     """Check the packages that this line needs beside the core."""
-    config = patient.config
+    config = context.config
     needed: dict[str, tuple[str, str]] = {}
     if config is not None and config.endpoints.http is not None:
         needed["dashboard"] = ("fastapi", "endpoints.http serves /metrics alone, without the dashboard")
@@ -154,9 +153,9 @@ def packages(patient: Patient) -> Iterator[Finding]:
         yield ok("packages", f"ZeroMQ {zmq.zmq_version()} {curve} CURVE")
 
 
-def service(patient: Patient) -> Iterator[Finding]:
+def service(context: DoctorContext) -> Iterator[Finding]:
     """The unit of systemd: there, enabled, up; and what it would start."""
-    unit = patient.places.unit
+    unit = context.places.unit
     if not unit.is_file():
         yield ok("service", "not installed as a service (coserve install-service)")
         return

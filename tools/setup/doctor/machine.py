@@ -14,8 +14,7 @@ from typing import Any
 import psutil
 
 from daemon.units import size_text
-from tools.setup.doctor.findings import Finding, ok, warn, wrong
-from tools.setup.doctor.patient import Patient, clocks
+from tools.setup.doctor.context import DoctorContext, Finding, clocks, ok, warn, wrong
 
 _LIBRARIES = """
 import json, cv2, torch
@@ -36,7 +35,7 @@ _FUTURE_S = 60.0
 _STA_UNSYNC, _TIME_ERROR = 0x0040, 5  # adjtimex(2)
 
 
-def libraries(patient: Patient) -> Iterator[Finding]:
+def libraries(context: DoctorContext) -> Iterator[Finding]:
     """Python, torch and OpenCV, loaded in a process of their own; and what torch makes of the GPUs."""
     environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}
     python = f"Python {sys.version.split()[0]} in {sys.prefix}"
@@ -56,13 +55,13 @@ def libraries(patient: Patient) -> Iterator[Finding]:
     found = json.loads(done.stdout)
     build = f"CUDA {found['cuda']}" if found["cuda"] else "for processors only"
     yield ok("libraries", f"{python}, torch {found['torch']} ({build})")
-    yield from _gpus(patient, found)
+    yield from _gpus(context, found)
 
 
-def _gpus(patient: Patient, torch: dict[str, Any]) -> Iterator[Finding]:
+def _gpus(context: DoctorContext, torch: dict[str, Any]) -> Iterator[Finding]:
     """Driver against torch's build, and the GPUs that the line names against those that are there."""
-    wanted = [name for name in (patient.config.devices if patient.config else ()) if name.startswith("cuda")]
-    driver = patient.driver
+    wanted = [name for name in (context.config.devices if context.config else ()) if name.startswith("cuda")]
+    driver = context.driver
     if driver is None:
         if wanted:
             remedy = "install the NVIDIA driver (nvidia-smi must list the GPU), or take it out of `devices`"
@@ -73,7 +72,7 @@ def _gpus(patient: Patient, torch: dict[str, Any]) -> Iterator[Finding]:
     names = ", ".join(f"{gpu.name} {size_text(gpu.total_bytes)}" for gpu in driver.gpus) or "none"
     versions = f"driver {driver.version} (CUDA {driver.cuda[0]}.{driver.cuda[1]}), GPUs: {names}"
     if not wanted:
-        if driver.gpus and patient.config:
+        if driver.gpus and context.config:
             yield warn("gpu", f"{versions}; the line uses none of them", "name cuda:0 in `devices`: coserve profile")
         else:
             yield ok("gpu", versions)
@@ -93,7 +92,7 @@ def _gpus(patient: Patient, torch: dict[str, Any]) -> Iterator[Finding]:
             built = ", ".join(torch["architectures"])
             so = f"{name}, {gpu.name}, is sm_{gpu.capability[0]}{gpu.capability[1]}; torch is built for {built}"
             yield wrong("gpu", so, "install a build of torch for this GPU")
-        yield from gpu_memory(patient, name)
+        yield from gpu_memory(context, name)
 
 
 def build_problem(driver_cuda: tuple[int, int], torch: dict[str, Any]) -> tuple[str, str] | None:
@@ -118,33 +117,33 @@ def serves(capability: tuple[int, int], architectures: list[str]) -> bool:
     return not architectures
 
 
-def gpu_memory(patient: Patient, name: str) -> Iterator[Finding]:
-    assert patient.driver is not None
-    assert patient.config is not None
-    gpu, device = patient.driver.gpus[int(name.removeprefix("cuda:"))], patient.config.devices[name]
+def gpu_memory(context: DoctorContext, name: str) -> Iterator[Finding]:
+    assert context.driver is not None
+    assert context.config is not None
+    gpu, device = context.driver.gpus[int(name.removeprefix("cuda:"))], context.config.devices[name]
     asked = device.expert_memory + (device.activation_memory or 0)
     has = f"{name} has {size_text(gpu.total_bytes)}, {size_text(gpu.free_bytes)} free; the line asks for"
     if asked > gpu.total_bytes:
         yield wrong("gpu memory", f"{has} {size_text(asked)}", f"lower devices.{name}.expert_memory")
-    elif asked > gpu.free_bytes and not patient.is_running:
+    elif asked > gpu.free_bytes and not context.is_running:
         remedy = "end what else uses the GPU (nvidia-smi), or lower expert_memory"
         yield warn("gpu memory", f"{has} {size_text(asked)}", remedy)
     else:
         yield ok("gpu memory", f"{has} {size_text(asked)}")
 
 
-def memory(patient: Patient) -> Iterator[Finding]:
+def memory(context: DoctorContext) -> Iterator[Finding]:
     """Compare the RAM that the line may take with the RAM of this machine, and report swapping."""
     has = psutil.virtual_memory()
     so = f"{size_text(has.total)} of RAM, {size_text(has.available)} free"
-    if patient.config is None:
+    if context.config is None:
         yield ok("memory", so)
     else:
-        asked = _asked_ram(patient)
+        asked = _asked_ram(context)
         so = f"{so}; the line may take {size_text(asked)}"
         if asked > has.total:
             yield wrong("memory", so, "lower expert_memory or host_cache, or add memory: it would swap, or be killed")
-        elif asked > has.available and not patient.is_running:
+        elif asked > has.available and not context.is_running:
             yield warn("memory", so, "end what else needs memory here, or lower expert_memory")
         else:
             yield ok("memory", so)
@@ -157,20 +156,20 @@ def memory(patient: Patient) -> Iterator[Finding]:
         yield ok("swap", f"{size_text(swap.used)} of {size_text(swap.total)} swap in use")
 
 
-def _asked_ram(patient: Patient) -> int:
-    assert patient.config is not None
-    total = _BASE_BYTES + patient.config.limits.in_memory
-    for name, device in patient.config.devices.items():
+def _asked_ram(context: DoctorContext) -> int:
+    assert context.config is not None
+    total = _BASE_BYTES + context.config.limits.in_memory
+    for name, device in context.config.devices.items():
         if name == "cpu":
             total += device.expert_memory + (device.activation_memory or 0)
         total += device.host_cache or 0
     return total
 
 
-def processors(patient: Patient) -> Iterator[Finding]:
+def processors(context: DoctorContext) -> Iterator[Finding]:
     """Threads against cores, and governors that save power."""
     cores = len(os.sched_getaffinity(0))
-    cpu = patient.config.devices.get("cpu") if patient.config else None
+    cpu = context.config.devices.get("cpu") if context.config else None
     threads = cpu.executors * cpu.threads if cpu else 0
     load = f"{cores} cores, load {os.getloadavg()[0]:.1f}"
     if threads > cores:
@@ -209,7 +208,7 @@ class _Timex(ctypes.Structure):
     )
 
 
-def clock(patient: Patient) -> Iterator[Finding]:
+def clock(context: DoctorContext) -> Iterator[Finding]:
     """Check that a time server sets the clock, and that the clock neither jumps nor stands before stored times."""
     now = datetime.now(UTC)
     state = _Timex()
@@ -221,27 +220,27 @@ def clock(patient: Patient) -> Iterator[Finding]:
         yield warn("clock", so, "timedatectl set-ntp true, or chrony with the plant's time server")
     else:
         yield ok("clock", f"it is {now:%Y-%m-%d %H:%M:%S} UTC, held to {state.maxerror / 1000:.0f} ms by a time server")
-    for name, written_s in _written(patient):
+    for name, written_s in _written(context):
         if written_s > now.timestamp() + _FUTURE_S:
             so = (
                 f"{name} is from {datetime.fromtimestamp(written_s, UTC):%Y-%m-%d %H:%M:%S} UTC, which is still to come"
             )
             yield wrong("clock", so, "the clock was set back, or was wrong then: set it right before the line runs on")
     wall_s, monotonic_s = clocks()
-    step_s = wall_s - patient.began[0] - (monotonic_s - patient.began[1])
+    step_s = wall_s - context.began[0] - (monotonic_s - context.began[1])
     if abs(step_s) > _CLOCK_STEP_S:
         so = f"the clock jumped by {step_s:+.1f} s while it was looked at"
         yield wrong("clock", so, "let one program alone set the clock: chrony or systemd-timesyncd")
 
 
-def _written(patient: Patient) -> Iterator[tuple[str, float]]:
+def _written(context: DoctorContext) -> Iterator[tuple[str, float]]:
     """Return the newest times that the line has stored."""
     from tools.setup.doctor.line import newest_image_s
 
     files = [Path(__file__)]
-    if patient.config is not None:
-        files += [file for file in (patient.path, patient.config.rules, patient.config.catalog) if file is not None]
-        if (newest_s := newest_image_s(patient.config)) is not None:
+    if context.config is not None:
+        files += [file for file in (context.path, context.config.rules, context.config.catalog) if file is not None]
+        if (newest_s := newest_image_s(context.config)) is not None:
             yield "the newest image in the database", newest_s
     for file in files:
         try:
@@ -250,9 +249,9 @@ def _written(patient: Patient) -> Iterator[tuple[str, float]]:
             continue
 
 
-def user_limits(patient: Patient) -> Iterator[Finding]:
+def user_limits(context: DoctorContext) -> Iterator[Finding]:
     """Limits that this shell hands to whatever is started from it; the service's unit has its own."""
-    if patient.is_service:
+    if context.is_service:
         yield ok("limits", "the service's unit sets its own limits")
         return
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

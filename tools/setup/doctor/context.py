@@ -1,4 +1,4 @@
-"""The subject of the doctor: the machine, the line if one is named, and its daemon if one runs."""
+"""Shared by the checks of the doctor: findings, the machine, the line if one is named, its daemon if one runs."""
 
 import os
 import pwd
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -21,6 +21,33 @@ from tools.setup.service_files import Places, started_config
 _ANSWER_S = 5.0
 _ONE_MOMENT_S = 0.05
 
+Grade = Literal["ok", "warn", "wrong"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check: `so` is the state, `do` the remedy, None if none is needed."""
+
+    check: str
+    grade: Grade
+    so: str
+    do: str | None = None
+
+
+def ok(check: str, so: str) -> Finding:
+    """Return a finding for something that is as it should be."""
+    return Finding(check, "ok", so)
+
+
+def warn(check: str, so: str, do: str) -> Finding:
+    """Return a finding for a line that runs worse or less safely than it could."""
+    return Finding(check, "warn", so, do)
+
+
+def wrong(check: str, so: str, do: str) -> Finding:
+    """Return a finding for a line that does not run, or loses data."""
+    return Finding(check, "wrong", so, do)
+
 
 def clocks() -> tuple[float, float]:
     """Wall time and monotonic time of one moment; the process may stand still between the two readings."""
@@ -31,8 +58,8 @@ def clocks() -> tuple[float, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
-    """All that several checks need. `places` are the service's files, `user` is who runs the line, or will.
+class DoctorContext:
+    """Facts that several checks need. `places` are the service's files, `user` runs the line, or will.
 
     `status` is the daemon's answer, `silent` why there is none; `daemon_pid` holds the line's lock.
     """
@@ -64,7 +91,7 @@ class Patient:
         return self.status is not None
 
 
-def meet(path: Path | None, user: str | None = None, root: Path = Path("/")) -> Patient:
+def examine_line(path: Path | None, user: str | None = None, root: Path = Path("/")) -> DoctorContext:
     """Read the line of `path` and ask its daemon; KeyError if `user` does not exist."""
     config, mistakes = None, ()
     if path is not None:
@@ -75,7 +102,7 @@ def meet(path: Path | None, user: str | None = None, root: Path = Path("/")) -> 
     places = Places(root)
     is_service = path is not None and _is_service(places, path)
     status, silent = _ask(config)
-    return Patient(
+    return DoctorContext(
         path=path,
         config=config,
         mistakes=mistakes,
@@ -90,7 +117,7 @@ def meet(path: Path | None, user: str | None = None, root: Path = Path("/")) -> 
 
 
 def database_of(config: Config) -> Path | None:
-    """The database's file; None where it is none, or where the URL names none."""
+    """Return the database's file, None if the database is not a file."""
     try:
         return sqlite_path(config.database)
     except (StoreError, ValueError):
@@ -136,7 +163,7 @@ def _owner(config: Config | None) -> int | None:
 
 @contextmanager
 def acting_as(user: pwd.struct_passwd) -> Iterator[bool]:
-    """With the rights of `user` inside, where root asks; False where that cannot be, and nothing changes."""
+    """Run the body with the rights of `user` if root asks; else yield False and change nothing."""
     if user.pw_uid == os.geteuid():
         yield True
         return

@@ -1,14 +1,17 @@
-"""The answers of `/healthz` and `/readyz`, the same from the daemon and from its web pages.
+"""The answers of `/metrics`, `/healthz` and `/readyz`, the same from the daemon and from its web pages.
 
 Alive: an image could pass through the threads; if not, a restart helps. Ready: images are taken and judged. A line
 that is degraded is ready as long as both go on. The daemon's control socket answers `health`, which asks no thread and
-so is answered when one hangs; http_answers.py makes HTTP of it.
+so is answered when one hangs; `http_answer` makes HTTP of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+PATHS = ("/metrics", "/healthz", "/readyz")
+_TEXT = "text/plain; charset=utf-8"
+_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 #: A thread that has kept the probe for so long hangs (pipeline_probe.py).
 STUCK_AFTER_S = 10.0
 
@@ -51,3 +54,28 @@ def _ready(vitals: Vitals) -> dict[str, Any]:
 
 def _part(ok: bool, text: str) -> dict[str, Any]:
     return {"ok": ok, "text": text}
+
+
+class NoAnswer(Exception):  # noqa: N818 - a fact about the daemon
+    """The daemon did not answer; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    status: int
+    media_type: str
+    text: str
+
+
+def http_answer(path: str, ask: Callable[[str], Mapping[str, Any]]) -> HttpAnswer:
+    """`ask("metrics")` has the exposition as `text`, `ask("health")` the answer of `health`, as control's answers.
+
+    503 if the daemon does not answer (`ask` raises NoAnswer). `path` is one of PATHS.
+    """
+    try:
+        if path == "/metrics":
+            return HttpAnswer(200, _EXPOSITION, str(ask("metrics")["text"]))
+        part = ask("health")["alive" if path == "/healthz" else "ready"]
+    except NoAnswer as error:
+        return HttpAnswer(503, _TEXT, f"no answer from the daemon: {error}\n")
+    return HttpAnswer(200 if part["ok"] else 503, _TEXT, f"{part['text']}\n")
