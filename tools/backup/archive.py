@@ -37,14 +37,14 @@ from tools.backup.gentle import PIECE_BYTES, GentleReader, GentleWriter
 FORMAT = 1
 HEAD = "backup.json"
 SUMS = "SHA256SUMS"
-#: A segment that is gone before it can be opened held images that were finished meanwhile: the next state needs it not.
+#: A segment that is gone before it can be opened held images that were finished meanwhile; the next state does without.
 _TRIES = 20
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BackupReport:
     """Contents of a finished backup."""
 
     files: int
@@ -74,14 +74,14 @@ def write_backup(
     with_images: bool = False,
     with_secrets: bool = False,
     progress: Progress = lambda _what, _done, _total: None,
-) -> Report:
+) -> BackupReport:
     """Back the line of `config` up to `archive`, complete or not at all; BackupError or ConfigError says why not.
 
     `progress` hears what is copied, bytes done and all.
     """
     contents = contents_of(config, with_secrets=with_secrets)
     if archive.exists() and not (archive.is_file() and tarfile.is_tarfile(archive)):
-        raise BackupError(f"{archive} is there and no archive: name another file")
+        raise BackupError(f"{archive} exists and is not an archive: name another file")
     try:
         with _claimed(archive.with_name(f".{archive.name}.part"), archive) as out, ExitStack() as stack:
             snapshot = _snapshot(contents, archive, stack, progress)
@@ -94,7 +94,7 @@ def write_backup(
     except OSError as error:
         raise BackupError(f"{error.filename or archive}: {error.strerror or error}") from error
     state = snapshot.state
-    return Report(
+    return BackupReport(
         len(members),
         archive.stat().st_size,
         state.last_seq if state else 0,
@@ -117,7 +117,7 @@ class _Member:
 
 @contextmanager
 def _claimed(part: Path, archive: Path) -> Iterator[int]:
-    """`part`, open and empty, of this process alone; it becomes `archive` at the end, and goes where that fails."""
+    """Yield `part`, open, empty and locked; it becomes `archive` at the end, or is removed after an error."""
     try:
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -134,7 +134,7 @@ def _claimed(part: Path, archive: Path) -> Iterator[int]:
 
 
 def _claim(fd: int, part: Path, archive: Path) -> None:
-    """BackupError where `part`, open as `fd`, is or was another backup's."""
+    """Lock `part`, open as `fd`; BackupError if another backup writes or wrote it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -151,7 +151,7 @@ def _remove_unless_held(part: Path) -> None:
 
 
 def _snapshot(contents: Contents, archive: Path, stack: ExitStack, progress: Progress) -> _Snapshot:
-    """One state of the database, beside the archive, with every byte of the journal that it needs held open."""
+    """Copy one state of the database beside the archive, and hold every journal segment that it needs open."""
     snapshot = _Snapshot(archive.with_name(f".{archive.name}.db"))
     database = sqlite_path(contents.config.database)
     assert database is not None
@@ -195,7 +195,7 @@ def _snapshot(contents: Contents, archive: Path, stack: ExitStack, progress: Pro
 
 
 def _need_room(contents: Contents, archive: Path, size: int, what: str) -> None:
-    """BackupError where it does not fit, or would take the room that a line on the same disk keeps for itself."""
+    """Raise BackupError if it does not fit, or would take the space that a line on the same disk reserves."""
     retention = contents.config.retention
     journal = contents.config.journal
     if journal.exists() and journal.stat().st_dev == archive.parent.stat().st_dev:
@@ -230,7 +230,7 @@ def _member(part: Part) -> _Member:
 
 def _head(snapshot: _Snapshot, *, with_images: bool) -> bytes:
     state = snapshot.state
-    said = {
+    head = {
         "coserve_backup": FORMAT,
         "coserve": version("coserve"),
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -239,7 +239,7 @@ def _head(snapshot: _Snapshot, *, with_images: bool) -> bytes:
         "waiting": state.waiting if state else 0,
         "images": with_images,
     }
-    return (json.dumps(said, indent=1) + "\n").encode()
+    return (json.dumps(head, indent=1) + "\n").encode()
 
 
 def _write(out: GentleWriter, members: list[_Member], warnings: list[str], progress: Progress) -> None:
@@ -271,7 +271,7 @@ def _write(out: GentleWriter, members: list[_Member], warnings: list[str], progr
 
 @contextmanager
 def _opened(member: _Member) -> Iterator[int | None]:
-    """A descriptor to read the member from; None where it may be gone and is."""
+    """Yield a descriptor to read the member from; None if it may be gone and is."""
     match member.source:
         case int():
             yield member.source
@@ -294,7 +294,7 @@ def _opened(member: _Member) -> Iterator[int | None]:
 
 
 def forget_members(tar: Any) -> None:
-    """Tarfile remembers every member that passed: a million images would fill memory."""
+    """Clear the members that tarfile remembers: a million images would fill memory."""
     tar.members.clear()
 
 

@@ -37,7 +37,7 @@ class GentleReader:
 
     @property
     def sha256(self) -> str:
-        """Progress of the bytes read so far."""
+        """Hash of the bytes read so far."""
         return self._digest.hexdigest()
 
     def read(self, count: int = PIECE_BYTES) -> bytes:

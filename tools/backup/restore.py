@@ -25,7 +25,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class FolderInUseError(BackupError):
-    """The target holds something: nothing is ever put over files that are there."""
+    """The target is not empty: a restore never overwrites files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,16 @@ def unpack(archive: Path, folder: Path, progress: Progress = lambda _what, _done
         if problem:
             raise BackupError(problem)
         if part.exists():
-            shutil.rmtree(part)  # what a restore that was killed left
+            shutil.rmtree(part)  # left by a restore that was killed
         make_folder(part)
-        said = _Unpacking(archive, part, total, progress).run()
+        head = _Unpacking(archive, part, total, progress).run()
         part.replace(folder)
         sync(folder.parent)
     except OSError as error:
         raise BackupError(f"{error.filename or archive}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return Restored(folder / CONFIG, said["files"], said["made"], said["last_seq"], said["waiting"])
+    return Restored(folder / CONFIG, head["files"], head["made"], head["last_seq"], head["waiting"])
 
 
 class _Unpacking:
@@ -79,7 +79,7 @@ class _Unpacking:
         """Return the content of `backup.json`, and the number of files."""
         try:
             with tarfile.open(self._archive, "r:") as tar:
-                said = self._head(tar)
+                head = self._head(tar)
                 while (member := tar.next()) is not None and member.name != SUMS:
                     self._take(tar, member)
                     forget_members(tar)
@@ -90,18 +90,18 @@ class _Unpacking:
                 self._compare(self._read(tar, member).decode(errors="replace"))
         except (tarfile.TarError, EOFError) as error:
             raise BackupError(f"{self._archive} is damaged at {self._last}: {error}; take another archive") from error
-        return {**said, "files": len(self._sums)}
+        return {**head, "files": len(self._sums)}
 
     def _head(self, tar: tarfile.TarFile) -> dict[str, Any]:
-        """Versions come first: whether this program can read what follows."""
+        """Read the versions, which come first; BackupError if this program cannot read the rest."""
         member = tar.next()
         if member is None or member.name != HEAD:
             raise BackupError(f"{self._archive} is not a backup of a line: expected an archive that begins with {HEAD}")
         text = self._read(tar, member)
         self._sums[HEAD] = sha256(text).hexdigest()
         try:
-            said: dict[str, Any] = json.loads(text)
-            number, schema, writer = said["coserve_backup"], said["schema"], said["coserve"]
+            head: dict[str, Any] = json.loads(text)
+            number, schema, writer = head["coserve_backup"], head["schema"], head["coserve"]
         except (ValueError, KeyError, TypeError) as error:
             raise BackupError(f"{self._archive} is damaged at {HEAD}: take another archive") from error
         known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
@@ -110,7 +110,7 @@ class _Unpacking:
                 f"{self._archive} was made by CoServe {writer} (format {number}, schema {schema}), and this is"
                 f" {version('coserve')}: install CoServe {writer} or newer"
             )
-        return said
+        return head
 
     def _take(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         """Write one member; its path must stay inside, and it must be a file and nothing else."""

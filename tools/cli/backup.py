@@ -1,7 +1,6 @@
 """`coserve backup` and `coserve restore`: a whole line into one file while it runs, and out of it again."""
 
-import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,8 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from daemon.units import size_text
-from tools.cli.console import AsJson, ConfigPath, as_typed, console, errors, fail, print_json
+from tools.cli.console import AsJson, ConfigPath, as_typed, console, errors, exit_on, fail, print_json
+from tools.query.formats import clean_up_on_sigterm
 
 ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A tar file.", show_default=False)]
 
@@ -43,14 +43,11 @@ def backup(
     from tools.backup.gentle import step_back
 
     step_back()
-    _leave_cleanly()
-    try:
-        with _bar() as progress:
-            report = write_backup(
-                config, archive.absolute(), with_images=images, with_secrets=with_secrets, progress=progress
-            )
-    except (BackupError, ConfigError, StoreError) as error:
-        fail(str(error), status=1)
+    clean_up_on_sigterm()
+    with exit_on(BackupError, ConfigError, StoreError), _bar() as progress:
+        report = write_backup(
+            config, archive.absolute(), with_images=images, with_secrets=with_secrets, progress=progress
+        )
     if as_json:
         print_json({"archive": str(archive), **asdict(report)})
         return
@@ -77,14 +74,9 @@ def restore(
     from tools.backup.contents import BackupError
     from tools.backup.restore import FolderInUseError, unpack
 
-    _leave_cleanly()
-    try:
-        with _bar() as progress:
-            restored = unpack(archive, folder, progress)
-    except FolderInUseError as error:
-        fail(str(error), status=2)
-    except BackupError as error:
-        fail(str(error), status=1)
+    clean_up_on_sigterm()
+    with exit_on(BackupError), exit_on(FolderInUseError, status=2), _bar() as progress:
+        restored = unpack(archive, folder, progress)
     if as_json:
         print_json({**asdict(restored), "config": str(restored.config)})
         return
@@ -95,23 +87,10 @@ def restore(
     )
 
 
-def _leave_cleanly() -> None:
-    """SIGTERM ends it like Ctrl-C: what is half written goes."""
-    signal.signal(signal.SIGTERM, lambda *_: fail("stopped by SIGTERM", status=1))
-
-
 @contextmanager
-def _bar() -> Iterator["_Bar"]:
-    """A progress bar on a terminal's stderr, nothing elsewhere."""
+def _bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function that moves a bar on a terminal (name, bytes done, bytes in all); elsewhere it does nothing."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=errors, disable=not errors.is_terminal, transient=True) as bar:
-        yield _Bar(bar)
-
-
-class _Bar:
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
-        self._task = bar.add_task("", total=None)
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        self._bar.update(self._task, description=what[-40:], completed=done, total=total)
+        task = bar.add_task("", total=None)
+        yield lambda name, done, total: bar.update(task, description=name[-40:], completed=done, total=total)

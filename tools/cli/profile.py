@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from daemon.units import size_text
-from tools.cli.console import AsJson, ConfigPath, console, errors, fail, print_json, print_table
+from tools.cli.console import AsJson, ConfigPath, console, fail, print_json, print_table
+from tools.cli.progress import share_bar
 
 if TYPE_CHECKING:
     from tools.profile.run import DeviceProfile, Measured
@@ -67,7 +68,7 @@ def profile(  # one parameter for each option
     wish = Wish(samples, usage, memory_bytes, initial, margin, pick, effort)
     path = out or config.parent / "profile.yaml"
     try:
-        with _bar() as (bar, task):
+        with share_bar("starting") as (bar, task):
             measured = profile_line(line, wish, lambda what, share: bar.update(task, description=what, completed=share))
         written = write_profile(path, measured)
     except (ProfileError, UsageError, ExpertError) as error:
@@ -128,22 +129,6 @@ def _print_device(found: "DeviceProfile") -> None:
         f"{found.device}: {size_text(found.expert_bytes)} for experts (the {found.kept} most used),"
         f" {size_text(found.batches_bytes)} for batches"
     )
-
-
-def _bar() -> Any:
-    from contextlib import contextmanager
-
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    from tools.cli.progress import Bars
-
-    @contextmanager
-    def shown() -> Any:
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        with Bars(*columns, console=errors) as bar:
-            yield bar, bar.add_task("starting", total=1.0)
-
-    return shown()
 
 
 def _short(layout: str) -> str:

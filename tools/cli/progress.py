@@ -1,9 +1,23 @@
 """Progress bars of commands that take minutes; plain lines off a terminal, such as in a log."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import GetTimeCallable, Progress, ProgressColumn, Task, TaskID
+from rich.progress import (
+    BarColumn,
+    GetTimeCallable,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from tools.cli.console import errors
 
 #: Seconds between two lines off a terminal.
 _LINE_EVERY_S = 60.0
@@ -49,6 +63,14 @@ class Bars(Progress):
             unfinished = ", ".join(_in_words(task) for task in self.tasks if not task.finished)
             if unfinished:
                 self.print(f"after {(now_s - self._began_s) / 60:.0f} min: {unfinished}", markup=False)
+
+
+@contextmanager
+def share_bar(title: str) -> Iterator[tuple[Bars, TaskID]]:
+    """Yield a bar on stderr and its task, whose `completed` is a share from 0 to 1."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=errors) as bar:
+        yield bar, bar.add_task(title, total=1.0)
 
 
 def _in_words(task: Task) -> str:

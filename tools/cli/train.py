@@ -1,17 +1,17 @@
 """Commands that bring experts in: train them on your images, or import networks that you already have."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from daemon.units import size_text
 from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
 from tools.cli.option_values import must_be_architecture
+from tools.cli.progress import share_bar
 
 if TYPE_CHECKING:
     from tools.training.expert_file import ImportReport
@@ -133,7 +133,7 @@ def train_classifier(
 
     must_be_architecture("--architecture", architecture, "classify")
     schedule = Schedule(epochs, seed=seed)
-    with _bar(f"training {expert or folder.name}") as (bar, task):
+    with share_bar(f"training {expert or folder.name}") as (bar, task):
         try:
             report = train_classifier(
                 folder,
@@ -180,7 +180,7 @@ def train_detector(
     from tools.training.detector_loop import Effort
 
     must_be_architecture("--architecture", architecture, "detect")
-    with _bar(f"training {expert or data.stem}") as (bar, task):
+    with share_bar(f"training {expert or data.stem}") as (bar, task):
         try:
             report = train_detector(
                 data,
@@ -214,14 +214,3 @@ def _warn_of_few(held_out: Mapping[str, int], where_from: str) -> None:
             f" ({where_from})",
             markup=False,
         )
-
-
-@contextmanager
-def _bar(title: str) -> Iterator[tuple[Any, Any]]:
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    from tools.cli.progress import Bars
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=errors) as bar:
-        yield bar, bar.add_task(title, total=1.0)

@@ -20,13 +20,6 @@ from tests.lines import a_jpeg, a_line
 from tests.simulated import a_service
 from tools.cli.main import app
 
-COMMANDS = (
-    "demo", "run", "check", "rules check", "status", "experts", "queues", "reload", "drain", "pin", "unpin", "unload",
-    "limits", "camera", "results", "explain", "export", "train classifier", "train detector",
-    "import", "top", "profile", "simulate", "bench line", "bench live", "bench online", "bench load", "bench compute",
-    "bench scheduler",
-)  # fmt: skip
-SERVICE = ("install-service", "uninstall-service")
 LIGHT = (
     "check",
     "rules check",
@@ -49,13 +42,6 @@ def coserve(*arguments: str, cwd: Path | None = None, **environ: str) -> subproc
         [sys.executable, "-m", "tools", *arguments],
         capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env={**os.environ, **environ},
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("command", [*COMMANDS, *SERVICE])
-def test_every_command_has_help_with_an_example(command: str) -> None:
-    done = CliRunner().invoke(app, [*command.split(), "--help"])
-    assert done.exit_code == 0
-    assert "Example: coserve" in done.stdout
 
 
 def test_commands_that_need_no_torch_do_not_import_it() -> None:

@@ -234,7 +234,7 @@ def clock(context: DoctorContext) -> Iterator[Finding]:
 
 
 def _written(context: DoctorContext) -> Iterator[tuple[str, float]]:
-    """Return the newest times that the line has stored."""
+    """Yield the newest times that the line has stored, each with its place."""
     from tools.setup.doctor.line import newest_image_s
 
     files = [Path(__file__)]
