@@ -48,9 +48,9 @@ def check_experts(rules: RulesFile, findings: Findings, experts: Mapping[str, Ex
             message = f"no expert `{use.expert}` in the catalog{for_whom}{meant(use.expert, experts)}"
             findings.add((*use.path, "expert"), message)
         elif experts[use.expert].task != use.task:
-            found, wanted = _KIND[experts[use.expert].task], _KIND[use.task]
-            where = "under `detectors:`" if found == "detector" else "under `classifiers:` or `steps:`"
-            message = f"expert `{use.expert}` is a {found}, expected a {wanted}; a {found} goes {where}"
+            kind, wanted = _KIND[experts[use.expert].task], _KIND[use.task]
+            where = "under `detectors:`" if kind == "detector" else "under `classifiers:` or `steps:`"
+            message = f"expert `{use.expert}` is a {kind}, expected a {wanted}; a {kind} goes {where}"
             findings.add((*use.path, "expert"), message)
     _check_labels(right, findings, experts)
     if len(right) == len(uses) and not findings.removed:
@@ -86,9 +86,9 @@ def _uses(rules: RulesFile, patterns: list[str]) -> Iterator[_Use]:
 
 def _components_by_pattern(rules: RulesFile, patterns: list[str]) -> dict[str, list[KeyPath]]:
     """The components that each pattern is the first to match; wrong entries keep theirs from falling to later ones."""
-    found: dict[str, list[KeyPath]] = {pattern: [] for pattern in patterns}
+    places: dict[str, list[KeyPath]] = {pattern: [] for pattern in patterns}
     if not all(map(is_glob, patterns)):
-        return found
+        return places
     globs = [Glob.of(pattern) for pattern in patterns]
     first: dict[str, str | None] = {}
     for board_type, board in rules.boards.items():
@@ -97,21 +97,21 @@ def _components_by_pattern(rules: RulesFile, patterns: list[str]) -> dict[str, l
                 first[component] = next((glob.text for glob in globs if glob.matches(component)), None)
                 pattern = first[component]
                 if pattern is not None:
-                    found[pattern].append(("boards", board_type, "components", component))
-    return found
+                    places[pattern].append(("boards", board_type, "components", component))
+    return places
 
 
 def _reachable(
     path: KeyPath, entry: Entry, named: Mapping[str | int, tuple[KeyPath, Entry]]
 ) -> list[tuple[KeyPath, Entry]]:
-    found: dict[KeyPath, Entry] = {path: entry}
+    entries: dict[KeyPath, Entry] = {path: entry}
     pending = [(path, entry)]
     while pending:
         for _, name in onward(*pending.pop()):
-            if name in named and named[name][0] not in found:
-                found[named[name][0]] = named[name][1]
+            if name in named and named[name][0] not in entries:
+                entries[named[name][0]] = named[name][1]
                 pending.append(named[name])
-    return list(found.items())
+    return list(entries.items())
 
 
 def _check_tasks(uses: list[_Use], findings: Findings) -> None:

@@ -214,14 +214,14 @@ def judge(
     (width, height) of the stored image; without it a box that must lie somewhere counts as unsure.
     """
     if isinstance(step, ClassifierStep):
-        found = _classified(step, label, confidence)
+        judgement = _classified(step, label, confidence)
     else:
-        found = _detected(step, detections, image_size)
+        judgement = _detected(step, detections, image_size)
     if so_far is not None:
-        verdict = worst((so_far.verdict, found.verdict))
-        defects = [part.defect for part in (found, so_far) if part.verdict == verdict and part.defect is not None]
-        found = Judgement(verdict, defects[0] if defects else None, found.next)
-    return replace(found, next=None) if found.verdict == "fail" else found
+        verdict = worst((so_far.verdict, judgement.verdict))
+        defects = [part.defect for part in (judgement, so_far) if part.verdict == verdict and part.defect is not None]
+        judgement = Judgement(verdict, defects[0] if defects else None, judgement.next)
+    return replace(judgement, next=None) if judgement.verdict == "fail" else judgement
 
 
 def _classified(step: ClassifierStep, label: str | None, confidence: float | None) -> Judgement:

@@ -20,29 +20,29 @@ class Use:
 
 def uses(routes: Routes, expert: str) -> list[Use]:
     """By board type and step, in the order of the rules."""
-    found: dict[tuple[str, int, str, tuple[str, ...], str], list[str]] = {}
+    by_use: dict[tuple[str, int, str, tuple[str, ...], str], list[str]] = {}
     for board_type, steps in routes.first_steps.items():
         for component, first in steps.items():
             for depth, step, before in _ways(first):
                 if step.expert == expert:
                     key = (board_type, depth, step.name, before, _judges(step))
-                    found.setdefault(key, []).append(component)
+                    by_use.setdefault(key, []).append(component)
     return [
         Use(board_type, components, depth, step, before, judges)
-        for (board_type, depth, step, before, judges), components in found.items()
+        for (board_type, depth, step, before, judges), components in by_use.items()
     ]
 
 
 def _ways(first: Step) -> list[tuple[int, Step, tuple[str, ...]]]:
     """Every step of a chain once: how deep it is at the least, and the experts before it."""
     depths: dict[int, tuple[int, tuple[str, ...]]] = {id(first): (1, ())}
-    found: list[tuple[int, Step, tuple[str, ...]]] = []
+    steps: list[tuple[int, Step, tuple[str, ...]]] = []
     for step in chain(first):
         depth, before = depths[id(step)]
-        found.append((depth, step, before))
+        steps.append((depth, step, before))
         for after in step.next_steps():
             depths.setdefault(id(after), (depth + 1, (*before, step.expert)))
-    return found
+    return steps
 
 
 def _judges(step: Step) -> str:

@@ -70,10 +70,10 @@ class JournaldLogger:
         priority = _PRIORITIES.get(str(event.pop("level", "info")), 6)
         trace = event.pop("exception", None)
         message = f"{_render(None, '', dict(event))}".removeprefix("event=")
-        found = {_field(key): _text(value) for key, value in event.items() if value is not None}
+        fields = {_field(key): _text(value) for key, value in event.items() if value is not None}
         if trace:
-            message, found["EXCEPTION"] = f"{message}\n{trace}", str(trace)
-        return {**found, "MESSAGE": _text(message), "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": "coserve"}
+            message, fields["EXCEPTION"] = f"{message}\n{trace}", str(trace)
+        return {**fields, "MESSAGE": _text(message), "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": "coserve"}
 
     def msg(self, **entry: str) -> None:
         try:

@@ -19,9 +19,9 @@ def own_address() -> str:
     """Return the IPv4 address of the first network that is up; without one, this PC's name."""
     up = {name for name, network in psutil.net_if_stats().items() if network.isup}
     for name, addresses in psutil.net_if_addrs().items():
-        for found in addresses if name in up else ():
-            if found.family == socket.AF_INET and not _is_local(IPv4Address(found.address)):
-                return found.address
+        for entry in addresses if name in up else ():
+            if entry.family == socket.AF_INET and not _is_local(IPv4Address(entry.address)):
+                return entry.address
     return socket.gethostname()
 
 

@@ -110,29 +110,29 @@ def memory_problems(config: Config, used: Sequence[str], catalog: Mapping[Expert
 def profile_warnings(
     path: Path, config: Config, measured: Measurements, catalog: Mapping[ExpertId, ExpertSpec]
 ) -> list[str]:
-    """Return what the profiles of `path` did not measure: layouts (their cost is assumed), copies from RAM."""
-    found: list[str] = []
+    """Return what the profiles of `path` lack: layouts of the catalog, whose cost is assumed, copies from RAM."""
+    warnings: list[str] = []
     advice = f"measure it: coserve profile {path}"
     known = {(row.device, row.architecture): row for row in measured.matrix}
     for name, device in config.devices.items():
         rows = [row for (where, _), row in known.items() if where == name]
         if device.host_cache is not None and all(row.ram_s is None for row in rows):
             effect = "is not used" if rows else "is used, and what a copy from there costs is assumed"
-            found.append(f"devices.{name}.host_cache {effect}: no such copy was measured; {advice}")
+            warnings.append(f"devices.{name}.host_cache {effect}: no such copy was measured; {advice}")
         if device.profile is None:
             continue
         missing = sorted({spec.layout for spec in catalog.values() if (name, spec.layout) not in known})
         if missing:
-            found.append(
+            warnings.append(
                 f"{device.profile}: {name} was not measured with {', '.join(missing)}: what it costs is assumed;"
                 f" {advice}"
             )
-    return found
+    return warnings
 
 
 def _profiles(config: Config, here: MachineIdentity, problems: list[Problem | str]) -> dict[Path, Profile]:
     """Each profile that is named, once; what is wrong with one goes to `problems`."""
-    found: dict[Path, Profile] = {}
+    profiles: dict[Path, Profile] = {}
     for path in dict.fromkeys(device.profile for device in config.devices.values() if device.profile):
         try:
             profile = load_profile(path)
@@ -140,8 +140,8 @@ def _profiles(config: Config, here: MachineIdentity, problems: list[Problem | st
             problems += error.problems
             continue
         problems += profile.machine_problems(here)
-        found[path] = profile
-    return found
+        profiles[path] = profile
+    return profiles
 
 
 def _completed(name: str, device: Device, profile: Profile) -> Device:

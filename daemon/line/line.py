@@ -90,28 +90,28 @@ def reload_rules_and_catalog(config: Config) -> tuple[Routes, Catalog]:
             time.sleep(_QUIET_S)
         problems: ConfigError | None = None
         try:
-            found = load_rules_and_catalog(config)
+            rules_and_catalog = load_rules_and_catalog(config)
         except ConfigError as error:
-            problems, found = error, None
+            problems, rules_and_catalog = error, None
         if _states(files) != before:
             continue
-        if found is None:
+        if rules_and_catalog is None:
             raise problems or ConfigError([])
-        return found
+        return rules_and_catalog
     raise ConfigError([f"{files[0]} or {files[1]} is still being written: reload again when that has ended"])
 
 
 def _states(files: Sequence[Path]) -> list[tuple[int, int, float]]:
-    """Return what tells one state of a file from the next: inode, size, time of its last writing."""
-    found: list[tuple[int, int, float]] = []
+    """Return the state of each file: inode, size and time of its last change."""
+    states: list[tuple[int, int, float]] = []
     for file in files:
         try:
             state = file.stat()
         except OSError:
-            found.append((0, 0, 0.0))
+            states.append((0, 0, 0.0))
         else:
-            found.append((state.st_ino, state.st_size, state.st_mtime_ns / 1e9))
-    return found
+            states.append((state.st_ino, state.st_size, state.st_mtime_ns / 1e9))
+    return states
 
 
 def load_routes(path: Path, catalog: Catalog | None) -> Routes:
@@ -142,10 +142,10 @@ def load_catalog(path: Path, folders: Sequence[Path] = ()) -> tuple[Catalog | No
     if file is None:
         return None, problems, []
     catalog, mistakes = resolve(file, path.parent, folders)
-    found: dict[bool, list[Problem]] = {True: [], False: []}
+    by_cause: dict[bool, list[Problem]] = {True: [], False: []}
     for where, message in mistakes:
-        found[where[-1] == "file"].append(document.problem(where, message))
-    return catalog, found[False], found[True]
+        by_cause[where[-1] == "file"].append(document.problem(where, message))
+    return catalog, by_cause[False], by_cause[True]
 
 
 def labels_of(catalog: Catalog | None) -> Mapping[str, ExpertLabels] | None:

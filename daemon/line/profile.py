@@ -86,17 +86,17 @@ class MachineIdentity:
     gpus: tuple[str, ...] = ()
 
     def differences(self, here: "MachineIdentity") -> list[str]:
-        """Return the differences of `here` from this machine, in words; empty if the two are alike."""
-        found: list[str] = []
+        """Return the differences between `here` and this machine, in words; empty if there are none."""
+        texts: list[str] = []
         if self.cpu != here.cpu:
-            found.append(f"its processor is {self.cpu!r}, here it is {here.cpu!r}")
+            texts.append(f"its processor is {self.cpu!r}, here it is {here.cpu!r}")
         if self.cores != here.cores:
-            found.append(f"it has {self.cores} cores, this one {here.cores}")
+            texts.append(f"it has {self.cores} cores, this one {here.cores}")
         if abs(self.memory_bytes - here.memory_bytes) > _MEMORY_TOLERANCE * self.memory_bytes:
-            found.append(f"it has {size_text(self.memory_bytes)} of memory, this one {size_text(here.memory_bytes)}")
+            texts.append(f"it has {size_text(self.memory_bytes)} of memory, this one {size_text(here.memory_bytes)}")
         if self.gpus != here.gpus:
-            found.append(f"its GPUs are {_listed(self.gpus)}, here they are {_listed(here.gpus)}")
-        return found
+            texts.append(f"its GPUs are {_listed(self.gpus)}, here they are {_listed(here.gpus)}")
+        return texts
 
 
 @dataclass(frozen=True, slots=True)

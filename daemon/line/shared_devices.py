@@ -42,17 +42,17 @@ def images_config(config: Config) -> Config:
 
 def sharing_problems(config: Config) -> list[str]:
     """Devices whose memory the models take whole."""
-    found: list[str] = []
+    problems: list[str] = []
     for shared in shared_devices(config):
         total_bytes = config.devices[shared.name].expert_memory
         if shared.ordered_bytes <= 0:
             taken_bytes = total_bytes - shared.ordered_bytes
-            found.append(
+            problems.append(
                 f"devices.{shared.name}.expert_memory of {total_bytes:,} bytes leaves nothing for images: models"
                 f" {', '.join(shared.models)} take {taken_bytes:,}, {shared.reserved_bytes:,} of them for weights that"
                 f" are no expert's and for texts; raise it, or lower memory or text_memory of models.{shared.models[0]}"
             )
-    return found
+    return problems
 
 
 def _shared(config: Config, name: str) -> SharedDevice:

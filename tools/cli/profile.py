@@ -76,8 +76,8 @@ def profile(  # one parameter for each option
     if as_json:
         print_json(as_figures(measured) | {"files": [str(file) for file in written]})
         return
-    for found in measured.devices:
-        _print_device(found)
+    for figures in measured.devices:
+        _print_device(figures)
     console.print(f"measured with {measured.samples}; written: {', '.join(map(str, written))}", markup=False)
     console.print(f"to use it: `profile: {path.name}` under the device in {config}", markup=False)
 
@@ -87,24 +87,24 @@ def as_figures(measured: "Measured") -> dict[str, Any]:
     from tools.profile.run import as_document
 
     document = as_document(measured)
-    for found in measured.devices:
-        entry = document["devices"][found.device]
+    for figures in measured.devices:
+        entry = document["devices"][figures.device]
         entry["pairs"] = [
             {"executors": pair.executors, "threads": pair.threads, "images_per_s": pair.images_per_s}
-            for pair in found.pairs
+            for pair in figures.pairs
         ]
-        for cost in found.costs:
+        for cost in figures.costs:
             entry["architectures"][str(cost.layout)]["latencies_s"] = dict(cost.latencies_s)
-        if found.split is not None:
+        if figures.split is not None:
             entry["search"] = {
-                "windows": [[trial.window.lower, trial.window.upper] for trial in found.split.trials],
-                "chosen": found.split.experts,
-                "images_per_s": found.split.measured(),
+                "windows": [[trial.window.lower, trial.window.upper] for trial in figures.split.trials],
+                "chosen": figures.split.experts,
+                "images_per_s": figures.split.measured(),
             }
     return document | {"measured_with": measured.samples}
 
 
-def _print_device(found: "DeviceProfile") -> None:
+def _print_device(figures: "DeviceProfile") -> None:
     columns = ("layout", "K ms", "B ms", "error", "batch", "MB/image", "disk ms", "RAM ms")
     rows = [
         (
@@ -117,17 +117,17 @@ def _print_device(found: "DeviceProfile") -> None:
             f"{cost.disk_s * 1e3:.1f}",
             None if cost.ram_s is None else f"{cost.ram_s * 1e3:.1f}",
         )
-        for cost in found.costs
+        for cost in figures.costs
     ]
-    print_table(f"{found.device}: a batch of n takes K·n + B", columns, rows)
-    tried = ", ".join(f"{pair.executors} × {pair.threads}: {pair.images_per_s:.1f}" for pair in found.pairs)
+    print_table(f"{figures.device}: a batch of n takes K·n + B", columns, rows)
+    tried = ", ".join(f"{pair.executors} × {pair.threads}: {pair.images_per_s:.1f}" for pair in figures.pairs)
     console.print(
-        f"{found.device}: executors × threads, images/s: {tried};"
-        f" kept {found.chosen.executors} × {found.chosen.threads}"
+        f"{figures.device}: executors × threads, images/s: {tried};"
+        f" kept {figures.chosen.executors} × {figures.chosen.threads}"
     )
     console.print(
-        f"{found.device}: {size_text(found.expert_bytes)} for experts (the {found.kept} most used),"
-        f" {size_text(found.batches_bytes)} for batches"
+        f"{figures.device}: {size_text(figures.expert_bytes)} for experts (the {figures.kept} most used),"
+        f" {size_text(figures.batches_bytes)} for batches"
     )
 
 

@@ -103,10 +103,10 @@ def _measure(report: "ImportReport", catalog: Path, samples: Path) -> None:
     from tools.experts.measure import MeasureError, confidences_of
 
     try:
-        found = confidences_of(report.spec, samples)
+        figures = confidences_of(report.spec, samples)
     except MeasureError as error:
         fail(f"{report.expert} is imported, but not measured: {error}", status=1)
-    add_to_catalog(catalog, report.expert, {**report.entry, "confidences": found})
+    add_to_catalog(catalog, report.expert, {**report.entry, "confidences": figures})
 
 
 @train_app.command("classifier")

@@ -40,7 +40,7 @@ def run_time_names(extras: Sequence[str] = EXTRAS) -> set[str]:
     """Canonical names of what is installed because our project needs it, with these extras; itself among them."""
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     ours = [*project["dependencies"], *(need for extra in extras for need in project["optional-dependencies"][extra])]
-    found = {OURS}
+    needed = {OURS}
     open_ends = [(need.name, frozenset(need.extras)) for need in map(Requirement, ours) if _applies(need, frozenset())]
     seen: set[tuple[str, frozenset[str]]] = set()
     while open_ends:
@@ -52,10 +52,10 @@ def run_time_names(extras: Sequence[str] = EXTRAS) -> set[str]:
             needs = distribution(name).requires or ()
         except PackageNotFoundError:
             continue  # of another platform or Python
-        found.add(canonicalize_name(name))
+        needed.add(canonicalize_name(name))
         wanted = (need for need in map(Requirement, needs) if _applies(need, asked))
         open_ends += [(need.name, frozenset(need.extras)) for need in wanted]
-    return found
+    return needed
 
 
 def _applies(need: Requirement, extras: frozenset[str]) -> bool:
@@ -104,8 +104,8 @@ def _licence(declared: Sequence[Mapping[str, Any]]) -> str:
     names = [one["license"].get("name", "") for one in declared if "license" in one]
     spoken = [name.rsplit(" :: ", 1)[-1] for name in names if " :: " in name]
     texts = [one["license"]["text"] for one in declared if "text" in one.get("license", {})]
-    found = dict.fromkeys([one for one in ids if one] or spoken or [line for line in map(_first_line, texts) if line])
-    return "; ".join(found)
+    names = dict.fromkeys([one for one in ids if one] or spoken or [line for line in map(_first_line, texts) if line])
+    return "; ".join(names)
 
 
 def _first_line(text: Mapping[str, str]) -> str:

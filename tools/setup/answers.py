@@ -68,14 +68,14 @@ def _quantity(component: str, number: int) -> int:
 
 
 def _designators(component: str, amount: str) -> list[str]:
-    found = list(dict.fromkeys(filter(None, amount.split(","))))
-    odd = [name for name in found if not is_name(name)]
-    if odd or not found:
+    names = list(dict.fromkeys(filter(None, amount.split(","))))
+    odd = [name for name in names if not is_name(name)]
+    if odd or not names:
         raise AnswerError(
             f"{component}={amount}: expected how many there are, or designators of 1 to {MAX_NAME} characters, such as"
             f" {component}=4 or {component}=R1,R2{f', not {odd[0]!r}' if odd else ''}"
         )
-    return found
+    return names
 
 
 def parse_folder(text: str) -> Path:
@@ -96,16 +96,16 @@ def boards_in(folder: Path) -> dict[str, Components]:
 
     if not folder.is_dir():
         raise AnswerError(f"no folder {folder}")
-    found: dict[str, dict[str, set[str]]] = {}
+    boards: dict[str, dict[str, set[str]]] = {}
     for path in folder.glob("*/*/*.*"):
         designator, dot, component = path.stem.partition(".")
         if dot and path.suffix.lower() in SUFFIXES:
-            found.setdefault(path.parent.parent.name, {}).setdefault(component, set()).add(designator)
-    if not found:
+            boards.setdefault(path.parent.parent.name, {}).setdefault(component, set()).add(designator)
+    if not boards:
         raise AnswerError(f"{folder} holds no image named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png")
     return {
         board: {component: sorted(names, key=_natural) for component, names in sorted(components.items())}
-        for board, components in sorted(found.items())
+        for board, components in sorted(boards.items())
     }
 
 

@@ -207,8 +207,8 @@ def hidden(config: Config, path: Path) -> list[Path]:
 
 def started_config(unit_text: str) -> Path | None:
     """The configuration that a unit starts its daemon with."""
-    found = re.search(r"^ExecStart=(.+)$", unit_text, flags=re.MULTILINE)
-    return Path(exec_words(found[1])[-1]) if found else None
+    start = re.search(r"^ExecStart=(.+)$", unit_text, flags=re.MULTILINE)
+    return Path(exec_words(start[1])[-1]) if start else None
 
 
 def exec_words(exec_start: str) -> list[str]:

@@ -10,16 +10,16 @@ import yaml
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
 from daemon.line.devices import Measurements, complete, memory_problems, pools_and_executors, profile_warnings
-from daemon.line.profile import Machine, load_profile, this_machine
+from daemon.line.profile import MachineIdentity, load_profile, this_machine
 from daemon.policy.request import RAM
 from experts.spec import ExpertId
 from tests.daemon.dispatch.simulated_line import a_catalog
 
-HERE = Machine("Processor Nine", 4, 16_000_000_000)
+HERE = MachineIdentity("Processor Nine", 4, 16_000_000_000)
 ROW = {"k_s": 0.05, "b_s": 0.004, "residual": 0.01, "max_batch": 6, "activation_bytes": 12_000_000, "disk_s": 0.1}
 
 
-def a_profile(folder: Path, machine: Machine = HERE, **settings: Any) -> Path:
+def a_profile(folder: Path, machine: MachineIdentity = HERE, **settings: Any) -> Path:
     content = {
         "profile": 1,
         "made": "2026-11-21T18:00:00Z",
@@ -51,14 +51,14 @@ def a_config(folder: Path, devices: str, policy: str = "coserve-plus") -> tuple[
     return path, load_config(path, {})
 
 
-def completed(folder: Path, devices: str, here: Machine = HERE) -> tuple[Config, Measurements]:
+def completed(folder: Path, devices: str, here: MachineIdentity = HERE) -> tuple[Config, Measurements]:
     path, config = a_config(folder, devices)
     config, measured, problems = complete(path, config, here)
     assert problems == []
     return config, measured
 
 
-def problems_of(folder: Path, devices: str, here: Machine = HERE) -> str:
+def problems_of(folder: Path, devices: str, here: MachineIdentity = HERE) -> str:
     path, config = a_config(folder, devices)
     return "\n".join(map(str, complete(path, config, here)[2]))
 
@@ -121,7 +121,7 @@ def test_values_set_by_hand_win(tmp_path: Path) -> None:
 
 def test_a_profile_of_another_machine_is_refused_with_what_differs_and_what_to_do(tmp_path: Path) -> None:
     a_profile(tmp_path)
-    here = Machine("Processor Ten", 8, 64_000_000_000, ("NVIDIA H200",))
+    here = MachineIdentity("Processor Ten", 8, 64_000_000_000, ("NVIDIA H200",))
     said = problems_of(tmp_path, "{cpu: {profile: profile.yaml}}", here)
     assert "profile.yaml:3:1: this profile is of another machine" in said
     for part in ("'Processor Nine', here it is 'Processor Ten'", "4 cores, this one 8", "16.0 GB", "NVIDIA H200"):

@@ -78,8 +78,8 @@ def file_system(folder: Path) -> str:
 
 def _room(context: DoctorContext, keys: Sequence[str], folder: Path, *, is_full: bool) -> Iterator[Finding]:
     assert context.config is not None
-    found = os.statvfs(folder)
-    free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    stats = os.statvfs(folder)
+    free, total = stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize
     so = f"{' and '.join(keys)}: {size_text(free)} of {size_text(total)} free"
     retention = context.config.retention
     prunes = retention.free or retention.images_bytes
@@ -91,17 +91,17 @@ def _room(context: DoctorContext, keys: Sequence[str], folder: Path, *, is_full:
         yield warn("disk space", f"{so}, below retention.free: old images are being let go", "make room")
     else:
         yield ok("disk space", so)
-    if found.f_files and found.f_favail < _NO_INODES:
-        yield wrong("inodes", f"{' and '.join(keys)}: {found.f_favail} files can still be made", "remove small files")
-    elif found.f_files and found.f_favail < found.f_files * _FEW_INODES:
-        so = f"{' and '.join(keys)}: {found.f_favail:,} of {found.f_files:,} files can still be made"
+    if stats.f_files and stats.f_favail < _NO_INODES:
+        yield wrong("inodes", f"{' and '.join(keys)}: {stats.f_favail} files can still be made", "remove small files")
+    elif stats.f_files and stats.f_favail < stats.f_files * _FEW_INODES:
+        so = f"{' and '.join(keys)}: {stats.f_favail:,} of {stats.f_files:,} files can still be made"
         yield warn("inodes", so, "remove small files, or keep fewer images (retention)")
 
 
 def _speed(context: DoctorContext, keys: Sequence[str], folder: Path) -> Iterator[Finding]:
     """Sequential writing and reading, and the fdatasync that each group of images waits for."""
-    found = os.statvfs(folder)
-    if found.f_bavail * found.f_frsize < _PROBE_ROOM * _PROBE_BYTES:
+    stats = os.statvfs(folder)
+    if stats.f_bavail * stats.f_frsize < _PROBE_ROOM * _PROBE_BYTES:
         yield warn("disk speed", f"{folder} has too little room to measure its disk", "make room")
         return
     with acting_as(context.user):

@@ -117,12 +117,12 @@ def newest_image_s(config: Config) -> float | None:
     newest = select(inspections.c.accepted_at).order_by(inspections.c.inspection_id.desc()).limit(1)
     try:
         with engine.connect() as connection:
-            found = connection.execute(newest).scalar()
+            newest_at = connection.execute(newest).scalar()
     except SQLAlchemyError:
         return None
     finally:
         engine.dispose()
-    return None if found is None else wall_seconds(found)
+    return None if newest_at is None else wall_seconds(newest_at)
 
 
 def packages(context: DoctorContext) -> Iterator[Finding]:
@@ -159,8 +159,8 @@ def service(context: DoctorContext) -> Iterator[Finding]:
     if not unit.is_file():
         yield ok("service", "not installed as a service (coserve install-service)")
         return
-    found = [line for line in unit.read_text(encoding="utf-8").splitlines() if line.startswith("ExecStart=")]
-    program = Path(exec_words(found[0].removeprefix("ExecStart="))[0]) if found else None
+    start_lines = [line for line in unit.read_text(encoding="utf-8").splitlines() if line.startswith("ExecStart=")]
+    program = Path(exec_words(start_lines[0].removeprefix("ExecStart="))[0]) if start_lines else None
     if program is None or not program.exists():
         so = f"{unit} starts {program}, which is not there" if program else f"{unit} has no ExecStart="
         yield wrong("service", so, "coserve install-service writes the unit again")

@@ -52,10 +52,10 @@ def libraries(context: DoctorContext) -> Iterator[Finding]:
         remedy = "apt-get install libgl1 libglib2.0-0" if ".so" in said else "install CoServe again: make bundle"
         yield wrong("libraries", f"{python}: torch or OpenCV does not load: {said}", remedy)
         return
-    found = json.loads(done.stdout)
-    build = f"CUDA {found['cuda']}" if found["cuda"] else "for processors only"
-    yield ok("libraries", f"{python}, torch {found['torch']} ({build})")
-    yield from _gpus(context, found)
+    torch_facts = json.loads(done.stdout)
+    build = f"CUDA {torch_facts['cuda']}" if torch_facts["cuda"] else "for processors only"
+    yield ok("libraries", f"{python}, torch {torch_facts['torch']} ({build})")
+    yield from _gpus(context, torch_facts)
 
 
 def _gpus(context: DoctorContext, torch: dict[str, Any]) -> Iterator[Finding]:
