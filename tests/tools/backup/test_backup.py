@@ -439,7 +439,7 @@ def test_nothing_is_ever_restored_over_files_that_are_there(tmp_path: Path):
 
 def test_a_file_that_is_no_archive_is_never_overwritten(tmp_path: Path):
     config = a_folder(tmp_path / "line")
-    with pytest.raises(BackupError, match=r"rules\.yaml is there and no archive"):
+    with pytest.raises(BackupError, match=r"rules\.yaml exists and is not an archive"):
         write_backup(config, tmp_path / "line" / "rules.yaml")
     assert (tmp_path / "line" / "rules.yaml").read_text() == RULES
 
