@@ -17,7 +17,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from tools.setup.service import free_port
+from tests.ports import free_port
 
 _START_S = 60.0
 _STOP_S = 60.0

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from daemon.units import size_text
+from tests.ports import free_port
 from tools.bench.line import RunFigures, run_line
 from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
-from tools.setup.service import free_port
 
 if TYPE_CHECKING:
     from coserve_client import CameraImage

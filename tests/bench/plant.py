@@ -178,7 +178,8 @@ def compare(config: Path, images: "list[CameraImage]", rounds: int) -> dict[str,
 
 
 def _run(config: Path, images: "list[CameraImage]", kind: str) -> RunFigures:
-    from tests.bench.broker import Broker, Subscriber, free_port
+    from tests.bench.broker import Broker, Subscriber
+    from tests.ports import free_port
 
     if kind != "alive":
         return run_line(config, images, kind, _consumer(free_port()) if kind == "dead" else {}, _settled)

@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 from coserve_client import CameraImage, CurveClient, Publisher, PublishError, publish_images
 from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
+from tests.ports import free_port
 from tests.simulated import a_service
 from tests.waiting import PATIENCE_S
 from tools.cli.main import app
-from tools.setup.service import ServiceError, free_port
+from tools.setup.service import ServiceError
 
 TOKEN = "fedcba9876543210" * 2
 

@@ -24,9 +24,9 @@ from PIL import Image
 from tests.contract.client import RULES, Line, Peer, running, sha256
 from tests.daemon.host.manager import HOLDABLE
 from tests.lines import a_jpeg
+from tests.ports import free_port
 from tests.simulated import DAEMON
 from tests.waiting import PATIENCE_S
-from tools.setup.service import free_port
 
 MAX_PAYLOAD_BYTES = 300_000
 MAX_PIXELS = 1_000_000

@@ -17,9 +17,10 @@ from coserve_client import Publisher, publish_images
 from daemon.config.settings import load_config
 from daemon.storage.database.connections import open_for_reading
 from daemon.wire.control import ask
+from tests.ports import free_port
 from tools.camera.render import render_board
 from tools.camera.rendered import board_plan, images_of
-from tools.setup.service import Service, free_port
+from tools.setup.service import Service
 
 #: Lot, station, and seed of the boards that are published first.
 LOTS = (("L2411", "AOI-1", 31), ("L2412", "AOI-2", 32), ("L2413", "AOI-1", 33))

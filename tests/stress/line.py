@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 
 from tests.lines import a_line, make_experts
-from tools.setup.service import free_port
+from tests.ports import free_port
 
 BOARD_TYPE = "stress"
 #: Images of one board; a board closes when it has as many.

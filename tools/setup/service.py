@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,20 +20,6 @@ _REAPED_WITHIN_S = 60.0
 
 class ServiceError(Exception):
     """The daemon did not start, or ended before its time; the text carries the end of its log."""
-
-
-def free_port() -> int:
-    """Return a free loopback port for a server that is started later; it stays reserved while this process lives.
-
-    A socket that never listens holds it: the kernel then assigns it to no other program, and a server that asks for it
-    by number, with SO_REUSEADDR as servers do, gets it.
-    """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
-    port = int(held.getsockname()[1])
-    held.detach()
-    return port
 
 
 def files_in(folder: Path | str) -> dict[str, str]:

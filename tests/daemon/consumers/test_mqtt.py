@@ -24,9 +24,10 @@ from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import Runner
 from daemon.delivery.status_page import SharedStatusPage
 from daemon.storage.database.reader import ResultsReader
-from tests.bench.broker import Broker, Subscriber, free_port, mosquitto
+from tests.bench.broker import Broker, Subscriber, mosquitto
 from tests.daemon.consumers.scripted_broker import ScriptedBroker
 from tests.daemon.delivery.results_database import ResultsDatabase
+from tests.ports import free_port
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools")

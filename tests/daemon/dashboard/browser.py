@@ -20,8 +20,8 @@ import pytest
 
 from tests.contract.client import Line
 from tests.lines import a_jpeg
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until
-from tools.setup.service import free_port
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request

@@ -25,7 +25,8 @@ from daemon.monitor.web_pages import WebPages
 from tests.daemon.dashboard.browser import ShownLine
 from tests.daemon.dashboard.web import Stream, a_token
 from tests.lines import a_jpeg, a_line
-from tools.setup.service import Service, free_port
+from tests.ports import free_port
+from tools.setup.service import Service
 
 pytest.importorskip("fastapi", reason="needs the extra dashboard")
 
@@ -152,7 +153,7 @@ def test_processes_beside_the_line_that_hang_are_replaced_and_verdicts_go_on(
     log = line.folder / "daemon.log"
     with with_other_times(line, "children._HUNG_AFTER_S, child_heartbeat._TIMES_FOR_A_START = 5.0, 100"):
         line.wait_until_it_shows()
-        line.wait(lambda: "nobody listens" in (line.status()["consumers"][0]["last_error"] or ""))
+        line.wait(lambda: "nothing listens" in (line.status()["consumers"][0]["last_error"] or ""))
         before = [child(line, name)["pid"] for name in ("dashboard", "consumer plant")]
         for pid in before:
             os.kill(pid, signal.SIGSTOP)

@@ -26,8 +26,8 @@ from PIL import Image
 
 from daemon.storage.database.store import open_store
 from daemon.wire.control import ControlServer
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until
-from tools.setup.service import free_port
 
 AT = "2026-11-21T09:28:11.123Z"
 RULES_VERSION = "0123456789ab"

@@ -13,8 +13,9 @@ import pytest
 
 pytest.importorskip("aiomqtt")
 
-from tests.bench.broker import Broker, Subscriber, free_port, mosquitto
+from tests.bench.broker import Broker, Subscriber, mosquitto
 from tests.contract.client import Line
+from tests.ports import free_port
 
 pytestmark = pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools")
 
@@ -49,7 +50,7 @@ def test_verdicts_reach_the_plant_whatever_happens_to_broker_consumer_and_daemon
     broker = Broker(tmp_path / "broker", port=port)
     with line.service() as service:
         # No broker yet: the line judges, and says whom it waits for.
-        line.wait(lambda: "nobody listens" in (consumer(line)["last_error"] or ""))
+        line.wait(lambda: "nothing listens" in (consumer(line)["last_error"] or ""))
         for number in range(6):
             line.send(board={"type": "pair", "serial": f"A{number // 2}"})
         line.idle()

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S
-from tools.setup.service import free_port
 
 WANTED = "no PostgreSQL 15 or newer, or no psycopg: apt-get install postgresql, and the extra `postgresql`"
 #: Who may not be root.
