@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from daemon.units import size_text
-from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, fail, print_json
+from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, exit_on, fail, print_json
 
 db_app = typer.Typer(no_args_is_help=True, help="Copy, check and prune the results database, also while the line runs.")
 
@@ -40,10 +40,8 @@ def backup(
         fail(f"{file} exists already: name another file, or delete it", status=2)
     if not file.parent.is_dir():
         fail(f"there is no folder {file.parent}: make it, or name another file", status=2)
-    try:
+    with exit_on(StoreError):
         copy_database(database, file)
-    except StoreError as error:
-        fail(str(error), status=1)
     size_bytes = file.stat().st_size
     if as_json:
         print_json({"file": str(file), "bytes": size_bytes})
@@ -67,10 +65,8 @@ def check(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
         if not as_json and errors.is_terminal:
             errors.print(f"{step} …", markup=False)
 
-    try:
+    with exit_on(StoreError):
         problems = check_database(settings.database, settings.images, settings.journal, say)
-    except StoreError as error:
-        fail(str(error), status=1)
     if as_json:
         print_json({"ok": not problems, "problems": problems})
     else:

@@ -312,16 +312,9 @@ def _places(expert: dict[str, Any]) -> str:
 
 
 def _ask(config: Path, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
-    """Ask the daemon of `config`; exit with status 1 if it refuses, or does not answer."""
-    from daemon.wire.control import ControlError, ask
-    from tools.cli.open_line import settings_of
+    from tools.cli.open_line import ask_daemon, settings_of
 
-    settings = settings_of(config)
-    given = {key: value for key, value in fields.items() if value is not None}
-    try:
-        return ask(settings.endpoints.control, kind, timeout_s=timeout_s, **given)
-    except ControlError as error:
-        fail(str(error), status=1)
+    return ask_daemon(settings_of(config), kind, timeout_s, **fields)
 
 
 def _must_exist(path: Path, what: str = "the line's coserve.yaml, or make a small line with `coserve demo`") -> None:

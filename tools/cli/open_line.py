@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
@@ -21,6 +21,15 @@ def settings_of(config: Path) -> Config:
         return load_config(config)
 
 
+def ask_daemon(settings: Config, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
+    """Ask the line's daemon; `fields` that are None are left out. Exit with status 1 if it refuses, or is silent."""
+    from daemon.wire.control import ControlError, ask
+
+    known = {name: value for name, value in fields.items() if value is not None}
+    with exit_on(ControlError):
+        return ask(settings.endpoints.control, kind, timeout_s=timeout_s, **known)
+
+
 @contextmanager
 def reading(settings: Config) -> "Iterator[Engine]":
     """Yield an engine that cannot write; exit with status 1 if the database cannot be read."""
@@ -28,10 +37,8 @@ def reading(settings: Config) -> "Iterator[Engine]":
 
     from daemon.storage.database.connections import StoreError, open_for_reading, redacted_url
 
-    try:
+    with exit_on(StoreError):
         engine = open_for_reading(settings.database)
-    except StoreError as error:
-        fail(str(error), status=1)
     try:
         yield engine
     except SQLAlchemyError as error:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from daemon.units import size_text
-from tools.cli.console import AsJson, ConfigPath, console, fail, print_json, print_table
+from tools.cli.console import AsJson, ConfigPath, console, exit_on, fail, print_json, print_table
 from tools.cli.progress import share_bar
 
 if TYPE_CHECKING:
@@ -67,12 +67,10 @@ def profile(  # one parameter for each option
         fail(f"{config}: this machine has no {', '.join(missing)}; profile on the machine that runs the line", status=2)
     wish = Wish(samples, usage, memory_bytes, initial, margin, pick, effort)
     path = out or config.parent / "profile.yaml"
-    try:
+    with exit_on(ProfileError, UsageError, ExpertError):
         with share_bar("starting") as (bar, task):
             measured = profile_line(line, wish, lambda what, share: bar.update(task, description=what, completed=share))
         written = write_profile(path, measured)
-    except (ProfileError, UsageError, ExpertError) as error:
-        fail(str(error), status=1)
     if as_json:
         print_json(as_figures(measured) | {"files": [str(file) for file in written]})
         return

@@ -1,8 +1,6 @@
 """`coserve top`: the running line at a glance, drawn again every second: executors, memory, queues."""
 
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.units import size_text
-from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
+from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, print_json
 
 #: Groups of waiting images that are shown; the rest is a number.
 _GROUPS = 15
@@ -28,7 +26,14 @@ def top(
 
     Example: coserve top --config demo/coserve.yaml
     """
-    look = _looker(config)
+    from tools.cli.open_line import ask_daemon, settings_of
+
+    settings = settings_of(config)
+
+    def look() -> dict[str, Any]:
+        queues = ask_daemon(settings, "queues")
+        return ask_daemon(settings, "status") | {key: queues[key] for key in ("queues", "running")}
+
     if as_json:
         print_json(look())
         return
@@ -42,22 +47,6 @@ def top(
                 screen.update(draw(look()), refresh=True)
     except KeyboardInterrupt:
         return
-
-
-def _looker(config: Path) -> Callable[[], dict[str, Any]]:
-    """Return a function that asks the daemon of `config` for its status and queues."""
-    from daemon.wire.control import ControlError, ask
-    from tools.cli.open_line import settings_of
-
-    endpoint = settings_of(config).endpoints.control
-
-    def look() -> dict[str, Any]:
-        try:
-            return ask(endpoint, "status") | {key: ask(endpoint, "queues")[key] for key in ("queues", "running")}
-        except ControlError as error:
-            fail(str(error), status=1)
-
-    return look
 
 
 def draw(seen: dict[str, Any]) -> RenderableType:
