@@ -124,7 +124,7 @@ def test_sensors_are_asked_at_most_every_five_seconds_and_a_machine_without_is_n
 
 def test_every_metric_that_the_documentation_names_is_one_that_is_told() -> None:
     root = ROOT
-    formats = {"coserve_format", "coserve_backup"}  # of files
+    formats = {"coserve_format", "coserve_backup", "coserve_client"}  # of files, and a package
     told = formats | set(re.findall(r"^# TYPE (\w+) ", a_scrape(), re.MULTILINE))
     for page in (root / "README.md", *(root / "docs").glob("*.md")):
         for name in re.findall(r"`(coserve_\w+)[`{]", page.read_text(encoding="utf-8")):
