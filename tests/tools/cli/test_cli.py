@@ -11,14 +11,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from daemon.storage.database.store import open_store
 from daemon.wire.control import ask
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tests.simulated import a_service
-from tools.cli.main import app
 
 LIGHT = (
     "check",

@@ -100,7 +100,7 @@ def test_a_running_line_is_left_as_it_was_and_one_that_is_stuck_is_named(
 
 
 def test_without_a_line_it_looks_at_the_machine_alone(tmp_path: Path) -> None:
-    found = list(command.examine(examine_line(None)))
+    found = list(command.run_checks(examine_line(None)))
     said = wrongs(found, "warn")["configuration"]
     assert re.fullmatch(r"no line is named and none is here → \S*coserve init, or name its coserve.yaml", said), said
     assert not wrongs(found)
@@ -327,6 +327,6 @@ def test_a_check_that_fails_itself_is_a_finding_and_the_others_go_on(config: Pat
     context = examine_line(config)
     assert context.config is not None
     broken = a_context(context, config=context.config.model_copy(update={"journal": Path("/\0")}))
-    found = list(command.examine(broken))
+    found = list(command.run_checks(broken))
     assert any("could not be looked at" in one.so for one in found)
     assert found[-1].check == "clock"
