@@ -184,9 +184,9 @@ def test_a_secret_key_is_readable_by_its_owner_alone_and_nothing_is_overwritten(
 def test_a_clients_name_never_leaves_the_folder(tmp_path: Path, name: str) -> None:
     public = read_public_key(make_key_pair(tmp_path, "k")[0])
     for act in (lambda: make_key_pair(tmp_path, name), lambda: allow(tmp_path, name, public)):
-        with pytest.raises(KeyFileError, match="no name for a key"):
+        with pytest.raises(KeyFileError, match="not a name for a key"):
             act()
-    with pytest.raises(KeyFileError, match="no name for a key"):
+    with pytest.raises(KeyFileError, match="not a name for a key"):
         revoke(tmp_path, name)
 
 

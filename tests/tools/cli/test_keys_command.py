@@ -71,9 +71,9 @@ def test_the_daemons_own_key_is_nobody_to_let_in(line: Path) -> None:
     [
         (("allow", "missing.key", "camera"), 1, "there is no file missing.key"),
         (("allow", "no-key-at-all", "camera"), 1, "40 characters"),
-        (("allow", "x" * 40, "../camera"), 1, "no name for a key"),
+        (("allow", "x" * 40, "../camera"), 1, "not a name for a key"),
         (("revoke", "nobody"), 1, "allowed are: none"),
-        (("new", "a/b"), 1, "no name for a key"),
+        (("new", "a/b"), 1, "not a name for a key"),
         (("list",), 1, "allowed: No such file"),
     ],
 )
