@@ -88,7 +88,7 @@ class _Compiler:
         )
         recipes = {name: _recipe(name, board) for name, board in self._rules.boards.items()}
         firsts = _first_steps(recipes, patterns)
-        flow = _Flow(recipes, firsts)
+        flow = _ChainUsage(recipes, firsts)
         # An extra component may need any classifier, so those that are named outright count as used.
         names = dict.fromkeys(flow.runs)
         if any(recipe.extras_allowed for recipe in recipes.values()):
@@ -194,7 +194,7 @@ def _first_steps(recipes: Mapping[str, Recipe], patterns: Sequence[Pattern]) -> 
     return {name: {component: filled[component] for component in recipe.positions} for name, recipe in recipes.items()}
 
 
-class _Flow:
+class _ChainUsage:
     """Probabilities that an image runs an expert, and that it goes from one to another (CoServe §4.5)."""
 
     def __init__(self, recipes: Mapping[str, Recipe], firsts: Mapping[str, Mapping[str, Step]]) -> None:
