@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-fast test-contract check system-tools bench plant soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean
+.PHONY: demo test test-fast test-contract check house rooms system-tools bench plant soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean
 
 demo: $(INSTALLED)
 	$(BIN)/coserve demo --dir demo
@@ -27,6 +27,14 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+# What the code base is made of, beside the goals; `$(BIN)/python -m tests.house --verbose` lists what was counted.
+house: $(INSTALLED)
+	@$(BIN)/python -m tests.house
+
+# docs/img/rooms.svg: the rooms and their arrows, from the imports.
+rooms: $(INSTALLED)
+	$(BIN)/python -m tests.house --picture docs/img/rooms.svg
 
 # What tests need beside Python (a C compiler, systemd's tools, …): installed where that is possible, otherwise named.
 system-tools:

@@ -1,9 +1,8 @@
 """`python -m tests.house`: print the table; with `--picture FILE` draw the rooms and their arrows instead."""
 
 import argparse
-import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests import ROOT
 from tests.house.counts import (
     Source,
     arrows,
@@ -25,9 +23,7 @@ from tests.house.counts import (
 )
 from tests.house.one_image import files_crossed
 from tests.house.picture import draw
-
-#: Written by tests/conftest.py after each whole run of a tier.
-TIMES = ROOT / "build/test-times.json"
+from tests.house.times import read_times
 
 
 @dataclass(frozen=True)
@@ -113,7 +109,7 @@ def _kind(kind: _Kind, files: list[Source]) -> Row:
 
 
 def _times() -> list[Row]:
-    times: Mapping[str, float] = json.loads(TIMES.read_text(encoding="utf-8")) if TIMES.exists() else {}
+    times = read_times()
     goals = {"fast": ("none", "≤ 2 min"), "contract": ("none", "≤ 6 min"), "everything": ("25 min", "≤ 18 min")}
     return [
         Row(f"tests: {tier}", before, goal, f"{times[tier] / 60:.1f} min" if tier in times else "not run here")
