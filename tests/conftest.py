@@ -13,7 +13,7 @@ if find_spec("coserve_client") is None:
 
 # Rich's console keeps the width that the environment names when it is made, for all tests of this process.
 os.environ.pop("COLUMNS", None)
-import tools.cli.console  # noqa: F401
+import tools.terminal.console  # noqa: F401
 from tests.house.times import pytest_sessionfinish  # noqa: F401 - a hook
 from tests.tiers import pytest_addoption, pytest_configure, pytest_ignore_collect  # noqa: F401 - hooks
 

@@ -17,7 +17,7 @@ import typer
 from daemon.units import size_text
 from tests.ports import free_port
 from tools.bench.line import RunFigures, run_line
-from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
+from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
 
 if TYPE_CHECKING:
     from coserve_client import CameraImage
@@ -69,7 +69,7 @@ def bench_dashboard(
 
 def compare(config: Path, images: "list[CameraImage]", *, readers: int, rounds: int) -> dict[str, Any]:
     """Runs with and without pages in turn, each round beginning with the other one; medians and ratios."""
-    from tools.cli.progress import Bars
+    from tools.terminal.progress import Bars
 
     runs: dict[str, list[RunFigures]] = {"without": [], "with": []}
     heard: list[tuple[int, int]] = []

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
-from tools.cli.option_values import must_be_one_of
+from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
+from tools.terminal.option_values import must_be_one_of
 
 #: A flood begins, and fills every queue that it can, before it is measured.
 _SETTLE_S = 2.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
+from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
 
 if TYPE_CHECKING:
     from tests.bench.intake_runs import Flood, Plan, Steady
@@ -68,8 +68,8 @@ def bench_intake(
 def _measure(plan: "Plan", *, delayed: bool, saturated: bool) -> "tuple[list[Flood], list[Steady]]":
     from tests.bench.intake_runs import Bench, BenchError
     from tests.faults.shim import ShimError, shim_environment
-    from tools.cli.progress import Bars
     from tools.setup.service import ServiceError
+    from tools.terminal.progress import Bars
 
     try:
         disks: dict[str, dict[str, str]] = {"as it is": {}}

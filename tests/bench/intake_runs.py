@@ -17,8 +17,8 @@ from daemon.wire.control import ask
 from tests.bench.intake_camera import Order, Seen
 from tests.bench.intake_line import a_jpeg_of, make_line
 from tests.bench.raw_disk import Loop
-from tools.cli.console import quiet_start
 from tools.setup.service import Service, files_in
+from tools.terminal.console import quiet_start
 
 _WARM_S = 0.7
 _POLL_S = 0.05

@@ -12,8 +12,8 @@ import typer
 
 from tests import ROOT
 from tests.bench.tables import print_narrow
-from tools.cli.console import console, errors, fail
-from tools.cli.option_values import must_be_architecture
+from tools.terminal.console import console, errors, fail
+from tools.terminal.option_values import must_be_architecture
 
 if TYPE_CHECKING:
     from tests.bench.live.image_trace import Arrivals, ImageOrder
@@ -130,7 +130,7 @@ def _simulated(device_file: Path, task_file: Path, shares: Sequence[float], dead
 
 def _measured(options: "LiveOptions", shares: Sequence[float], deadline_s: float) -> tuple[str, Rows]:
     from tests.bench.live.sides import SideError, prepare
-    from tools.cli.progress import Bars
+    from tools.terminal.progress import Bars
 
     with tempfile.TemporaryDirectory(prefix="coserve-bench-") as scratch, Bars(console=errors) as bar:
         task = bar.add_task("preparing", total=len(_ORDERS) * (1 + len(shares) * len(POLICIES) * 2))

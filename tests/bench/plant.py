@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tools.bench.line import RunFigures, run_line
-from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
 from tools.setup.service import Service, files_in, sockets_in
+from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
 
 if TYPE_CHECKING:
     from coserve_client import CameraImage
@@ -154,7 +154,7 @@ def _account(
 
 def compare(config: Path, images: "list[CameraImage]", rounds: int) -> dict[str, Any]:
     """Runs without a consumer, beside a dead broker and with one that listens, in turn; medians and ratios."""
-    from tools.cli.progress import Bars
+    from tools.terminal.progress import Bars
 
     kinds = ("without", "dead", "alive")
     runs: dict[str, list[RunFigures]] = {kind: [] for kind in kinds}
@@ -203,7 +203,7 @@ def _settled() -> Iterator[None]:
 
 
 def _end_and_start(broker: "Broker", restarts: int, title: str) -> None:
-    from tools.cli.progress import Bars
+    from tools.terminal.progress import Bars
 
     draw = random.Random(_SEED)
     with Bars(console=errors) as bar:

@@ -17,8 +17,8 @@ from daemon.policy.presets import preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request, RequestId
 from daemon.policy.scheduler import Scheduler
 from experts.spec import ArchitectureId, ExpertId
-from tools.cli.console import print_json, print_table
-from tools.cli.option_values import must_be_policies
+from tools.terminal.console import print_json, print_table
+from tools.terminal.option_values import must_be_policies
 
 _CLASSIFIERS, _DETECTORS, _EXPERT_BYTES = 350, 8, 178_000_000
 _PASS_RATE = 0.95

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from tools.cli.console import console
+from tools.terminal.console import console
 
 
 def print_narrow(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

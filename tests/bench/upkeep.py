@@ -15,7 +15,7 @@ import typer
 
 from daemon.units import size_text
 from tests.bench.tables import print_narrow
-from tools.cli.console import AsJson, console, errors, fail, print_json
+from tools.terminal.console import AsJson, console, errors, fail, print_json
 
 if TYPE_CHECKING:
     from tests.bench.upkeep_line import BenchLine

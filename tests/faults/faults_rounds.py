@@ -25,8 +25,8 @@ from tests.faults.powercut import Disk, Unsynced
 from tests.faults.shim import Call, read_log, shim_environment, switch_faults
 from tests.lines import COSERVE_RUN, a_line
 from tests.waiting import PATIENCE_S, until
-from tools.cli.console import quiet_start
 from tools.setup.service import READY
+from tools.terminal.console import quiet_start
 
 #: What a power cut does not touch: weights and rules were there long before, sockets are no files.
 LEFT_ALONE = ("experts/", "rules.yaml", "coserve.yaml", "run/")

@@ -10,7 +10,7 @@ import typer
 from tests import ROOT
 from tests.screenshots.line import REVIEWERS, ShownLine, copy_of, running
 from tests.screenshots.pictures import Page, ScreenshotError, chromium, take, wait_for_pages
-from tools.cli.console import console, fail
+from tools.terminal.console import console, fail
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page as Tab

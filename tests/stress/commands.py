@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tools.cli.console import AsJson, console, errors, print_json, print_table
+from tools.terminal.console import AsJson, console, errors, print_json, print_table
 
 if TYPE_CHECKING:
     from tests.stress.fuzz import FuzzReport

@@ -22,7 +22,7 @@ import zmq
 from daemon.wire.messages import MAGIC, encode
 from tests.stress.line import OPEN_BOARD_TYPE, make_jpegs
 from tests.stress.raw import GREETING, RawPeer, frame, frame_head
-from tools.cli.console import quiet_start
+from tools.terminal.console import quiet_start
 
 #: Unanswered messages of one flooding connection.
 _WINDOW = 256

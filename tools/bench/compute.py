@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
-from tools.cli.option_values import must_be_one_of
+from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
+from tools.terminal.option_values import must_be_one_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,10 +75,10 @@ def bench_compute(
 
     from experts.vision.architectures import ARCHITECTURES, DTYPES
     from experts.vision.slot import LayoutShelf
-    from tools.cli.progress import Bars
     from tools.profile.executors import try_pairs
     from tools.profile.measure import Effort
     from tools.profile.samples import rendered_samples
+    from tools.terminal.progress import Bars
 
     names, ways = networks.split(","), dtypes.split(",")
     for name in names:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
-from tools.cli.option_values import must_be_policies
+from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
+from tools.terminal.option_values import must_be_policies
 
 if TYPE_CHECKING:
     from coserve_client import CameraImage
@@ -83,7 +83,7 @@ def bench_line(
 
 def run_in_turn(kinds: Mapping[str, Callable[[], RunFigures]], rounds: int) -> dict[str, list[RunFigures]]:
     """Run every kind `rounds` times, interleaved, each round beginning with another kind."""
-    from tools.cli.progress import Bars
+    from tools.terminal.progress import Bars
 
     names = list(kinds)
     runs: dict[str, list[RunFigures]] = {name: [] for name in names}

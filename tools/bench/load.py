@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
-from tools.cli.option_values import must_be_one_of
-from tools.cli.train import Dtype
+from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
+from tools.terminal.option_values import Dtype, must_be_one_of
 
 if TYPE_CHECKING:
     from tools.bench.loading import LoadFigures
@@ -75,7 +74,7 @@ def _measure(names: list[str], dtype: str, rounds: int, folder: Path | None) -> 
     import torch
 
     from tools.bench.loading import LoadBench, make_expert
-    from tools.cli.progress import Bars
+    from tools.terminal.progress import Bars
 
     gpu = "cuda:0" if torch.cuda.is_available() else None
     methods: list[str] = []

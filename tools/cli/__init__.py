@@ -1,4 +1,4 @@
 """The command line: a file for each command, with its options, one call and its output. What it calls has no options.
 
-`main.app` is `coserve`. Nothing imports a command; the rooms beside this one may import `console` and `progress`.
+`main.app` is `coserve`. Nothing imports a command.
 """

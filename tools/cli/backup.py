@@ -10,8 +10,8 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from daemon.units import size_text
-from tools.cli.console import AsJson, ConfigPath, as_typed, console, errors, exit_on, fail, print_json
 from tools.query.formats import clean_up_on_sigterm
+from tools.terminal.console import AsJson, ConfigPath, as_typed, console, errors, exit_on, fail, print_json
 
 ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A tar file.", show_default=False)]
 

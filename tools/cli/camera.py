@@ -17,9 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 
 from coserve_client import CameraImage, CoserveError, CurveClient, Publisher, SpoolingPublisher, publish_images
 from daemon.errors import ConfigError
-from tools.cli.console import AsJson, errors, fail, print_json, print_table
-from tools.cli.open_line import settings_of
-from tools.cli.progress import Bars
+from tools.terminal.console import AsJson, errors, fail, print_json, print_table
+from tools.terminal.open_line import settings_of
+from tools.terminal.progress import Bars
 
 if TYPE_CHECKING:
     from tools.camera.frame_source import FrameSource

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from daemon.units import size_text
-from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, exit_on, fail, print_json
+from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, exit_on, fail, print_json
 
 db_app = typer.Typer(no_args_is_help=True, help="Copy, check and prune the results database, also while the line runs.")
 
@@ -25,7 +25,7 @@ def backup(
 
     Example: coserve db backup /mnt/backup/inspection.db --config demo/coserve.yaml
     """
-    from tools.cli.open_line import settings_of
+    from tools.terminal.open_line import settings_of
 
     settings = settings_of(config)
     from daemon.storage.database.connections import StoreError, redacted_url, sqlite_path
@@ -55,7 +55,7 @@ def check(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
 
     Example: coserve db check --config demo/coserve.yaml
     """
-    from tools.cli.open_line import settings_of
+    from tools.terminal.open_line import settings_of
 
     settings = settings_of(config)
     from daemon.storage.database.connections import StoreError, redacted_url
@@ -81,7 +81,7 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> Non
 
     Example: coserve db prune --config demo/coserve.yaml
     """
-    from tools.cli.open_line import settings_of
+    from tools.terminal.open_line import settings_of
 
     settings = settings_of(config)
     from daemon.wire.control import ControlError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.cli.console import DEFAULT_CONFIG, AsJson, as_typed, console, fail, print_json
+from tools.terminal.console import DEFAULT_CONFIG, AsJson, as_typed, console, fail, print_json
 
 if TYPE_CHECKING:
     from tools.setup.doctor.context import DoctorContext, Finding

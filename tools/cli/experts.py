@@ -8,7 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from daemon.units import size_text
-from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, as_typed, console, exit_on, print_json, print_table
+from tools.terminal.console import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigOption,
+    as_typed,
+    console,
+    exit_on,
+    print_json,
+    print_table,
+)
 
 experts_app = typer.Typer()
 

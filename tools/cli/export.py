@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, as_typed, console, errors, fail, print_json
-from tools.cli.option_values import since_option, until_option
+from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, as_typed, console, errors, fail, print_json
+from tools.terminal.option_values import since_option, until_option
 
 if TYPE_CHECKING:
     from tools.query.reading import BoardSelection
@@ -48,9 +48,9 @@ def export(
 def _write(config: Path, selection: "BoardSelection", out: Path, *, with_weights: bool, as_json: bool) -> None:
     from daemon.units import size_text
     from tools.backup.gentle import step_back
-    from tools.cli.open_line import opened
     from tools.query.formats import clean_up_on_sigterm, os_errors_end
     from tools.query.package.write import write_package
+    from tools.terminal.open_line import opened
 
     if not out.absolute().parent.is_dir():
         fail(f"no folder {out.absolute().parent}", status=2)

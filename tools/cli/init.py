@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tools.cli.console import AsJson, as_typed, console, fail, print_json
+from tools.terminal.console import AsJson, as_typed, console, fail, print_json
 
 if TYPE_CHECKING:
     from tools.setup.answers import Answers, Dashboard

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from experts.durable import replace_durably
-from tools.cli.console import console, fail
+from tools.terminal.console import console, fail
 
 if TYPE_CHECKING:
     from daemon.config.settings import Config

@@ -5,7 +5,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json, print_table
+from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json, print_table
 
 keys_app = typer.Typer(no_args_is_help=True, help="Who may come in over the network: keys of clients, of the daemon.")
 
@@ -125,7 +125,7 @@ def list_keys(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) ->
 
 
 def _allow_list_of(config: Path) -> tuple[Any, Path]:
-    from tools.cli.open_line import settings_of
+    from tools.terminal.open_line import settings_of
 
     settings = settings_of(config)
     if settings.security.allowed_clients is None:

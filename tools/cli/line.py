@@ -9,7 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from daemon.units import size_text
-from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, ConfigPath, console, fail, print_json, print_table
+from tools.terminal.console import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigOption,
+    ConfigPath,
+    console,
+    fail,
+    print_json,
+    print_table,
+)
 
 rules_app = typer.Typer(no_args_is_help=True, help="Work with routing rules.")
 
@@ -312,7 +321,7 @@ def _places(expert: dict[str, Any]) -> str:
 
 
 def _ask(config: Path, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
-    from tools.cli.open_line import ask_daemon, settings_of
+    from tools.terminal.open_line import ask_daemon, settings_of
 
     return ask_daemon(settings_of(config), kind, timeout_s, **fields)
 

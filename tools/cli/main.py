@@ -35,9 +35,9 @@ from tools.cli import (
     top,
     train,
 )
-from tools.cli.console import fail
-from tools.cli.option_values import Commands
 from tools.setup.service import ServiceError
+from tools.terminal.console import fail
+from tools.terminal.option_values import Commands
 
 app = typer.Typer(
     name="coserve",

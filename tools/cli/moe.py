@@ -7,8 +7,8 @@ from typer.core import TyperGroup
 
 from daemon.errors import MissingExtraError
 from experts.moe.errors import ModelError
-from tools.cli.console import fail
 from tools.moe import bench, fit, fixture, importing, plan, trace, unite
+from tools.terminal.console import fail
 
 _EXTRA = {"tokenizers", "transformers"}
 

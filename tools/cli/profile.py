@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from daemon.units import size_text
-from tools.cli.console import AsJson, ConfigPath, console, exit_on, fail, print_json, print_table
-from tools.cli.progress import share_bar
+from tools.terminal.console import AsJson, ConfigPath, console, exit_on, fail, print_json, print_table
+from tools.terminal.progress import share_bar
 
 if TYPE_CHECKING:
     from tools.profile.run import DeviceProfile, Measured

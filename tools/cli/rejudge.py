@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tools.cli.console import AsJson, ConfigPath, console, errors, fail, print_json, print_table
-from tools.cli.option_values import since_option
+from tools.terminal.console import AsJson, ConfigPath, console, errors, fail, print_json, print_table
+from tools.terminal.option_values import since_option
 
 if TYPE_CHECKING:
     from tools.query.rejudge import RejudgeReport
@@ -44,9 +44,9 @@ def rejudge(
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from tools.cli.progress import Bars
     from tools.experts.line import open_line
     from tools.query.rejudge import RejudgeRequest, rejudge_line, write_csv
+    from tools.terminal.progress import Bars
 
     if csv is not None and not csv.absolute().parent.is_dir():
         fail(f"--csv {csv}: there is no folder {csv.absolute().parent}", status=2)

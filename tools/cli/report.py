@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
+from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json
 
 
 def report(
@@ -23,9 +23,9 @@ def report(
 
     Example: coserve report S0017 --config demo/coserve.yaml
     """
-    from tools.cli.open_line import opened
     from tools.query.reading import read_attempt
     from tools.query.report import NoTextError, board_document, in_words, written_by_model
+    from tools.terminal.open_line import opened
 
     with opened(config) as (settings, engine):
         if model is not None and model not in settings.models:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, fail
-from tools.cli.option_values import since_option, until_option
+from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, fail
+from tools.terminal.option_values import since_option, until_option
 
 if TYPE_CHECKING:
     from tools.query.results import RowFormat

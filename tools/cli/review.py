@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json, print_table
+from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json, print_table
 
 
 def review(
@@ -44,8 +44,8 @@ def review(
         fail("--undo takes no verdict, defect or note: it restores the decision before", status=2)
     if image is not None and verdict is None:
         fail("which verdict? pass, fail, unknown or review: coserve review ID VERDICT", status=2)
-    from tools.cli.open_line import settings_of
     from tools.query.review import decide, waiting_images
+    from tools.terminal.open_line import settings_of
 
     settings = settings_of(config)
     if show:

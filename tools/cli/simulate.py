@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.policy.presets import PRESETS
-from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
-from tools.cli.option_values import must_be_policies
+from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
+from tools.terminal.option_values import must_be_policies
 
 if TYPE_CHECKING:
     from tools.simulate.engine import TaskOutcome

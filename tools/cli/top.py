@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.units import size_text
-from tools.cli.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, print_json
+from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, print_json
 
 #: Groups of waiting images that are shown; the rest is a number.
 _GROUPS = 15
@@ -26,7 +26,7 @@ def top(
 
     Example: coserve top --config demo/coserve.yaml
     """
-    from tools.cli.open_line import ask_daemon, settings_of
+    from tools.terminal.open_line import ask_daemon, settings_of
 
     settings = settings_of(config)
 

@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from daemon.units import size_text
-from tools.cli.console import AsJson, console, errors, fail, print_json, print_table
-from tools.cli.option_values import must_be_architecture
-from tools.cli.progress import share_bar
+from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
+from tools.terminal.option_values import Dtype, must_be_architecture
+from tools.terminal.progress import share_bar
 
 if TYPE_CHECKING:
     from tools.training.expert_file import ImportReport
@@ -20,15 +19,6 @@ if TYPE_CHECKING:
 _ENOUGH_HELD_OUT = 10
 
 train_app = typer.Typer(no_args_is_help=True, help="Train an expert on your own images.")
-
-
-class Dtype(StrEnum):
-    """Number formats that weights may be stored in; auto: the fastest here that agrees with the original."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
 
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for the weights; catalog.yaml there gets the expert's entry.")]

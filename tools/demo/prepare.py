@@ -22,12 +22,12 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 import tools.camera.render
 import tools.training
 from experts.catalog import Catalog, CatalogFile, resolve, write_catalog
-from tools.cli.console import console
-from tools.cli.progress import Bars
 from tools.demo import files, judge, training
 from tools.demo.judge import Quality
 from tools.demo.training import Sample
 from tools.experts.measure import MeasuredAnswers
+from tools.terminal.console import console
+from tools.terminal.progress import Bars
 
 PANELS, UNITS = 95, 20
 _BOARDS_PER_TASK = 5

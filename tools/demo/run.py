@@ -15,10 +15,10 @@ from daemon.config.settings import load_config
 from daemon.wire.control import ControlError, ask
 from tools.camera.render import RenderedBoard, board_types, render_board
 from tools.camera.rendered import DEFECT_RATE, board_plan
-from tools.cli.console import as_typed, console, fail, print_table, quiet_start
-from tools.cli.progress import Bars
 from tools.demo.boards import PartVerdict, draw_board, part_verdicts
 from tools.setup.service import Service, ServiceError
+from tools.terminal.console import as_typed, console, fail, print_table, quiet_start
+from tools.terminal.progress import Bars
 
 SOURCE = "demo-camera"
 

@@ -16,8 +16,8 @@ from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve
 from experts.versions import Expert, Versions, VersionsError
 from routing_rules.compile import RulesError
 from routing_rules.routes import Routes
-from tools.cli.console import exit_on, fail
-from tools.cli.open_line import reading, settings_of
+from tools.terminal.console import exit_on, fail
+from tools.terminal.open_line import reading, settings_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -13,8 +13,8 @@ from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared, prepare
 from experts.vision.slot import SlotPool
-from tools.cli.console import CommandError
 from tools.experts.line import ExpertsLine
+from tools.terminal.console import CommandError
 
 _BATCH = 8
 #: More images do not make the comparison better.

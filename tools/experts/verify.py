@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experts.catalog import CatalogEntry, CatalogFile, resolve
 from experts.errors import ExpertError
 from experts.spec import ExpertId, ExpertSpec
@@ -56,9 +58,9 @@ def load_problems(spec: ExpertSpec, *, forward: bool) -> list[str]:
 def _run(pool: SlotPool, spec: ExpertSpec) -> None:
     from experts.vision.infer import infer
     from experts.vision.preprocess import fit
-    from tools.training.proof import pattern_images
 
-    infer(pool.slot(spec.expert), [fit(image, spec.task, spec.input_size) for image in pattern_images()[:2]])
+    noise = np.random.default_rng(7).integers(0, 255, (2, 96, 128, 3), np.uint8)
+    infer(pool.slot(spec.expert), [fit(image, spec.task, spec.input_size) for image in noise])
 
 
 def _with_file(file: Path, text: str, message: str) -> str:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from experts.moe.modes import MODES
-from tools.cli.console import console, fail, print_table, quiet_start
 from tools.moe.fixture import DEFAULT_FIXTURE
+from tools.terminal.console import console, fail, print_table, quiet_start
 
 if TYPE_CHECKING:
     from tools.moe.side import SideJob, SideReport

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from experts.moe.modes import MODES, load_registered
-from tools.cli.console import print_table
-from tools.cli.option_values import must_be_one_of
+from tools.terminal.console import print_table
+from tools.terminal.option_values import must_be_one_of
 
 _FITTED = [name for name, entry in MODES.items() if entry.fit]
 

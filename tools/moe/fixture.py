@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tools.cli.console import console, print_table
+from tools.terminal.console import console, print_table
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tools.cli.console import AsJson, errors, print_json, print_table
-from tools.cli.option_values import must_be_one_of
+from tools.terminal.console import AsJson, errors, print_json, print_table
+from tools.terminal.option_values import must_be_one_of
 
 if TYPE_CHECKING:
     import torch

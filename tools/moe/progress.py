@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 
-from tools.cli.console import console
-from tools.cli.progress import Bars
+from tools.terminal.console import console
+from tools.terminal.progress import Bars
 
 if TYPE_CHECKING:
     from experts.moe.model.mode import FitProgress

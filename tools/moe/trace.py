@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.cli.console import console, print_table
 from tools.moe.fixture import DEFAULT_FIXTURE
+from tools.terminal.console import console, print_table
 
 if TYPE_CHECKING:
     from experts.moe.gating import ForwardStep, Routing

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.cli.console import fail, print_table
+from tools.terminal.console import fail, print_table
 
 if TYPE_CHECKING:
     from experts.moe.model.mode import FitProgress

@@ -12,8 +12,6 @@ from daemon.storage.database.reviews import DAEMON
 from daemon.storage.image_archive import as_sent
 from experts.errors import ImageError
 from experts.vision.preprocess import decode
-from tools.cli.console import console, print_json, printable
-from tools.cli.open_line import opened
 from tools.experts.look import CatalogVersions
 from tools.query.reading import (
     InspectionName,
@@ -23,6 +21,8 @@ from tools.query.reading import (
     similar_pictures,
 )
 from tools.query.retrace import PictureSize, RetracedStep, RetracedVerdict, RulesPath, read_rules_path, retrace
+from tools.terminal.console import console, print_json, printable
+from tools.terminal.open_line import opened
 
 _REASONS = {
     "deadline": (

@@ -12,9 +12,9 @@ from typing import Any, TextIO
 
 from daemon.errors import MissingExtraError
 from daemon.units import spreadsheet_cell
-from tools.cli.console import fail
 from tools.query.reading import Batch
 from tools.query.rows import ColumnType
+from tools.terminal.console import fail
 
 #: The mode of the database: others read through the group.
 FILE_MODE = 0o640

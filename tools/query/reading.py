@@ -24,8 +24,8 @@ from daemon.storage.database.schema import (
     stages,
     stream_position,
 )
-from tools.cli.console import CommandError
 from tools.query.rows import BOARDS, IMAGES, RowFilters, RowKind, UnknownColumnError
+from tools.terminal.console import CommandError
 
 BATCH_ROWS = 5000
 #: Numbers of the stream that one transaction of a batch looks through: some tenths of a second.

@@ -18,11 +18,11 @@ from experts.errors import ExpertError
 from experts.versions import VersionsError, version_of
 from routing_rules.compile import RulesError
 from routing_rules.routes import Routes
-from tools.cli.console import CommandError
 from tools.experts.change import find_candidate
 from tools.experts.line import ExpertsLine, entries_in_force
 from tools.query.reading import StoredImages, read_stored_images
 from tools.query.rows import RowFilters
+from tools.terminal.console import CommandError
 
 if TYPE_CHECKING:
     from tools.query.rejudge_run import RejudgedImage

@@ -12,11 +12,11 @@ from sqlalchemy import Engine
 
 from daemon.errors import MissingExtraError
 from experts.durable import replacing
-from tools.cli.console import console, exit_on, fail, print_json, print_table
-from tools.cli.open_line import opened
 from tools.query import reading
 from tools.query.formats import FILE_MODE, TEXT_WRITERS, ParquetFile, RowWriter, clean_up_on_sigterm, os_errors_end
 from tools.query.reading import ResultsQuery
+from tools.terminal.console import console, exit_on, fail, print_json, print_table
+from tools.terminal.open_line import opened
 
 #: Rows that a person sees without `--limit`; files have all.
 DEFAULT_LIMIT = 50

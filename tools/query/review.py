@@ -17,9 +17,9 @@ from daemon.storage.database.reviews import Review, ReviewRefusedError, history,
 from daemon.storage.database.store import open_store
 from daemon.storage.review_requests import decision, not_stored
 from daemon.wire.control import ControlError, ask
-from tools.cli.console import DEFAULT_CONFIG, CommandError
-from tools.cli.open_line import reading
 from tools.query.reading import read_defect
+from tools.terminal.console import DEFAULT_CONFIG, CommandError
+from tools.terminal.open_line import reading
 
 _WAIT_S = 10.0
 

@@ -14,7 +14,7 @@ from sqlalchemy.sql.type_api import TypeEngine
 from daemon.storage.database.boards import has_serial
 from daemon.storage.database.reviews import DAEMON
 from daemon.storage.database.schema import boards, inspections, reviews, stages
-from tools.cli.console import CommandError
+from tools.terminal.console import CommandError
 
 #: `time` is UTC text such as 2026-11-21T09:28:11.123Z.
 ColumnType = Literal["text", "int", "real", "time"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tools.cli.console import quiet_start
+from tools.terminal.console import quiet_start
 
 READY = "coserve ready"
 #: The kernel ends it at once; reaping may wait for a disk.

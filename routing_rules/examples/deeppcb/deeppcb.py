@@ -21,8 +21,8 @@ from daemon.line.line import load_line
 from experts.spec import ExpertId
 from experts.vision.preprocess import decode
 from experts.vision.slot import SlotPool
-from tools.cli.console import console, print_table
 from tools.demo.judge import PartImage, judge_parts
+from tools.terminal.console import console, print_table
 from tools.training.box_scores import match_boxes
 from tools.training.detector import find_boxes
 from tools.training.photographs import read_yolo_data

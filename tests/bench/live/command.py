@@ -9,8 +9,8 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from tools.cli.console import errors, fail
-from tools.cli.option_values import must_be_architecture, must_be_one_of
+from tools.terminal.console import errors, fail
+from tools.terminal.option_values import must_be_architecture, must_be_one_of
 
 Name = TypeVar("Name", bound=str)
 Folder = Annotated[Path | None, typer.Option("--dir", help="Where the experts are made once (~25 GB); a cache folder.")]
@@ -53,7 +53,7 @@ def bench_live(
     from tests.bench.live.expert_files import DISKS, ExpertRecipe
     from tests.bench.live.image_trace import ORDERS
     from tests.bench.live.sides import SIDES, LiveOptions, SideError, default_folder, prepare
-    from tools.cli.progress import Bars
+    from tools.terminal.progress import Bars
 
     must_be_architecture("--classifier", classifier, "classify")
     must_be_architecture("--detector", detector, "detect")

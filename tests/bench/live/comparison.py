@@ -18,7 +18,7 @@ from tests.bench.live.expert_files import DISKS, PACED_BYTES_PER_S, Disk
 from tests.bench.live.image_trace import ImageTrace
 from tests.bench.live.sides import NAIVE, ORDINARY, OTHER_SIDES, RAY, LiveSetup, SideError, SideResult
 from tests.bench.tables import print_narrow, rounded
-from tools.cli.console import console, errors
+from tools.terminal.console import console, errors
 
 #: Sides slower than this share of the fastest run once.
 _SLOW = 0.1

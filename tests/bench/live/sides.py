@@ -27,10 +27,10 @@ from tests.bench.live.expert_files import (
 )
 from tests.bench.live.image_trace import ImageOrder, ImageTrace, make_trace, make_types
 from tools.bench.loading import read_seconds
-from tools.cli.console import quiet_start
 from tools.profile.fit import fit_line, largest_useful_batch
 from tools.profile.measure import Bench
 from tools.profile.samples import Samples
+from tools.terminal.console import quiet_start
 
 ORDINARY, NAIVE, RAY = "samba-ordinary", "naive", "ray-serve"
 #: The sides that are no policies of ours.

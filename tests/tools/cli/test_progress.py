@@ -4,7 +4,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from tools.cli.progress import Bars
+from tools.terminal.progress import Bars
 
 
 class Clock:

@@ -23,10 +23,10 @@ from daemon.storage.database.connections import open_for_reading
 from tests.small_disk import small_disk
 from tests.tools.query.sample_results import CONFIG, NEW, OLD, RULES, make
 from tools.cli.main import app
-from tools.cli.option_values import moment
 from tools.query import reading
 from tools.query.reading import BATCH_ROWS, ResultsQuery, read_batches
 from tools.query.rows import BOARDS, IMAGES, STAGES, RowFilters
+from tools.terminal.option_values import moment
 
 NASTY = ("=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "<b>x</b>", "[/red]", "'; DROP TABLE boards; --", "a\x1b[31mb")
 SERIAL = "S0000051"

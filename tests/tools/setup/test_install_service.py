@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from daemon.config.settings import load_config
 from tests.systemd.sandbox import settings
-from tools.cli.console import default_config
 from tools.cli.main import app
 from tools.setup.service_files import Places, exec_words, hidden, started_config, unreadable_secrets
+from tools.terminal.console import default_config
 
 
 def coserve(*arguments: str | Path, status: int = 0) -> str:

@@ -23,7 +23,6 @@ from daemon.storage.database.connections import redacted_url
 from daemon.storage.database.upkeep import room_problem
 from experts.durable import sync
 from experts.weights import file_sha256
-from tools.cli.console import CommandError
 from tools.query.package.contents import (
     README,
     PackageExperts,
@@ -34,6 +33,7 @@ from tools.query.package.contents import (
     write_rows,
 )
 from tools.query.reading import BoardSelection
+from tools.terminal.console import CommandError
 
 SUMS = "SHA256SUMS"
 MANIFEST = "manifest.json"

@@ -15,9 +15,9 @@ from daemon.config.settings import Config
 from daemon.host.own_address import EVERYWHERE
 from daemon.wire.keys import open_to
 from daemon.wire.sockets import TCP
-from tools.cli.console import as_typed
 from tools.setup import service_files
 from tools.setup.doctor.context import DoctorContext, Finding, acting_as, database_of, ok, warn, wrong
+from tools.terminal.console import as_typed
 
 _CONNECT_S = 2.0
 

@@ -17,9 +17,9 @@ from daemon.storage.database.schema import inspections
 from daemon.storage.database.upkeep import quick_check
 from daemon.storage.disk_space import storage_problems
 from daemon.units import size_text, wall_seconds
-from tools.cli.console import as_typed
 from tools.setup.doctor.context import DoctorContext, Finding, database_of, ok, warn, wrong
 from tools.setup.service_files import NAME, exec_words
+from tools.terminal.console import as_typed
 
 _SHOWN = 5
 _LOOK_S = 3.0

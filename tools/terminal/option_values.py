@@ -7,6 +7,7 @@ integer, unable to parse string as an integer".
 import re
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
+from enum import StrEnum
 from typing import Any, Literal, NoReturn, get_args
 
 import typer
@@ -16,13 +17,22 @@ from typer.core import TyperGroup
 from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.units import utc_text
 from experts.vision.architectures import ARCHITECTURES
-from tools.cli.console import CommandError, fail
+from tools.terminal.console import CommandError, fail
 
 _NUMBERS = {int: "a whole number", float: "a number"}
 _MOMENTS = "a day (2026-11-21), a time (2026-11-21T09:28, UTC unless it ends in an offset), today, yesterday, or 2h ago"
 _AGO = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(s|min|m|h|d|w)(?: ago)?")
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+
+
+class Dtype(StrEnum):
+    """Number formats that weights may be stored in; auto: the fastest here that agrees with the original."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
 
 
 class Commands(TyperGroup):

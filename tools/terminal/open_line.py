@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
-from tools.cli.console import exit_on, fail
+from tools.terminal.console import exit_on, fail
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

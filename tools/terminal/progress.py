@@ -17,7 +17,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from tools.cli.console import errors
+from tools.terminal.console import errors
 
 #: Seconds between two lines off a terminal.
 _LINE_EVERY_S = 60.0
