@@ -206,13 +206,6 @@ def replace_text(path: Path, text: str, like: Path | None = None) -> None:
     replace_durably(path, text, model.stat().st_mode & 0o777 if model is not None and model.exists() else None)
 
 
-def add_to_catalog(path: Path, expert: str, entry: Mapping[str, Any]) -> None:
-    """Add or replace one entry; makes the file where there is none. Comments in the file are not kept."""
-    document: Any = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
-    entries = dict((document or {}).get("experts") or {})
-    write_catalog(path, {**entries, expert: entry})
-
-
 def rendered(entry: CatalogEntry) -> dict[str, Any]:
     """An entry as `dump` writes it: what has its default left out, lists on one line each."""
     return {key: _inline(value) for key, value in entry.model_dump(mode="json", exclude_defaults=True).items()}

@@ -1,18 +1,20 @@
-"""Another entry in a catalog that a person wrote, with the rest of the text as it was: comments, order, quotes.
+"""Replaces one entry of a catalog that a person wrote and keeps the rest of the text: comments, order, quotes.
 
-The places of keys and values come from PyYAML's own parser; only the values that differ are written anew. Whoever
-calls parses the result and compares it with what was meant, so that a form of YAML that this does not understand
-(anchors, merge keys) is noticed and never guessed at.
+The places of keys and values come from PyYAML's own parser; only the values that differ are written anew. The result is
+parsed and compared with the intended entries before it is written: a form of YAML that this module does not understand
+(anchors, merge keys) makes it write the whole catalog anew, without comments.
 """
 
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
-from experts.catalog import CatalogEntry, dump, rendered
+from experts.catalog import CatalogEntry, CatalogFile, dump, rendered, replace_text, write_catalog
 
 _Edit = tuple[int, int, str]
 
@@ -44,6 +46,33 @@ def _plain(node: Any) -> Any:
     if _INTEGER.fullmatch(said):
         return int(said)
     return float(said) if _FLOAT.fullmatch(said) else said
+
+
+def add_to_catalog(path: Path, expert: str, entry: Mapping[str, Any]) -> None:
+    """Add or replace one entry, and make the file if there is none. Raises ValidationError, yaml.YAMLError."""
+    document = read(path.read_text(encoding="utf-8")) if path.exists() else {}
+    entries = CatalogFile.model_validate({"experts": document.get("experts") or {}}).experts
+    replace_entry(path, entries, expert, CatalogEntry.model_validate(dict(entry)))
+
+
+def replace_entry(path: Path, entries: Mapping[str, CatalogEntry], name: str, entry: CatalogEntry) -> bool:
+    """Write `entry` under `name` into a catalog that holds `entries`; return True if comments were lost."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    wanted = {**entries, name: entry}
+    edited = with_entry(text, name, entry)
+    if edited is not None and _has_entries(edited, wanted):
+        replace_text(path, edited)
+        return False
+    write_catalog(path, {key: each.model_dump(mode="json", exclude_defaults=True) for key, each in wanted.items()})
+    return "#" in text
+
+
+def _has_entries(text: str, entries: Mapping[str, CatalogEntry]) -> bool:
+    """Return True if the text of a catalog has exactly `entries`."""
+    try:
+        return CatalogFile.model_validate(read(text)).experts == dict(entries)
+    except (yaml.YAMLError, ValidationError):
+        return False
 
 
 def with_entry(text: str, name: str, entry: CatalogEntry) -> str | None:

@@ -24,8 +24,8 @@ from urllib.parse import quote
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from experts.catalog import CatalogEntry, CatalogFile, dump, rendered, replace_text, write_catalog
-from experts.catalog_edit import read, with_entry
+from experts.catalog import CatalogEntry, CatalogFile, dump, rendered, replace_text
+from experts.catalog_edit import read, replace_entry
 from experts.durable import replacing, sync
 from experts.weights import file_sha256
 
@@ -280,15 +280,8 @@ class Change:
                 raise VersionsError(f"{source} is damaged: its sha256 is {found}…, its entry says {sha256[:12]}…")
 
     def _replace_entry(self, name: str, entry: CatalogEntry) -> None:
-        path = self._versions.catalog
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        entries = {**self._versions._entries(), name: entry}
-        edited = with_entry(text, name, entry)
-        if edited is not None and _means(edited, entries):
-            replace_text(path, edited)
-            return
-        self.lost_comments = "#" in text
-        write_catalog(path, {key: one.model_dump(mode="json", exclude_defaults=True) for key, one in entries.items()})
+        if replace_entry(self._versions.catalog, self._versions._entries(), name, entry):
+            self.lost_comments = True
 
     def _write(self) -> None:
         document = {
@@ -333,14 +326,6 @@ def _settled(name: str, in_force: CatalogEntry | None, noted: History) -> Expert
 
 def _step(did: Deed, version: str, before: str | None = None) -> Step:
     return Step(at=now(), by=somebody(), did=did, version=version, before=before)
-
-
-def _means(text: str, entries: Mapping[str, CatalogEntry]) -> bool:
-    """Whether an edited catalog says exactly `entries`."""
-    try:
-        return CatalogFile.model_validate(read(text)).experts == dict(entries)
-    except (yaml.YAMLError, ValidationError, VersionsError):
-        return False
 
 
 def _parsed(model: type[Any], path: Path) -> Any:

@@ -7,7 +7,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from experts.catalog import UNREADABLE, CatalogFile, add_to_catalog, resolve, write_catalog
+from experts.catalog import UNREADABLE, CatalogFile, resolve, write_catalog
+from experts.catalog_edit import add_to_catalog
 from experts.spec import ExpertSpec
 from tests.experts.samples import an_expert_file
 
@@ -88,6 +89,21 @@ def test_adding_an_expert_replaces_its_entry_and_keeps_the_others(tmp_path: Path
     catalog, _ = resolve(CatalogFile.model_validate(yaml.safe_load(file.read_text())), tmp_path)
     assert (catalog["a"].temperature, catalog["b"].mean) == (2.0, (0.1, 0.2, 0.3))
     assert [entry.name for entry in file.parent.iterdir()] == ["catalog.yaml"]
+
+
+def test_adding_an_expert_keeps_the_comments_of_the_catalog(tmp_path: Path):
+    spec = an_expert_file(tmp_path)
+    file = tmp_path / "catalog.yaml"
+    write_catalog(file, {"a": an_entry(spec)})
+    file.write_text("# ours\n" + file.read_text().replace("  a:\n", "  a:   # the first\n"))
+    add_to_catalog(file, "b", an_entry(spec))
+    add_to_catalog(file, "a", an_entry(spec, temperature=2.0))
+    text = file.read_text()
+    assert text.startswith("# ours\n")
+    assert "  a:   # the first\n" in text
+    entries = CatalogFile.model_validate(yaml.safe_load(text)).experts
+    assert list(entries) == ["a", "b"]
+    assert entries["a"].temperature == 2.0
 
 
 def test_an_entry_that_could_not_be_read_back_is_not_written(tmp_path: Path):

@@ -13,7 +13,7 @@ from routing_rules.load import read_yaml
 from tests import ROOT
 from tools.training.classifier import train_classifier
 from tools.training.detector import train_detector
-from tools.training.detector_loop import Effort
+from tools.training.detector_loop import TrainingEffort
 from tools.training.fit import Schedule
 from tools.training.photographs import read_yolo_data
 
@@ -70,7 +70,7 @@ def test_the_example_runs_from_the_data_set_to_a_measured_line(
     train_classifier(
         data / "classifier", "resnet18", 32, line / "experts", expert="window", schedule=Schedule(epochs=1), threads=1
     )
-    effort = Effort(steps=1, batch=2, threads=1)
+    effort = TrainingEffort(steps=1, batch=2, threads=1)
     train_detector(data / "detector/data.yaml", "yolo11n", 64, line / "experts", expert=deeppcb.DETECTOR, effort=effort)
     (line / "rules.yaml").write_bytes(RULES.read_bytes())
     (line / "coserve.yaml").write_text(CONFIG, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Commands that bring experts in: train them on your images, or import networks that you already have."""
+"""`coserve train` and `coserve import`: train experts on your images, or import networks that you already have."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -44,7 +44,7 @@ def import_expert(
 ) -> None:
     """Make an expert of a trained network: fold batch norms, write safetensors, prove that its outputs agree.
 
-    Exit status 1 where the file cannot become an expert; then nothing was changed.
+    Exit status 1 if the file cannot become an expert; then nothing was changed.
 
     Example: coserve import r0402.pth --architecture resnet18 --classes ok,missing --input-size 96 --out experts
     """
@@ -65,16 +65,15 @@ def import_expert(
         _measure(report, catalog or out / "catalog.yaml", samples)
     agreement = report.agreement
     if as_json:
-        made = {"expert": report.expert, "file": str(report.file), "entry": report.entry}
-        tried = [asdict(trial) for trial in report.trials]
-        said = {"dtype": report.dtype, "agreement": asdict(agreement), "tried": tried, "not_tried": list(report.unfit)}
-        print_json(made | said)
+        expert_row = {"expert": report.expert, "file": str(report.file), "entry": report.entry, "dtype": report.dtype}
+        trials = [asdict(trial) for trial in report.trials]
+        print_json(expert_row | {"agreement": asdict(agreement), "tried": trials, "not_tried": list(report.unfit)})
         return
     for trial in report.trials:
-        kept = "kept" if trial.dtype == report.dtype else "slower" if trial.agrees else "differs too much"
+        outcome = "kept" if trial.dtype == report.dtype else "slower" if trial.agrees else "differs too much"
         console.print(
             f"{trial.dtype}: {trial.batch_ms:.1f} ms for 4 images, same labels on {trial.agreement.same_labels} of"
-            f" {trial.agreement.images}, confidence within {trial.agreement.confidence:.1e}: {kept}"
+            f" {trial.agreement.images}, confidence within {trial.agreement.confidence:.1e}: {outcome}"
         )
     for reason in report.unfit:
         console.print(f"not tried: {reason}", markup=False)
@@ -88,8 +87,8 @@ def import_expert(
 
 
 def _measure(report: "ImportReport", catalog: Path, samples: Path) -> None:
-    """Write how sure the new expert is of `samples` into its entry; leaves with status 1 where it has no image."""
-    from experts.catalog import add_to_catalog
+    """Write the expert's confidences on `samples` into its entry; exit with status 1 if no image decodes."""
+    from experts.catalog_edit import add_to_catalog
     from tools.experts.measure import MeasureError, confidences_of
 
     try:
@@ -167,7 +166,7 @@ def train_detector(
         fail(f"no file {data}: name the YAML file of a YOLO data set", status=2)
     from tools.training import TrainingError
     from tools.training.detector import train_detector
-    from tools.training.detector_loop import Effort
+    from tools.training.detector_loop import TrainingEffort
 
     must_be_architecture("--architecture", architecture, "detect")
     with share_bar(f"training {expert or data.stem}") as (bar, task):
@@ -178,7 +177,7 @@ def train_detector(
                 input_size,
                 out,
                 expert=expert or data.stem,
-                effort=Effort(minutes=minutes, seed=seed, threads=threads),
+                effort=TrainingEffort(minutes=minutes, seed=seed, threads=threads),
                 on_progress=lambda progress: bar.update(task, completed=progress.share),
             )
         except TrainingError as error:
@@ -196,7 +195,7 @@ def train_detector(
 
 
 def _warn_of_few(held_out: Mapping[str, int], where_from: str) -> None:
-    """On stderr, what has fewer pictures held out than say anything; the expert is written all the same."""
+    """Warn on stderr of too few held-out pictures to judge by; the expert is written all the same."""
     few = ", ".join(f"{name} {count}" for name, count in held_out.items() if count < _ENOUGH_HELD_OUT)
     if few:
         errors.print(

@@ -28,7 +28,7 @@ _REVIEWS, _MIN_REVIEW, _MAX_REVIEW = 0.01, 0.6, 0.88
 OnAnswer = Callable[[str, Answer], None]
 
 
-class PartImage(NamedTuple):
+class PartToJudge(NamedTuple):
     """An image to judge: (h, w, 3) uint8 RGB."""
 
     board_type: str
@@ -125,12 +125,12 @@ def judge_line(
     pool = SlotPool("cpu", sum(spec.weights_bytes for spec in line.catalog.values()))
     for spec in line.catalog.values():
         pool.load(spec)
-    parts: list[PartImage] = []
+    parts: list[PartToJudge] = []
     truths: list[str] = []
     boards = [(kind, seed) for seed in seeds for kind in board_types()]
     for number, (kind, seed) in enumerate(boards, 1):
         for placement in render_board(kind, seed, defect_rate).placements:
-            parts.append(PartImage(kind, placement.component, placement.pixels))
+            parts.append(PartToJudge(kind, placement.component, placement.pixels))
             truths.append(placement.truth)
         on_share(0.5 * number / len(boards))
     verdicts = judge_parts(line.routes, pool.slot, parts, lambda share: on_share(0.5 + 0.5 * share), on_answer)
@@ -149,7 +149,7 @@ def judge_line(
 def judge_parts(
     routes: Routes,
     slot: Callable[[ExpertId], Slot],
-    parts: Sequence[PartImage],
+    parts: Sequence[PartToJudge],
     on_share: Callable[[float], None] = lambda _share: None,
     on_answer: OnAnswer = lambda _expert, _answer: None,
 ) -> list[str]:

@@ -159,7 +159,7 @@ def train_detector(number: int, samples: list[Sample], out: Path, on_share: OnSh
     """Train and import `DETECTORS[number]`; return its catalog entry by expert id."""
     import torch
 
-    from tools.training.detector_loop import Effort, fit_detector
+    from tools.training.detector_loop import TrainingEffort, fit_detector
     from tools.training.expert_file import Form
     from tools.training.importer import import_model
 
@@ -171,7 +171,7 @@ def train_detector(number: int, samples: list[Sample], out: Path, on_share: OnSh
         detector.labels,
         DETECTOR,
         detector.input_size,
-        Effort(steps=detector.steps, learning_rate=2e-3, seed=number, threads=1),
+        TrainingEffort(steps=detector.steps, learning_rate=2e-3, seed=number, threads=1),
         on_progress=lambda progress: on_share(progress.share),
     )
     report = import_model(

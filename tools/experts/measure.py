@@ -5,8 +5,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from experts.catalog import CatalogFile, Confidences, rendered, write_catalog
-from experts.catalog_edit import read
+from experts.catalog import CatalogFile, Confidences
+from experts.catalog_edit import read, replace_entry
 from experts.drift import histograms
 from experts.errors import ExpertError, ImageError
 from experts.spec import Answer, ExpertId, ExpertSpec
@@ -78,11 +78,11 @@ class MeasuredAnswers:
         self._by_expert.setdefault(expert, []).append(answer)
 
     def write_confidences(self, catalog: Path) -> None:
-        """Write their confidences into a catalog that was made just now; comments in it are lost."""
-        entries = dict(CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"))).experts)
+        """Write their confidences into the catalog."""
         for expert, answers in self._by_expert.items():
-            entries[expert] = entries[expert].model_copy(update={"confidences": by_label(answers)})
-        write_catalog(catalog, {name: rendered(entry) for name, entry in entries.items()})
+            entries = CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"))).experts
+            measured = entries[expert].model_copy(update={"confidences": by_label(answers)})
+            replace_entry(catalog, entries, expert, measured)
 
 
 def _images(folder: Path, spec: ExpertSpec) -> Iterator[Prepared]:

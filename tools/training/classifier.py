@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from experts.catalog import add_to_catalog
+from experts.catalog_edit import add_to_catalog
 from experts.errors import ImageError
 from experts.vision.architectures import ARCHITECTURES
 from experts.vision.preprocess import decode, to_square

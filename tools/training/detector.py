@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from experts.catalog import add_to_catalog
+from experts.catalog_edit import add_to_catalog
 from experts.drift import histograms
 from experts.spec import ExpertSpec
 from experts.vision.preprocess import decode, prepare
 from tools.experts.measure import answers_of
 from tools.training import TrainingError
 from tools.training.box_scores import ImageBoxes, match_boxes
-from tools.training.detector_loop import Effort, OnProgress, Progress, fit_detector, limited_threads
+from tools.training.detector_loop import OnProgress, Progress, TrainingEffort, fit_detector, limited_threads
 from tools.training.expert_file import Form, ImportRefusedError, ImportReport, is_expert_id
 from tools.training.importer import import_model
 from tools.training.photographs import Photograph, PhotographSampler, read_yolo_data
@@ -49,7 +49,7 @@ def train_detector(
     out: Path,
     *,
     expert: str,
-    effort: Effort,
+    effort: TrainingEffort,
     on_progress: OnProgress | None = None,
 ) -> TrainReport:
     """Train on a YOLO data set, add the expert to `out/catalog.yaml`, and measure it on the set's `val`.

@@ -1,8 +1,7 @@
-"""Fitting a YOLO detector within minutes that the user grants: one small loop around ultralytics' model and loss.
+"""Trains a YOLO detector for a given number of minutes or steps: one small loop around ultralytics' model and loss.
 
-Ultralytics' own trainer thinks in epochs, keeps a core for data loaders and validates as it goes; on two cores and a
-budget in minutes more steps fit into a plain loop. Model and loss are theirs, unchanged. What an image is comes from a
-*sampler*, so photographs, a renderer, and defects drawn on real boards all train through the same loop.
+Ultralytics' own trainer counts in epochs, starts data loaders and validates between epochs. The model and the loss are
+ultralytics' own. Training images come from a *sampler*: photographs, or rendered parts.
 """
 
 import copy
@@ -41,10 +40,10 @@ _SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """How long to train, and how. Either `minutes` of the clock or a number of `steps` (then runs repeat exactly).
+class TrainingEffort:
+    """The length and the settings of a training: `minutes` of the clock, or `steps`, with which runs repeat exactly.
 
-    `closing_share` is the last part of the training, in which the closing sampler is asked instead.
+    `closing_share` is the last part of the training, which uses the closing sampler.
     """
 
     minutes: float | None = None
@@ -60,14 +59,14 @@ class Effort:
             raise TrainingError("say how long to train: either minutes or steps")
 
     def share(self, step: int, spent_s: float) -> float:
-        """How much of the training is over, 0 to 1."""
+        """Return the share of the training that is over, 0 to 1."""
         done = step / self.steps if self.steps is not None else spent_s / (cast("float", self.minutes) * 60)
         return min(done, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """After a step: how many there were, the share of the training that is over, the smoothed loss of one image."""
+    """The state after a step: number of steps, share of the training that is over, smoothed loss of one image."""
 
     step: int
     share: float
@@ -83,16 +82,16 @@ def fit_detector(
     classes: Sequence[str],
     architecture: str,
     input_size: int,
-    effort: Effort,
+    effort: TrainingEffort,
     *,
     closing: Sampler | None = None,
     checkpoint: Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> nn.Module:
-    """An ultralytics DetectionModel trained on what `sampler` gives: averaged weights, evaluation mode.
+    """Train an ultralytics DetectionModel on the samples of `sampler`; return it averaged, in evaluation mode.
 
-    `closing` replaces the sampler towards the end: examples as they will be, after examples as varied as can be. With
-    `checkpoint` the state goes into that file every minute, and a training that finds it there goes on from it.
+    `closing` replaces the sampler towards the end: samples as in service, after samples as varied as possible. The
+    state is written to `checkpoint` every minute, and a training continues from a checkpoint that is there.
     Raises TrainingError.
     """
     known = ARCHITECTURES.get(architecture)
@@ -130,7 +129,7 @@ def _new_model(model: nn.Module, classes: Sequence[str]) -> nn.Module:
 
 @contextmanager
 def limited_threads(count: int) -> Iterator[None]:
-    """`count` threads for torch; OpenCV's own would only fight for the same cores."""
+    """Give torch `count` threads, and OpenCV one: its own threads would compete for the same cores."""
     torch_threads, opencv_threads = torch.get_num_threads(), cv2.getNumThreads()
     torch.set_num_threads(count)
     cv2.setNumThreads(1)
@@ -142,9 +141,11 @@ def limited_threads(count: int) -> Iterator[None]:
 
 
 class _Run:
-    """The state of one training; `steps` carries it on."""
+    """The state of one training; `steps` continues it."""
 
-    def __init__(self, model: nn.Module, sampler: Sampler, closing: Sampler, input_size: int, effort: Effort) -> None:
+    def __init__(
+        self, model: nn.Module, sampler: Sampler, closing: Sampler, input_size: int, effort: TrainingEffort
+    ) -> None:
         self.model = model
         self.average = copy.deepcopy(model).eval().requires_grad_(False)
         self.spent_s = 0.0
@@ -173,7 +174,7 @@ class _Run:
             yield Progress(self._step, self._effort.share(self._step, self.spent_s), self._loss, self.spent_s)
 
     def save(self, file: Path, identity: str) -> None:
-        """At once and complete, so that a training that is killed while it saves still has the last one."""
+        """Replace the checkpoint as a whole: a training that is killed while it saves keeps the last one."""
         state = {
             "identity": identity,
             "model": self.average.state_dict(),
@@ -191,11 +192,11 @@ class _Run:
     def restore(self, file: Path, identity: str) -> None:
         try:
             state: Any = torch.load(file, map_location="cpu", weights_only=True)
-            found = state["identity"]
+            saved_identity = state["identity"]
         except Exception as error:  # the restricted unpickler lets through whatever damaged bytes cause
             raise TrainingError(f"{file}: is no checkpoint of this training; move it away to begin anew") from error
-        if found != identity:
-            raise TrainingError(f"{file}: is of another training ({found}); move it away to begin anew")
+        if saved_identity != identity:
+            raise TrainingError(f"{file}: is of another training ({saved_identity}); move it away to begin anew")
         self.average.load_state_dict(state["model"])
         self.model.load_state_dict(state["training"])
         self._optimizer.load_state_dict(state["optimizer"])
@@ -203,13 +204,13 @@ class _Run:
         self._step, self._loss, self.spent_s = state["step"], state["loss"], state["spent_s"]
 
     def _learning_rate(self, share: float) -> float:
-        """Linear warm-up over 300 steps, less in short trainings, then half a cosine down to a hundredth."""
+        """Return the rate: a linear warm-up over at most 300 steps, and half a cosine down to a hundredth."""
         warm_up = min(1.0, max((self._step + 1) / _WARM_UP_STEPS, share / _WARM_UP_SHARE))
         cosine = 0.5 * (1 + math.cos(math.pi * share))
         return self._effort.learning_rate * warm_up * (_LAST_LEARNING_RATE + (1 - _LAST_LEARNING_RATE) * cosine)
 
     def _train_once(self, sampler: Sampler) -> float:
-        """One step; returns the loss of one image."""
+        """Train one step and return the loss of one image."""
         samples = [sampler(self._random) for _ in range(self._effort.batch)]
         loss = cast("Any", self.model).loss(collate(samples, self._input_size))[0].sum()
         self._optimizer.zero_grad()
@@ -219,14 +220,14 @@ class _Run:
         return float(loss.detach()) / len(samples)
 
     def _shift_heads(self, share: float) -> None:
-        """YOLO26 learns with two heads; its loss moves from the one to the other as the training goes on."""
+        """Shift the loss of YOLO26 from one of its two heads to the other as the training proceeds."""
         criterion = cast("Any", self.model).criterion
         while hasattr(criterion, "updates") and criterion.updates < int(share * _EPOCHS):
             criterion.update()
 
     @torch.no_grad()
     def _follow(self) -> None:
-        """The average follows the trained weights: quickly at first, then over some thousand steps."""
+        """Move the average towards the trained weights: quickly at first, then over some thousand steps."""
         keep = min(_EMA_DECAY, (1 + self._step) / (10 + self._step))
         trained = self.model.state_dict()
         for name, value in self.average.state_dict().items():
@@ -237,7 +238,7 @@ class _Run:
 
 
 def collate(samples: Sequence[Sample], size: int) -> dict[str, torch.Tensor]:
-    """A batch as ultralytics' loss takes it: `img` (B, 3, S, S) in 0..1, boxes as centre and size in 0..1."""
+    """Return a batch as ultralytics' loss takes it: `img` (B, 3, S, S) in 0..1, boxes as centre and size in 0..1."""
     images = [image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2) for image, _ in samples]
     if any(image.shape != (size, size, 3) for image in images):
         shapes = sorted({image.shape for image in images})

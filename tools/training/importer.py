@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from experts.catalog import add_to_catalog
+from experts.catalog_edit import add_to_catalog
 from experts.vision.architectures import NORMALISATIONS, Architecture
 from experts.vision.networks import build_original, select_head
 from tools.training.expert_file import (

@@ -1,4 +1,4 @@
-"""The photographs of a YOLO data set as a detector learns from them: letterboxed, moved, mirrored, in another light."""
+"""Reads the photographs of a YOLO data set, and makes training samples of them: moved, mirrored, in another light."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +36,9 @@ class YoloData:
 
 
 def read_yolo_data(file: Path) -> YoloData:
-    """The data set of a YAML file with `path`, `train`, `val` and `names`. Raises TrainingError, naming file and line.
+    """Return the data set of a YAML file with `path`, `train`, `val` and `names`.
+
+    Raises TrainingError, which names the file and the line.
 
     Labels lie where ultralytics looks for them: `labels` in place of the last `images` in a path, suffix `.txt`.
     An image without a label file has nothing on it.
@@ -60,12 +62,12 @@ def read_yolo_data(file: Path) -> YoloData:
 
 
 def _photographs(entry: Any, root: Path, where: str, classes: int) -> tuple[Photograph, ...]:
-    """Of a folder of images, a .txt with a path per line, or a list of such."""
+    """Return the photographs of a folder of images, a .txt with a path per line, or a list of such."""
     files: list[Path] = []
     for name in entry if isinstance(entry, list) else [entry]:
         place_ = root / str(name)
         if place_.is_dir():
-            files += sorted(found for found in place_.rglob("*") if found.suffix.lower() in _IMAGE_SUFFIXES)
+            files += sorted(path for path in place_.rglob("*") if path.suffix.lower() in _IMAGE_SUFFIXES)
         elif place_.is_file() and place_.suffix == ".txt":
             lines = place_.read_text(encoding="utf-8").splitlines()
             files += [place_.parent / line.strip() for line in lines if line.strip()]
@@ -88,7 +90,7 @@ def _label_file(image: Path, where: str) -> Path:
 
 
 def _read_labels(file: Path, classes: int) -> NDArray[np.float32]:
-    """Lines `class x y width height`, or `class x1 y1 x2 y2 …` of an outline, in fractions of the image."""
+    """Return the boxes of lines `class x y width height`, or of outlines `class x1 y1 x2 y2 …`, in fractions."""
     rows: list[tuple[float, ...]] = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines() if file.exists() else (), 1):
         if not line.strip():
@@ -113,8 +115,9 @@ def _read_labels(file: Path, classes: int) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class PhotographSampler:
-    """Labelled photographs as a detector's inputs: letterboxed as in the running line; with `jitter` also moved,
-    scaled (0.6 to 1.4), mirrored left to right, and in another light.
+    """Makes inputs of a detector from labelled photographs: letterboxed as in the running line.
+
+    With `jitter` they are also moved, scaled (0.6 to 1.4), mirrored left to right, and lit differently.
     """
 
     photographs: Sequence[Photograph]
@@ -156,7 +159,7 @@ class PhotographSampler:
 
 
 def _visible(boxes: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    """Boxes cut at the square's edges; those of which less than a third is left are gone."""
+    """Return the boxes cut at the square's edges, without those of which less than a third is left."""
     cut = boxes.copy()
     cut[:, :4] = cut[:, :4].clip(0, size)
     left, whole = ((rows[:, 2] - rows[:, 0]) * (rows[:, 3] - rows[:, 1]) for rows in (cut, boxes))

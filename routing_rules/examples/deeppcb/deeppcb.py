@@ -21,7 +21,7 @@ from daemon.line.line import load_line
 from experts.spec import ExpertId
 from experts.vision.preprocess import decode
 from experts.vision.slot import SlotPool
-from tools.demo.judge import PartImage, judge_parts
+from tools.demo.judge import PartToJudge, judge_parts
 from tools.terminal.console import console, print_table
 from tools.training.box_scores import match_boxes
 from tools.training.detector import find_boxes
@@ -36,7 +36,7 @@ DETECTOR, IOU = "board-defects", 0.33  # the data set's own measure: a hit overl
 
 
 @dataclass(frozen=True)
-class Window:
+class TileWindow:
     """A part of a tile; pixels: (S, S, 3) uint8 BGR; boxes: (n, 5) float32 rows of x1 y1 x2 y2 class, in its pixels."""
 
     name: str
@@ -44,7 +44,7 @@ class Window:
     boxes: NDArray[np.float32]
 
 
-def read_windows(data: Path, split: str) -> Iterator[Window]:
+def read_windows(data: Path, split: str) -> Iterator[TileWindow]:
     """Yield the windows of the tiles that `data/SPLIT.txt` names, four of each tile."""
     listing = data / f"{split}.txt"
     if not listing.is_file():
@@ -55,7 +55,7 @@ def read_windows(data: Path, split: str) -> Iterator[Window]:
             pixels = compose(_read_grey(Path(f"{tile}_temp.jpg")), _read_grey(Path(f"{tile}_test.jpg")))
             boxes = read_boxes(Path(f"{tile}.txt"))
             for number, (part, boxes_of_part) in enumerate(cut(pixels, boxes), 1):
-                yield Window(f"{tile.name}-W{number}", part, boxes_of_part)
+                yield TileWindow(f"{tile.name}-W{number}", part, boxes_of_part)
 
 
 def compose(template: NDArray[np.uint8], tested: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -140,7 +140,7 @@ def measure(data: Path, line: Path) -> None:
     pool = SlotPool("cpu", sum(spec.weights_bytes for spec in loaded.catalog.values()))
     for spec in loaded.catalog.values():
         pool.load(spec)
-    parts = [PartImage(BOARD_TYPE, COMPONENT, decode(payload, "image")) for payload in payloads]
+    parts = [PartToJudge(BOARD_TYPE, COMPONENT, decode(payload, "image")) for payload in payloads]
     verdicts = judge_parts(loaded.routes, pool.slot, parts)
     counts = Counter((len(truth) > 0, verdict) for truth, verdict in zip(truths, verdicts, strict=True))
     columns = ("pass", "review", "fail")

@@ -20,7 +20,7 @@ from tools.camera.render import board_types, part_types, render_board
 from tools.demo import prepare
 from tools.demo.boards import COLOURS, PartVerdict, draw_board, part_verdicts
 from tools.demo.files import write_configuration, write_rules
-from tools.demo.judge import PartImage, Quality, choose_threshold, judge_parts
+from tools.demo.judge import PartToJudge, Quality, choose_threshold, judge_parts
 from tools.demo.prepare import PREPARED, PrepareReport, code_key
 from tools.demo.training import DETECTORS, PARTS_PER_PANEL, SolderSampler, render_panels, split
 from tools.training import fit
@@ -162,7 +162,7 @@ steps:
     routes = compile_rules(read_yaml_text(rules, "rules.yaml"), "rules.yaml", None)
     wanted = ("R0402", "CE6", "QFP32", "C0603")
     placements = [p for p in render_board("sensor-node", 1, 0.0).placements if p.component in wanted]
-    parts = [PartImage("sensor-node", p.component, p.pixels) for p in placements]
+    parts = [PartToJudge("sensor-node", p.component, p.pixels) for p in placements]
     shares: list[float] = []
     verdicts = judge_parts(routes, pool.slot, parts, shares.append)
     by_component = {part.component: verdict for part, verdict in zip(parts, verdicts, strict=True)}

@@ -13,7 +13,7 @@ from experts.spec import ExpertId
 from experts.vision.preprocess import decode, to_square
 from tools.training import TrainingError
 from tools.training.detector import train_detector
-from tools.training.detector_loop import Effort, Progress, Sample, collate, fit_detector
+from tools.training.detector_loop import Progress, Sample, TrainingEffort, collate, fit_detector
 from tools.training.photographs import Photograph, PhotographSampler, read_yolo_data
 
 SIZE = 64
@@ -34,7 +34,7 @@ def a_bright_square(rng: np.random.Generator) -> Sample:
 
 def fit(steps: int, *, batch: int = 4, **options: object) -> tuple[torch.nn.Module, list[Progress]]:
     seen: list[Progress] = []
-    effort = Effort(steps=steps, batch=batch, threads=1)
+    effort = TrainingEffort(steps=steps, batch=batch, threads=1)
     model = fit_detector(a_bright_square, ["square"], "yolo11n", SIZE, effort, on_progress=seen.append, **options)  # type: ignore[arg-type]
     return model, seen
 
@@ -73,7 +73,7 @@ def test_the_same_seed_and_steps_give_the_same_weights() -> None:
 def test_a_stopped_training_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = tmp_path / "training"
     whole, _ = fit(4)
-    first = Effort(steps=4, batch=4, threads=1)
+    first = TrainingEffort(steps=4, batch=4, threads=1)
 
     class StoppedError(Exception):
         pass
@@ -95,7 +95,9 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     checkpoint = tmp_path / "training"
     fit(1, checkpoint=checkpoint)
     with pytest.raises(TrainingError, match=r"is of another training \(yolo11n 64 square\)"):
-        fit_detector(a_bright_square, ["circle"], "yolo11n", SIZE, Effort(steps=1, threads=1), checkpoint=checkpoint)
+        fit_detector(
+            a_bright_square, ["circle"], "yolo11n", SIZE, TrainingEffort(steps=1, threads=1), checkpoint=checkpoint
+        )
     checkpoint.write_bytes(b"damaged")
     with pytest.raises(TrainingError, match="is no checkpoint"):
         fit(1, checkpoint=checkpoint)
@@ -103,11 +105,11 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
 
 def test_wrong_wishes_are_refused_before_any_work() -> None:
     with pytest.raises(TrainingError, match="either minutes or steps"):
-        Effort()
+        TrainingEffort()
     with pytest.raises(TrainingError, match="'resnet18' is no detector"):
-        fit_detector(a_bright_square, ["square"], "resnet18", SIZE, Effort(steps=1))
+        fit_detector(a_bright_square, ["square"], "resnet18", SIZE, TrainingEffort(steps=1))
     with pytest.raises(TrainingError, match="not a multiple of 32"):
-        fit_detector(a_bright_square, ["square"], "yolo11n", 70, Effort(steps=1))
+        fit_detector(a_bright_square, ["square"], "yolo11n", 70, TrainingEffort(steps=1))
 
 
 def test_a_batch_holds_centres_and_sizes_in_fractions() -> None:
@@ -148,7 +150,7 @@ def test_a_box_mostly_outside_is_gone() -> None:
 def test_a_data_set_becomes_an_expert_with_a_report(tmp_path: Path) -> None:
     file = a_data_set(tmp_path)
     out = tmp_path / "experts"
-    effort = Effort(steps=2, batch=2, threads=1)
+    effort = TrainingEffort(steps=2, batch=2, threads=1)
     report = train_detector(file, "yolo11n", SIZE, out, expert="solder", effort=effort)
     catalog, problems, unusable = load_catalog(out / "catalog.yaml")
     assert not problems
@@ -162,7 +164,9 @@ def test_a_data_set_becomes_an_expert_with_a_report(tmp_path: Path) -> None:
 
 def test_an_expert_id_that_cannot_be_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="'my solder' is not an expert id"):
-        train_detector(tmp_path / "none.yaml", "yolo11n", SIZE, tmp_path, expert="my solder", effort=Effort(steps=1))
+        train_detector(
+            tmp_path / "none.yaml", "yolo11n", SIZE, tmp_path, expert="my solder", effort=TrainingEffort(steps=1)
+        )
 
 
 def test_outlines_become_boxes(tmp_path: Path) -> None:
