@@ -192,7 +192,7 @@ def test_a_dtype_that_cannot_hold_the_weights_is_refused_and_auto_passes_over_it
     assert list(tmp_path.iterdir()) == []
     report = import_classifier(state, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype="auto"))
     assert [trial.dtype for trial in report.trials] == ["float32", "bfloat16"]
-    assert [re.fullmatch(reason, text) is not None for text in report.unfit] == [True]
+    assert [re.search(reason, text) is not None for text in report.unfit] == [True]
     assert [file.name for file in tmp_path.iterdir()] == ["e.safetensors"]
 
 
