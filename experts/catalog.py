@@ -15,7 +15,7 @@ from experts.durable import replace_durably
 from experts.errors import WeightsError
 from experts.spec import ExpertId, ExpertSpec, LayoutId
 from experts.vision.architectures import ARCHITECTURES, NORMALISATIONS, YOLO_STRIDE_PIXELS, Architecture, layout_id
-from experts.weights import PAGE_BYTES, Header, read_header
+from experts.weights import PAGE_BYTES, WeightsHeader, read_header
 
 #: The layout of an expert whose file could not be read: it fits no slot, so loading it fails and says why.
 UNREADABLE = LayoutId("unreadable")
@@ -70,7 +70,7 @@ class Catalog(Mapping[ExpertId, ExpertSpec]):
     def __init__(
         self,
         specs: Mapping[ExpertId, ExpertSpec],
-        headers: Mapping[ExpertId, Header],
+        headers: Mapping[ExpertId, WeightsHeader],
         confidences: Mapping[ExpertId, Confidences] | None = None,
     ) -> None:
         self._specs = dict(specs)
@@ -95,7 +95,7 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
     With `folders`, a file that lies in none of them (links followed) is a mistake, and is not opened.
     """
     specs: dict[ExpertId, ExpertSpec] = {}
-    headers: dict[ExpertId, Header] = {}
+    headers: dict[ExpertId, WeightsHeader] = {}
     problems: list[Problem] = []
     for name, entry in catalog_file.experts.items():
         here = ("experts", name)
@@ -143,7 +143,9 @@ def _entry_mistakes(entry: CatalogEntry) -> Iterator[tuple[str, str]]:
         yield "classes", f"{', '.join(repeated)} appears more than once"
 
 
-def _header_mistakes(entry: CatalogEntry, architecture: Architecture, header: Header) -> Iterator[tuple[str, str]]:
+def _header_mistakes(
+    entry: CatalogEntry, architecture: Architecture, header: WeightsHeader
+) -> Iterator[tuple[str, str]]:
     """Where the catalog says something else than the weights file was made for."""
     said = header.metadata
     if said.get("architecture") != entry.architecture:

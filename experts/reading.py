@@ -1,6 +1,6 @@
 """Ways to read a file into memory that exists already: through the page cache, past it, or at a given pace.
 
-A weights file is one region, so that reading an expert is one call of `Reader.read` on the CPU and one per staging
+A weights file is one region, so that reading an expert is one call of `FileReader.read` on the CPU and one per staging
 page on a GPU. No torch here.
 """
 
@@ -25,7 +25,7 @@ _BOUNCE_BYTES = 1 << 20
 Method = Literal["direct", "dropped", "cached"]
 
 
-class Reader(Protocol):
+class FileReader(Protocol):
     """Opens files and reads parts of them. Thread-safe."""
 
     def open(self, path: Path) -> int:
@@ -92,7 +92,7 @@ class PacedReader:
 
     def __init__(
         self,
-        inner: Reader,
+        inner: FileReader,
         bytes_per_s: float,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,

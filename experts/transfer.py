@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from experts.memory import HostMemory
-from experts.reading import Reader
+from experts.reading import FileReader
 
 #: Two of these per loader thread and pool are in flight between file and GPU; large enough that neither side waits
 #: for calls.
@@ -35,7 +35,7 @@ class Digest(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class SlotMemory:
     """One slot's memory, with every view that a fill needs, so that filling makes none.
 
     `buffer` is (size_bytes,) uint8 on the device. In host memory `memory` is the same bytes; elsewhere `storage` is,
@@ -48,33 +48,35 @@ class Place:
     pieces: tuple[torch.Tensor, ...] = ()
 
 
-class Transfer(Protocol):
+class DeviceTransfer(Protocol):
     """How one device's slots are made, filled and computed from. Thread-safe."""
 
     @property
     def device(self) -> torch.device: ...
 
-    def allocate(self, size_bytes: int) -> Place:
+    def allocate(self, size_bytes: int) -> SlotMemory:
         """Memory of one slot. Raises MemoryError, RuntimeError, OSError where there is none left."""
         ...
 
-    def vacate(self, place: Place) -> None:
+    def vacate(self, place: SlotMemory) -> None:
         """Give a place's memory back. Tensors that view it stay and are valid again after `occupy`."""
         ...
 
-    def occupy(self, place: Place) -> None:
+    def occupy(self, place: SlotMemory) -> None:
         """Memory again for a vacated place, on a GPU at another address. Raises as `allocate`."""
         ...
 
-    def fill(self, place: Place, reader: Reader, descriptor: int, offset: int, digest: Digest | None = None) -> None:
+    def fill(
+        self, place: SlotMemory, reader: FileReader, descriptor: int, offset: int, digest: Digest | None = None
+    ) -> None:
         """Read all of the place from a file; `digest` is updated with the bytes. Raises EOFError, OSError."""
         ...
 
-    def copy(self, place: Place, source: HostMemory) -> None:
+    def copy(self, place: SlotMemory, source: HostMemory) -> None:
         """All of the place from as many bytes of host memory."""
         ...
 
-    def copy_out(self, place: Place, target: HostMemory) -> None:
+    def copy_out(self, place: SlotMemory, target: HostMemory) -> None:
         """All of the place into as many bytes of host memory; nobody may be filling it."""
         ...
 
@@ -96,29 +98,31 @@ class HostTransfer:
         self._told = False
         self._log: Any = structlog.get_logger("transfer")
 
-    def allocate(self, size_bytes: int) -> Place:
+    def allocate(self, size_bytes: int) -> SlotMemory:
         memory = HostMemory(size_bytes, pin=self._pin)
         self._tell(memory)
-        return Place(memory.tensor, memory)
+        return SlotMemory(memory.tensor, memory)
 
-    def vacate(self, place: Place) -> None:
+    def vacate(self, place: SlotMemory) -> None:
         _host(place).vacate()
 
-    def occupy(self, place: Place) -> None:
+    def occupy(self, place: SlotMemory) -> None:
         memory = _host(place)
         memory.occupy()
         self._tell(memory)
 
-    def fill(self, place: Place, reader: Reader, descriptor: int, offset: int, digest: Digest | None = None) -> None:
+    def fill(
+        self, place: SlotMemory, reader: FileReader, descriptor: int, offset: int, digest: Digest | None = None
+    ) -> None:
         view = _host(place).view
         reader.read(descriptor, view, offset)
         if digest is not None:
             digest.update(view)
 
-    def copy(self, place: Place, source: HostMemory) -> None:
+    def copy(self, place: SlotMemory, source: HostMemory) -> None:
         np.copyto(_host(place).array, source.array)
 
-    def copy_out(self, place: Place, target: HostMemory) -> None:
+    def copy_out(self, place: SlotMemory, target: HostMemory) -> None:
         np.copyto(target.array, _host(place).array)
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -150,17 +154,19 @@ class StagedTransfer:
         self._pin = pin
         self._own = threading.local()
 
-    def allocate(self, size_bytes: int) -> Place:
+    def allocate(self, size_bytes: int) -> SlotMemory:
         buffer = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
-        return Place(buffer, storage=buffer.untyped_storage(), pieces=buffer.split(_STAGING_BYTES))
+        return SlotMemory(buffer, storage=buffer.untyped_storage(), pieces=buffer.split(_STAGING_BYTES))
 
-    def vacate(self, place: Place) -> None:
+    def vacate(self, place: SlotMemory) -> None:
         _storage(place).resize_(0)
 
-    def occupy(self, place: Place) -> None:
+    def occupy(self, place: SlotMemory) -> None:
         _storage(place).resize_(place.buffer.numel())
 
-    def fill(self, place: Place, reader: Reader, descriptor: int, offset: int, digest: Digest | None = None) -> None:
+    def fill(
+        self, place: SlotMemory, reader: FileReader, descriptor: int, offset: int, digest: Digest | None = None
+    ) -> None:
         def read(view: memoryview, position: int) -> None:
             reader.read(descriptor, view, offset + position)
             if digest is not None:
@@ -168,7 +174,7 @@ class StagedTransfer:
 
         self._staging().fill(place.pieces, read)
 
-    def copy(self, place: Place, source: HostMemory) -> None:
+    def copy(self, place: SlotMemory, source: HostMemory) -> None:
         if source.pinned:
             self._staging().pass_by(place.buffer, source)
             return
@@ -178,7 +184,7 @@ class StagedTransfer:
 
         self._staging().fill(place.pieces, read)
 
-    def copy_out(self, place: Place, target: HostMemory) -> None:
+    def copy_out(self, place: SlotMemory, target: HostMemory) -> None:
         self._staging().bring_back(place.buffer, target)
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -307,7 +313,7 @@ class Staging:
         return part
 
 
-def transfer_for(device: str) -> Transfer:
+def transfer_for(device: str) -> DeviceTransfer:
     """The implementation for "cpu", "ram" (host memory that nothing computes from) or "cuda:N"."""
     if device == "cpu":
         return HostTransfer()
@@ -329,13 +335,13 @@ def _settled(stream: torch.cuda.Stream) -> Iterator[None]:
             raise
 
 
-def _host(place: Place) -> HostMemory:
+def _host(place: SlotMemory) -> HostMemory:
     if place.memory is None:
         raise TypeError("this place is not in host memory; it belongs to another device's transfer")
     return place.memory
 
 
-def _storage(place: Place) -> torch.UntypedStorage:
+def _storage(place: SlotMemory) -> torch.UntypedStorage:
     if place.storage is None:
         raise TypeError("this place is in host memory; it belongs to another device's transfer")
     return place.storage

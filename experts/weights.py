@@ -50,7 +50,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class WeightsHeader:
     """A weights file without its weights. `entries` are in file order, padding left out."""
 
     data_start: int
@@ -103,7 +103,7 @@ def _render_header(entries: Sequence[Entry], region_bytes: int, metadata: Mappin
     return struct.pack("<Q", len(text)) + text
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> WeightsHeader:
     """The header of a weights file, checked against the file's size. Raises WeightsError."""
     try:
         with path.open("rb") as file:
@@ -112,7 +112,7 @@ def read_header(path: Path) -> Header:
         raise WeightsError(path, describe_os_error(error)) from error
 
 
-def read_header_from(descriptor: int, path: Path) -> Header:
+def read_header_from(descriptor: int, path: Path) -> WeightsHeader:
     """As read_header, of a file that is already open; `path` is for messages."""
     file_bytes = os.fstat(descriptor).st_size
     prefix = os.pread(descriptor, 8, 0)
@@ -129,7 +129,7 @@ def read_header_from(descriptor: int, path: Path) -> Header:
     return header
 
 
-def _parse_header(text: bytes, data_start: int, path: Path) -> Header:
+def _parse_header(text: bytes, data_start: int, path: Path) -> WeightsHeader:
     try:
         table = json.loads(text)
         metadata = {str(key): str(value) for key, value in table.pop("__metadata__", {}).items()}
@@ -156,7 +156,7 @@ def _parse_header(text: bytes, data_start: int, path: Path) -> Header:
     if data_start % PAGE_BYTES or not entries:
         raise WeightsError(path, "was rewritten by another program; import the original model file again")
     kept = tuple(entry for entry in entries if not entry.name.startswith(PADDING_PREFIX))
-    return Header(data_start, position, kept, metadata)
+    return WeightsHeader(data_start, position, kept, metadata)
 
 
 def file_sha256(path: Path) -> str:

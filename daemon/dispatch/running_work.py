@@ -12,7 +12,7 @@ import structlog
 
 from daemon.dispatch.orders import BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
 from daemon.policy.actions import Load, Resize, Run, Unload
-from daemon.policy.operate import RefusedError
+from daemon.policy.operate import OperationRefusedError
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId
 from daemon.policy.scheduler import Scheduler
 from daemon.policy.watch import Watch
@@ -297,5 +297,5 @@ class ExecutorHealth:
         if self.is_lost(pool):
             try:
                 self._scheduler.set_budget(pool, 0)
-            except RefusedError as refused:
+            except OperationRefusedError as refused:
                 self._log.error("experts_cannot_move", device=pool, reason=refused.reason)

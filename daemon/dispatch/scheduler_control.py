@@ -10,7 +10,7 @@ from typing import Any
 from daemon.dispatch.flow import ImageFlow
 from daemon.dispatch.orders import device_of
 from daemon.dispatch.running_work import ExecutorHealth
-from daemon.policy.operate import RefusedError
+from daemon.policy.operate import OperationRefusedError
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId
 from daemon.policy.scheduler import Scheduler
 from daemon.policy.snapshot import Snapshot
@@ -40,7 +40,7 @@ class SchedulerControl:
             raise ControlError("bad_field", f"type: {kind!r} is not one of {', '.join(self.handlers)}")
         try:
             return handler(fields)
-        except RefusedError as error:
+        except OperationRefusedError as error:
             raise ControlError(error.code, error.reason) from error
 
     def _experts(self, _fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,13 +83,13 @@ class SchedulerControl:
             return {"expert": expert, "device": device_of(self._scheduler.pin(expert, None))}
         pools = self._pools(device)
         resident = [pool.pool for pool in self._scheduler.snapshot().pools if expert in pool.resident]
-        refusal: RefusedError | None = None
+        refusal: OperationRefusedError | None = None
         for pool in sorted(pools, key=lambda pool: pool not in resident):
             try:
                 return {"expert": expert, "device": device_of(self._scheduler.pin(expert, pool))}
-            except RefusedError as error:
+            except OperationRefusedError as error:
                 refusal = refusal or error
-        raise refusal or RefusedError("unknown_device", f"{device} has no memory for experts")
+        raise refusal or OperationRefusedError("unknown_device", f"{device} has no memory for experts")
 
     def _unpin(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         expert, device = _expert_and_device(fields)
@@ -139,7 +139,7 @@ class SchedulerControl:
         try:
             for pool in order:
                 self._scheduler.set_budget(pool, budgets[pool])
-        except RefusedError:
+        except OperationRefusedError:
             for pool in order:
                 self._scheduler.set_budget(pool, before[pool])
             raise

@@ -16,7 +16,7 @@ from pydantic_core import to_json
 
 from daemon.policy.actions import Load, Resize, Run, Unload, Wait
 from daemon.policy.matrix import Performance
-from daemon.policy.operate import RefusedError
+from daemon.policy.operate import OperationRefusedError
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request
 from daemon.policy.scheduler import Scheduler
@@ -148,7 +148,7 @@ class RecordingScheduler(Scheduler):
     def _note(self, call: str, arguments: tuple[Any, ...], method: Callable[..., R]) -> R:
         try:
             result = method(*arguments)
-        except RefusedError as error:
+        except OperationRefusedError as error:
             self._write({"call": call, "args": arguments, "refused": error.code})
             raise
         self._write({"call": call, "args": arguments, "result": result})
@@ -218,7 +218,7 @@ def replay(path: Path) -> Iterator[Difference]:
 def _repeat(method: Callable[..., Any], arguments: tuple[Any, ...]) -> dict[str, Any]:
     try:
         return json.loads(to_json({"result": method(*arguments)}))
-    except RefusedError as error:
+    except OperationRefusedError as error:
         return {"refused": error.code}
 
 

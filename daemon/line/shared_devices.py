@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from daemon.config.settings import Config, Model
-from daemon.policy.lease import Lease, Share
+from daemon.policy.lease import Lease, ModelShare
 from experts.moe.errors import ModelError
 from experts.moe.weights.folder import dense_bytes
 
@@ -58,7 +58,7 @@ def sharing_problems(config: Config) -> list[str]:
 def _shared(config: Config, name: str) -> SharedDevice:
     models = {model: one for model, one in config.models.items() if one.device == name}
     reserved_bytes = sum(_dense_bytes(one) + one.text_bytes for one in models.values())
-    shares = [Share(model, one.memory, one.least_bytes) for model, one in models.items()]
+    shares = [ModelShare(model, one.memory, one.least_bytes) for model, one in models.items()]
     lease = Lease(config.devices[name].expert_memory - reserved_bytes, shares)
     return SharedDevice(name, lease, tuple(models), reserved_bytes, lease.first_grant().images_bytes)
 

@@ -28,7 +28,7 @@ class _Place(Generic[T]):
 
 
 @dataclass(slots=True)
-class _Flow:
+class _NamedQueue:
     """Messages of one name that wait, and the tag of the newest."""
 
     tag: float = 0.0
@@ -40,7 +40,7 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._places: list[_Place[T]] = []
-        self._flows: dict[Hashable, _Flow] = {}
+        self._flows: dict[Hashable, _NamedQueue] = {}
         self._bytes = 0
         self._number = 0
         self._now = 0.0
@@ -59,7 +59,7 @@ class FairQueue(Generic[T]):
 
     def add(self, names: Sequence[Hashable], item: T, size_bytes: int) -> None:
         """Messages of one name stay in order."""
-        flows = [self._flows.setdefault(name, _Flow()) for name in names]
+        flows = [self._flows.setdefault(name, _NamedQueue()) for name in names]
         tag = max(self._now, *(flow.tag for flow in flows)) + size_bytes + _MESSAGE_COST
         for flow in flows:
             flow.tag = tag

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ModelShare:
     """What one model holds of its device, in bytes: at most, and at least while images need memory."""
 
     model: str
@@ -48,7 +48,7 @@ class Lease:
     """Asked again after each grant, and now and then. `total_bytes`: the device's, less what nobody can give up."""
 
     def __init__(
-        self, total_bytes: int, shares: Sequence[Share], *, give_back_s: float = 5.0, again_s: float = 30.0
+        self, total_bytes: int, shares: Sequence[ModelShare], *, give_back_s: float = 5.0, again_s: float = 30.0
     ) -> None:
         """`again_s`: when a model that there was no memory for is offered more again."""
         self.total_bytes = total_bytes
@@ -85,7 +85,7 @@ class Lease:
     def cannot_shrink(self, model: str, least_bytes: int) -> None:
         """The model does not work with less than `least_bytes`."""
         share = self._shares[model]
-        self._shares[model] = Share(model, share.most_bytes, min(share.most_bytes, least_bytes))
+        self._shares[model] = ModelShare(model, share.most_bytes, min(share.most_bytes, least_bytes))
 
     def cannot_grow(self, model: str, now: float) -> None:
         """The machine has not the memory that the device's budget leaves for the model: not for now."""
@@ -102,7 +102,7 @@ class Lease:
         if now - self._idle_since_s >= self._give_back_s:
             self._images_first = False
 
-    def _target(self, share: Share) -> int:
+    def _target(self, share: ModelShare) -> int:
         return share.least_bytes if self._images_first else share.most_bytes
 
 

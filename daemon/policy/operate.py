@@ -9,7 +9,7 @@ from daemon.policy.residency import Residency
 from experts.spec import ExpertId
 
 
-class RefusedError(Exception):
+class OperationRefusedError(Exception):
     """An operator's wish that cannot be met: a short code, and a reason that says what to do instead."""
 
     def __init__(self, code: str, reason: str) -> None:
@@ -48,13 +48,15 @@ class Operator:
                     return chosen
                 ledger.unpin(expert)
                 self._residency.room_changed()
-        raise RefusedError("does_not_fit", f"pinning {expert} leaves no pool with room enough for the other experts")
+        raise OperationRefusedError(
+            "does_not_fit", f"pinning {expert} leaves no pool with room enough for the other experts"
+        )
 
     def unpin(self, expert: ExpertId, pool: PoolId | None) -> None:
         self._known(expert, pool)
         pools = [chosen for chosen in self.pins().get(expert, ()) if pool in (None, chosen)]
         if not pools:
-            raise RefusedError("not_pinned", f"{expert} is not pinned{_where(pool)}")
+            raise OperationRefusedError("not_pinned", f"{expert} is not pinned{_where(pool)}")
         self.forget([expert], pools)
 
     def unload(self, expert: ExpertId, pool: PoolId | None) -> None:
@@ -66,11 +68,13 @@ class Operator:
             if pool in (None, chosen) and self._residency.can_run(chosen, expert)
         ]
         if not pools:
-            raise RefusedError("not_resident", f"{expert} is not resident{_where(pool)}")
+            raise OperationRefusedError("not_resident", f"{expert} is not resident{_where(pool)}")
         if any(self._residency.ledgers[chosen].is_pinned(expert) for chosen in pools):
-            raise RefusedError("pinned", f"{expert} is pinned: unpin it first")
+            raise OperationRefusedError("pinned", f"{expert} is pinned: unpin it first")
         if any(self._residency.ledgers[chosen].hung(expert) for chosen in pools):
-            raise RefusedError("in_use", f"a batch of {expert} hangs and keeps its weights: restart the daemon")
+            raise OperationRefusedError(
+                "in_use", f"a batch of {expert} hangs and keeps its weights: restart the daemon"
+            )
         for chosen in pools:
             self._residency.leaving[chosen][expert] = None
         self._discipline.moved(expert)
@@ -78,10 +82,12 @@ class Operator:
     def set_budget(self, pool: PoolId, budget_bytes: int) -> None:
         """Another budget for `pool`; residents go, least wanted first, until the rest fits."""
         if pool not in self._residency.pools:
-            raise RefusedError("unknown_device", _unknown_device(self._residency, pool))
+            raise OperationRefusedError("unknown_device", _unknown_device(self._residency, pool))
         pinned = sum(self._residency.bytes_of(expert) for expert in self._residency.ledgers[pool].pinned)
         if pinned > budget_bytes:
-            raise RefusedError("does_not_fit", f"{pinned} bytes are pinned on {pool}, more than {budget_bytes}")
+            raise OperationRefusedError(
+                "does_not_fit", f"{pinned} bytes are pinned on {pool}, more than {budget_bytes}"
+            )
         before, known = self._starving(), self._residency.targets_bytes[pool]
         self._residency.targets_bytes[pool] = budget_bytes
         self._residency.room_changed()
@@ -91,7 +97,7 @@ class Operator:
             self._residency.room_changed()
             largest = max(starved, key=self._residency.bytes_of)
             need_bytes = self._residency.bytes_of(largest)
-            raise RefusedError(
+            raise OperationRefusedError(
                 "does_not_fit",
                 f"{largest} would fit nowhere any more: {pool} needs {need_bytes} bytes beside what is pinned",
             )
@@ -175,9 +181,9 @@ class Operator:
 
     def _known(self, expert: ExpertId, pool: PoolId | None) -> None:
         if expert not in self._residency.experts:
-            raise RefusedError("unknown_expert", f"{expert} is not in the catalog")
+            raise OperationRefusedError("unknown_expert", f"{expert} is not in the catalog")
         if pool is not None and pool not in self._residency.pools:
-            raise RefusedError("unknown_device", _unknown_device(self._residency, pool))
+            raise OperationRefusedError("unknown_device", _unknown_device(self._residency, pool))
 
 
 def _unknown_device(residency: Residency, pool: PoolId) -> str:

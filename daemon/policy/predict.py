@@ -28,7 +28,7 @@ def expert_facts(
     return tuple(sorted(facts, key=lambda known: (-known.usage, known.expert)))
 
 
-class Measured:
+class LeastTimes:
     """The least time, per architecture, that a batch and a load have taken so far; 0 until one was measured.
 
     A lower bound on purpose: a request is given up early only where even the best case would be too late.

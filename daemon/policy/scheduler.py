@@ -15,7 +15,7 @@ from daemon.policy.late.pace import Pace
 from daemon.policy.matrix import Matrix, Performance
 from daemon.policy.operate import Operator
 from daemon.policy.paper.queues import ExecutorQueues
-from daemon.policy.predict import Measured
+from daemon.policy.predict import LeastTimes
 from daemon.policy.prefetch import initial_fill
 from daemon.policy.presets import Preset, Tuning
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request, RequestId
@@ -42,7 +42,7 @@ class Scheduler:
         self._preset = preset
         self._tuning = tuning or Tuning()
         self._residency = Residency(experts, pools, executors, Matrix(matrix), across_devices=preset.across_devices)
-        self._measured = Measured()
+        self._measured = LeastTimes()
         for row in matrix:
             self._measured.inferred(row.architecture, row.k_s + row.b_s)
         self._pace = Pace(executors)

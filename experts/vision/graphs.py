@@ -96,7 +96,7 @@ class GraphedNetwork(nn.Module):
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
-class Lane:
+class GraphStream:
     """What everything recorded by one thread on one stream shares: scratch memory, and an input of each shape.
 
     `first` keeps the pool alive: torch refuses to record into one whose graphs have all gone.
@@ -117,12 +117,12 @@ class Lanes:
     def __init__(self) -> None:
         self._own = threading.local()
 
-    def of_this_thread(self, stream: int) -> Lane:
+    def of_this_thread(self, stream: int) -> GraphStream:
         if not hasattr(self._own, "lanes"):
             self._own.lanes = {}
-        lanes: dict[int, Lane] = self._own.lanes
+        lanes: dict[int, GraphStream] = self._own.lanes
         if stream not in lanes:
-            lanes[stream] = Lane()
+            lanes[stream] = GraphStream()
         return lanes[stream]
 
 
@@ -133,7 +133,7 @@ class CudaRecorder:
         self._device = device
         self._lanes = Lanes()
 
-    def lane(self) -> Lane:
+    def lane(self) -> GraphStream:
         return self._lanes.of_this_thread(torch.cuda.current_stream(self._device).cuda_stream)
 
     def record(self, network: Network, images: torch.Tensor) -> Network:

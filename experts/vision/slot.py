@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from experts.errors import ExpertError, WeightsError
-from experts.reading import CachedReader, Reader
+from experts.reading import CachedReader, FileReader
 from experts.spec import ExpertId, ExpertSpec, LayoutId
-from experts.transfer import Place, Transfer, transfer_for
+from experts.transfer import DeviceTransfer, SlotMemory, transfer_for
 from experts.vision.graphs import GraphedNetwork, Recorders
 from experts.vision.layouts import Layout, build_layout
-from experts.weights import Header, check_digest, describe_os_error, read_header_from
+from experts.weights import WeightsHeader, check_digest, describe_os_error, read_header_from
 
 #: As many at a time are asked whether they are finite numbers.
 _CHECKED_WEIGHTS = 4 << 20
@@ -43,9 +43,9 @@ class Slot:
 
     spec: ExpertSpec
     layout: Layout = field(repr=False)
-    place: Place = field(repr=False)
+    place: SlotMemory = field(repr=False)
     module: nn.Module = field(repr=False)
-    transfer: Transfer = field(repr=False)
+    transfer: DeviceTransfer = field(repr=False)
 
     @property
     def buffer(self) -> torch.Tensor:
@@ -96,7 +96,7 @@ class SlotPool:
     """
 
     def __init__(
-        self, device: str, budget_bytes: int, shelf: LayoutShelf | None = None, reader: Reader | None = None
+        self, device: str, budget_bytes: int, shelf: LayoutShelf | None = None, reader: FileReader | None = None
     ) -> None:
         self.device = device
         self._transfer = transfer_for(device)
@@ -338,7 +338,7 @@ def _checked_head(spec: ExpertSpec, layout: Layout) -> bytes:
         return os.pread(file.fileno(), header.data_start, 0)
 
 
-def _check_header(header: Header, layout: Layout, spec: ExpertSpec) -> None:
+def _check_header(header: WeightsHeader, layout: Layout, spec: ExpertSpec) -> None:
     found = header.metadata.get("layout")
     if found != layout.layout:
         raise WeightsError(spec.file, f"has the layout {found}, the catalog said {layout.layout}; reload the catalog")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from experts.memory import HostMemory
-from experts.reading import CachedReader, DirectReader, PacedReader, Reader, drop_cached
+from experts.reading import CachedReader, DirectReader, FileReader, PacedReader, drop_cached
 from tools.backup.gentle import absent_pages
 
 SIZE_BYTES = (3 << 20) + 1234
@@ -26,7 +26,7 @@ def a_file(folder: Path, size_bytes: int = SIZE_BYTES) -> tuple[Path, bytes]:
     return file, data
 
 
-def read(reader: Reader, file: Path, size_bytes: int, offset: int, skew_bytes: int = 0) -> bytes:
+def read(reader: FileReader, file: Path, size_bytes: int, offset: int, skew_bytes: int = 0) -> bytes:
     """`skew_bytes` moves the memory that is read into off its page boundary."""
     view = HostMemory(size_bytes + skew_bytes).view[skew_bytes:]
     descriptor = reader.open(file)

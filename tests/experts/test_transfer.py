@@ -9,7 +9,7 @@ import torch
 
 from experts.memory import HostMemory
 from experts.reading import CachedReader
-from experts.transfer import CudaLane, Lane, StagedTransfer, Transfer, transfer_for
+from experts.transfer import CudaLane, DeviceTransfer, Lane, StagedTransfer, transfer_for
 from experts.vision.infer import infer
 from experts.vision.preprocess import fit
 from experts.vision.slot import SlotPool
@@ -23,7 +23,7 @@ needs_gpu = [
 DEVICES = ["cpu", "ram", "staged", pytest.param("cuda:0", marks=needs_gpu)]
 
 
-def a_transfer(device: str) -> Transfer:
+def a_transfer(device: str) -> DeviceTransfer:
     """For "staged" the GPU's way, in host memory, with copies as late as a stream's may be."""
     return StagedTransfer("cpu", LateLane, pin=False) if device == "staged" else transfer_for(device)
 
@@ -39,7 +39,7 @@ def contents(tensor: torch.Tensor) -> bytes:
     return tensor.clone().cpu().numpy().tobytes()  # a clone: torch never resizes what NumPy has seen
 
 
-def filled(transfer: Transfer, descriptor: int, size_bytes: int, digest=None) -> bytes:
+def filled(transfer: DeviceTransfer, descriptor: int, size_bytes: int, digest=None) -> bytes:
     place = transfer.allocate(size_bytes)
     transfer.fill(place, CachedReader(), descriptor, 4, digest)
     return contents(place.buffer)

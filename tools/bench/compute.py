@@ -76,7 +76,7 @@ def bench_compute(
     from experts.vision.architectures import ARCHITECTURES, DTYPES
     from experts.vision.slot import LayoutShelf
     from tools.profile.executors import try_pairs
-    from tools.profile.measure import Effort
+    from tools.profile.measure import ProfileEffort
     from tools.profile.samples import rendered_samples
     from tools.terminal.progress import Bars
 
@@ -98,7 +98,7 @@ def bench_compute(
             bar.advance(task)
         bar.update(task, description="executors × threads")
         _, reports = _make(names[0], ["float32"], samples, Path(folder))
-        pairs = try_pairs("cpu", reports["float32"].spec, samples, Effort(), LayoutShelf())
+        pairs = try_pairs("cpu", reports["float32"].spec, samples, ProfileEffort(), LayoutShelf())
     result = {
         "cpu": cpu_facts(),
         "threads": threads,

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from experts.memory import HostMemory
-from experts.reading import CachedReader, DirectReader, Reader, drop_cached
+from experts.reading import CachedReader, DirectReader, FileReader, drop_cached
 from experts.spec import ExpertSpec
 from experts.vision.architectures import ARCHITECTURES
 from experts.vision.layouts import TORCH_DTYPES
@@ -112,7 +112,7 @@ def figures_of(way: LoadWay, seconds: Mapping[str, list[float]], architecture: s
     )
 
 
-def read_seconds(reader: Reader, file: Path, view: memoryview, offset: int = 0) -> float:
+def read_seconds(reader: FileReader, file: Path, view: memoryview, offset: int = 0) -> float:
     """Return the seconds of opening a file and reading it into `view`."""
     begin_s = time.perf_counter()
     descriptor = reader.open(file)
@@ -230,15 +230,15 @@ class LoadBench:
 
         return run
 
-    def _read(self, reader: Reader) -> Callable[[], float]:
+    def _read(self, reader: FileReader) -> Callable[[], float]:
         """Return the reading of the same bytes of the same file, by the same reader, into memory of the same kind."""
         file = self._expert.spec.file
         return lambda: read_seconds(reader, file, self._scratch.view, file.stat().st_size - self._size_bytes)
 
-    def _pool(self, device: str, reader: Reader) -> SlotPool:
+    def _pool(self, device: str, reader: FileReader) -> SlotPool:
         return SlotPool(device, self._size_bytes, self._shelf, reader)
 
-    def _load(self, device: str, reader: Reader, source: SlotPool | None = None) -> Callable[[], float]:
+    def _load(self, device: str, reader: FileReader, source: SlotPool | None = None) -> Callable[[], float]:
         spec, pool = self._expert.spec, self._pool(device, reader)
 
         def run() -> float:

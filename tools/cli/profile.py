@@ -10,7 +10,7 @@ from tools.terminal.console import AsJson, ConfigPath, console, exit_on, fail, p
 from tools.terminal.progress import share_bar
 
 if TYPE_CHECKING:
-    from tools.profile.run import DeviceProfile, Measured
+    from tools.profile.run import DeviceProfile, MeasuredProfile
 
 
 def profile(  # one parameter for each option
@@ -46,7 +46,7 @@ def profile(  # one parameter for each option
     from daemon.line.line import load_line
     from daemon.units import parse_bytes
     from experts.errors import ExpertError
-    from tools.profile.measure import QUICK, Effort
+    from tools.profile.measure import QUICK, ProfileEffort
     from tools.profile.run import ProfileError, Wish, devices_missing, profile_line, write_profile
     from tools.profile.samples import read_samples, rendered_samples
     from tools.profile.usage import UsageError
@@ -57,7 +57,7 @@ def profile(  # one parameter for each option
         fail(f"--memory: {error}", status=2)
     if usage not in ("rules", "database") and not Path(usage).is_dir():
         fail(f"--usage: expected rules, database, or a folder of sample images, not {usage!r}", status=2)
-    effort = replace(QUICK, max_batch=min(max_batch, QUICK.max_batch)) if quick else Effort(max_batch=max_batch)
+    effort = replace(QUICK, max_batch=min(max_batch, QUICK.max_batch)) if quick else ProfileEffort(max_batch=max_batch)
     try:
         line = load_line(config, with_profiles=False)
         samples = read_samples(images) if images is not None else rendered_samples()
@@ -80,7 +80,7 @@ def profile(  # one parameter for each option
     console.print(f"to use it: `profile: {path.name}` under the device in {config}", markup=False)
 
 
-def as_figures(measured: "Measured") -> dict[str, Any]:
+def as_figures(measured: "MeasuredProfile") -> dict[str, Any]:
     """The file's content, and what was measured on the way to it."""
     from tools.profile.run import as_document
 

@@ -10,7 +10,7 @@ from torch import OutOfMemoryError
 
 from experts.spec import ExpertSpec
 from experts.vision.slot import LayoutShelf
-from tools.profile.measure import Bench, Effort, ProfileError
+from tools.profile.measure import Bench, ProfileEffort, ProfileError
 from tools.profile.samples import Samples
 
 #: More streams than this never paid on the paper's GPUs (figure 17).
@@ -43,7 +43,7 @@ def try_pairs(
     device: str,
     spec: ExpertSpec,
     samples: Samples,
-    effort: Effort,
+    effort: ProfileEffort,
     shelf: LayoutShelf,
     on_step: Callable[[], None] = lambda: None,
     core_count: int | None = None,
@@ -72,7 +72,7 @@ def try_pairs(
     return sorted(measured, key=lambda pair: -pair.images_per_s)
 
 
-def steps(device: str, effort: Effort, core_count: int | None = None) -> int:
+def steps(device: str, effort: ProfileEffort, core_count: int | None = None) -> int:
     """How often `try_pairs` calls `on_step`."""
     return effort.pair_rounds * len(pairs(device, core_count or cores()))
 

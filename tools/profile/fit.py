@@ -10,7 +10,7 @@ PLATEAU = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LatencyLine:
     """A batch of n images takes `k_s` · n + `b_s` seconds (CoServe §4.2).
 
     `residual` is the largest relative error of that line over the measured batches.
@@ -28,7 +28,7 @@ class Line:
         return self.k_s + self.b_s / images
 
 
-def fit_line(latencies_s: Mapping[int, float]) -> Line:
+def fit_line(latencies_s: Mapping[int, float]) -> LatencyLine:
     """Least squares over seconds by batch size; neither constant is below 0, for no batch takes less than nothing.
 
     Batches are weighted by 1 / latency, so that the line is as right for one image as for many.
@@ -38,7 +38,7 @@ def fit_line(latencies_s: Mapping[int, float]) -> Line:
     sizes = np.array(list(latencies_s), dtype=np.float64)
     seconds = np.array(list(latencies_s.values()), dtype=np.float64)
     if len(sizes) == 1:
-        return Line(float(seconds[0] / sizes[0]), 0.0, 0.0)
+        return LatencyLine(float(seconds[0] / sizes[0]), 0.0, 0.0)
     columns = np.stack((sizes / seconds, 1 / seconds), axis=1)
     (k_s, b_s), *_ = np.linalg.lstsq(columns, np.ones_like(seconds), rcond=None)
     if b_s < 0:
@@ -46,10 +46,10 @@ def fit_line(latencies_s: Mapping[int, float]) -> Line:
     elif k_s < 0:
         k_s, b_s = 0.0, _alone(columns[:, 1])
     residual = np.abs(columns @ (k_s, b_s) - 1).max()
-    return Line(float(k_s), float(b_s), float(residual))
+    return LatencyLine(float(k_s), float(b_s), float(residual))
 
 
-def largest_useful_batch(line: Line, largest_measured: int, plateau: float = PLATEAU) -> int:
+def largest_useful_batch(line: LatencyLine, largest_measured: int, plateau: float = PLATEAU) -> int:
     """The smallest batch whose average latency is within `plateau` of that of the largest batch measured.
 
     Read off the fitted line: single measurements differ by more than the plateau does.

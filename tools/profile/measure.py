@@ -21,7 +21,7 @@ from experts.spec import ExpertSpec, LayoutId
 from experts.vision.graphs import WARM_UPS, GraphedNetwork
 from experts.vision.infer import infer
 from experts.vision.slot import LayoutShelf, Slot, SlotPool
-from tools.profile.fit import Line, fit_line, largest_useful_batch
+from tools.profile.fit import LatencyLine, fit_line, largest_useful_batch
 from tools.profile.samples import Samples
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class ProfileError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class ProfileEffort:
     """How long a profile takes. `seconds` is how long each pair of executors × threads runs, in `pair_rounds` parts."""
 
     max_batch: int = 16
@@ -50,7 +50,7 @@ class Effort:
         return (*(size for size in BATCH_SIZES if size < self.max_batch), self.max_batch)
 
 
-QUICK = Effort(max_batch=4, rounds=2, loads=2, pair_rounds=1, seconds=0.2)
+QUICK = ProfileEffort(max_batch=4, rounds=2, loads=2, pair_rounds=1, seconds=0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class LayoutCost:
     layout: LayoutId
     weights_bytes: int
     latencies_s: Mapping[int, float]
-    line: Line
+    line: LatencyLine
     max_batch: int
     activation_bytes: int
     disk_s: float
@@ -141,7 +141,7 @@ class Bench:
 
 
 def measure_layout(
-    bench: Bench, device: str, spec: ExpertSpec, samples: Samples, effort: Effort, shelf: LayoutShelf
+    bench: Bench, device: str, spec: ExpertSpec, samples: Samples, effort: ProfileEffort, shelf: LayoutShelf
 ) -> LayoutCost:
     """Everything that the matrix says of a layout, with one of its experts. Raises ExpertError, ProfileError."""
     slots = bench.slots(spec)

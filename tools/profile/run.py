@@ -20,7 +20,7 @@ from experts.durable import replace_durably
 from experts.spec import ArchitectureId, ExpertId, ExpertSpec, LayoutId
 from experts.vision.slot import LayoutShelf
 from tools.profile.executors import Pair, best, steps, try_pairs
-from tools.profile.measure import Bench, Effort, LayoutCost, ProfileError, measure_layout
+from tools.profile.measure import Bench, LayoutCost, ProfileEffort, ProfileError, measure_layout
 from tools.profile.plots import plot_latencies, plot_split
 from tools.profile.samples import Samples
 from tools.profile.split import Plan, limited_split, search_split
@@ -43,7 +43,7 @@ class Wish:
     initial: float = 15.0
     margin: float = 0.05
     pick: Literal["best", "random"] = "best"
-    effort: Effort = field(default_factory=Effort)
+    effort: ProfileEffort = field(default_factory=ProfileEffort)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class DeviceProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredProfile:
     """The whole profile."""
 
     devices: tuple[DeviceProfile, ...]
@@ -69,7 +69,7 @@ class Measured:
     samples: str
 
 
-def profile_line(line: Line, wish: Wish, on_progress: Progress) -> Measured:
+def profile_line(line: Line, wish: Wish, on_progress: Progress) -> MeasuredProfile:
     """Measure every layout of the catalog on every configured device. Raises ProfileError, UsageError, ExpertError.
 
     Minutes: the cost is by layout, however many experts have it.
@@ -89,7 +89,7 @@ def profile_line(line: Line, wish: Wish, on_progress: Progress) -> Measured:
     found = [
         _profile_device(device, memory_bytes[device], line, layouts, wish, usage, shelf, tick) for device in devices
     ]
-    return Measured(tuple(found), usage, wish.samples.origin)
+    return MeasuredProfile(tuple(found), usage, wish.samples.origin)
 
 
 def one_of_each(line: Line) -> dict[LayoutId, ExpertSpec]:
@@ -172,7 +172,7 @@ def _free_memory_bytes() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def as_document(measured: Measured) -> dict[str, Any]:
+def as_document(measured: MeasuredProfile) -> dict[str, Any]:
     """The file's content, checked against what the daemon reads."""
     machine = this_machine()
     document: dict[str, Any] = {
@@ -192,7 +192,7 @@ def as_document(measured: Measured) -> dict[str, Any]:
     return document
 
 
-def write_profile(path: Path, measured: Measured) -> list[Path]:
+def write_profile(path: Path, measured: MeasuredProfile) -> list[Path]:
     """The profile, at once and complete, and beside it the pictures: the files that were written."""
     head = (
         f"# Made by `coserve profile` with {measured.samples}. Seconds: a batch of n images takes k_s * n + b_s.\n"

@@ -11,7 +11,7 @@ from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFa
 from experts.spec import ExpertId
 from tools.profile.window import Split, search
 from tools.simulate.engine import StuckError, simulate
-from tools.simulate.world import Channel, Image, Machine, Task
+from tools.simulate.world import Image, SimulatedMachine, Task, TransferChannel
 
 #: Images of the sample that each throughput is of.
 _SAMPLE_IMAGES = 1500
@@ -92,8 +92,8 @@ def simulated_images_per_s(plan: Plan, experts: int, images: Sequence[Image]) ->
     )
     names = [ExecutorId(f"{plan.device}/{number}") for number in range(plan.executors)]
     pools, executors = partition([pool], [ExecutorFacts(name, pool.pool) for name in names], preset(plan.policy))
-    disk = Channel("disk", _disk_rate(plan), 0.0)
-    machine = Machine(
+    disk = TransferChannel("disk", _disk_rate(plan), 0.0)
+    machine = SimulatedMachine(
         pools=pools,
         executors=executors,
         matrix=plan.rows,

@@ -20,7 +20,7 @@ Pick = Literal["best", "random"]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class SearchWindow:
     """From `lower` to `upper` experts."""
 
     lower: float
@@ -33,7 +33,7 @@ class Trial:
     line could be fitted.
     """
 
-    window: Window
+    window: SearchWindow
     experts: int
     images_per_s: float
     expected: float | None
@@ -53,7 +53,7 @@ class Split:
     within: Mapping[int, float]
 
     @property
-    def window(self) -> Window:
+    def window(self) -> SearchWindow:
         """The last one."""
         return self.trials[-1].window
 
@@ -62,13 +62,13 @@ class Split:
         return dict(sorted({**{trial.experts: trial.images_per_s for trial in self.trials}, **self.within}.items()))
 
 
-def windows(initial: float = INITIAL_WINDOW) -> Iterator[Window]:
+def windows(initial: float = INITIAL_WINDOW) -> Iterator[SearchWindow]:
     """0-15, 15-27.75, 27.75-38.59 … for 15: each narrower by `1 - initial / 100` (equation 1). They end before 100."""
     if not 0 < initial < 100:
         raise ValueError(f"expected an initial window between 0 and 100 experts, not {initial:g}")
     lower, width = 0.0, initial
     while True:
-        yield Window(lower, lower + width)
+        yield SearchWindow(lower, lower + width)
         lower += width
         width *= 1 - initial / 100
 

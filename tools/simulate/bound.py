@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from experts.spec import ArchitectureId, ExpertId
-from tools.simulate.world import Machine, Task, distinct_bytes, steps_of
+from tools.simulate.world import SimulatedMachine, Task, distinct_bytes, steps_of
 
 
-def bound_s(machine: Machine, task: Task) -> float:
+def bound_s(machine: SimulatedMachine, task: Task) -> float:
     """Seconds below which no policy can finish: the largest of compute, disk and the span of the arrivals.
 
     Disk: the distinct bytes that the task uses, less all memory, over the disk's bandwidth.
@@ -19,7 +19,7 @@ def bound_s(machine: Machine, task: Task) -> float:
     return max(compute_s(machine, task), move_s, arrivals_s)
 
 
-def compute_s(machine: Machine, task: Task) -> float:
+def compute_s(machine: SimulatedMachine, task: Task) -> float:
     """The least time in which the processors, with full batches only, compute everything: a linear programme.
 
     Variables: requests of each architecture on each processor, and the time T; minimise T so that all requests are
@@ -52,7 +52,7 @@ def compute_s(machine: Machine, task: Task) -> float:
     return float(found.fun)
 
 
-def _seconds_per_image(machine: Machine, device: str, architecture: ArchitectureId) -> float:
+def _seconds_per_image(machine: SimulatedMachine, device: str, architecture: ArchitectureId) -> float:
     row = next(row for row in machine.matrix if (row.device, row.architecture) == (device, architecture))
     here = [facts for facts in machine.pools if facts.device == device]
     batch = max(1, min(row.max_batch, max(facts.max_batch for facts in here)))

@@ -22,7 +22,7 @@ from daemon.policy.presets import Tuning
 from daemon.policy.request import RAM, ExpertFacts, Request, RequestId
 from daemon.records import Accepted, BatchDone, ExpertSwitch, JournalKey, Outcome, Pixels, QueueSample
 from experts.spec import Answer, ExpertId, ExpertSpec, LayoutId
-from tools.simulate.world import Channel, Image, Machine, Task
+from tools.simulate.world import Image, SimulatedMachine, Task, TransferChannel
 
 #: Nothing hangs here.
 _NEVER_S = 1e12
@@ -132,7 +132,7 @@ class Simulation:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: SimulatedMachine,
         task: Task,
         policy: str,
         *,
@@ -148,7 +148,7 @@ class Simulation:
         self._left = len(task.images)
         self._device = {facts.pool: facts.device for facts in machine.pools}
         self._costs = {(row.device, row.architecture): (row.k_s, row.b_s) for row in machine.matrix}
-        self._channels: dict[Channel, SimulatedChannel] = {}
+        self._channels: dict[TransferChannel, SimulatedChannel] = {}
         self._at_once = SimulatedChannel(clock)
         pools = {facts.pool: SimulatedPool(facts.budget_bytes) for facts in machine.pools}
         processors = {name: SimulatedProcessor(clock, value) for name, value in machine.concurrency.items()}
@@ -240,12 +240,12 @@ class Simulation:
         way = self._machine.from_disk[device] if load.source is None else self._machine.from_ram[device]
         return [(self._channel(channel), self._seconds(order, device, channel)) for channel in way]
 
-    def _channel(self, channel: Channel) -> SimulatedChannel:
+    def _channel(self, channel: TransferChannel) -> SimulatedChannel:
         if channel not in self._channels:
             self._channels[channel] = SimulatedChannel(self._clock, channel.name, channel.fixed_s, self._note_transfer)
         return self._channels[channel]
 
-    def _seconds(self, order: LoadOrder, device: str, channel: Channel) -> float:
+    def _seconds(self, order: LoadOrder, device: str, channel: TransferChannel) -> float:
         if self._machine.load_s is None:
             return order.spec.weights_bytes / channel.bytes_per_s
         disk_s, ram_s = self._machine.load_s.get((device, order.spec.architecture), (0.0, 0.0))
@@ -253,7 +253,7 @@ class Simulation:
 
 
 def simulate(
-    machine: Machine, task: Task, policy: str, *, tuning: Tuning | None = None, prefilled: bool = True
+    machine: SimulatedMachine, task: Task, policy: str, *, tuning: Tuning | None = None, prefilled: bool = True
 ) -> TaskOutcome:
     """Play `task` under `policy`. Raises StuckError."""
     return Simulation(machine, task, policy, tuning=tuning, prefilled=prefilled).run()

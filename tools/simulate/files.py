@@ -23,7 +23,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class Channel(_Part):
+class ChannelSection(_Part):
     """One transfer at a time; `fixed_s` is spent beside the channel, for each load."""
 
     bytes_per_s: Positive
@@ -49,9 +49,9 @@ class Processor(_Part):
     architectures: dict[str, ArchitectureCost]
 
 
-class Channels(_Part):
-    disk: Channel
-    link: Channel = Channel(bytes_per_s=1e12)
+class ChannelsSection(_Part):
+    disk: ChannelSection
+    link: ChannelSection = ChannelSection(bytes_per_s=1e12)
 
 
 class DeviceFile(_Part):
@@ -59,7 +59,7 @@ class DeviceFile(_Part):
 
     name: str
     unified_memory: bool = False
-    channels: Channels
+    channels: ChannelsSection
     processors: dict[Literal["gpu", "cpu"], Processor]
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from tools.simulate.engine import TaskOutcome, simulate
 from tools.simulate.report import quantile
-from tools.simulate.world import Image, Machine, Task, with_deadlines
+from tools.simulate.world import Image, SimulatedMachine, Task, with_deadlines
 
 Arrivals = Literal["poisson", "bursty"]
 
@@ -52,7 +52,7 @@ def at_once(task: Task) -> Task:
 
 
 def online_rows(
-    machines: dict[str, Machine],
+    machines: dict[str, SimulatedMachine],
     task: Task,
     saturated_per_s: float,
     loads: Sequence[float],

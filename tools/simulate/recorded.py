@@ -16,7 +16,7 @@ from daemon.policy.paper.assign import partition
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId, Request, RequestId
 from experts.spec import ArchitectureId, ExpertId
-from tools.simulate.world import Channel, Image, Machine, Task
+from tools.simulate.world import Image, SimulatedMachine, Task, TransferChannel
 
 #: A channel whose speed is in the loads' own measured seconds.
 _AS_MEASURED = 1e15
@@ -43,21 +43,21 @@ class Recorded:
     def images_per_s(self) -> float:
         return self.answered / self.makespan_s
 
-    def machine(self, policy: str) -> Machine:
+    def machine(self, policy: str) -> SimulatedMachine:
         """The recorded machine as `policy` divides it, with the measured costs."""
         pools, executors = _whole_devices(self._makeup, self._matrix)
         kept, used = partition(pools, executors, preset(policy))
         devices = {facts.device for facts in pools if facts.pool != RAM}
         counts = {device: sum(one.pool == device for one in executors) for device in devices}
-        disk, link = Channel("disk", _AS_MEASURED, 0.0), Channel("link", _AS_MEASURED, 0.0)
-        return Machine(
+        disk, link = TransferChannel("disk", _AS_MEASURED, 0.0), TransferChannel("link", _AS_MEASURED, 0.0)
+        return SimulatedMachine(
             pools=kept,
             executors=used,
             matrix=self._matrix,
             # What executors cost each other is in the measured batches already.
             concurrency={device: float(max(1, count)) for device, count in counts.items()},
             from_disk=dict.fromkeys((*devices, str(RAM)), (disk,)),
-            from_ram={**dict.fromkeys(devices, (link,)), str(RAM): (Channel("link back", _AS_MEASURED, 0.0),)},
+            from_ram={**dict.fromkeys(devices, (link,)), str(RAM): (TransferChannel("link back", _AS_MEASURED, 0.0),)},
             memory_bytes=sum(facts.budget_bytes for facts in pools),
             load_s={(row.device, row.architecture): (row.disk_s, row.ram_s or 0.0) for row in self._matrix},
         )

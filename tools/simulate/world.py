@@ -20,7 +20,7 @@ Loading = Literal["slots", "ordinary"]
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class TransferChannel:
     """One transfer at a time; `fixed_s` passes beside it for each load."""
 
     name: str
@@ -29,7 +29,7 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class SimulatedMachine:
     """Everything a simulated run needs to know of a PC under one policy.
 
     `concurrency` is by device: m batches at once each run at min(1, concurrency / m). `from_disk` and
@@ -40,8 +40,8 @@ class Machine:
     executors: tuple[ExecutorFacts, ...]
     matrix: tuple[Performance, ...]
     concurrency: Mapping[str, float]
-    from_disk: Mapping[str, tuple[Channel, ...]]
-    from_ram: Mapping[str, tuple[Channel, ...]]
+    from_disk: Mapping[str, tuple[TransferChannel, ...]]
+    from_ram: Mapping[str, tuple[TransferChannel, ...]]
     memory_bytes: int
     #: Measured seconds of a load from disk and from host memory by device and architecture, instead of bytes / rate.
     load_s: Mapping[tuple[str, ArchitectureId], tuple[float, float]] | None = None
@@ -87,7 +87,7 @@ def task_of(file: TaskFile) -> Task:
     return Task(file.name, experts, images)
 
 
-def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading | None = None) -> Machine:
+def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading | None = None) -> SimulatedMachine:
     """A device file as it is set up for `policy` (docs/simulating.md).
 
     The paper's policies load the ordinary way, `coserve-plus` into slots, unless `loading` says otherwise.
@@ -96,8 +96,12 @@ def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading | Non
     chosen = preset(policy)
     slots = loading == "slots" if loading is not None else chosen.binding == "late"
     _check_costs(file, task)
-    disk = Channel("disk", file.channels.disk.bytes_per_s, SLOT_DISK_FIXED_S if slots else file.channels.disk.fixed_s)
-    link = Channel("link", file.channels.link.bytes_per_s, SLOT_LINK_FIXED_S if slots else file.channels.link.fixed_s)
+    disk = TransferChannel(
+        "disk", file.channels.disk.bytes_per_s, SLOT_DISK_FIXED_S if slots else file.channels.disk.fixed_s
+    )
+    link = TransferChannel(
+        "link", file.channels.link.bytes_per_s, SLOT_LINK_FIXED_S if slots else file.channels.link.fixed_s
+    )
     gpu, cpu = file.processors.get("gpu"), file.processors.get("cpu")
     pools: list[PoolFacts] = []
     executors: list[ExecutorFacts] = []
@@ -119,14 +123,14 @@ def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading | Non
     ]
     kept, used = partition(pools, executors, chosen)
     through = (disk, link)
-    return Machine(
+    return SimulatedMachine(
         pools=kept,
         executors=used,
         matrix=tuple(matrix),
         concurrency={_device(name): processor.concurrency for name, processor in file.processors.items()},
         from_disk={"cuda:0": through, "cpu": (disk,), RAM: (disk,)},
         # Both directions of the link work at once; what comes back is written over nothing that must be set up.
-        from_ram={"cuda:0": (link,), RAM: (Channel("link back", link.bytes_per_s, 0.0),)},
+        from_ram={"cuda:0": (link,), RAM: (TransferChannel("link back", link.bytes_per_s, 0.0),)},
         memory_bytes=sum(processor.memory_bytes for processor in file.processors.values()),
     )
 
@@ -160,7 +164,7 @@ def _executors(name: str, processor: Processor) -> list[ExecutorFacts]:
 
 
 def _rows(
-    name: str, processor: Processor, task: Task, disk: Channel, link: Channel, file: DeviceFile
+    name: str, processor: Processor, task: Task, disk: TransferChannel, link: TransferChannel, file: DeviceFile
 ) -> Iterable[Performance]:
     for architecture, cost in processor.architectures.items():
         sizes = [facts.weights_bytes for facts in task.experts if facts.architecture == architecture]

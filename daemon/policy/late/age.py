@@ -86,7 +86,7 @@ class Deadlines:
         return None if first is None else self._known[first[0]]
 
 
-class Share:
+class UrgentShare:
     """A bounded part of the turns: each ordinary turn earns `share` of an urgent one, which costs 1."""
 
     def __init__(self, share: float) -> None:

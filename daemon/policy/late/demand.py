@@ -6,7 +6,7 @@ See docs/how-it-schedules.md.
 from collections.abc import Iterable, Iterator
 
 from daemon.policy.discipline import Evict, Want
-from daemon.policy.late.age import Deadlines, Share
+from daemon.policy.late.age import Deadlines, UrgentShare
 from daemon.policy.late.balance import Balance
 from daemon.policy.late.groups import Groups
 from daemon.policy.late.pace import Pace
@@ -42,8 +42,8 @@ class DemandTable:
         self._balance = Balance(residency, self._groups, pace, balances=preset.balances)
         #: Pools into which somebody should come and cannot, because all that is resident is wanted.
         self._blocked = dict.fromkeys(residency.pools, False)
-        self._batch_share = {pool: Share(preset.age_share) for pool in residency.pools}
-        self._load_share = {pool: Share(preset.age_share) for pool in residency.pools}
+        self._batch_share = {pool: UrgentShare(preset.age_share) for pool in residency.pools}
+        self._load_share = {pool: UrgentShare(preset.age_share) for pool in residency.pools}
         #: The residency's `room_changes` that the groups have heard of.
         self._room_changes = residency.room_changes
         #: The last answer to `next_turn_s`, while nothing changed and its time has not come.

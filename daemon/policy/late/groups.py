@@ -18,7 +18,7 @@ from experts.spec import ExpertId
 
 
 @dataclass(slots=True)
-class Group:
+class ExpertDemand:
     """Queued requests of one expert, oldest first. `promised`: what preliminaries will send, in SHARE_UNITS."""
 
     requests: OrderedDict[RequestId, Request] = field(default_factory=OrderedDict[RequestId, Request])
@@ -56,7 +56,7 @@ class Shelf:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ExpertPlace:
     """Where an expert is; found again only when it moves."""
 
     shelves: tuple[tuple[PoolId, Shelf], ...]
@@ -89,8 +89,8 @@ class Groups:
         self._balances = balances
         self._max_wait_s = max_wait_s
         self._margin_s = margin_s
-        self._groups: dict[ExpertId, Group] = {}
-        self._places: dict[ExpertId, Place] = {}
+        self._groups: dict[ExpertId, ExpertDemand] = {}
+        self._places: dict[ExpertId, ExpertPlace] = {}
         self._changed: dict[ExpertId, None] = {}
         devices = {facts.processor: facts.device for facts in residency.pools.values() if facts.processor != "ram"}
         #: The device whose disk loads the backlog of reads is counted in.
@@ -102,16 +102,16 @@ class Groups:
         self.queued = self.gpu_queued = self.cpu_queued = 0
         self.read_s = 0.0
 
-    def __getitem__(self, expert: ExpertId) -> Group:
+    def __getitem__(self, expert: ExpertId) -> ExpertDemand:
         group = self._groups.get(expert)
         if group is None:
-            group = self._groups[expert] = Group()
+            group = self._groups[expert] = ExpertDemand()
         return group
 
-    def find(self, expert: ExpertId) -> Group | None:
+    def find(self, expert: ExpertId) -> ExpertDemand | None:
         return self._groups.get(expert)
 
-    def items(self) -> Iterator[tuple[ExpertId, Group]]:
+    def items(self) -> Iterator[tuple[ExpertId, ExpertDemand]]:
         return iter(self._groups.items())
 
     def note(self, expert: ExpertId) -> None:
@@ -135,7 +135,7 @@ class Groups:
             for expert in self._residency.ledgers[pool].resident if shelf.is_ram else ():
                 self.moved(expert)
 
-    def place(self, expert: ExpertId) -> Place:
+    def place(self, expert: ExpertId) -> ExpertPlace:
         place = self._places.get(expert)
         if place is None:
             place = self._places[expert] = self._find(expert)
@@ -150,7 +150,7 @@ class Groups:
             self._index(expert, self[expert], self.place(expert))
         return True
 
-    def turn_s(self, expert: ExpertId, group: Group) -> float | None:
+    def turn_s(self, expert: ExpertId, group: ExpertDemand) -> float | None:
         """When the group becomes urgent: its oldest request has waited the longest, or a deadline is near."""
         head = next(iter(group.requests.values()), None)
         if head is None:
@@ -200,7 +200,7 @@ class Groups:
         if self.queued != sum(len(group.requests) for group in self._groups.values()):
             raise AssertionError("the backlog is not the sum of its groups")
 
-    def _find(self, expert: ExpertId) -> Place:
+    def _find(self, expert: ExpertId) -> ExpertPlace:
         residency = self._residency
         here = tuple((pool, shelf) for pool, shelf in self.shelves.items() if residency.can_run(pool, expert))
         for pool, shelf in self.shelves.items():
@@ -208,7 +208,7 @@ class Groups:
                 shelf.withdraw(expert)
                 shelf.keep.forget(expert)
         in_ram = bool(here) and all(shelf.is_ram for _, shelf in here)
-        return Place(
+        return ExpertPlace(
             here,
             on_gpu=any(shelf.is_gpu for _, shelf in here),
             on_cpu=any(not shelf.is_gpu and not shelf.is_ram for _, shelf in here),
@@ -218,7 +218,7 @@ class Groups:
             coming_gpu=residency.has_gpu and residency.is_coming(expert, "gpu"),
         )
 
-    def _index(self, expert: ExpertId, group: Group, place: Place) -> None:
+    def _index(self, expert: ExpertId, group: ExpertDemand, place: ExpertPlace) -> None:
         queued, demand, residency = len(group.requests), group.demand, self._residency
         turn_s = self.turn_s(expert, group)
         head = next(iter(group.requests.values())) if queued else None
@@ -252,7 +252,7 @@ class Groups:
             copyable=place.on_cpu and not place.on_gpu and not place.coming_gpu,
         )
 
-    def _total(self, expert: ExpertId, group: Group, place: Place, *, nowhere: bool) -> None:
+    def _total(self, expert: ExpertId, group: ExpertDemand, place: ExpertPlace, *, nowhere: bool) -> None:
         """Keep the sums over all groups."""
         queued = len(group.requests)
         gpu_queued = queued if place.on_gpu else 0

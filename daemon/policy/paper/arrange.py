@@ -12,7 +12,7 @@ from experts.spec import ExpertId
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class QueuedGroup:
     """Requests of one expert that stand together. Those that left without running stay as holes until passed.
 
     `overhead_ns` is what was predicted beside K for each request: B and the load, until the first batch has gone.
@@ -55,15 +55,15 @@ class Queue:
     executor: ExecutorId
     pool: PoolId
     ledger: Ledger
-    groups: OrderedDict[Group, None] = field(default_factory=OrderedDict[Group, None])
+    groups: OrderedDict[QueuedGroup, None] = field(default_factory=OrderedDict[QueuedGroup, None])
     #: The group that a request of the same expert may join.
-    newest: dict[ExpertId, Group] = field(default_factory=dict[ExpertId, Group])
+    newest: dict[ExpertId, QueuedGroup] = field(default_factory=dict[ExpertId, QueuedGroup])
     work_ns: int = 0
     running: ExpertId | None = None
     running_ns: int = 0
 
     @property
-    def head(self) -> Group | None:
+    def head(self) -> QueuedGroup | None:
         return next(iter(self.groups), None)
 
     def missing(self) -> ExpertId | None:
@@ -73,7 +73,7 @@ class Queue:
             return None
         return head.expert
 
-    def open(self, group: Group, *, at_front: bool) -> None:
+    def open(self, group: QueuedGroup, *, at_front: bool) -> None:
         self.groups[group] = None
         if at_front:
             self.groups.move_to_end(group, last=False)
@@ -82,7 +82,7 @@ class Queue:
             self.newest[group.expert] = group
         self.work_ns += group.overhead_ns
 
-    def close(self, group: Group) -> None:
+    def close(self, group: QueuedGroup) -> None:
         del self.groups[group]
         if self.newest.get(group.expert) is group:
             del self.newest[group.expert]
@@ -90,16 +90,16 @@ class Queue:
 
 
 #: The group of a queue that a new request of an expert joins; None: it opens one at the end.
-Join = Callable[[Queue, ExpertId], Group | None]
+Join = Callable[[Queue, ExpertId], QueuedGroup | None]
 
 
-def join_last(queue: Queue, expert: ExpertId) -> Group | None:
+def join_last(queue: Queue, expert: ExpertId) -> QueuedGroup | None:
     """At the end of the queue: only what came right before is of the same group."""
     last = next(reversed(queue.groups), None)
     return last if last is not None and last.expert == expert else None
 
 
-def join_group(queue: Queue, expert: ExpertId) -> Group | None:
+def join_group(queue: Queue, expert: ExpertId) -> QueuedGroup | None:
     """Behind the requests of the same expert (CoServe §4.2, request arranging)."""
     return queue.newest.get(expert)
 

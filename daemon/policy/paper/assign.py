@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, Protocol
 
-from daemon.policy.paper.arrange import Group, Queue
+from daemon.policy.paper.arrange import Queue, QueuedGroup
 from daemon.policy.paper.cost import Costs
 from daemon.policy.presets import Preset
 from daemon.policy.request import RAM, ExecutorFacts, PoolFacts, PoolId
@@ -52,7 +52,7 @@ class Candidate(NamedTuple):
     """
 
     queue: Queue
-    groups: Mapping[ExpertId, Group]
+    groups: Mapping[ExpertId, QueuedGroup]
     is_resident: Callable[[ExpertId], bool]
     queued_ns: int
     resident_ns: int

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from daemon.policy.discipline import Evict, Want
 from daemon.policy.evict import ORDERS
-from daemon.policy.paper.arrange import JOIN, Group, Queue
+from daemon.policy.paper.arrange import JOIN, Queue, QueuedGroup
 from daemon.policy.paper.assign import ASSIGN, Candidates
 from daemon.policy.paper.cost import Costs
 from daemon.policy.paper.split import bound, cut
@@ -38,7 +38,7 @@ class ExecutorQueues:
         self._chain_first = preset.chain_first
         self._order = ORDERS[preset.evict](residency, [queue.pool for queue in everyone])
         self._tier = RamTier(residency, everyone, self._order, self._costs)
-        self._groups: dict[RequestId, Group] = {}
+        self._groups: dict[RequestId, QueuedGroup] = {}
         self._counts: dict[ExpertId, int] = {}
         #: Loads under way, to notice those that fail.
         self._coming: dict[tuple[PoolId, ExpertId], None] = {}
@@ -156,7 +156,7 @@ class ExecutorQueues:
         self._candidates.forget()
         self._order.rebuild()
         self._room_changes = self._residency.room_changes
-        stranded: list[Group] = []
+        stranded: list[QueuedGroup] = []
         for queue in self._queues.values():
             queue.newest.clear()
             queue.work_ns = queue.running_ns
@@ -194,7 +194,7 @@ class ExecutorQueues:
 
     # Parts
 
-    def _put(self, request: Request, group: Group) -> None:
+    def _put(self, request: Request, group: QueuedGroup) -> None:
         group.add(request)
         group.queue.work_ns += group.cost.each_ns
         self._groups[request.request_id] = group
@@ -206,13 +206,13 @@ class ExecutorQueues:
         if group.size == 0:
             group.queue.close(group)
 
-    def _open(self, queue: Queue, expert: ExpertId, *, at_front: bool = False) -> Group:
-        group = Group(expert, queue, self._costs.of(queue.pool, expert), 0)
+    def _open(self, queue: Queue, expert: ExpertId, *, at_front: bool = False) -> QueuedGroup:
+        group = QueuedGroup(expert, queue, self._costs.of(queue.pool, expert), 0)
         group.overhead_ns = self._overhead_ns(queue, group)
         queue.open(group, at_front=at_front)
         return group
 
-    def _overhead_ns(self, queue: Queue, group: Group) -> int:
+    def _overhead_ns(self, queue: Queue, group: QueuedGroup) -> int:
         """What the first request of `group` costs beside K: nothing where its expert is queued there already."""
         if group.expert in queue.newest:
             return 0

@@ -1,6 +1,6 @@
 """Batches off the front of a group (CoServe §4.2, request splitting)."""
 
-from daemon.policy.paper.arrange import Group
+from daemon.policy.paper.arrange import QueuedGroup
 from daemon.policy.request import Request, RequestId
 from daemon.policy.residency import Residency
 
@@ -8,12 +8,12 @@ from daemon.policy.residency import Residency
 DROP = 256
 
 
-def bound(residency: Residency, group: Group) -> int:
+def bound(residency: Residency, group: QueuedGroup) -> int:
     """The largest batch now: the profiled maximum or what free memory allows, whichever is less."""
     return residency.max_batch(group.queue.pool, group.expert)
 
 
-def cut(group: Group, limit: int) -> tuple[Request, ...]:
+def cut(group: QueuedGroup, limit: int) -> tuple[Request, ...]:
     """Take the next batch of at most `limit` requests out of `group`."""
     batch = group.requests[group.first : group.first + limit] if group.holes is None else _past_holes(group, limit)
     group.first += len(batch)
@@ -24,7 +24,7 @@ def cut(group: Group, limit: int) -> tuple[Request, ...]:
     return tuple(batch)
 
 
-def _past_holes(group: Group, limit: int) -> list[Request]:
+def _past_holes(group: QueuedGroup, limit: int) -> list[Request]:
     """The next batch where some requests have left without running; moves `first` past those."""
     batch: list[Request] = []
     holes = group.holes if group.holes is not None else set[RequestId]()

@@ -14,14 +14,14 @@ from experts.moe.gating import ExpertKey, ExpertWeights
 from experts.moe.policy.eviction import EvictionPolicy, Key
 from experts.moe.weights.expert_store import ExpertStore
 from experts.spec import ExpertId
-from experts.transfer import Place
+from experts.transfer import SlotMemory
 
 
 @dataclass(eq=False, slots=True)
 class ExpertSlot:
     """Memory of one expert, and its views as weights, which are made once."""
 
-    place: Place
+    place: SlotMemory
     weights: ExpertWeights
 
 

@@ -20,33 +20,33 @@ from experts.memory import HostMemory
 from experts.moe.gating import ExpertKey
 from experts.moe.weights.expert_store import ExpertStore
 from experts.spec import ExpertId
-from experts.transfer import HostTransfer, Place, Transfer, transfer_for
+from experts.transfer import DeviceTransfer, HostTransfer, SlotMemory, transfer_for
 
 
 class WeightTransfer(Protocol):
     """Transfer from the files into the slots of one device."""
 
-    def allocate(self) -> Place:
+    def allocate(self) -> SlotMemory:
         """Allocate the memory of one slot. Raises MemoryError, RuntimeError or OSError if none is left."""
         ...
 
-    def retire(self, place: Place) -> None:
+    def retire(self, place: SlotMemory) -> None:
         """Give a slot's memory back once nothing reads it any more. Views of it stay."""
         ...
 
-    def restore(self, place: Place) -> None:
+    def restore(self, place: SlotMemory) -> None:
         """Allocate memory for a retired slot again. Raises as `allocate`."""
         ...
 
-    def fill(self, key: ExpertKey, place: Place) -> None:
+    def fill(self, key: ExpertKey, place: SlotMemory) -> None:
         """Fill the slot. Raises ModelError; the slot is then empty."""
         ...
 
-    def begin_use(self, place: Place, *, late: bool) -> None:
+    def begin_use(self, place: SlotMemory, *, late: bool) -> None:
         """Order this thread's computing after the slot's fill; `late`: the thread has waited for it already."""
         ...
 
-    def end_use(self, place: Place) -> None:
+    def end_use(self, place: SlotMemory) -> None:
         """Order the slot's next fill after this thread's computing so far."""
         ...
 
@@ -69,26 +69,26 @@ def weight_transfer_for(store: ExpertStore, device: str, ram_bytes: int | None =
 class HostWeightTransfer:
     """Slots in host memory, each filled directly from the file."""
 
-    def __init__(self, store: ExpertStore, transfer: Transfer) -> None:
+    def __init__(self, store: ExpertStore, transfer: DeviceTransfer) -> None:
         self._store = store
         self._transfer = transfer
 
-    def allocate(self) -> Place:
+    def allocate(self) -> SlotMemory:
         return self._transfer.allocate(self._store.expert_bytes)
 
-    def retire(self, place: Place) -> None:
+    def retire(self, place: SlotMemory) -> None:
         self._transfer.vacate(place)
 
-    def restore(self, place: Place) -> None:
+    def restore(self, place: SlotMemory) -> None:
         self._transfer.occupy(place)
 
-    def fill(self, key: ExpertKey, place: Place) -> None:
+    def fill(self, key: ExpertKey, place: SlotMemory) -> None:
         self._store.read(key, _memory(place).view)
 
-    def begin_use(self, place: Place, *, late: bool) -> None:
+    def begin_use(self, place: SlotMemory, *, late: bool) -> None:
         pass
 
-    def end_use(self, place: Place) -> None:
+    def end_use(self, place: SlotMemory) -> None:
         pass
 
     def device_waits(self) -> list[tuple[float, bool]]:
@@ -201,7 +201,7 @@ class CudaCopyStreams:
 class _Page:
     """One expert's host memory, and the event of the last copy out of it."""
 
-    place: Place
+    place: SlotMemory
     copied: StreamEvent | None = None
 
 
@@ -211,7 +211,7 @@ class PinnedTier:
     Holds at least two: one is copied to the GPU while the next one is read.
     """
 
-    def __init__(self, store: ExpertStore, budget_bytes: int, transfer: Transfer) -> None:
+    def __init__(self, store: ExpertStore, budget_bytes: int, transfer: DeviceTransfer) -> None:
         self._store = store
         self._transfer = transfer
         self.ledger = Ledger("ram", max(budget_bytes, 2 * store.expert_bytes))
@@ -257,42 +257,42 @@ class _SlotEvents:
 class DeviceWeightTransfer:
     """Slots that the host cannot write itself, filled from pinned memory on a communication stream."""
 
-    def __init__(self, expert_bytes: int, transfer: Transfer, tier: PinnedTier, streams: CopyStreams) -> None:
+    def __init__(self, expert_bytes: int, transfer: DeviceTransfer, tier: PinnedTier, streams: CopyStreams) -> None:
         self._expert_bytes = expert_bytes
         self._transfer = transfer
         self._tier = tier
         self._streams = streams
         self._events: dict[int, _SlotEvents] = {}
 
-    def allocate(self) -> Place:
+    def allocate(self) -> SlotMemory:
         place = self._transfer.allocate(self._expert_bytes)
         # The allocator hands memory out in the order of this thread's stream: earlier work must be done first.
         self._events[id(place)] = _SlotEvents(computed=self._streams.record())
         return place
 
-    def retire(self, place: Place) -> None:
+    def retire(self, place: SlotMemory) -> None:
         events = self._events[id(place)]
         for event in (events.copied, events.computed):
             if event is not None:
                 self._streams.synchronise(event)
         self._transfer.vacate(place)
 
-    def restore(self, place: Place) -> None:
+    def restore(self, place: SlotMemory) -> None:
         self._transfer.occupy(place)
         self._events[id(place)] = _SlotEvents(computed=self._streams.record())
 
-    def fill(self, key: ExpertKey, place: Place) -> None:
+    def fill(self, key: ExpertKey, place: SlotMemory) -> None:
         events = self._events[id(place)]
         page = self._tier.page(key, self._streams.synchronise)
         page.copied = events.copied = self._streams.copy(place.buffer, _memory(page.place).tensor, events.computed)
         events.computed = None
 
-    def begin_use(self, place: Place, *, late: bool) -> None:
+    def begin_use(self, place: SlotMemory, *, late: bool) -> None:
         copied = self._events[id(place)].copied
         if copied is not None:
             self._streams.wait_event(copied, late=late)
 
-    def end_use(self, place: Place) -> None:
+    def end_use(self, place: SlotMemory) -> None:
         self._events[id(place)].computed = self._streams.record()
 
     def device_waits(self) -> list[tuple[float, bool]]:
@@ -303,7 +303,7 @@ def _name(key: ExpertKey) -> ExpertId:
     return ExpertId(f"{key.layer}.{key.expert}")
 
 
-def _memory(place: Place) -> HostMemory:
+def _memory(place: SlotMemory) -> HostMemory:
     if place.memory is None:
         raise TypeError("this place is not in host memory")
     return place.memory

@@ -21,7 +21,7 @@ from torch import nn
 from experts.moe.arch import FAMILIES, ModelFamily, MoeArch
 from experts.moe.errors import ModelError
 from experts.moe.weights.folder import MAX_HEADER_BYTES
-from experts.reading import CachedReader, Reader
+from experts.reading import CachedReader, FileReader
 from experts.weights import describe_os_error
 
 INDEX = "model.safetensors.index.json"
@@ -218,7 +218,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 class WeightFiles:
     """Open descriptors of the files that weights are read from. Thread-safe."""
 
-    def __init__(self, reader: Reader | None = None) -> None:
+    def __init__(self, reader: FileReader | None = None) -> None:
         self._reader = reader or CachedReader()
         self._open: dict[Path, int] = {}
         self._lock = threading.Lock()

@@ -14,7 +14,7 @@ import torch
 from experts.moe.arch import MoeArch
 from experts.moe.gating import ExpertKey
 from experts.moe.weights.checkpoint import Checkpoint, TensorLocation, WeightFiles
-from experts.reading import Reader
+from experts.reading import FileReader
 
 
 class ExpertStore(Protocol):
@@ -59,7 +59,7 @@ class ReadPiece:
 class CheckpointStore:
     """Experts read from a checkpoint's own files, in either layout."""
 
-    def __init__(self, arch: MoeArch, checkpoint: Checkpoint, reader: Reader | None = None) -> None:
+    def __init__(self, arch: MoeArch, checkpoint: Checkpoint, reader: FileReader | None = None) -> None:
         self.arch = arch
         self.folder = checkpoint.folder
         self.expert_bytes = arch.expert_bytes

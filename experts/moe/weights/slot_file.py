@@ -23,7 +23,7 @@ from experts.moe.weights.checkpoint import Checkpoint, WeightFiles, dtype_name
 from experts.moe.weights.expert_store import CheckpointStore
 from experts.moe.weights.prepared import FOLDER, stamp_of
 from experts.moe.weights.quantise import Packing
-from experts.reading import Reader
+from experts.reading import FileReader
 from experts.weights import PAGE_BYTES
 
 Storage = Literal["exact", "int8", "int4"]
@@ -187,7 +187,9 @@ def has_slot_file(arch: MoeArch, checkpoint: Checkpoint, storage: Storage) -> bo
 class SlotFileStore:
     """Experts read from a slot file, dequantised if they are packed. Thread-safe. Raises ModelError."""
 
-    def __init__(self, arch: MoeArch, checkpoint: Checkpoint, storage: Storage, reader: Reader | None = None) -> None:
+    def __init__(
+        self, arch: MoeArch, checkpoint: Checkpoint, storage: Storage, reader: FileReader | None = None
+    ) -> None:
         self.folder = checkpoint.folder
         self.arch = arch
         self.expert_bytes = arch.expert_bytes

@@ -18,7 +18,7 @@ import yaml
 from torch import nn
 
 from experts.catalog import CatalogFile, resolve, write_catalog
-from experts.reading import DirectReader, PacedReader, Reader
+from experts.reading import DirectReader, FileReader, PacedReader
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.architectures import ARCHITECTURES
 from experts.vision.networks import build_original, select_head
@@ -42,7 +42,7 @@ DISKS: tuple[Disk, ...] = ("cold", "paced")
 PACED_BYTES_PER_S = 530e6
 
 
-def reader_of(disk: Disk) -> Reader:
+def reader_of(disk: Disk) -> FileReader:
     """Return a reader past the page cache; "paced" also sleeps, so that it is no faster than the paper's SSD."""
     return DirectReader() if disk == "cold" else PacedReader(DirectReader(), PACED_BYTES_PER_S)
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from experts.errors import ExpertError
-from experts.reading import Reader
+from experts.reading import FileReader
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.architectures import ARCHITECTURES
 from experts.vision.detections import select_detections
@@ -44,7 +44,7 @@ class _Pages(mmap.mmap):
 class OrdinaryFiles:
     """Makes models of the experts' state_dicts. Any thread."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: FileReader) -> None:
         self._reader = reader
         self._of_thread = threading.local()
 

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experts.reading import Reader
+from experts.reading import FileReader
 from experts.spec import ExpertId
 from experts.vision.preprocess import prepare
 from tests.bench.live.expert_files import read_experts, reader_of
@@ -44,7 +44,7 @@ class ReplicaAnswer(NamedTuple):
 class SharedDisk:
     """A reader that makes one transfer at a time among processes, as others do among threads: there is one disk."""
 
-    def __init__(self, inner: Reader, lock: Path) -> None:
+    def __init__(self, inner: FileReader, lock: Path) -> None:
         self._inner = inner
         self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 

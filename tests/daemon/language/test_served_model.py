@@ -21,7 +21,7 @@ from experts.moe.errors import ModelError
 from experts.moe.gating import ForwardStep
 from experts.moe.model.engine import StepTiming
 from experts.moe.policy.schedule import StepCosts
-from experts.transfer import Place
+from experts.transfer import SlotMemory
 from tests.experts.moe.tiny import write_tiny
 from tests.tiny_text import EXPERT_BYTES, EXPERTS, a_text_model
 
@@ -81,7 +81,7 @@ def test_a_model_whose_memory_cannot_grow_holds_what_it_held(tmp_path: Path) -> 
     transfer: Any = opened[0]._runtime.cache._transfer
     allocate, left = transfer.allocate, iter(range(3))
 
-    def allocate_some() -> Place:
+    def allocate_some() -> SlotMemory:
         if next(left, None) is None:
             raise MemoryError("the machine has no more")
         return allocate()

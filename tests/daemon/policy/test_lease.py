@@ -5,7 +5,7 @@ import itertools
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from daemon.policy.lease import Held, Lease, Share, ToImages, ToModel, next_step_s
+from daemon.policy.lease import Held, Lease, ModelShare, ToImages, ToModel, next_step_s
 
 MIB = 2**20
 
@@ -13,7 +13,7 @@ MIB = 2**20
 class Device:
     """Carries grants out in steps: what is given up is free only once it was carried out."""
 
-    def __init__(self, total_bytes: int, *shares: Share) -> None:
+    def __init__(self, total_bytes: int, *shares: ModelShare) -> None:
         self.lease = Lease(total_bytes, shares)
         first = self.lease.first_grant()
         self.images, self.models = first.images_bytes, dict(first.models_bytes)
@@ -54,7 +54,7 @@ class Device:
 
 
 def a_device() -> Device:
-    return Device(100 * MIB, Share("a", 40 * MIB, 10 * MIB), Share("b", 20 * MIB, 5 * MIB))
+    return Device(100 * MIB, ModelShare("a", 40 * MIB, 10 * MIB), ModelShare("b", 20 * MIB, 5 * MIB))
 
 
 def test_models_have_their_most_while_images_need_nothing() -> None:
@@ -128,7 +128,7 @@ def test_another_budget_of_the_device_is_kept_too() -> None:
     least=st.integers(0, 40),
 )
 def test_the_sum_never_exceeds_the_device(steps: list[tuple[bool, bool, bool, float]], least: int) -> None:
-    device = Device(100 * MIB, Share("a", 40 * MIB, least * MIB), Share("b", 20 * MIB, 5 * MIB))
+    device = Device(100 * MIB, ModelShare("a", 40 * MIB, least * MIB), ModelShare("b", 20 * MIB, 5 * MIB))
     for under_way, lack_room, done, passed_s in steps:
         device.now += passed_s
         if done or device.pending is None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from daemon.policy.actions import Load, Resize, Run, Unload, Wait
-from daemon.policy.operate import RefusedError
+from daemon.policy.operate import OperationRefusedError
 from daemon.policy.paper.assign import partition
 from daemon.policy.presets import PRESETS, Tuning
 from daemon.policy.request import RAM, PoolFacts, PoolId
@@ -161,13 +161,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), wish=st.sampled_from(["pin", "unpin", "unload"]), expert=st.sampled_from([*NAMES, "nobody"]))
     def an_operator_wishes(self, data: st.DataObject, wish: str, expert: str) -> None:
         pool = data.draw(st.none() | st.sampled_from([facts.pool for facts in self.pools] + [PoolId("cuda:9")]))
-        with suppress(RefusedError):
+        with suppress(OperationRefusedError):
             getattr(self.scheduler, wish)(ExpertId(expert), pool)
 
     @rule(data=st.data(), budget_bytes=st.integers(0, 60))
     def a_budget_changes(self, data: st.DataObject, budget_bytes: int) -> None:
         pool = data.draw(st.sampled_from([facts.pool for facts in self.pools]))
-        with suppress(RefusedError):
+        with suppress(OperationRefusedError):
             self.scheduler.set_budget(pool, budget_bytes)
 
     @rule(

@@ -11,7 +11,16 @@ import torch
 from torch import nn
 
 from experts.spec import Answer
-from experts.vision.graphs import MOST_GRAPHS, WARM_UPS, GraphedNetwork, Lane, Lanes, Recorder, Recorders, Recordings
+from experts.vision.graphs import (
+    MOST_GRAPHS,
+    WARM_UPS,
+    GraphedNetwork,
+    GraphStream,
+    Lanes,
+    Recorder,
+    Recorders,
+    Recordings,
+)
 from experts.vision.infer import infer
 from experts.vision.layouts import build_layout
 from experts.vision.preprocess import prepare
@@ -64,7 +73,7 @@ def test_a_slot_told_to_forget_warms_up_and_records_again():
 
 
 def test_each_thread_has_a_lane_for_each_stream_that_goes_with_it():
-    lanes, found = Lanes(), dict[str, weakref.ref[Lane]]()
+    lanes, found = Lanes(), dict[str, weakref.ref[GraphStream]]()
     mine = lanes.of_this_thread(7)
     assert lanes.of_this_thread(7) is mine
 

@@ -24,13 +24,13 @@ from tools.cli.main import app
 from tools.profile import measure
 from tools.profile.executors import Pair, best, pairs, try_pairs
 from tools.profile.fit import fit_line
-from tools.profile.measure import Bench, Effort
+from tools.profile.measure import Bench, ProfileEffort
 from tools.profile.run import ProfileError, Wish, memory_to_divide, profile_line
 from tools.profile.samples import Samples, read_samples
 from tools.profile.split import Plan, limited_split, sample_images, search_split, simulated_images_per_s
 from tools.profile.usage import UsageError, usage_of
 
-HASTY = Effort(max_batch=2, rounds=1, loads=1, pair_rounds=1, seconds=0.01)
+HASTY = ProfileEffort(max_batch=2, rounds=1, loads=1, pair_rounds=1, seconds=0.01)
 SAMPLES = Samples((a_jpeg(1), a_jpeg(2)), "two pictures")
 
 

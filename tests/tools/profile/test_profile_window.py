@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tools.profile.fit import fit_line, largest_useful_batch
-from tools.profile.window import Window, expected_next, search, windows
+from tools.profile.window import SearchWindow, expected_next, search, windows
 
 
 def test_windows_for_15_are_those_of_the_paper():
@@ -29,7 +29,7 @@ def test_the_search_ends_in_the_window_where_throughput_leaves_its_trend():
         (28, None),
         (39, pytest.approx(30.0)),
     ]
-    assert split.window == Window(27.75, pytest.approx(38.5875))
+    assert split.window == SearchWindow(27.75, pytest.approx(38.5875))
     assert list(split.within) == [28, 32, 35, 39]
     assert (split.experts, split.images_per_s) == (35, 29.0)
 
