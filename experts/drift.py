@@ -1,4 +1,4 @@
-"""Whether an expert answers as it did on the images that it was measured on: pure numbers, no torch, no database.
+"""Compare an expert's recent answers with those on the images that it was measured on. No torch, no database.
 
 An expert that sees other light, other suppliers or another camera than it was trained for becomes less sure long
 before anybody finds its errors. Training writes how sure it was on images held out (`confidences` in the catalog), by
@@ -31,7 +31,7 @@ _SMOOTHING = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How far recent answers are from training's, over `answers` of them and `held_out` images of training.
+    """Distance of recent answers from training's, over `answers` of them and `held_out` images of training.
 
     `noise` is what the value would be on average if nothing had changed: few images differ by chance alone. Where
     that reaches "shifting" by itself nothing can be said, and the grade is "too few": `lacks` says of what. Answers
@@ -114,7 +114,7 @@ def _noise(training: Sequence[int], recent: Sequence[int]) -> float:
 
 
 def _lacks_held_out(training: Sequence[int], recent: Sequence[int]) -> bool:
-    """Whether recent answers would do by themselves, and only the images held out are too few."""
+    """Return True if the recent answers suffice and only the images held out are too few."""
     bins = sum(1 for t, r in zip(training or [0] * BINS, recent, strict=True) if t or r)
     return bins / sum(recent) < _SHIFTING and sum(training) < sum(recent)
 

@@ -1,4 +1,4 @@
-"""What can go wrong with one expert or one image; each says what to do next."""
+"""Errors of one expert or one image; each says what to do next."""
 
 from pathlib import Path
 

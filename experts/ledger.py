@@ -69,7 +69,7 @@ class Ledger:
         return tuple(self._pinned)
 
     def holds(self, expert: ExpertId) -> bool:
-        """Whether `expert` owns bytes here, resident or loading."""
+        """Return True if `expert` owns bytes here, resident or loading."""
         return expert in self._entries
 
     def is_ready(self, expert: ExpertId) -> bool:

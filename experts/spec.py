@@ -1,4 +1,4 @@
-"""What an expert is, as values: identity, architecture, classes, preprocessing, and what it answers."""
+"""Values that describe an expert: identity, architecture, classes, preprocessing, and its answers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ class Detection:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an expert says of one image.
+    """An expert's answer for one image.
 
     A classifier gives its best label and that label's probability. A detector gives its boxes, most
     confident first; `label` and `confidence` repeat the first box, or are None where nothing was found.

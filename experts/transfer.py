@@ -29,7 +29,7 @@ _STAGING_BYTES = 16 << 20
 
 
 class Digest(Protocol):
-    """What hashlib makes."""
+    """Hash object of hashlib."""
 
     def update(self, data: memoryview, /) -> None: ...
 
@@ -49,7 +49,7 @@ class SlotMemory:
 
 
 class DeviceTransfer(Protocol):
-    """How one device's slots are made, filled and computed from. Thread-safe."""
+    """Makes and fills the slots of one device, and orders the computations after the copies. Thread-safe."""
 
     @property
     def device(self) -> torch.device: ...
@@ -219,7 +219,7 @@ class Lane(Protocol):
     """Copies carried out in the order they were given, perhaps later: a copy stream with one event per page."""
 
     def begin(self) -> None:
-        """What was given to the device before is done before the copies that follow."""
+        """Let the copies that follow begin after everything that the device was given before."""
         ...
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:

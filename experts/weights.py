@@ -40,7 +40,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where one tensor lies: `begin` and `end` are bytes from the start of the region."""
+    """Position of one tensor: `begin` and `end` are bytes from the start of the region."""
 
     name: str
     dtype: str
@@ -60,7 +60,7 @@ class WeightsHeader:
 
 
 def plan_entries(shapes: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[tuple[Entry, ...], int]:
-    """Where tensors of (name, dtype, stored shape) go, in this order, and the bytes of the whole region."""
+    """Return the positions of tensors (name, dtype, stored shape), in this order, and the bytes of the region."""
     entries: list[Entry] = []
     offset = 0
     for name, dtype, shape in shapes:
@@ -113,7 +113,7 @@ def read_header(path: Path) -> WeightsHeader:
 
 
 def read_header_from(descriptor: int, path: Path) -> WeightsHeader:
-    """As read_header, of a file that is already open; `path` is for messages."""
+    """Read the header of a file that is already open; `path` is for messages."""
     file_bytes = os.fstat(descriptor).st_size
     prefix = os.pread(descriptor, 8, 0)
     if len(prefix) < 8:
@@ -182,7 +182,7 @@ def check_digest(found: str, spec: ExpertSpec) -> None:
 
 
 def describe_os_error(error: OSError) -> str:
-    """What to say of a weights file that cannot be read."""
+    """Describe why a weights file cannot be read."""
     if isinstance(error, FileNotFoundError):
         return "there is no such weights file; correct `file` in the catalog or import the expert again"
     return f"cannot be read ({error.strerror or error}); check the disk and the file's permissions"

@@ -33,7 +33,7 @@ _HELD = ("running", "used_bytes", "text_used_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a request came to, apart from who asked."""
+    """The outcome of a request, without its sender."""
 
     text: str | None
     reason: str | None
@@ -229,7 +229,7 @@ class ModelThread:
         self._compute(model)
 
     def _take_letters(self) -> None:
-        """What is there; waits while there is nothing to compute, or while images go first."""
+        """Take the queued letters; wait while there is nothing to compute, or while images go first."""
         wait_s = self._wait_s()
         while True:
             try:
@@ -245,7 +245,7 @@ class ModelThread:
                 self._begin(letter)
 
     def _wait_s(self) -> float | None:
-        """How long to wait for a letter: None for ever, 0 not at all."""
+        """Return the seconds to wait for a letter: None to wait for ever, 0 not to wait."""
         if self._stopping:
             return 0.0
         if self._model is None or self._model.is_idle:
@@ -311,7 +311,7 @@ class ModelThread:
                 self._account = self._model.account()
 
     def _undo_resize(self) -> None:
-        """What it got of more memory before there was no more goes back: it counts as held by nobody."""
+        """Give back memory that a failed growth has taken: it counts as free."""
         assert self._model is not None, "who is not open has any budget"
         try:
             self._model.resize(self._budget_bytes)
@@ -327,7 +327,7 @@ class ModelThread:
     # Opening and failing
 
     def _open(self) -> bool:
-        """Whether it is open now; not more often than once a second."""
+        """Try to open the model, at most once a second. Return True if it is open."""
         now = self._clock()
         if self._failed_at_s is not None and now - self._failed_at_s < _OPEN_AGAIN_S:
             return False
@@ -352,7 +352,7 @@ class ModelThread:
         return True
 
     def _come_back(self) -> None:
-        """What hung has ended after all, well or not: the next request opens the model anew."""
+        """Close a model whose hanging call has ended after all: the next request opens it anew."""
         self._close()
         self._given_up = False
         self._log.warning("model_came_back")

@@ -45,7 +45,7 @@ class DevicePool(Protocol):
 
 
 class Prompts:
-    """What intake asks of a model: its tokenizer and settings, without its weights."""
+    """A model as intake sees it: its tokenizer and settings, without its weights."""
 
     def __init__(self, name: str, model: Model, thread: ModelThread) -> None:
         self._name = name
@@ -89,7 +89,7 @@ class Prompts:
 
 
 class LanguageReports(Protocol):
-    """What models report, each from its own thread."""
+    """Reports of models, each from its own thread."""
 
     def token(self, text: AcceptedText, index: int, piece: str) -> None:
         """A streamed request has got its next token."""
@@ -179,7 +179,7 @@ class LanguageModels:
         return any(thread.is_failing for thread in self.threads.values())
 
     def trouble(self) -> str | None:
-        """What is wrong with the first model that does not serve."""
+        """Return the error of the first model that does not serve."""
         failing = (thread for thread in self.threads.values() if thread.is_failing)
         return next((f"model {thread.name}: {thread.last_error}" for thread in failing), None)
 
@@ -188,7 +188,7 @@ class LanguageModels:
         return any(thread.is_opening for thread in self.threads.values())
 
     def unopened(self) -> list[str]:
-        """Of each model that cannot write why not, on one line."""
+        """Return one line for each model that cannot write, with the reason."""
         out = [one for one in self.threads.values() if one.is_opening or one.is_failing]
         return [f"model {one.name}: {' '.join((one.last_error or 'still opens').split())}" for one in out]
 
@@ -260,13 +260,13 @@ class LanguageModels:
                     return
 
     def _held(self, shared: SharedDevice) -> Held:
-        """What pools and models have, or were told to have, whichever is more."""
+        """Return the bytes that pools and models have, or were ordered to have, whichever is more."""
         pools_bytes = sum(pool.budget_bytes for pool in self._pools if pool.device == shared.name)
         models = {model: self.threads[model].held_bytes for model in shared.models}
         return Held(max(pools_bytes, shared.ordered_bytes), models)
 
     def _carry_out(self, shared: SharedDevice, grant: Grant) -> bool:
-        """Whether it is done; False where it goes on, or could not be done."""
+        """Carry out a grant. Return False if it is not finished yet, or failed."""
         match grant:
             case ToModel(model, budget_bytes):
                 return self._to_model(shared, model, budget_bytes)
@@ -310,7 +310,7 @@ class LanguageModels:
         return True
 
     def _images_lack_room(self, shared: SharedDevice) -> bool:
-        """Whether images wait for an expert that finds no room in this device's pools."""
+        """Return True if images wait for an expert that does not fit in this device's pools now."""
         try:
             status, experts = self._asked("status", {}), self._asked("experts", {})
         except (ControlError, TimeoutError):

@@ -166,7 +166,7 @@ class ServedModel:
         self._mode.resize(budget_bytes)
 
     def account(self) -> dict[str, Any]:
-        """What it holds and what it did since it was opened."""
+        """Return the model's memory, and its work since it was opened."""
         cache = self._runtime.cache
         counts = cache.metrics.counts
         return {

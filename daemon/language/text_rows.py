@@ -32,7 +32,7 @@ Reply = Callable[[TextStored], None]
 
 
 class TextReports(Protocol):
-    """What is reported of requests for text from the writer thread, after the commit."""
+    """Reports on requests for text, made by the writer thread after the commit."""
 
     def texts_accepted(self, texts: list[AcceptedText]) -> None: ...
     def published(self, messages: list[Published]) -> None: ...
@@ -111,7 +111,7 @@ class TextRows:
         self._reports.texts_done(written.done)
 
     def _end_doubt(self, store: Store) -> None:
-        """What a commit that failed has left behind can no longer come true once another one stands."""
+        """Write over the remains of a failed commit, so that they cannot take effect after a later one."""
         if self._is_in_doubt:
             store.write_over()
             self._is_in_doubt = False

@@ -1,4 +1,4 @@
-"""What a policy returns: values that a driver carries out and reports back on."""
+"""Actions that a policy returns: values that a driver carries out and reports back on."""
 
 from dataclasses import dataclass
 from typing import Literal

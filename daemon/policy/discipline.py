@@ -1,4 +1,4 @@
-"""What the scheduler asks of a policy: where requests wait, whose turn it is, what to load, whom to evict."""
+"""The scheduler's interface to a policy: the queues, the next batch, the next load, the next eviction."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelShare:
-    """What one model holds of its device, in bytes: at most, and at least while images need memory."""
+    """One model's share of its device, in bytes: at most, and at least while images need memory."""
 
     model: str
     most_bytes: int
@@ -20,7 +20,7 @@ class ModelShare:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is held now, or was granted and is still being taken: the larger of the two. Bytes."""
+    """Bytes that are held now, or were granted and are still being taken: the larger of the two."""
 
     images_bytes: int
     models_bytes: Mapping[str, int]
@@ -60,7 +60,7 @@ class Lease:
         self._idle_since_s: float | None = None
 
     def first_grant(self) -> Held:
-        """What everybody begins with."""
+        """Return the memory of images and models at the start."""
         most = {model: share.most_bytes for model, share in self._shares.items()}
         return Held(self.total_bytes - sum(most.values()), most)
 

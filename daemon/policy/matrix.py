@@ -36,7 +36,7 @@ class Matrix:
         return key in self._rows
 
     def was_measured(self, device: str, architecture: ArchitectureId) -> bool:
-        """Whether the row is not merely assumed."""
+        """Return True if the row was measured, not assumed."""
         return (device, architecture) in self._measured
 
     def of(self, device: str, architecture: ArchitectureId) -> Performance:

@@ -1,4 +1,4 @@
-"""What an operator may ask of the pools: pin, unpin, unload, other budgets. Refused where it would starve an expert."""
+"""Operators' changes to the pools: pin, unpin, unload, new budgets. Refused if an expert would starve."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,7 +10,7 @@ from experts.spec import ExpertId
 
 
 class OperationRefusedError(Exception):
-    """An operator's wish that cannot be met: a short code, and a reason that says what to do instead."""
+    """Refusal of an operator's request: a short code, and a reason that says what to do instead."""
 
     def __init__(self, code: str, reason: str) -> None:
         self.code = code
@@ -103,7 +103,7 @@ class Operator:
             )
 
     def next_change(self, pool: PoolId) -> Unload | Resize | None:
-        """What must happen in `pool` before any load: leaving experts that are idle, then a new budget."""
+        """Return the next change before any load of `pool`: unload leaving experts that are idle, then resize."""
         ledger, leaving = self._residency.ledgers[pool], self._residency.leaving[pool]
         if leaving:
             for expert in tuple(leaving):
@@ -136,7 +136,7 @@ class Operator:
                 yield Want(expert, "pin", "anybody")
 
     def load_failed(self, pool: PoolId, expert: ExpertId) -> bool:
-        """Whether the load that failed was of weights that nobody wants any more; if not, its pin is given up."""
+        """Return True if the failed load was of weights that are not wanted any more; if not, give up its pin."""
         if expert in self._residency.leaving[pool]:
             del self._residency.leaving[pool][expert]
             return True

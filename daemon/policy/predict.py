@@ -1,4 +1,4 @@
-"""What is known before an image runs: usage and successors from the rules, least times from what was measured."""
+"""Facts known before an image runs: usage and successors from the rules, least times from measurements."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,4 +1,4 @@
-"""What is loaded before it is needed: the fill at the start, and the experts that queued requests will want."""
+"""Loads ahead of need: the fill at the start, and the experts that queued requests will want."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -23,19 +23,19 @@ class Preset:
     arrange: Literal["last", "behind its group"] = "last"
     #: A chain's next step goes to the front of the queue that ran the step before.
     chain_first: bool = False
-    #: Who leaves a full pool first.
+    #: Order in which experts leave a full pool.
     evict: Literal["lru", "fifo", "two stages", "least wanted"] = "least wanted"
     #: Images per batch at most, whatever a pool would allow; None: the pool decides.
     batch_bound: int | None = None
-    #: Most used experts are loaded before anybody asks for them (CoServe §4.1).
+    #: The most used experts are loaded before the first request for them (CoServe §4.1).
     initial_fill: bool = True
     #: Loads under way per pool.
     loads_in_flight: int = 1
     #: Demand counts what queued preliminary experts will send on, not only what is queued.
     foresight: bool = False
-    #: A GPU copies what the CPU's pool has instead of reading it.
+    #: A GPU copies experts from the CPU's pool instead of reading them.
     across_devices: bool = True
-    #: Where the disk binds and memory is full, small groups are finished first so that somebody can leave.
+    #: Where the disk binds and memory is full, small groups are finished first so that their experts can be evicted.
     makes_room: bool = False
     #: Between a GPU and a CPU by their backlogs; else each takes the fullest batch of what it has.
     balances: bool = False
@@ -52,7 +52,7 @@ class Tuning:
     retry_s: float = 30.0
 
 
-# What the paper compares (CoServe §5.1, §5.3), each one idea further than the one that it is made from.
+# The policies that the paper compares (CoServe §5.1, §5.3); each adds one idea to the one before.
 _SAMBA = Preset(
     "samba",
     "arrival",
@@ -79,7 +79,7 @@ _LATE = Preset(
     balances=True,
     age_share=0.35,
 )
-#: What each idea of late binding is without: `coserve-plus-without-foresight` measures what foresight brings.
+#: Late binding without one idea each: `coserve-plus-without-foresight` measures the gain of foresight.
 WITHOUT: dict[str, Preset] = {
     "one-pool": replace(_LATE, own_pools=True),
     "initial-fill": replace(_LATE, initial_fill=False),
@@ -91,7 +91,8 @@ WITHOUT: dict[str, Preset] = {
     "age": replace(_LATE, age_share=0.0),
 }
 PRESETS: dict[str, Preset] = {
-    found.name: found for found in (_SAMBA, _SAMBA_FIFO, _SAMBA_PARALLEL, _NONE, _MANAGED, _ARRANGED, _COSERVE, _LATE)
+    policy.name: policy
+    for policy in (_SAMBA, _SAMBA_FIFO, _SAMBA_PARALLEL, _NONE, _MANAGED, _ARRANGED, _COSERVE, _LATE)
 }
 
 
@@ -100,10 +101,10 @@ class UnknownPolicyError(ValueError):
 
 
 def preset(name: str) -> Preset:
-    """The policy of that name, or `coserve-plus-without-IDEA` for an idea of `WITHOUT`. Raises UnknownPolicyError."""
+    """Return a policy by name; `coserve-plus-without-IDEA` lacks an idea of `WITHOUT`. Raises UnknownPolicyError."""
     base, _, idea = name.partition("-without-")
-    found = WITHOUT.get(idea) if base == _LATE.name and idea else PRESETS.get(name)
-    if found is None:
+    policy = WITHOUT.get(idea) if base == _LATE.name and idea else PRESETS.get(name)
+    if policy is None:
         ideas = f"{_LATE.name}-without-{' or -'.join(WITHOUT)}"
         raise UnknownPolicyError(f"policy {name!r} is unknown: expected one of {', '.join(PRESETS)}, or {ideas}")
-    return replace(found, name=name)
+    return replace(policy, name=name)

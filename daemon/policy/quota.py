@@ -1,4 +1,4 @@
-"""How many images and bytes a second one source may bring in: a token bucket for each, of one second's worth.
+"""Limit the images and bytes per second of each source: a token bucket for each, of one second's worth.
 
 Plain state: time comes in as an argument. A bucket is kept as the moment at which it is full again (GCRA), so that a
 source that has been quiet needs no memory.
@@ -15,7 +15,7 @@ _BURST_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimits:
-    """Of each source, per second; None: no limit."""
+    """Limits of each source, per second; None: no limit."""
 
     images_per_s: float | None = None
     bytes_per_s: float | None = None
@@ -71,7 +71,7 @@ class Quotas:
         buckets.bytes_full_s = max(buckets.bytes_full_s, now_s) + bytes_s
 
     def _costs_s(self, size_bytes: int) -> tuple[float, float]:
-        """What an image takes from each bucket, as seconds of its filling."""
+        """Return the share of each bucket that an image takes, as seconds of its filling."""
         images_per_s, bytes_per_s = self.limits.images_per_s, self.limits.bytes_per_s
         return 1 / images_per_s if images_per_s else 0.0, size_bytes / bytes_per_s if bytes_per_s else 0.0
 

@@ -61,7 +61,7 @@ class Ranking(Generic[K]):
 
 
 class LongRanking(Generic[K]):
-    """The same for any number of items: a heap. `put` and `discard` cost O(log n), stale entries are skipped lazily."""
+    """Ranks any number of items, in a heap. `put` and `discard` cost O(log n), stale entries are skipped lazily."""
 
     __slots__ = ("_current", "_heap", "_serial")
 

@@ -1,4 +1,4 @@
-"""What policies know of the world: requests, experts, pools and executors, as values."""
+"""Values that policies decide on: requests, experts, pools and executors."""
 
 from dataclasses import dataclass
 from typing import Literal, NewType
@@ -28,7 +28,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class ExpertFacts:
-    """What is known of an expert before any image runs.
+    """Facts of an expert that are known before any image runs.
 
     `usage` is the probability that an image uses it; `then` lists the subsequent experts with the share of
     this expert's images that go on to each (CoServe §4.5).

@@ -104,7 +104,7 @@ class Residency:
         return None
 
     def is_coming(self, expert: ExpertId, processor: str | None = None) -> bool:
-        """Whether `expert` is on its way into a pool (of `processor`, where named)."""
+        """Return True if `expert` is being loaded into a pool (of `processor`, if given)."""
         return any(
             ledger.is_loading(expert) and expert not in self.leaving[pool]
             for pool, ledger in self.ledgers.items()
@@ -143,15 +143,15 @@ class Residency:
         return (pool, expert) in self._refused_s or (pool, expert) in self.stuck
 
     def takes(self, pool: PoolId, expert: ExpertId) -> bool:
-        """Whether `pool` may be asked to load `expert`."""
+        """Return True if `pool` may be asked to load `expert`."""
         return not self.is_refused(pool, expert) and self.fits(pool, expert)
 
     def is_taken(self, expert: ExpertId, *processors: Processor) -> bool:
-        """Whether any pool of `processors` may be asked to load `expert`."""
+        """Return True if any pool of `processors` may be asked to load `expert`."""
         return any(self.takes(pool, expert) for pool, facts in self.pools.items() if facts.processor in processors)
 
     def room_bytes(self, pool: PoolId, expert: ExpertId) -> int:
-        """What `expert` could ever have in `pool`: the budget less what is pinned for others."""
+        """Return the bytes that `expert` could ever have in `pool`: the budget less the pinned bytes of others."""
         pinned = self.ledgers[pool].pinned
         if not pinned:
             return self.targets_bytes[pool]
@@ -161,11 +161,11 @@ class Residency:
         return self.bytes_of(expert) <= self.room_bytes(pool, expert)
 
     def is_usable(self, expert: ExpertId) -> bool:
-        """Whether nothing is known against `expert`: it is in the catalog, fits somewhere and has not failed."""
+        """Return True if `expert` is in the catalog, fits somewhere and has not failed."""
         return self._usable.get(expert, False) and expert not in self.failures
 
     def why_never(self, expert: ExpertId) -> str | None:
-        """Why `expert` can be loaded into no pool, or None where it can."""
+        """Return why `expert` can be loaded into no pool; None if it can be loaded."""
         usable = self._usable.get(expert)
         pools = [pool for pool, facts in self.pools.items() if facts.processor != "ram"] if not usable else []
         if usable is None:
@@ -187,7 +187,7 @@ class Residency:
         return 0.0 if facts is None else facts.usage
 
     def max_batch(self, pool: PoolId, expert: ExpertId) -> int:
-        """What the pool, the profile and the memory for intermediate results allow (CoServe §4.2).
+        """Return the batch that the pool, the profile and the memory for intermediate results allow (CoServe §4.2).
 
         Less where a batch of this architecture ran out of memory there.
         """

@@ -205,7 +205,7 @@ class Scheduler:
         self._moved(load.expert)
 
     def is_stuck(self, expert: ExpertId) -> bool:
-        """Whether `expert` can be had from nobody until a load that hangs has ended."""
+        """Return True if no pool can provide `expert` until a load that hangs has ended."""
         residency = self._residency
         if not any(stuck == expert for _, stuck in residency.stuck):
             return False
@@ -263,7 +263,7 @@ class Scheduler:
     # Looking in
 
     def predicted_s(self, executor: ExecutorId, expert: ExpertId, images: int) -> float | None:
-        """How long a batch may be expected to take; None where nothing was profiled or measured."""
+        """Return the expected seconds of a batch; None if nothing was profiled or measured."""
         facts = self._residency.experts.get(expert)
         device = self._residency.pools[self._residency.executors[executor].pool].device
         if facts is None:

@@ -1,4 +1,4 @@
-"""What is where, as values: for status, for people, for tests."""
+"""The state of the pools and queues, as values: for status, for people, for tests."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class PoolSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is where. `queued` counts waiting requests by expert, `running` names each busy executor's expert."""
+    """One moment's state. `queued` counts waiting requests by expert, `running` names each busy executor's expert."""
 
     pools: tuple[PoolSnapshot, ...]
     queued: dict[ExpertId, int]

@@ -1,4 +1,4 @@
-"""Who has been at one thing for too long: pure time, the same for batches and for loads."""
+"""Find work that takes too long: pure time, one rule for batches and for loads."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass

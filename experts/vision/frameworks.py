@@ -62,7 +62,7 @@ def _import_torchvision() -> ModuleType:
 
 
 def _compiled_operators_load() -> bool:
-    """Whether torchvision's compiled operators fit this torch; loading them here is what its import does first."""
+    """Return True if torchvision's compiled operators fit this torch: load them, as its import does first."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
@@ -146,7 +146,7 @@ def _forbid_downloads() -> None:
 
 
 def _settings_folder() -> Path:
-    """Where ultralytics may write its settings file: our cache folder, or a temporary one where there is none."""
+    """Return the folder for ultralytics' settings file: our cache folder, else a temporary one."""
     cache = os.environ.get("CACHE_DIRECTORY") or os.environ.get("XDG_CACHE_HOME")
     folder = Path(cache) if cache else Path.home() / ".cache"
     folder = folder / "coserve" / "ultralytics"

@@ -29,7 +29,7 @@ _recording = threading.Lock()
 
 
 class Recorder(Protocol):
-    """What one kind of device offers. Called by executors, each within its own stream."""
+    """Recording on one kind of device. Called by executors, each within its own stream."""
 
     def lane(self) -> Hashable:
         """This thread and its stream: who records is who replays."""
@@ -42,7 +42,7 @@ class Recorder(Protocol):
 
 @dataclass(slots=True)
 class Recordings:
-    """How the networks of one layout are recorded; where one fails, none is tried again."""
+    """Recordings of the networks of one layout; after one failure, recording is not tried again."""
 
     recorder: Recorder
     works: bool = True
@@ -97,7 +97,7 @@ class GraphedNetwork(nn.Module):
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class GraphStream:
-    """What everything recorded by one thread on one stream shares: scratch memory, and an input of each shape.
+    """Memory shared by all recordings of one thread on one stream: scratch memory, and an input of each shape.
 
     `first` keeps the pool alive: torch refuses to record into one whose graphs have all gone.
     """
@@ -160,7 +160,7 @@ class CudaRecorder:
 
 
 def recorder_for(device: torch.device) -> Recorder | None:
-    """What a device offers; None where there are no graphs."""
+    """Return the device's recorder; None if the device has no graphs."""
     return CudaRecorder(device) if device.type == "cuda" else None
 
 

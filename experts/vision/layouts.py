@@ -44,7 +44,7 @@ class Layout:
 
     @property
     def end_to_end(self) -> bool:
-        """Whether the network selects its own boxes."""
+        """Return True if the network selects its own boxes."""
         return isinstance(self.shell, Detector) and self.shell.end_to_end
 
     def bind(self, buffer: torch.Tensor) -> nn.Module:

@@ -108,7 +108,7 @@ def _fuses(images: torch.Tensor) -> bool:
 
 @functools.cache
 def _has_kernels(dtype: torch.dtype) -> bool:
-    """Whether this build of torch and this processor have them for these numbers."""
+    """Return True if this build of torch and this processor have them for these numbers."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_convolution_pointwise"):
         return False
     if dtype == torch.bfloat16:

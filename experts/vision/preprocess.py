@@ -102,7 +102,7 @@ LETTERBOX_GREY = 114
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a stored image of `width` × `height` pixels lies in a square input: x_square = x · gain_x + left."""
+    """Position of a stored image of `width` × `height` pixels in a square input: x_square = x · gain_x + left."""
 
     width: int
     height: int
@@ -143,7 +143,7 @@ def fit(image: Image, task: Task, size: int) -> Prepared:
 
 
 def place(width: int, height: int, task: Task, size: int) -> Placement:
-    """Where `to_square` puts an image: classifiers fill the square, detectors keep the aspect ratio, centred."""
+    """Return an image's place in a square: classifiers fill the square, detectors keep the aspect ratio, centred."""
     if task == "classify":
         return Placement(width, height, size / width, size / height, 0, 0)
     inner_width, inner_height = _letterbox_size(width, height, size)

@@ -58,8 +58,8 @@ class Slot:
 
 @dataclass(slots=True)
 class LayoutShelf:
-    """What pools of one process may share: layouts by name, built once each, the files whose sha256 was right, and
-    what records batches where a device can.
+    """Objects that the pools of one process share: layouts by name, built once each, the files whose sha256 was right,
+    and the recorders of batches, where a device can record.
     """
 
     verified: dict[Path, tuple[object, ...]] = field(default_factory=dict)
@@ -311,7 +311,7 @@ def _check_finite(slot: Slot, spec: ExpertSpec) -> None:
 
 
 def file_identity(state: os.stat_result, spec: ExpertSpec) -> tuple[object, ...]:
-    """What must not have changed for a file to count as checked (`LayoutShelf.verified`).
+    """Return the properties that must stay the same for a file to count as checked (`LayoutShelf.verified`).
 
     The time of its last change of any kind too: nobody can set that back, as they can the time of its last writing.
     """

@@ -1,4 +1,4 @@
-"""How many executors a device should have, and how many threads each: every sensible pair is tried for a moment."""
+"""Choose a device's executors and the threads of each: try every sensible pair for a moment."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ def try_pairs(
 
 
 def steps(device: str, effort: ProfileEffort, core_count: int | None = None) -> int:
-    """How often `try_pairs` calls `on_step`."""
+    """Return the number of times that `try_pairs` calls `on_step`."""
     return effort.pair_rounds * len(pairs(device, core_count or cores()))
 
 

@@ -1,4 +1,4 @@
-"""What measured batch latencies say: K and B by least squares, and the largest batch that still pays. Pure."""
+"""Fit measured batch latencies: K and B by least squares, and the largest batch that still pays. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -36,7 +36,7 @@ class ProfileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProfileEffort:
-    """How long a profile takes. `seconds` is how long each pair of executors × threads runs, in `pair_rounds` parts."""
+    """Duration of a profile. Each pair of executors × threads runs for `seconds`, in `pair_rounds` parts."""
 
     max_batch: int = 16
     rounds: int = 5

@@ -35,7 +35,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the user asked for. `memory_bytes` of each device are for experts and batches; None: as configured."""
+    """The user's request. `memory_bytes` of each device are for experts and batches; None: as configured."""
 
     samples: Samples
     usage: str = "rules"
@@ -165,7 +165,7 @@ def memory_to_divide(device: str, settings: Device) -> int:
 
 
 def _free_memory_bytes() -> int:
-    """What the system can give without swapping, caches that it would drop included."""
+    """Return the bytes that the system can give without swapping, caches that it would drop included."""
     for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

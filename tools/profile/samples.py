@@ -1,4 +1,4 @@
-"""What the profiler measures with: the images of a folder, or rendered parts, as the payloads that cameras send."""
+"""Samples for the profiler: the images of a folder, or rendered parts, as the payloads that cameras send."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -30,12 +30,12 @@ class Plan:
 
     @property
     def full_batches_bytes(self) -> int:
-        """What the largest useful batch of every executor holds beside the weights."""
+        """Return the bytes of the largest useful batch of every executor, weights excluded."""
         return self.executors * max(row.max_batch * row.activation_bytes for row in self.rows)
 
     @property
     def least_batches_bytes(self) -> int:
-        """What one image at a time in every executor holds."""
+        """Return the bytes of one image at a time in every executor."""
         return self.executors * max(row.activation_bytes for row in self.rows)
 
     @property
@@ -47,7 +47,7 @@ class Plan:
         return max(sum(facts.weights_bytes for facts in self.experts[:experts]), self.largest_expert_bytes)
 
     def most_experts(self) -> int:
-        """As many as fit beside one image for each executor; 0 where not even one does."""
+        """Return the number that fits beside one image for each executor; 0 if not even one fits."""
         room_bytes = self.memory_bytes - self.least_batches_bytes
         fitting = [n for n in range(1, len(self.experts) + 1) if self.budget_bytes(n) <= room_bytes]
         return fitting[-1] if fitting else 0

@@ -1,4 +1,4 @@
-"""How probable it is that an image uses an expert (CoServe §4.5): from the rules, the results, or a sample run."""
+"""Probability that an image uses an expert (CoServe §4.5): from the rules, the results, or a sample run."""
 
 from collections import Counter
 from pathlib import Path
@@ -57,7 +57,7 @@ def counted_in_database(url: str) -> dict[str, float]:
 
 
 def counted_on_sample(folder: Path, line: Line, device: str, shelf: LayoutShelf) -> dict[str, float]:
-    """What the rules route, answers included, for `folder/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png`.
+    """Return uses per image, as rules and answers route `folder/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png`.
 
     The experts run, one image at a time, each loaded once: images wait until their next expert's turn.
     Raises UsageError, and ExpertError for an expert that cannot run.

@@ -1,4 +1,4 @@
-"""How many experts a device's memory should hold: the decaying-window search (CoServe §4.4). Pure.
+"""Find the number of experts for a device's memory: the decaying-window search (CoServe §4.4). Pure.
 
 A window slides over the experts, most used first, and shrinks on the way. At each upper bound a sample of requests
 gives a throughput; while it grows as a line fitted to the earlier ones says, memory for more experts still pays.
@@ -74,7 +74,7 @@ def windows(initial: float = INITIAL_WINDOW) -> Iterator[SearchWindow]:
 
 
 def expected_next(throughputs: Sequence[float]) -> float | None:
-    """What a line through the first N throughputs says of the next (equation 2); None for fewer than two."""
+    """Extrapolate the next throughput from a line through the first N (equation 2); None for fewer than two."""
     if len(throughputs) < 2:
         return None
     k, b = np.polyfit(np.arange(1, len(throughputs) + 1), np.asarray(throughputs), 1)

@@ -47,7 +47,7 @@ def arriving(task: Task, rate_per_s: float, arrivals: Arrivals, *, board: int = 
 
 
 def at_once(task: Task) -> Task:
-    """The same images, all waiting from the start."""
+    """Return the task with all images waiting from the start."""
     return replace(task, images=tuple(replace(image, arrived_s=0.0) for image in task.images))
 
 

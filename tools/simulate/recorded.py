@@ -26,7 +26,7 @@ Key = tuple[str, ArchitectureId]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a trace says. `answered` and `makespan_s` are the live run's own, from first arrival to last answer."""
+    """A trace's contents. `answered` and `makespan_s` are the live run's own, from first arrival to last answer."""
 
     policy: str
     tuning: Tuning

@@ -1,4 +1,4 @@
-"""What is simulated: a machine as pools, executors, channels and costs, and a task as requests with their chains."""
+"""The simulated world: a machine as pools, executors, channels and costs, and a task as requests with their chains."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -136,7 +136,7 @@ def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading | Non
 
 
 def with_deadlines(task: Task, seconds: float) -> Task:
-    """The same task where each image must be answered `seconds` after its arrival."""
+    """Return the task with a deadline for each image, `seconds` after its arrival."""
     return replace(task, images=tuple(replace(image, deadline_s=image.arrived_s + seconds) for image in task.images))
 
 

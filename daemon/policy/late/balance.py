@@ -1,4 +1,4 @@
-"""Who should compute what where processors differ, and whether the disk or the processors bind (`coserve-plus`).
+"""Share work between unequal processors, and tell if the disk or the processors are the bottleneck (`coserve-plus`).
 
 Beside a GPU a CPU is slow but free: it should always have something to do, and never be what is waited for at last.
 """
@@ -27,12 +27,12 @@ class Balance:
         self._takeover = TAKEOVER_BATCHES * max((facts.max_batch for facts in cpus), default=0)
 
     def disk_binds(self) -> bool:
-        """Whether reading what is nowhere takes longer than computing what waits: then memory must be freed early."""
+        """Return True if reading missing experts takes longer than the queued work: then memory must be freed early."""
         images_per_s = self._pace.images_per_s()
         return images_per_s > 0.0 and self._groups.read_s * images_per_s > self._groups.queued
 
     def pays(self, pool: PoolId, expert: ExpertId) -> bool:
-        """Whether a CPU should run a group that a GPU has too: only where the GPU would come to it later."""
+        """Return True if a CPU should run a group that a GPU has too: only if the GPU would come to it later."""
         is_gpu = self._residency.pools[pool].processor == "gpu"
         if not self._balances or self._gpu is None or is_gpu or not self._groups.place(expert).on_gpu:
             return True
@@ -40,7 +40,7 @@ class Balance:
         return self._gpu_backlog_s(expert) > self._batch_s(pool, expert, images)
 
     def outgrown(self, expert: ExpertId) -> bool:
-        """Whether a group that only the CPU has should go to a GPU: the CPU would need longer than the GPU's queue."""
+        """Return True if a group that only the CPU has should go to a GPU: the CPU needs longer than the GPU queue."""
         if self._gpu is None or self._cpu is None or len(self._groups[expert].requests) <= self._takeover:
             return False
         if not self._balances:
@@ -74,7 +74,7 @@ class Balance:
         return row.k_s * images + row.b_s
 
     def _gpu_backlog_s(self, expert: ExpertId) -> float:
-        """What waits for GPUs, as if it all were of this expert's architecture."""
+        """Return the seconds of work that wait for GPUs, as if it all were of this expert's architecture."""
         if self._gpu is None:
             return 0.0
         return (

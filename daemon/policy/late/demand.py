@@ -213,7 +213,7 @@ class DemandTable:
                 yield Want(expert, "demand" if group.requests else "prefetch", "unwanted" if likely else "nobody")
 
     def _copies(self, pool: PoolId, room_bytes: int, now: float, *, is_idle: bool) -> Iterator[Want]:
-        """What host memory has and no GPU: all that is staged; of the CPU's what it outgrew, or any for an idle GPU."""
+        """Yield experts that only host memory has: all staged ones; of the CPU's, those it outgrew, or any if idle."""
         for place, expert in enumerate(self._groups.wanted.staged.ordered()):
             if place == LOOK_PAST:
                 break

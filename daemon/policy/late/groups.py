@@ -57,7 +57,7 @@ class Shelf:
 
 @dataclass(frozen=True, slots=True)
 class ExpertPlace:
-    """Where an expert is; found again only when it moves."""
+    """The pools that hold an expert; computed again only when it moves."""
 
     shelves: tuple[tuple[PoolId, Shelf], ...]
     on_gpu: bool

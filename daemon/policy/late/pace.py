@@ -1,4 +1,4 @@
-"""How fast the processors really are while they share: images per second of each pool, from the batches that ended."""
+"""Measured speed of processors that share a device: images per second of each pool, from the batches that ended."""
 
 from collections.abc import Sequence
 
@@ -23,5 +23,5 @@ class Pace:
         self._image_s[pool] = known + _NEWEST * (each_s - known)
 
     def images_per_s(self) -> float:
-        """Of all pools together, if all were busy; 0 before the first batch has ended."""
+        """Return the rate of all pools together, if all were busy; 0 before the first batch has ended."""
         return sum(self._executors[pool] / each_s for pool, each_s in self._image_s.items() if each_s > 0.0)

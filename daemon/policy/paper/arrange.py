@@ -50,7 +50,7 @@ class QueuedGroup:
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """What waits for one executor, and the work that was predicted for it: waiting groups and the running batch."""
+    """Requests that wait for one executor, and their predicted work: waiting groups and the running batch."""
 
     executor: ExecutorId
     pool: PoolId

@@ -1,4 +1,4 @@
-"""Who has which memory, and which executor's queue takes a request."""
+"""Assign memory to executors, and requests to the queues of executors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a request is predicted to cost at an executor (CoServe §4.2), in whole nanoseconds: totals never drift."""
+"""Predict the cost of a request at an executor (CoServe §4.2), in whole nanoseconds: totals never drift."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ class Costs:
         return known
 
     def in_ram(self, expert: ExpertId) -> bool:
-        """Whether the RAM tier has `expert` now; what other executors hold is no tier."""
+        """Return True if the RAM tier has `expert` now; the pools of other executors do not count."""
         return self._has_ram and self._residency.can_run(RAM, expert)
 
     def load_ns(self, cost: Cost, expert: ExpertId) -> int:

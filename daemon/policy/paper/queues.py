@@ -213,7 +213,7 @@ class ExecutorQueues:
         return group
 
     def _overhead_ns(self, queue: Queue, group: QueuedGroup) -> int:
-        """What the first request of `group` costs beside K: nothing where its expert is queued there already."""
+        """Return the cost of the first request of `group` beside K: nothing if its expert is queued there already."""
         if group.expert in queue.newest:
             return 0
         cost = group.cost

@@ -34,7 +34,7 @@ class RamTier:
         self._gpus = list(dict.fromkeys(queue.pool for queue in self._served))
 
     def delays(self, queue: Queue, expert: ExpertId) -> bool:
-        """Whether `queue`'s load of `expert` waits for host memory: for its copy, or to keep who leaves for it."""
+        """Return True if `queue`'s load of `expert` waits for host memory: for its copy, or to keep evicted experts."""
         if not self._is_there or queue.pool not in self._gpus:
             return False
         return self._must_stage(queue, expert) or any(self._kept(queue, expert))
@@ -79,13 +79,13 @@ class RamTier:
         return sorted(known, key=lambda expert: not self._is_on_gpu(expert))
 
     def _must_stage(self, queue: Queue, expert: ExpertId) -> bool:
-        """Whether `expert` comes from disk, and through host memory."""
+        """Return True if `expert` comes from disk, and through host memory."""
         if self._costs.of(queue.pool, expert).ram_ns is None or not self._residency.takes(RAM, expert):
             return False
         return self._residency.source_for(queue.pool, expert) is None
 
     def _kept(self, queue: Queue, expert: ExpertId) -> Iterator[ExpertId]:
-        """Who leaves the pool of `queue` for `expert`, and is not yet in host memory although it has room."""
+        """Yield experts that leave the pool of `queue` for `expert` and are not yet in host memory, which has room."""
         residency, ledger = self._residency, self._residency.ledgers[RAM]
         for leaving in self._leaving(queue, expert):
             if (

@@ -70,7 +70,7 @@ _values = attrgetter(*(field.name for field in fields(FetchCounts)))
 
 @dataclass(slots=True)
 class PredictionCounts:
-    """How often experts were predicted, over tokens and layers that had a prediction."""
+    """Accuracy of the predicted experts, over tokens and layers that had a prediction."""
 
     tokens: int = 0
     #: Tokens all of whose experts were predicted ("both hit" for top-2), and tokens with at least one predicted.

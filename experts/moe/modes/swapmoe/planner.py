@@ -34,7 +34,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What is known of a checkpoint before the first token.
+    """Facts of a checkpoint that are known before the first token.
 
     `norms`: (L, E) float32, ‖Eᵢ‖. `importance`: (L, E) float32, Eq. 2 summed over training text, in any unit.
     """
