@@ -29,7 +29,7 @@ from daemon.language.model_thread import OpenModel
 from daemon.language.models import LanguageModels, OpenModelWith
 from daemon.language.text_rows import TextRows
 from daemon.line.devices import Measurements, pools_and_executors
-from daemon.line.line import Line, compile_kept_rules, curve_keys, start_problems
+from daemon.line.line import Line, compile_kept_rules, curve_keys, settings_problems, start_problems
 from daemon.line.rulebook import Catalogs, Rulebook
 from daemon.line.shared_devices import images_config
 from daemon.monitor.gauges import register_gauges
@@ -103,10 +103,9 @@ class App:
         self._path = path
         self._config = config = line.config
         self._log: Any = structlog.get_logger("app")
-        devices = devices or _torch_devices()
-        problems = start_problems(line, devices.gpu_count())
-        if problems:
-            raise ConfigError([f"{path}: {problem}" for problem in problems])
+        _raise_problems(path, settings_problems(config))
+        devices = devices or _torch_devices()  # imports torch, so after the mistakes that need no device
+        _raise_problems(path, start_problems(line, devices.gpu_count()))
         for warning in line.warnings:
             self._log.warning("profile_incomplete", problem=warning)
         self._locks = as_start_error(claim, sqlite_path(config.database), config.journal)
@@ -419,6 +418,11 @@ class App:
             f" results {config.endpoints.results},{pages} {len(self._recovery.pending)} images recovered"
             f"{''.join(f'; {said}' for said in self._language.unopened())}"
         )
+
+
+def _raise_problems(path: Path, problems: list[str]) -> None:
+    if problems:
+        raise ConfigError([f"{path}: {problem}" for problem in problems])
 
 
 def _torch_devices() -> Devices:

@@ -167,7 +167,7 @@ def check_rules(rules: Path, catalog_path: Path | None) -> list[Problem]:
 
 def start_problems(line: Line, gpu_count: int) -> list[str]:
     """Return the reasons why this machine cannot serve a line whose files fit together."""
-    problems = settings_problems(line.config) + device_problems(line.config, gpu_count)
+    problems = device_problems(line.config, gpu_count)
     if problem := folder_problem(line.config.images):  # made with its first picture, when it is late to say so
         problems.append(f"images: {problem}")
     return problems or capacity_problems(line.config, line.routes, line.catalog)
