@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-fast test-contract check house rooms system-tools bench plant soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean
+.PHONY: demo test test-fast test-contract check house rooms promises system-tools bench plant soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean
 
 demo: $(INSTALLED)
 	$(BIN)/coserve demo --dir demo
@@ -54,6 +54,10 @@ faults: $(INSTALLED)
 # Cameras and daemons killed while they publish; about two minutes.
 test-cameras: $(INSTALLED)
 	$(BIN)/python -m pytest -s tests/tools/client/camera_restarts.py
+
+# Breaks the code of over fifty promises, one by one, and lists what no test noticed; about ten minutes.
+promises: $(INSTALLED)
+	$(BIN)/python -m tests.promises
 
 soak: $(INSTALLED)
 	$(BIN)/coserve soak --minutes 60

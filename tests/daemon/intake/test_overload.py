@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import structlog.testing
 import zmq
@@ -151,6 +152,7 @@ def test_a_consumer_that_asks_and_never_reads_is_bounded_and_others_are_answered
     items = [{"seq": seq, "topic": "board/a/b/", "text": "x" * 500} for seq in range(1, 3000)]
     with a_line(tmp_path, items=items) as line, Peer(line.tcp) as deaf, Peer(line.tcp) as other:
         line.reader.going.clear()
+        before_bytes = psutil.Process().memory_info().rss
         for _ in range(5000):
             deaf.send({"type": "results_since", "seq": 0, "limit": 1000})
         until(lambda: "busy" in line.counts)
@@ -159,11 +161,24 @@ def test_a_consumer_that_asks_and_never_reads_is_bounded_and_others_are_answered
         assert page["items"][0]["seq"] == 11
         assert page["more"]
         assert len(page["items"]) >= 100
+        until(lambda: len(line.counts) > 5000)
+        # Whole pages for all would be 300 MB, here in the process of the line.
+        assert psutil.Process().memory_info().rss - before_bytes < 120 * 2**20
         answers = [deaf.receive() for _ in range(5000)]
         kinds = {answer["type"] for answer in answers}
         assert kinds == {"results", "busy"}
         assert min(len(answer["items"]) for answer in answers if answer["type"] == "results") >= 10
         assert deaf.has_silence()
+
+
+def test_the_answers_that_wait_for_a_peer_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.intake.intake._ANSWERS_PER_PEER", 10)
+    items = [{"seq": seq, "topic": "board/a/b/", "text": "x" * 5000} for seq in range(1, 100)]
+    with a_line(tmp_path, items=items) as line, Peer(line.tcp, rcvhwm=1) as deaf, Peer(line.tcp) as other:
+        for _ in range(900):  # pages of 50 KB: more than the sockets' own buffers hold
+            deaf.send({"type": "results_since", "seq": 0, "limit": 1000})
+        until(lambda: line.intake.dropped_answers > 100)
+        assert other.ask({"type": "hello"})["type"] == "welcome"
 
 
 def test_every_frame_that_a_thousand_part_message_has_is_one_message_and_has_one_answer(tmp_path: Path) -> None:
@@ -246,8 +261,10 @@ def test_connections_beyond_the_most_are_cut_and_those_before_them_stay(
     monkeypatch.setattr("daemon.intake.connection_guard._MAX_CONNECTIONS", 10)
     with a_line(tmp_path) as line, Peer(line.tcp) as peer:
         assert peer.ask({"type": "hello"})["type"] == "welcome"
+        before = handles()
         crowd = [RawPeer((line.ipc, line.tcp)[n % 2]).greet() for n in range(30)]
         until(lambda: sum(raw.is_cut() for raw in crowd) >= 20)
+        until(lambda: handles() <= before + len(crowd) + 10)  # the crowd's own ends, and 10 of the line
         assert peer.ask(an_inspect("a"), PNG)["type"] == "accepted"
         for raw in crowd:
             raw.close()

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -109,6 +110,46 @@ def test_a_subscriber_that_never_reads_holds_nobody_up() -> None:
             while receive(reader)[1]["seq"] < first + 999:
                 pass
         assert stream.is_alive
+
+
+def a_raw_client(endpoint: str) -> socket.socket:
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def test_a_subscriber_that_never_finishes_its_handshake_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.storage.results_stream._HANDSHAKE_MS", 300)
+    with a_stream() as (_, endpoint), a_raw_client(endpoint) as silent:
+        while silent.recv(100):  # the stream's own greeting, then the end
+            pass
+
+
+def test_a_subscription_that_is_far_too_long_is_cut() -> None:
+    with a_stream() as (_, endpoint), a_subscriber(endpoint) as sub:
+        wait_for_heartbeat(sub)
+        sub.monitor("inproc://events", zmq.EVENT_DISCONNECTED)
+        events = sub.context.socket(zmq.PAIR)
+        events.connect("inproc://events")
+        sub.subscribe("x" * 100_000)
+        assert events.poll(30_000), "the stream keeps a connection with a subscription of 100,000 bytes"
+        events.close()
+
+
+def test_a_subscriber_that_never_reads_has_a_bounded_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.storage.results_stream._MESSAGES_PER_SUBSCRIBER", 20)
+    with a_stream() as (stream, endpoint), a_subscriber(endpoint, hwm=1) as deaf, a_subscriber(endpoint) as reader:
+        wait_for_heartbeat(deaf)
+        wait_for_heartbeat(reader)
+        sent = 1200
+        for seq in range(1, sent + 1):
+            stream.publish([a_message(seq, text="x" * 30_000)])
+            while receive(reader)[1]["seq"] < seq:
+                pass
+        heard = 0
+        while deaf.poll(1000):
+            topic, _ = deaf.recv_multipart()
+            heard += topic.startswith(b"inspection/")
+        assert 0 < heard < sent * 0.9
 
 
 @pytest.mark.parametrize("confidence", [float("nan"), {1}])

@@ -217,11 +217,11 @@ def a_line(
 class Peer:
     """A publisher of the test: a raw socket, JSON answers."""
 
-    def __init__(self, endpoint: str, kind: int = zmq.DEALER, identity: bytes | None = None) -> None:
+    def __init__(self, endpoint: str, kind: int = zmq.DEALER, identity: bytes | None = None, rcvhwm: int = 0) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self.socket = self._context.socket(kind)
         self.socket.linger = 0
-        self.socket.sndhwm = self.socket.rcvhwm = 0
+        self.socket.sndhwm, self.socket.rcvhwm = 0, rcvhwm
         if identity:
             self.socket.routing_id = identity
         self.socket.connect(endpoint)

@@ -1,0 +1,421 @@
+"""The breaks: for each promise, the code that keeps it, what it is replaced by, and the tests that must notice."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Break:
+    """`promise` begins a row of docs/reliability.md or docs/security.md; `find` stands once in `file`.
+
+    `tests` are test ids below tests/.
+    """
+
+    promise: str
+    file: str
+    find: str
+    replace: str
+    tests: tuple[str, ...]
+
+
+_ACCESS = "daemon/dashboard/test_dashboard_access.py"
+_OVERLOAD = "daemon/intake/test_overload.py"
+_INTAKE = "daemon/intake/test_intake.py"
+_KEYS = "daemon/wire/test_keys.py"
+_JOURNAL = "daemon/storage/test_journal.py"
+_HEADER = "daemon/intake/test_image_header.py"
+_POWER = "faults/test_power_cut.py"
+_SPOOL = "tools/client/test_spooling_publisher.py"
+_STREAM = "daemon/storage/test_results_stream.py"
+_FOLDERS = "The folders made at the first start are durable"
+_MALFORMED = "Endless messages, enormous frames"
+_DAMAGED = "Bytes that were cut at any offset"
+_DECODER = "images"
+_CSRF = "a form on another site (CSRF)"
+
+BREAKS = (
+    # Nothing accepted is lost
+    Break(
+        "A failed `fsync` is never",
+        "daemon/storage/journal.py",
+        "            failed_at = self._end\n            self._retire()\n",
+        "            failed_at = self._end\n",
+        (f"{_JOURNAL}::test_after_a_failed_sync_the_segment_takes_no_more_and_a_new_one_goes_on",),
+    ),
+    Break(
+        "These tests detect a line that omits a sync",
+        "daemon/storage/journal.py",
+        "            os.fdatasync(writing)\n",
+        "",
+        (f"{_JOURNAL}::test_after_a_failed_sync_the_segment_takes_no_more_and_a_new_one_goes_on", _POWER),
+    ),
+    Break(
+        _DAMAGED,
+        "daemon/storage/journal.py",
+        "if data[: _HEADER.size] != _header(payload):",
+        "if False:",
+        (f"{_JOURNAL}::test_any_flipped_bit_is_found_and_harms_one_record_only",),
+    ),
+    Break(
+        _DAMAGED,
+        "daemon/storage/journal.py",
+        "if len(payload) != key.length:",
+        "if False:",
+        (f"{_JOURNAL}::test_a_segment_cut_at_any_offset_loses_only_what_was_cut",),
+    ),
+    Break(
+        _FOLDERS,
+        "experts/durable.py",
+        "    sync(path.parent)\n\n\ndef replace_durably",
+        "\n\ndef replace_durably",
+        (_POWER,),
+    ),
+    Break(
+        _FOLDERS, "experts/durable.py", "        yield part\n        os.fsync(fd)\n", "        yield part\n", (_POWER,)
+    ),
+    Break(
+        "A repeated image is a `duplicate`",
+        "daemon/intake/admission.py",
+        "        if known is not None:\n            differs",
+        "        if False:\n            differs",
+        (f"{_INTAKE}::test_a_known_image_is_a_duplicate_before_anything_else_is_looked_at",),
+    ),
+    Break(
+        "A repeated image is a `duplicate`",
+        "daemon/intake/admission.py",
+        "        flight = self._in_flight.get(key)\n        if flight is not None:",
+        "        flight = None\n        if flight is not None:",
+        (f"{_INTAKE}::test_a_repetition_of_an_image_in_flight_waits_for_the_disk",),
+    ),
+    Break(
+        "An image that was not judged is `unknown`",
+        "daemon/dispatch/executors.py",
+        "return all(math.isfinite(number) for number in numbers)",
+        "return True",
+        ("daemon/dispatch/test_executors.py::test_an_answer_that_is_not_a_number_is_no_answer",),
+    ),
+    Break(
+        "An image that was not judged is `unknown`",
+        "daemon/dispatch/flow.py",
+        "if image.deadline_s is not None and now > image.deadline_s:",
+        "if False:",
+        ("daemon/dispatch/test_drive.py",),
+    ),
+    Break(
+        "One daemon per database",
+        "daemon/host/lock.py",
+        "fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_SH | fcntl.LOCK_NB",
+        ("daemon/host/test_lock.py",),
+    ),
+    # A full disk, and years of results
+    Break(
+        "Publishers get `busy` before anything fails",
+        "daemon/storage/disk_space.py",
+        "            if space.free_bytes < floor:",
+        "            if False:",
+        ("daemon/storage/test_disk_space.py",),
+    ),
+    Break(
+        "Space for an image, its copy and its verdict",
+        "daemon/storage/disk_space.py",
+        '            "journal": self._let_in_bytes + arriving_bytes,',
+        '            "journal": 0,',
+        ("daemon/storage/test_disk_space.py",),
+    ),
+    # Overload and hostile publishers
+    Break(
+        "The backlog is bounded",
+        "daemon/intake/backlog.py",
+        "if mine.images and (mine.images >= limits.source_images or mine.bytes + size_bytes > limits.source_bytes):",
+        "if False:",
+        ("daemon/intake/test_backlog.py::test_a_source_is_held_to_its_own_limits",),
+    ),
+    Break(
+        "The backlog is bounded",
+        "daemon/intake/backlog.py",
+        "return self._outstanding[peer.identity] >= self.limits.credit",
+        "return False",
+        (f"{_INTAKE}::test_what_comes_beyond_the_credit_is_answered_busy_and_hello_costs_none",),
+    ),
+    Break(
+        "Invented sources cannot fill",
+        "daemon/intake/backlog.py",
+        "        return 14\n",
+        "        return 16\n",
+        ("daemon/intake/test_backlog.py",),
+    ),
+    Break(
+        "A source may have a quota",
+        "daemon/intake/backlog.py",
+        "        if wait_s > 0:\n",
+        "        if False:\n",
+        ("daemon/intake/test_quotas.py",),
+    ),
+    Break(
+        "Images in memory on their way",
+        "daemon/intake/backlog.py",
+        "half = _IMAGES_IN_MEMORY // 2, limits.in_memory_bytes // 2",
+        "half = _IMAGES_IN_MEMORY // 2, limits.in_memory_bytes",
+        (f"{_OVERLOAD}::test_images_on_their_way_to_the_disk_are_bounded_in_bytes_of_one_source_and_of_all",),
+    ),
+    Break(
+        "Large payloads and images",
+        "daemon/intake/admission.py",
+        "_LARGE_BYTES = 2**20",
+        "_LARGE_BYTES = 2**40",
+        (f"{_OVERLOAD}::test_a_large_payload_is_looked_at_elsewhere_and_a_small_one_need_not_wait",),
+    ),
+    Break(
+        _MALFORMED,
+        "daemon/intake/intake.py",
+        "        router.handshake_ivl = _HANDSHAKE_MS\n",
+        "        router.handshake_ivl = 0\n",
+        (f"{_OVERLOAD}::test_who_never_finishes_its_handshake_is_cut_off",),
+    ),
+    Break(
+        _MALFORMED,
+        "daemon/intake/intake.py",
+        "        router.maxmsgsize = 4 * self._admission.limits.max_payload_bytes\n",
+        "",
+        (f"{_OVERLOAD}::test_a_frame_that_says_it_is_enormous_is_cut_before_any_of_it_is_kept",),
+    ),
+    Break(
+        _MALFORMED,
+        "daemon/intake/connection_guard.py",
+        "if len(self._connections) > _MAX_CONNECTIONS:",
+        "if False:",
+        (f"{_OVERLOAD}::test_connections_beyond_the_most_are_cut_and_those_before_them_stay",),
+    ),
+    Break(
+        _MALFORMED,
+        "daemon/intake/connection_guard.py",
+        '            self._cut(fd, "a message that does not end", size_bytes)\n',
+        "",
+        (f"{_OVERLOAD}::test_a_message_that_never_ends_is_cut_and_others_go_on",),
+    ),
+    Break(
+        "Subscribers that never read",
+        "daemon/intake/intake.py",
+        "        router.sndhwm = _ANSWERS_PER_PEER\n",
+        "        router.sndhwm = 0\n",
+        (f"{_OVERLOAD}::test_the_answers_that_wait_for_a_peer_are_limited",),
+    ),
+    Break(
+        "Subscribers that never read",
+        "daemon/intake/catch_up.py",
+        "max(_MIN_PAGE, _MANY_MESSAGES // questions)",
+        "_MANY_MESSAGES",
+        (f"{_OVERLOAD}::test_a_consumer_that_asks_and_never_reads_is_bounded_and_others_are_answered",),
+    ),
+    Break(
+        "Subscribers that never read",
+        "daemon/storage/results_stream.py",
+        "    pub.sndhwm = _MESSAGES_PER_SUBSCRIBER\n",
+        "    pub.sndhwm = 0\n",
+        (f"{_STREAM}::test_a_subscriber_that_never_reads_has_a_bounded_queue",),
+    ),
+    Break(
+        "Subscribers that never read",
+        "daemon/storage/results_stream.py",
+        "    pub.maxmsgsize = _MAX_SUBSCRIPTION_BYTES\n",
+        "",
+        (f"{_STREAM}::test_a_subscription_that_is_far_too_long_is_cut",),
+    ),
+    Break(
+        "Subscribers that never read",
+        "daemon/storage/results_stream.py",
+        "    pub.handshake_ivl = _HANDSHAKE_MS\n",
+        "    pub.handshake_ivl = 0\n",
+        (f"{_STREAM}::test_a_subscriber_that_never_finishes_its_handshake_is_disconnected",),
+    ),
+    Break(
+        "A flood of bad images",
+        "daemon/storage/quarantine.py",
+        "            if self._quotas.wait_s(source, len(payload), now_s) > 0:",
+        "            if False:",
+        (
+            "daemon/storage/test_quarantine.py::test_a_source_that_floods_with_bad_images_is_kept_in_part_and_others_whole",
+        ),
+    ),
+    Break(
+        "Malformed frames, half greetings",
+        "daemon/intake/admission.py",
+        "            return self._rejected(error)\n        return message, payload",
+        "            raise\n        return message, payload",
+        (f"{_INTAKE}::test_malformed_frames_get_one_answer_each_and_the_intake_lives",),
+    ),
+    # What can break inside
+    Break(
+        "An image that poisons its batch",
+        "daemon/dispatch/flow.py",
+        "        if image.is_second_try:\n            return None\n",
+        "        if image.is_second_try:\n            pass\n",
+        ("daemon/dispatch/test_drive_trouble.py", "daemon/dispatch/test_watchdog_of_executors.py"),
+    ),
+    Break(
+        "Weights that changed",
+        "experts/weights.py",
+        "    if found != spec.sha256:",
+        "    if False:",
+        (
+            "daemon/storage/test_containment.py::test_weights_that_changed_since_they_were_checked_are_refused_and_the_right_ones_taken_again",
+        ),
+    ),
+    Break(
+        "Setting the clock closes",
+        "daemon/dispatch/flow.py",
+        "            return accepted.accepted_s\n",
+        "            return self._clock() - (self._wall() - accepted.accepted_wall_s)\n",
+        (
+            "daemon/storage/test_containment.py::test_a_wall_clock_that_is_set_brings_no_deadline_forward_and_puts_none_off",
+        ),
+    ),
+    # Images
+    Break(
+        _DECODER, "daemon/intake/payload_scan.py", "    if width * height > max_pixels:", "    if False:", (_HEADER,)
+    ),
+    Break(_DECODER, "daemon/intake/payload_scan.py", "        if scans > _MAX_SCANS:", "        if False:", (_HEADER,)),
+    Break(
+        _DECODER,
+        "daemon/intake/payload_scan.py",
+        "if any(offset + count > len(data) for",
+        "if False and any(offset + count > len(data) for",
+        (_HEADER,),
+    ),
+    Break(
+        _DECODER,
+        "daemon/intake/payload_scan.py",
+        "        if packed > _MAX_PACKED_CHUNKS:",
+        "        if False:",
+        (_HEADER,),
+    ),
+    # Keys, token, pages
+    Break(
+        "no key, a key that is not allowed",
+        "daemon/wire/sockets.py",
+        "    return frames if is_allowed(str(client)) else None",
+        "    return frames",
+        (f"{_KEYS}::test_what_a_revoked_client_had_sent_before_is_not_taken_either",),
+    ),
+    Break(
+        "a file in the folder of clients",
+        "daemon/wire/keys.py",
+        "            problems.append(str(error))\n            continue",
+        "            raise",
+        (f"{_KEYS}::test_a_file_that_is_no_key_lets_nobody_in_and_keeps_nobody_else_out",),
+    ),
+    Break(
+        "Clients are admitted and revoked",
+        "daemon/wire/keys.py",
+        "    readers = open_to(file)\n    if readers:\n        raise KeyFileError",
+        "    readers = open_to(file)\n    if False:\n        raise KeyFileError",
+        (f"{_KEYS}::test_a_secret_that_others_can_read_is_refused",),
+    ),
+    Break(
+        "The HTTP token is compared",
+        "daemon/wire/keys.py",
+        'hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._secret)',
+        "given.strip().encode() == self._secret",
+        ("daemon/monitor/test_http.py::test_a_token_is_compared_in_constant_time",),
+    ),
+    Break(
+        "a web site that points its own name",
+        "daemon/dashboard/site/access.py",
+        'if self._keyring.is_open and not is_loopback_name(headers["host"]):',
+        "if False:",
+        (f"{_ACCESS}::test_a_site_that_points_its_own_name_here_is_refused",),
+    ),
+    Break(
+        _CSRF,
+        "daemon/dashboard/site/access.py",
+        'if method == "POST" and not self._is_same_origin(headers):',
+        "if False:",
+        (f"{_ACCESS}::test_nothing_is_taken_from_another_sites_page",),
+    ),
+    Break(
+        _CSRF,
+        "daemon/dashboard/site/access.py",
+        'if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":',
+        "if False:",
+        (f"{_ACCESS}::test_another_sites_page_may_link_here_and_not_make_us_work",),
+    ),
+    Break(
+        "a stolen, changed or old cookie",
+        "daemon/dashboard/site/access.py",
+        "until.isdecimal() and int(until) > time.time()",
+        "until.isdecimal()",
+        (f"{_ACCESS}::test_a_cookie_that_somebody_made_or_changed_or_kept_too_long_is_worth_nothing",),
+    ),
+    Break(
+        "a stolen, changed or old cookie",
+        "daemon/dashboard/site/access.py",
+        'httponly=True, samesite="strict"',
+        'httponly=False, samesite="lax"',
+        (f"{_ACCESS}::test_the_cookie_is_not_the_token_and_neither_scripts_nor_other_sites_get_it",),
+    ),
+    Break(
+        "guessing the token",
+        "daemon/dashboard/site/access.py",
+        "            await asyncio.sleep(_WRONG_TOKEN_WAIT_S)\n",
+        "            pass\n",
+        (f"{_ACCESS}::test_wrong_tokens_wait_and_the_right_one_does_not_wait_for_them",),
+    ),
+    Break(
+        "a serial, lot or label",
+        "daemon/dashboard/site/access.py",
+        "\"default-src 'self'; img-src",
+        '"img-src',
+        (f"{_ACCESS}::test_every_answer_forbids_scripts_of_others_frames_and_guessed_types",),
+    ),
+    Break(
+        "`../` in a picture's name",
+        "daemon/dashboard/site/pictures.py",
+        "os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)",
+        "os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)",
+        ("daemon/dashboard/test_dashboard_pages.py::test_a_row_that_points_out_of_the_images_folder_shows_nothing",),
+    ),
+    # Files from others
+    Break(
+        "catalog",
+        "experts/catalog.py",
+        "        if folders and not _lies_in(file, folders):",
+        "        if False:",
+        ("daemon/test_confined.py",),
+    ),
+    Break(
+        "names: source, id, serial",
+        "daemon/storage/quarantine.py",
+        '    return quote(text, safe="")[:_MAX_NAME_CHARS]',
+        "    return text",
+        ("daemon/test_confined.py::test_sources_and_ids_never_leave_the_quarantine",),
+    ),
+    Break(
+        "A filter is a value",
+        "daemon/units.py",
+        "isinstance(value, str) and value.startswith(_FORMULA) else value",
+        "False else value",
+        ("tools/query/test_results_command.py",),
+    ),
+    # Processes beside the line, cameras
+    Break(
+        "A web process or consumer that hangs",
+        "daemon/host/children.py",
+        "        process.kill()\n        self._say()\n\n    def ask_to_end",
+        "        self._say()\n\n    def ask_to_end",
+        ("daemon/host/test_child_heartbeat.py", "daemon/host/test_children.py"),
+    ),
+    Break(
+        "A damaged spool entry",
+        "tools/client/coserve_client/spool.py",
+        "if content[:_OVERHEAD_BYTES] != _head(header, payload):",
+        "if False:",
+        (f"{_SPOOL}::test_entries_that_are_not_what_was_written_are_set_aside_by_name",),
+    ),
+    Break(
+        "A damaged spool entry",
+        "tools/client/coserve_client/spool.py",
+        "        if owner != source:\n",
+        "        if False:\n",
+        (f"{_SPOOL}::test_a_spool_of_another_source_is_refused_also_where_its_label_is_gone",),
+    ),
+)
