@@ -71,6 +71,8 @@ def shim_environment(
     `keep_bytes_of`: with `log`, what is written to files under this folder is kept too, for `powercut`.
     """
     environ = {"LD_PRELOAD": str(build_shim()), "FAULTS_PLAN": ";".join(_checked(plan))}
+    if "PYTHONPATH" in os.environ:  # `make promises` tests a copy of the tree
+        environ["PYTHONPATH"] = os.environ["PYTHONPATH"]
     if log is not None:
         environ["FAULTS_LOG"] = str(log.absolute())
     if switch is not None:

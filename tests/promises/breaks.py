@@ -156,7 +156,7 @@ BREAKS = (
         "daemon/intake/backlog.py",
         "half = _IMAGES_IN_MEMORY // 2, limits.in_memory_bytes // 2",
         "half = _IMAGES_IN_MEMORY // 2, limits.in_memory_bytes",
-        (f"{_OVERLOAD}::test_images_on_their_way_to_the_disk_are_bounded_in_bytes_of_one_source_and_of_all",),
+        (f"{_OVERLOAD}::test_one_source_has_half_of_the_memory_for_images_on_their_way_to_the_disk",),
     ),
     Break(
         "Large payloads and images",

@@ -424,7 +424,7 @@ def test_a_stale_socket_is_replaced_and_a_living_one_is_not(tmp_path: Path) -> N
 
 def test_what_is_no_socket_is_never_removed(tmp_path: Path) -> None:
     (tmp_path / "intake.sock").write_text("precious")
-    with pytest.raises(StartError, match="no socket is in the way"), a_line(tmp_path):
+    with pytest.raises(StartError, match="not a socket is in the way"), a_line(tmp_path):
         pass
     assert (tmp_path / "intake.sock").read_text() == "precious"
 

@@ -16,6 +16,7 @@ import structlog.testing
 import zmq
 from PIL import Image
 
+from daemon.intake import admission, payload_scan
 from daemon.intake.admission import Admission
 from daemon.intake.backlog import BacklogLimits
 from daemon.records import Published
@@ -52,7 +53,34 @@ def test_images_on_their_way_to_the_disk_are_bounded_in_bytes_of_one_source_and_
             peer.close()
 
 
-def test_a_large_payload_is_looked_at_elsewhere_and_a_small_one_need_not_wait(tmp_path: Path) -> None:
+def test_one_source_has_half_of_the_memory_for_images_on_their_way_to_the_disk(tmp_path: Path) -> None:
+    payload = PNG + bytes(100_000)
+    with a_line(tmp_path, in_memory_bytes=2_000_000, backlog=ROOM) as line:
+        line.writer.going.clear()
+        peers = [Peer(line.tcp) for _ in range(10)]
+        for number, peer in enumerate(peers):
+            for image in range(10):
+                peer.send(an_inspect(f"{number}/{image}", source="cam-1"), payload)
+        until(lambda: len(line.counts) >= 80)
+        assert line.admission.bytes_in_memory <= 1_000_000
+        line.writer.going.set()
+        for peer in peers:
+            peer.close()
+
+
+def test_a_large_payload_is_looked_at_elsewhere_and_a_small_one_need_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scanned_in: set[str] = set()
+
+    def scan(payload: bytes, *arguments: Any) -> payload_scan.PayloadScan:
+        if len(payload) > 2**20:
+            scanned_in.add(threading.current_thread().name)
+        return scan_payload(payload, *arguments)
+
+    scan_payload = payload_scan.scan_payload
+    for module in (admission, payload_scan):
+        monkeypatch.setattr(module, "scan_payload", scan)
     with (
         a_line(tmp_path, max_payload_bytes=2**26, backlog=ROOM, in_memory_bytes=10**9) as line,
         Peer(line.ipc) as large,
@@ -64,6 +92,7 @@ def test_a_large_payload_is_looked_at_elsewhere_and_a_small_one_need_not_wait(tm
         answers = [large.receive() for _ in range(8)]
         assert {answer["type"] for answer in answers} == {"accepted"}
         assert line.admission.in_flight == 0
+    assert scanned_in == {"payload-scanner"}
 
 
 def test_a_large_payload_gets_the_same_answers_as_a_small_one(tmp_path: Path) -> None:
@@ -231,6 +260,10 @@ def test_a_frame_that_says_it_is_enormous_is_cut_before_any_of_it_is_kept(tmp_pa
     with a_line(tmp_path) as line, Peer(line.tcp) as peer, RawPeer(line.tcp) as raw:
         raw.greet().send(frame(b"CS1", more=True) + frame_head(2**50, more=False) + bytes(1000))
         until(lambda: raw.is_cut(0.01))
+        too_large = 4 * line.admission.limits.max_payload_bytes + 1  # memory for it could be had
+        with RawPeer(line.tcp) as other:
+            other.greet().send(frame(b"CS1", more=True) + frame_head(too_large, more=False) + bytes(1000))
+            until(lambda: other.is_cut(0.01))
         assert peer.ask(an_inspect(), PNG)["type"] == "accepted"
 
 
