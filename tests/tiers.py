@@ -36,6 +36,7 @@ FAST = (
     "house",
     "routing_rules",
     "test_configuration_page.py",
+    "test_promises.py",
     "test_reliability_page.py",
     "tools/camera/test_render.py",
     "tools/cli/test_keys_command.py",

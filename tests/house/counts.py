@@ -1,7 +1,6 @@
 """Figures read from the sources: lines, rooms and their circles, class names, files that name a kind."""
 
 import ast
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -41,11 +40,9 @@ class Source:
 
 
 def sources() -> list[Source]:
-    """Return every Python file that git tracks or would track."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
-    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    paths = [path for path in sorted(set(listed.splitlines())) if (ROOT / path).exists()]
-    return [Source(path, (ROOT / path).read_text(encoding="utf-8")) for path in paths]
+    """Return every Python file of the product and the tests."""
+    files = sorted(file for folder in (*PRODUCT, "tests") for file in (ROOT / folder).rglob("*.py"))
+    return [Source(file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")) for file in files]
 
 
 def flat_files(files: Iterable[Source], folder: str) -> int:
