@@ -1,4 +1,4 @@
-"""Ways to read a file into memory that exists already: through the page cache, past it, or at a given pace.
+"""Ways to read a file into memory that exists already: through the page cache, or past it.
 
 A weights file is one region, so that reading an expert is one call of `FileReader.read` on the CPU and one per staging
 page on a GPU. No torch here.
@@ -9,9 +9,6 @@ import errno
 import fcntl
 import mmap
 import os
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -81,41 +78,6 @@ class DirectReader:
         if self.method != "cached":
             self.method = "dropped" if dropped else "cached"
         read_exactly(descriptor, view, offset)
-
-
-class PacedReader:
-    """Another reader as if its disk moved `bytes_per_s`: one transfer at a time, and none ends earlier than it may.
-
-    Transfers of all threads share one clock: each begins where the last one ended, or now if that is later. A disk
-    slower than the pace stays as slow as it is.
-    """
-
-    def __init__(
-        self,
-        inner: FileReader,
-        bytes_per_s: float,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        if not bytes_per_s > 0:
-            raise ValueError(f"a pace of {bytes_per_s} bytes per second moves nothing; give more than 0")
-        self.inner = inner
-        self.bytes_per_s = bytes_per_s
-        self._clock = clock
-        self._sleep = sleep
-        self._free_at_s = clock()
-        self._channel = threading.Lock()
-
-    def open(self, path: Path) -> int:
-        return self.inner.open(path)
-
-    def read(self, descriptor: int, view: memoryview, offset: int) -> None:
-        with self._channel:
-            self._free_at_s = max(self._free_at_s, self._clock()) + len(view) / self.bytes_per_s
-            self.inner.read(descriptor, view, offset)
-            # A sleep may end early by the clock's grain, hence the loop.
-            while (left_s := self._free_at_s - self._clock()) > 0:
-                self._sleep(left_s)
 
 
 def read_exactly(descriptor: int, view: memoryview, offset: int) -> None:

@@ -319,8 +319,8 @@ class LanguageModels:
         free_bytes = max((row["budget_bytes"] - row["used_bytes"] for row in rows), default=0)
         switched = status["expert_switches"] > shared.switches
         shared.switches = status["expert_switches"]
-        absent = [one for one in experts["experts"] if not one["resident"] and one["bytes"] > free_bytes]
-        return any(one["queued"] for one in absent) or (switched and bool(absent))
+        absent = [row for row in experts["experts"] if not row["resident"] and row["bytes"] > free_bytes]
+        return any(row["queued"] for row in absent) or (switched and bool(absent))
 
     def _asked(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The drive's answer. Raises ControlError where it refuses, TimeoutError where it is busy."""

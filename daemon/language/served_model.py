@@ -53,7 +53,7 @@ class ServedModel:
         self._runtime = MoeRuntime.open(
             model.checkpoint, self._mode, budget_bytes, device=model.device, storage=model.storage
         )
-        self._runtime.observers.append(lambda _step, _said, _done: gets_on())
+        self._runtime.observers.append(lambda _step, _token, _done: gets_on())
         # What the library takes where config.json says nothing; a prompt beyond it would wait for ever.
         self._codec.context = self._runtime.arch.context_tokens
         self._vocabulary: int = self._runtime.model.get_input_embeddings().num_embeddings
@@ -73,7 +73,7 @@ class ServedModel:
             self._scheduler(),
             self._memory,
             profiles=self._profiles,
-            on_token=self._said,
+            on_token=self._handle_token,
             waited_s=lambda: self._runtime.cache.metrics.counts.wait_s,
             clock=clock,
         )
@@ -91,7 +91,7 @@ class ServedModel:
         return self._memory.tokens
 
     def begin(self, text: AcceptedText, arrived_s: float) -> Finished | None:
-        """Queue a request; how it ended where its prompt cannot be continued, whoever has let it in."""
+        """Queue a request. Return its end at once if its prompt cannot be continued."""
         request, settings = text.request, self._settings
         try:
             tokens = self._codec.encode(request.prompt)
@@ -125,14 +125,14 @@ class ServedModel:
         if self._engine.last_step is not None:
             self._costs = learned(self._costs, self._engine.last_step)
             self._engine.scheduler = self._scheduler()
-        lost = self._lost([one.error for one in ended if one.error is not None])
-        return [self._finished(one) for one in ended], lost
+        lost = self._lost([completion.error for completion in ended if completion.error is not None])
+        return [self._finished(completion) for completion in ended], lost
 
     def _lost(self, errors: Sequence[Exception]) -> Exception | None:
         """Why the model cannot go on after what broke this step; None where that was the matter of its texts.
 
         It cannot where its files are damaged, where books or device are not whole any more (looked at when it is idle,
-        too), and where nothing but failures has come for some steps, whatever they were.
+        too), and where nothing but failures has come for some steps.
         """
         if self._engine.last_step is not None:
             self._failed_steps = 0
@@ -146,7 +146,7 @@ class ServedModel:
         try:
             self._engine.check()
             self._runtime.check()
-        except Exception as error:  # noqa: BLE001  whatever it is, nothing more is computed with this
+        except Exception as error:  # noqa: BLE001  after any error, nothing more is computed with this model
             return error
         return errors[0] if errors and self._failed_steps >= _FAILED_STEPS else None
 
@@ -183,17 +183,17 @@ class ServedModel:
     def close(self) -> None:
         self._runtime.close()
 
-    def _said(self, said: TokenEvent) -> None:
-        taken = self._taken[said.request]
+    def _handle_token(self, event: TokenEvent) -> None:
+        taken = self._taken[event.request]
         now = self._clock()
         if hasattr(self._mode, "observe"):
-            self._mode.observe("decode" if said.index else "prefill", now - taken.last_token_s)
+            self._mode.observe("decode" if event.index else "prefill", now - taken.last_token_s)
         taken.last_token_s = now
         threshold = self._threshold()
         if threshold is not None:
             taken.threshold = threshold if taken.threshold is None else min(taken.threshold, threshold)
         if taken.text.request.stream:
-            self._on_token(taken.text, said.index, said.text)
+            self._on_token(taken.text, event.index, event.text)
 
     def _finished(self, ended: Completion) -> tuple[int, Finished]:
         taken = self._taken.pop(ended.request)
@@ -218,12 +218,12 @@ class ServedModel:
         return min(thresholds.values()) if thresholds else None
 
 
-def learned(costs: StepCosts, took: StepTiming) -> StepCosts:
+def learned(costs: StepCosts, timing: StepTiming) -> StepCosts:
     """Costs after one more step: a moving mean, for memory, load and prompts change them.
 
     What a task that entered waited for is in its profile, not in the costs of a prompt.
     """
-    if took.phase == "prefill":
-        token_s = (took.seconds - took.loading_s) / took.count
+    if timing.phase == "prefill":
+        token_s = (timing.seconds - timing.loading_s) / timing.count
         return replace(costs, prefill_token_s=costs.prefill_token_s + (token_s - costs.prefill_token_s) / _STEPS)
-    return replace(costs, step_s=costs.step_s + (took.seconds - costs.step_s) / _STEPS)
+    return replace(costs, step_s=costs.step_s + (timing.seconds - costs.step_s) / _STEPS)

@@ -83,9 +83,9 @@ class TextRows:
             for _, reply in some:
                 reply(TextWriteFailed(str(error)))
             return
-        self._reports.texts_accepted([one for one in stored if isinstance(one, AcceptedText)])
-        for (_, reply), one in zip(some, stored, strict=True):
-            reply(one)
+        self._reports.texts_accepted([text for text in stored if isinstance(text, AcceptedText)])
+        for (_, reply), text in zip(some, stored, strict=True):
+            reply(text)
 
     def _refuse(self, reason: str) -> None:
         while self._requests:
@@ -98,7 +98,7 @@ class TextRows:
         try:
             self._end_doubt(store)
             written = store.finish_texts(some)
-        except Exception as error:  # noqa: BLE001  kept and tried again, whatever it is
+        except Exception as error:  # noqa: BLE001  any outcome is kept and tried again
             self._is_in_doubt = True
             self._log.warning("texts_not_written", outcomes=len(self._outcomes), error=str(error))
             retry = threading.Timer(_RETRY_S, lambda: self._writer.run(self._finish))

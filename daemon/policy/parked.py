@@ -1,7 +1,7 @@
 """Requests that nobody can serve now, through no fault of theirs: they wait here, not in a queue that they would block.
 
 Two kinds: a load of their expert hangs (they go on when it has ended), or their image's bytes cannot be read just now
-(they are tried again and again). Each ends at its deadline, or after `most_s` seconds here.
+(they are tried again and again). Each ends at its deadline, or after `max_s` seconds here.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ class _Parked:
 class Parked:
     """In the order of their coming. A request that was tried again in vain keeps the time of its first coming."""
 
-    def __init__(self, most_s: float) -> None:
-        self._most_s = most_s
+    def __init__(self, max_s: float) -> None:
+        self._max_s = max_s
         self._waiting: dict[RequestId, _Parked] = {}
         self._first_s: dict[RequestId, float] = {}
 
@@ -37,7 +37,7 @@ class Parked:
 
     def park(self, request: Request, now: float, *, tries_again: bool = False) -> bool:
         """False: it has waited as long as it may."""
-        until_s = self._first_s.setdefault(request.request_id, now) + self._most_s
+        until_s = self._first_s.setdefault(request.request_id, now) + self._max_s
         if now >= until_s:
             self.forget(request.request_id)
             return False

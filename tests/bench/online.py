@@ -111,9 +111,9 @@ def _shares(text: str) -> tuple[float, ...]:
 
 
 def _simulated(device_file: Path, task_file: Path, shares: Sequence[float], deadline_s: float) -> tuple[str, Rows]:
+    from tests.bench.simulated_arrivals import at_once, online_rows
     from tools.simulate.engine import StuckError, simulate
     from tools.simulate.files import FileError, read_device, read_task
-    from tools.simulate.online import at_once, online_rows
     from tools.simulate.world import machine_of, task_of
 
     try:
@@ -155,7 +155,7 @@ def live_rows(
     setup: "LiveSetup", shares: Sequence[float], deadline_s: float, run: "Callable[[SideInput], SideResult]"
 ) -> "tuple[dict[Arrivals, float], Rows]":
     """Return coserve's saturated throughput by kind of arrivals, and rows: each of a run without deadlines and one
-    with. The rows have the columns of tools.simulate.online.OnlineRow; `finished` is the share of images that ended.
+    with. The rows have the columns of `OnlineRow`; `finished` is the share of images that ended.
     """
     rows: Rows = []
     saturated: dict[Arrivals, float] = {}

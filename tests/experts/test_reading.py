@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from experts.memory import HostMemory
-from experts.reading import CachedReader, DirectReader, FileReader, PacedReader, drop_cached
+from experts.reading import CachedReader, DirectReader, FileReader, drop_cached
+from tests.experts.paced import PacedReader
 from tools.backup.gentle import absent_pages
 
 SIZE_BYTES = (3 << 20) + 1234

@@ -84,14 +84,14 @@ def bench(
     from tools.moe.evaluate import require_decoder
     from tools.moe.text import HELD_OUT
 
-    chosen = "cuda:0" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
+    torch_device = "cuda:0" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
     require_decoder(checkpoint)
     PreparedFiles(checkpoint).load(HELD_OUT)  # if it is missing, the error names the command
-    jobs = list(_jobs(checkpoint, only or list(MODES), link_ms, chosen))
+    jobs = list(_jobs(checkpoint, only or list(MODES), link_ms, torch_device))
     cells = _measure(jobs, rounds)
     account: dict[str, Any] = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": _machine(chosen),
+        "machine": _machine(torch_device),
         "weights": _describe_weights(checkpoint),
         "rounds": rounds,
         "prompts": {"count": 5 * jobs[0].prompts, "tokens": jobs[0].prompt_tokens, "new_tokens": jobs[0].new_tokens},
@@ -171,8 +171,8 @@ def _cells(job: "SideJob", reports: "list[SideReport]") -> Iterator[BenchCell]:
 
 
 def _median(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    measured = [value for value in values if value is not None]
+    return median(measured) if measured else None
 
 
 def _machine(device: str) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DOMAINS = ("licence", "python", "manual", "config", "docstring")
-_MAX_CHARACTERS = 60_000  # of one file, so that none is a domain by itself
+_MAX_CHARACTERS = 60_000  # of one file, so that none fills a domain alone
 _MIN_CHARACTERS = 200
 _LICENCE = re.compile(r"(licen[cs]e|copying|notice)", re.IGNORECASE)
 _CODE = {".py", ".pyc", ".pyi", ".so", ".xml", ".html", ".json"}
@@ -59,14 +59,14 @@ def collect(characters: int, report: Callable[[str], None] = lambda _: None) -> 
 
 
 def _enough(domain: str, texts: Iterable[tuple[str, str]], characters: int) -> Iterator[CorpusDocument]:
-    seen: set[str] = set()
+    hashes: set[str] = set()
     total = 0
     for source, whole in texts:
         text = whole[: min(_MAX_CHARACTERS, characters // 20)]
         words = hashlib.sha256(" ".join(text.split()).encode()).hexdigest()
-        if len(text) < _MIN_CHARACTERS or words in seen:
+        if len(text) < _MIN_CHARACTERS or words in hashes:
             continue
-        seen.add(words)
+        hashes.add(words)
         yield CorpusDocument(domain, source, text)
         total += len(text)
         if total >= characters:
@@ -111,11 +111,11 @@ def configurations(_characters: int) -> Iterator[tuple[str, str]]:
 def docstrings(_characters: int) -> Iterator[tuple[str, str]]:
     """Yield English docstrings of well documented packages, one text for each file."""
     root = _packages()
-    wanted = set(_DOCUMENTED)
+    packages = set(_DOCUMENTED)
 
     def documented(file: Path) -> bool:
         parts = file.relative_to(root).parts
-        return file.suffix == ".py" and parts[0] in wanted and not _TESTS & set(parts)
+        return file.suffix == ".py" and parts[0] in packages and not _TESTS & set(parts)
 
     for file in _files(root, documented):
         source, text = _read(root, file)
@@ -166,10 +166,10 @@ def _pages(characters: int) -> Iterator[tuple[str, str]]:
             return
 
 
-def _files(root: Path, wanted: Callable[[Path], bool]) -> list[Path]:
+def _files(root: Path, accepts: Callable[[Path], bool]) -> list[Path]:
     """Return regular files below `root`, shuffled by name so that a prefix has some of everything."""
     return sorted(
-        (file for file in _below(root) if wanted(file) and file.is_file() and not file.is_symlink()),
+        (file for file in _below(root) if accepts(file) and file.is_file() and not file.is_symlink()),
         key=lambda file: hashlib.sha256(str(file.relative_to(root)).encode()).digest(),
     )
 

@@ -255,8 +255,8 @@ def _imbalance(logits: "torch.Tensor", top_k: int) -> "torch.Tensor":
 
     experts = logits.shape[-1]
     chances = torch.softmax(logits.float(), dim=-1)
-    chosen = chances.topk(top_k).indices.flatten()
-    share = torch.bincount(chosen, minlength=experts).float() / len(chosen)
+    top_experts = chances.topk(top_k).indices.flatten()
+    share = torch.bincount(top_experts, minlength=experts).float() / len(top_experts)
     return experts * (share * chances.mean(0)).sum()
 
 
@@ -274,7 +274,7 @@ def _measure(model: Any, windows: "dict[str, torch.Tensor]", recipe: FixtureReci
             loss = torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten())
             perplexity[domain] = round(loss.exp().item(), 2)
             for layer, logits in enumerate(outputs.router_logits):
-                chosen = logits.topk(recipe.top_k).indices.flatten()
-                load[layer] += torch.bincount(chosen, minlength=recipe.experts)
+                top_experts = logits.topk(recipe.top_k).indices.flatten()
+                load[layer] += torch.bincount(top_experts, minlength=recipe.experts)
     shares = load / load.sum(dim=1, keepdim=True)
     return {"perplexity": perplexity, "load": [[round(share, 4) for share in row] for row in shares.tolist()]}

@@ -39,9 +39,9 @@ def import_model(
     """
     from experts.moe.weights.slot_file import STORAGES
 
-    known: dict[str, Storage] = {name: name for name in STORAGES}
-    must_be_one_of("--storage", storage, known)
-    report = import_checkpoint(folder, known[storage])
+    storages: dict[str, Storage] = {name: name for name in STORAGES}
+    must_be_one_of("--storage", storage, storages)
+    report = import_checkpoint(folder, storages[storage])
     if as_json:
         print_json(report)
         return

@@ -71,12 +71,12 @@ def plan(
     saved measurements.
     """
     planner = Planner(checkpoint, budget, PlanProfile(), link_ms)
-    made = planner.run(configurations)
+    plan = planner.run(configurations)
     rows = [
-        _row("even split", planner.measured(planner.even, made.period)),
-        _row("planned", planner.measured(made.counts, made.period)),
+        _row("even split", planner.measured(planner.even, plan.period)),
+        _row("planned", planner.measured(plan.counts, plan.period)),
     ]
-    print_table(f"{checkpoint}, {made.budget_bytes} bytes, an update cycle of {made.period} steps", _COLUMNS, rows)
+    print_table(f"{checkpoint}, {plan.budget_bytes} bytes, an update cycle of {plan.period} steps", _COLUMNS, rows)
 
 
 def _row(name: str, measured: "MeasuredPlan") -> tuple[str, ...]:
@@ -125,10 +125,10 @@ class Planner:
             drawn = (*drawn, best)
             self.measured(best, period)
         fits = [self.measured(counts, period) for counts in drawn if sum(counts) <= self._slots]
-        made = MemoryPlan(self.budget_bytes, min(fits, key=lambda measured: measured.loss).counts, period)
+        plan = MemoryPlan(self.budget_bytes, min(fits, key=lambda measured: measured.loss).counts, period)
         old = self._preparation
-        save_preparation(self._prepared, type(old)(old.norms, old.importance, with_plan(old.plans, made)))
-        return made
+        save_preparation(self._prepared, type(old)(old.norms, old.importance, with_plan(old.plans, plan)))
+        return plan
 
     def measured(self, counts: "Configuration", period: int) -> "MeasuredPlan":
         """Return the measurement of a configuration, taken now unless it is saved."""

@@ -24,8 +24,8 @@ class CorpusText:
         """Return at most `count` pieces, (n, length) int64, spread evenly over the domain without overlap."""
         whole = self.ids[domain]
         fits = len(whole) // length
-        chosen = torch.linspace(0, fits - 1, min(count, fits)).long() if fits else torch.empty(0, dtype=torch.long)
-        return whole[: fits * length].view(-1, length)[chosen]
+        places = torch.linspace(0, fits - 1, min(count, fits)).long() if fits else torch.empty(0, dtype=torch.long)
+        return whole[: fits * length].view(-1, length)[places]
 
 
 def encode(documents: Sequence[CorpusDocument], tokenizer: Any, *, held_out: bool) -> CorpusText:

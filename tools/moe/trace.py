@@ -44,11 +44,11 @@ def take_traces(checkpoint: Path, prompts: int, length: int) -> list[tuple[str, 
     from experts.moe.weights.prepared import HELD_OUT, POPULARITY, TRAIN, PreparedFiles
 
     prepared = PreparedFiles(checkpoint)
-    wanted = {TRAIN: ("text/train", prompts), HELD_OUT: ("text/heldout", max(1, prompts // 5))}
-    missing = {name: source for name, source in wanted.items() if not prepared.has(name)}
+    sources = {TRAIN: ("text/train", prompts), HELD_OUT: ("text/heldout", max(1, prompts // 5))}
+    missing = {name: source for name, source in sources.items() if not prepared.has(name)}
     if missing:
         _take(prepared, missing, length)
-    taken = {name: load_trace(prepared, name) for name in wanted}
+    taken = {name: load_trace(prepared, name) for name in sources}
     if not prepared.has(POPULARITY):
         save_popularity(prepared, taken[TRAIN])
     return [(name, trace.prompts, len(trace.token), trace.layers, trace.experts) for name, trace in taken.items()]

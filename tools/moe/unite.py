@@ -34,7 +34,7 @@ def unite(
     from experts.moe.modes.brownout.united import WAYS, DistillRecipe
 
     ways = tuple(dict.fromkeys(way or WAYS))
-    if unknown := [chosen for chosen in ways if chosen not in WAYS]:
+    if unknown := [name for name in ways if name not in WAYS]:
         fail(f"--way {unknown[0]}: expected one of {', '.join(map(str, WAYS))}", status=2)
     rows = unite_all(model, ways, DistillRecipe())
     print_table(
@@ -97,8 +97,8 @@ def _collect(
     from experts.moe.weights.prepared import TRAIN
 
     trace = load_trace(prepared, TRAIN)
-    wanted = min(trace.prompts, -(-activations.tokens * trace.prompts // max(1, len(trace.token))))
-    prompts = torch.linspace(0, trace.prompts - 1, wanted).int().tolist()
+    prompt_count = min(trace.prompts, -(-activations.tokens * trace.prompts // max(1, len(trace.token))))
+    prompts = torch.linspace(0, trace.prompts - 1, prompt_count).int().tolist()
     runtime.observers.append(activations.observe)
     try:
         with torch.no_grad():
@@ -106,6 +106,6 @@ def _collect(
                 ids = trace.token[trace.span(prompt)].long()[None]
                 decoder_inputs = {"decoder_input_ids": ids} if runtime.arch.encoder_layers else {}
                 runtime.model(ids, use_cache=False, **decoder_inputs)
-                progress("activations", number, wanted)
+                progress("activations", number, prompt_count)
     finally:
         runtime.observers.remove(activations.observe)

@@ -54,16 +54,18 @@ def try_pairs(
     where their experts do not fit the device.
     """
     candidates = pairs(device, core_count or cores())
-    found: dict[tuple[int, int], list[float]] = {pair: [] for pair in candidates}
+    speeds_of: dict[tuple[int, int], list[float]] = {pair: [] for pair in candidates}
     for _ in range(effort.pair_rounds):
         for executors, threads in candidates:
             with Bench(device, executors, threads, shelf) as bench:
                 slots = bench.slots(spec)
                 seconds = effort.seconds / effort.pair_rounds
                 with suppress(OutOfMemoryError):
-                    found[executors, threads].append(bench.images_per_s(slots, samples, _BATCH, seconds))
+                    speeds_of[executors, threads].append(bench.images_per_s(slots, samples, _BATCH, seconds))
             on_step()
-    measured = [Pair(executors, threads, median(speeds)) for (executors, threads), speeds in found.items() if speeds]
+    measured = [
+        Pair(executors, threads, median(speeds)) for (executors, threads), speeds in speeds_of.items() if speeds
+    ]
     if not measured:
         raise ProfileError(
             f"{device}: has no memory for {_BATCH} images of {spec.expert} beside the weights; stop what else uses the"

@@ -218,11 +218,11 @@ def _allocations() -> AbstractContextManager[torch.profiler.profile]:
 def _peak(record: torch.profiler.profile) -> int:
     results: Any = record.profiler.kineto_results if record.profiler is not None else None
     events = [event for event in results.events() if event.name() == "[memory]"] if results is not None else []
-    held = most = 0
+    used_bytes = peak_bytes = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most
+        used_bytes += event.nbytes()
+        peak_bytes = max(peak_bytes, used_bytes)
+    return peak_bytes
 
 
 def _timed(slot: Slot, samples: Samples, size: int) -> float:

@@ -25,8 +25,8 @@ def plot_latencies(path: Path, device: str, costs: Sequence[LayoutCost]) -> None
     figure.savefig(path, dpi=120)
 
 
-def plot_split(path: Path, device: str, split: Split, kept: int) -> None:
-    """Simulated throughput over the number of experts in memory, the windows of the search, and what was kept."""
+def plot_split(path: Path, device: str, split: Split, expert_count: int) -> None:
+    """Simulated throughput over the number of experts in memory, the windows of the search, and the number in use."""
     figure, axes = _figure()
     for number, trial in enumerate(split.trials):
         lower = split.trials[number - 1].experts if number else 0
@@ -35,7 +35,7 @@ def plot_split(path: Path, device: str, split: Split, kept: int) -> None:
             axes.plot(trial.experts, trial.expected, "_", color="tab:red", markersize=16)
     measured = split.measured()
     axes.plot(list(measured), list(measured.values()), "o-", color="tab:blue", markersize=5)
-    axes.axvline(kept, color="tab:green", linestyle="--", label=f"kept: {kept} experts")
+    axes.axvline(expert_count, color="tab:green", linestyle="--", label=f"kept: {expert_count} experts")
     axes.set(
         xlabel="experts in memory (shaded: windows; red: what the trend let expect)",
         ylabel="images per second, simulated",

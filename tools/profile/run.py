@@ -86,10 +86,10 @@ def profile_line(line: Line, wish: Wish, on_progress: Progress) -> MeasuredProfi
     tick(f"usage from {wish.usage}", 0)
     usage = usage_of(wish.usage, line, devices[0], shelf)
     tick("usage counted")
-    found = [
+    profiles = [
         _profile_device(device, memory_bytes[device], line, layouts, wish, usage, shelf, tick) for device in devices
     ]
-    return MeasuredProfile(tuple(found), usage, wish.samples.origin)
+    return MeasuredProfile(tuple(profiles), usage, wish.samples.origin)
 
 
 def one_of_each(line: Line) -> dict[LayoutId, ExpertSpec]:
@@ -136,7 +136,7 @@ def _profile_device(
         experts=expert_facts(specs, line.routes, usage),
         policy=line.config.policy,
     )
-    if plan.most_experts() == 0:
+    if plan.max_experts() == 0:
         needed = plan.largest_expert_bytes + plan.least_batches_bytes
         raise ProfileError(
             f"{device}: {size_text(plan.memory_bytes)} hold no expert beside one image per executor, which takes"
@@ -184,7 +184,7 @@ def as_document(measured: MeasuredProfile) -> dict[str, Any]:
             "memory_bytes": machine.memory_bytes,
             "gpus": list(machine.gpus),
         },
-        "devices": {found.device: _device_entry(found) for found in measured.devices},
+        "devices": {device.device: _device_entry(device) for device in measured.devices},
     }
     if measured.usage:
         document["usage"] = {str(expert): round(share, 6) for expert, share in measured.usage.items()}
@@ -202,23 +202,23 @@ def write_profile(path: Path, measured: MeasuredProfile) -> list[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_durably(path, head + text)
     written = [path]
-    for found in measured.devices:
-        name = f"{path.stem}-{found.device.replace(':', '')}"
+    for profile in measured.devices:
+        name = f"{path.stem}-{profile.device.replace(':', '')}"
         latency, memory = path.with_name(f"{name}-batches.png"), path.with_name(f"{name}-memory.png")
-        plot_latencies(latency, found.device, found.costs)
+        plot_latencies(latency, profile.device, profile.costs)
         written.append(latency)
-        if found.split is not None:
-            plot_split(memory, found.device, found.split, found.kept)
+        if profile.split is not None:
+            plot_split(memory, profile.device, profile.split, profile.kept)
             written.append(memory)
     return written
 
 
-def _device_entry(found: DeviceProfile) -> dict[str, Any]:
+def _device_entry(profile: DeviceProfile) -> dict[str, Any]:
     return {
-        "executors": found.chosen.executors,
-        "threads": found.chosen.threads,
-        "expert_memory": found.expert_bytes,
-        "activation_memory": found.batches_bytes or None,
+        "executors": profile.chosen.executors,
+        "threads": profile.chosen.threads,
+        "expert_memory": profile.expert_bytes,
+        "activation_memory": profile.batches_bytes or None,
         "architectures": {
             str(cost.layout): {
                 "k_s": _rounded(cost.line.k_s),
@@ -229,7 +229,7 @@ def _device_entry(found: DeviceProfile) -> dict[str, Any]:
                 "disk_s": _rounded(cost.disk_s),
                 "ram_s": None if cost.ram_s is None else _rounded(cost.ram_s),
             }
-            for cost in found.costs
+            for cost in profile.costs
         },
     }
 

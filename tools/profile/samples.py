@@ -8,7 +8,7 @@ from experts.spec import ExpertSpec
 from experts.vision.preprocess import Prepared, decode, prepare
 
 #: More images say nothing more of time.
-_MOST_IMAGES = 32
+_MAX_IMAGES = 32
 #: What a camera file is called; other files of a folder are passed over.
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"}
 
@@ -29,7 +29,7 @@ def read_samples(folder: Path) -> Samples:
     """The first images below a folder, by name. Raises ValueError where none can be decoded."""
     payloads: list[bytes] = []
     for file in sorted(folder.rglob("*")):
-        if len(payloads) == _MOST_IMAGES:
+        if len(payloads) == _MAX_IMAGES:
             break
         if file.suffix.lower() in SUFFIXES and file.is_file():
             payload = file.read_bytes()
@@ -44,12 +44,12 @@ def read_samples(folder: Path) -> Samples:
 
 
 def rendered_samples() -> Samples:
-    """Parts of rendered boards, where there are no photos."""
+    """Return parts of rendered boards, for a line without photos."""
     from tools.camera.rendered import rendered_images
 
     payloads: list[bytes] = []
     for image in rendered_images(boards=1, seed=11, prefix="profile", lot=None):
         payloads.append(image.payload)
-        if len(payloads) == _MOST_IMAGES:
+        if len(payloads) == _MAX_IMAGES:
             break
     return Samples(tuple(payloads), f"{len(payloads)} rendered parts (no photos: name some with --images)")

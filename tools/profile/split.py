@@ -46,7 +46,7 @@ class Plan:
         """Memory for so many experts, most used first; never less than the largest of all needs."""
         return max(sum(facts.weights_bytes for facts in self.experts[:experts]), self.largest_expert_bytes)
 
-    def most_experts(self) -> int:
+    def max_experts(self) -> int:
         """Return the number that fits beside one image for each executor; 0 if not even one fits."""
         room_bytes = self.memory_bytes - self.least_batches_bytes
         fitting = [n for n in range(1, len(self.experts) + 1) if self.budget_bytes(n) <= room_bytes]
@@ -57,14 +57,14 @@ def limited_split(plan: Plan) -> tuple[int, int]:
     """Bytes for experts and for batches on a processor of limited performance: the largest useful batch gets its
     memory, and the rest goes to experts.
     """
-    most_bytes = plan.memory_bytes - plan.largest_expert_bytes
-    batches_bytes = max(min(plan.full_batches_bytes, most_bytes), 0)
+    max_bytes = plan.memory_bytes - plan.largest_expert_bytes
+    batches_bytes = max(min(plan.full_batches_bytes, max_bytes), 0)
     return plan.memory_bytes - batches_bytes, batches_bytes
 
 
 def search_split(plan: Plan, *, initial: float, margin: float, pick: str, seed: int = 0) -> Split | None:
     """The decaying-window search on simulated throughput; None where not one expert fits beside a batch of one."""
-    most = plan.most_experts()
+    most = plan.max_experts()
     if not most:
         return None
     images = sample_images(plan, _SAMPLE_IMAGES, seed)

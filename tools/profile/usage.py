@@ -29,12 +29,12 @@ def usage_of(source: str, line: Line, device: str, shelf: LayoutShelf) -> dict[E
     if source == "rules":
         return {}
     if source == "database":
-        found = counted_in_database(line.config.database)
+        usage = counted_in_database(line.config.database)
     elif (folder := Path(source)).is_dir():
-        found = counted_on_sample(folder, line, device, shelf)
+        usage = counted_on_sample(folder, line, device, shelf)
     else:
         raise UsageError(f"no folder {source}: expected rules, database, or a folder of sample images")
-    shares = {expert: found.get(expert, 0.0) for expert in line.catalog}
+    shares = {expert: usage.get(expert, 0.0) for expert in line.catalog}
     return dict(sorted(shares.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -87,7 +87,7 @@ def counted_on_sample(folder: Path, line: Line, device: str, shelf: LayoutShelf)
             ready = prepare(file.read_bytes(), "image", None, spec)
             (answer,) = infer(pool.slot(spec.expert), [ready])
             size = (ready.placement.width, ready.placement.height)
-            found = judge(step, answer.label, answer.confidence, answer.detections, so_far, size)
-            if found.next is not None:
-                waiting.setdefault(found.next.expert, []).append((file, found.next, found))
+            verdict = judge(step, answer.label, answer.confidence, answer.detections, so_far, size)
+            if verdict.next is not None:
+                waiting.setdefault(verdict.next.expert, []).append((file, verdict.next, verdict))
     return {expert: count / images for expert, count in uses.items()}

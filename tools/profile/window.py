@@ -21,7 +21,7 @@ Pick = Literal["best", "random"]
 
 @dataclass(frozen=True, slots=True)
 class SearchWindow:
-    """From `lower` to `upper` experts."""
+    """A range of expert counts, from `lower` to `upper`."""
 
     lower: float
     upper: float
@@ -83,7 +83,7 @@ def expected_next(throughputs: Sequence[float]) -> float | None:
 
 def search(
     throughput: Callable[[int], float],
-    most_experts: int,
+    max_experts: int,
     *,
     initial: float = INITIAL_WINDOW,
     margin: float = MARGIN,
@@ -92,33 +92,33 @@ def search(
 ) -> Split:
     """Slide the window until throughput falls short of the trend, then choose within that window.
 
-    `throughput` runs a sample with so many experts' memory; it is asked once per number. `most_experts` is what the
+    `throughput` runs a sample with so many experts' memory; it is asked once per number. `max_experts` is what the
     catalog has, or the memory holds: the window ends there, or where it has become narrower than one expert.
     """
-    if most_experts < 1:
+    if max_experts < 1:
         raise ValueError("expected memory for at least one expert")
-    known: dict[int, float] = {}
+    speeds: dict[int, float] = {}
 
     def measured(experts: int) -> float:
-        if experts not in known:
-            known[experts] = throughput(experts)
-        return known[experts]
+        if experts not in speeds:
+            speeds[experts] = throughput(experts)
+        return speeds[experts]
 
     trials: list[Trial] = []
     for window in windows(initial):
-        upper = min(most_experts, max(1, round(window.upper)))
+        upper = min(max_experts, max(1, round(window.upper)))
         if trials and upper <= trials[-1].experts:
             break
         expected = expected_next([trial.images_per_s for trial in trials])
         trials.append(Trial(window, upper, measured(upper), expected))
-        if trials[-1].falls_short(margin) or upper == most_experts:
+        if trials[-1].falls_short(margin) or upper == max_experts:
             break
     last, lowest = trials[-1], trials[-2].experts if len(trials) > 1 else 1
     if pick == "random":
-        chosen = Random(seed).randint(lowest, last.experts)
-        return Split(chosen, measured(chosen), tuple(trials), {chosen: measured(chosen)})
+        count = Random(seed).randint(lowest, last.experts)
+        return Split(count, measured(count), tuple(trials), {count: measured(count)})
     points = np.linspace(lowest, last.experts, POINTS_WITHIN).round().astype(int)
     within = {int(experts): measured(int(experts)) for experts in points}
     # Of equals the fewest: what experts do not need, batches may have.
-    chosen = max(within, key=lambda experts: (within[experts], -experts))
-    return Split(chosen, within[chosen], tuple(trials), within)
+    count = max(within, key=lambda experts: (within[experts], -experts))
+    return Split(count, within[count], tuple(trials), within)

@@ -41,7 +41,7 @@ def compute_s(machine: SimulatedMachine, task: Task) -> float:
             for device in devices
         ]
     )
-    found = linprog(
+    solution = linprog(
         objective,
         A_ub=in_time,
         b_ub=np.zeros(len(devices)),
@@ -49,13 +49,13 @@ def compute_s(machine: SimulatedMachine, task: Task) -> float:
         b_eq=list(counts.values()),
         bounds=(0, None),
     )
-    return float(found.fun)
+    return float(solution.fun)
 
 
 def _seconds_per_image(machine: SimulatedMachine, device: str, architecture: ArchitectureId) -> float:
     row = next(row for row in machine.matrix if (row.device, row.architecture) == (device, architecture))
-    here = [facts for facts in machine.pools if facts.device == device]
-    batch = max(1, min(row.max_batch, max(facts.max_batch for facts in here)))
-    executors = sum(1 for facts in machine.executors if facts.pool in {pool.pool for pool in here})
+    device_pools = [facts for facts in machine.pools if facts.device == device]
+    batch = max(1, min(row.max_batch, max(facts.max_batch for facts in device_pools)))
+    executors = sum(1 for facts in machine.executors if facts.pool in {pool.pool for pool in device_pools})
     together = max(1.0, min(machine.concurrency[device], executors))
     return (row.k_s + row.b_s / batch) / together

@@ -89,15 +89,15 @@ def read_device(path: Path) -> DeviceFile:
 def read_task(path: Path) -> TaskFile:
     """A task, its requests in the order of arrival. Raises FileError."""
     task = _read(path, TaskFile)
-    known = {expert.id for expert in task.experts}
-    if len(known) != len(task.experts):
+    names = {expert.id for expert in task.experts}
+    if len(names) != len(task.experts):
         raise FileError(f"{path}: experts: two have one id; every id must be its own")
     for expert in task.experts:
-        if expert.then is not None and expert.then not in known:
+        if expert.then is not None and expert.then not in names:
             raise FileError(f"{path}: experts: {expert.id} is followed by {expert.then}, which is not among them")
     for number, (_, first, then) in enumerate(task.requests):
         for name in (first, then):
-            if name is not None and name not in known:
+            if name is not None and name not in names:
                 raise FileError(f"{path}: requests[{number}]: {name} is not among the experts")
     return task.model_copy(update={"requests": sorted(task.requests, key=lambda request: request[0])})
 
@@ -105,8 +105,8 @@ def read_task(path: Path) -> TaskFile:
 def _read(path: Path, model: type[M]) -> M:
     try:
         data = path.read_bytes()
-        found: Any = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-        return model.model_validate(found)
+        document: Any = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        return model.model_validate(document)
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error
     except (gzip.BadGzipFile, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:

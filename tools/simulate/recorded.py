@@ -46,13 +46,13 @@ class Recorded:
     def machine(self, policy: str) -> SimulatedMachine:
         """The recorded machine as `policy` divides it, with the measured costs."""
         pools, executors = _whole_devices(self._makeup, self._matrix)
-        kept, used = partition(pools, executors, preset(policy))
+        new_pools, new_executors = partition(pools, executors, preset(policy))
         devices = {facts.device for facts in pools if facts.pool != RAM}
-        counts = {device: sum(one.pool == device for one in executors) for device in devices}
+        counts = {device: sum(facts.pool == device for facts in executors) for device in devices}
         disk, link = TransferChannel("disk", _AS_MEASURED, 0.0), TransferChannel("link", _AS_MEASURED, 0.0)
         return SimulatedMachine(
-            pools=kept,
-            executors=used,
+            pools=new_pools,
+            executors=new_executors,
             matrix=self._matrix,
             # What executors cost each other is in the measured batches already.
             concurrency={device: float(max(1, count)) for device, count in counts.items()},
@@ -83,7 +83,7 @@ class _Reading:
 
 
 def read_recorded(path: Path) -> Recorded:
-    """Raises TraceError where the file is no trace or holds no image; OSError."""
+    """Read a recorded trace. Raises OSError, and TraceError if the file is not a trace or holds no image."""
     makeup = read_makeup(path)
     architectures = {facts.expert: facts.architecture for facts in makeup.experts}
     device_of = {facts.pool: facts.device for facts in makeup.pools}
@@ -122,7 +122,7 @@ def _read(
 ) -> None:
     result = call.recorded.get("result")
     if call.name != "arrive":
-        # Whoever did not go on right after its batch has its answer.
+        # Requests that did not continue right after their batch have their answer.
         reading.answered += len(reading.going_on)
         reading.going_on = []
     match call.name, call.arguments:
@@ -187,29 +187,29 @@ def _measured_rows(
     device_of: Mapping[PoolId, str],
     architectures: Mapping[ExpertId, ArchitectureId],
 ) -> Iterator[Performance]:
-    known = Matrix(makeup.matrix)
+    rows = Matrix(makeup.matrix)
     devices = dict.fromkeys(device for pool, device in device_of.items() if pool != RAM)
     for device in devices:
         for architecture in dict.fromkeys(architectures.values()):
             key = (device, architecture)
-            row = known.of(device, architecture)
+            row = rows.of(device, architecture)
             k_s, b_s = fit_costs(reading.batches.get(key, ()), row)
             disk_s = median(reading.reads[key]) if reading.reads.get(key) else row.disk_s
             ram_s = median(reading.copies[key]) if reading.copies.get(key) else row.ram_s
             yield replace(row, k_s=k_s, b_s=b_s, disk_s=disk_s, ram_s=ram_s)
 
 
-def fit_costs(batches: Iterable[tuple[int, float]], known: Performance) -> tuple[float, float]:
-    """K and B in seconds of (images, seconds), by least squares; with one size only, the known proportion scaled."""
+def fit_costs(batches: Iterable[tuple[int, float]], profiled: Performance) -> tuple[float, float]:
+    """K and B in seconds of (images, seconds), by least squares; with one size only, the profiled proportion scaled."""
     sizes, seconds = (np.array(column, float) for column in zip(*batches, strict=True)) if batches else (None, None)
     if sizes is None or seconds is None:
-        return known.k_s, known.b_s
+        return profiled.k_s, profiled.b_s
     if len(np.unique(sizes)) > 1:
         (k_s, b_s), *_ = np.linalg.lstsq(np.column_stack((sizes, np.ones_like(sizes))), seconds, rcond=None)
         if k_s > 0.0 and b_s >= 0.0:
             return float(k_s), float(b_s)
-    scale = float(seconds.sum() / (known.k_s * sizes + known.b_s).sum())
-    return known.k_s * scale, known.b_s * scale
+    scale = float(seconds.sum() / (profiled.k_s * sizes + profiled.b_s).sum())
+    return profiled.k_s * scale, profiled.b_s * scale
 
 
 def _whole_devices(

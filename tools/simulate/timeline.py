@@ -5,7 +5,7 @@ from pathlib import Path
 from tools.simulate.engine import Span, TaskOutcome
 
 #: Fewer lanes and spans than this stay legible.
-_MOST_SPANS = 20_000
+_MAX_SPANS = 20_000
 _LABELLED_SPANS = 120
 
 
@@ -20,7 +20,7 @@ def draw_timeline(outcome: TaskOutcome, path: Path, *, until_s: float | None = N
     from matplotlib import pyplot as plt
 
     last_s = min(outcome.makespan_s, until_s or outcome.makespan_s)
-    spans = [span for span in outcome.spans if span.begin_s < last_s][:_MOST_SPANS]
+    spans = [span for span in outcome.spans if span.begin_s < last_s][:_MAX_SPANS]
     if not spans:
         raise ValueError("nothing happened in this time")
     lanes = _lanes(spans)

@@ -49,7 +49,7 @@ class SimulatedMachine:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One image: its chain of experts, known to nobody but the simulated networks."""
+    """One image: its chain of experts, which only the simulated networks know."""
 
     arrived_s: float
     chain: tuple[ExpertId, ...]
@@ -93,8 +93,8 @@ def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading | Non
     The paper's policies load the ordinary way, `coserve-plus` into slots, unless `loading` says otherwise.
     Raises FileError where the device says nothing of an architecture that the task uses.
     """
-    chosen = preset(policy)
-    slots = loading == "slots" if loading is not None else chosen.binding == "late"
+    rules = preset(policy)
+    slots = loading == "slots" if loading is not None else rules.binding == "late"
     _check_costs(file, task)
     disk = TransferChannel(
         "disk", file.channels.disk.bytes_per_s, SLOT_DISK_FIXED_S if slots else file.channels.disk.fixed_s
@@ -106,12 +106,12 @@ def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading | Non
     pools: list[PoolFacts] = []
     executors: list[ExecutorFacts] = []
     if gpu is not None:
-        share = gpu.expert_share if chosen.initial_fill else _BASELINE_SHARE
+        share = gpu.expert_share if rules.initial_fill else _BASELINE_SHARE
         pools.append(_pool("cuda:0", gpu, round(gpu.memory_bytes * share), gpu.memory_bytes))
         executors += _executors("cuda:0", gpu)
     cached_bytes = 0 if cpu is None else cpu.memory_bytes
-    if cpu is not None and cpu.executors and not (chosen.single_executor and gpu is not None):
-        needed_bytes = cpu.executors * cpu.max_batch * _most_activations(cpu)
+    if cpu is not None and cpu.executors and not (rules.single_executor and gpu is not None):
+        needed_bytes = cpu.executors * cpu.max_batch * _max_activations(cpu)
         for_experts = round(cpu.memory_bytes * cpu.expert_share) - needed_bytes
         pools.append(_pool("cpu", cpu, for_experts, for_experts + needed_bytes))
         executors += _executors("cpu", cpu)
@@ -121,11 +121,11 @@ def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading | Non
     matrix = [
         row for name, processor in file.processors.items() for row in _rows(name, processor, task, disk, link, file)
     ]
-    kept, used = partition(pools, executors, chosen)
+    new_pools, new_executors = partition(pools, executors, rules)
     through = (disk, link)
     return SimulatedMachine(
-        pools=kept,
-        executors=used,
+        pools=new_pools,
+        executors=new_executors,
         matrix=tuple(matrix),
         concurrency={_device(name): processor.concurrency for name, processor in file.processors.items()},
         from_disk={"cuda:0": through, "cpu": (disk,), RAM: (disk,)},
@@ -185,7 +185,7 @@ def _rows(
         )
 
 
-def _most_activations(processor: Processor) -> int:
+def _max_activations(processor: Processor) -> int:
     return max((cost.activation_bytes for cost in processor.architectures.values()), default=0)
 
 

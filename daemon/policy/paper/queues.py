@@ -11,12 +11,14 @@ from daemon.policy.evict import ORDERS
 from daemon.policy.paper.arrange import JOIN, Queue, QueuedGroup
 from daemon.policy.paper.assign import ASSIGN, Candidates
 from daemon.policy.paper.cost import Costs
-from daemon.policy.paper.split import bound, cut
 from daemon.policy.paper.tier import RamTier
 from daemon.policy.presets import Preset
 from daemon.policy.request import RAM, ExecutorId, PoolId, Request, RequestId
 from daemon.policy.residency import Residency
 from experts.spec import ExpertId
+
+#: Requests that have gone are dropped from a group's list when there are this many and more than half of it.
+_DROP = 256
 
 
 class ExecutorQueues:
@@ -73,7 +75,7 @@ class ExecutorQueues:
         expert, pool = group.expert, queue.pool
         if not self._residency.can_run(pool, expert) or expert in self._residency.draining[pool]:
             return ()
-        batch = cut(group, bound(self._residency, group))
+        batch = _cut(group, _bound(self._residency, group))
         queue.work_ns -= group.overhead_ns
         group.overhead_ns = 0
         queue.running = expert
@@ -235,3 +237,37 @@ class ExecutorQueues:
         """Assign anew where budgets, pins or refusals have changed, before any pool is asked what it wants."""
         if self._room_changes != self._residency.room_changes:
             self.rebuild()
+
+
+def _bound(residency: Residency, group: QueuedGroup) -> int:
+    """Return the largest batch now: the profiled maximum, or what free memory allows if that is less."""
+    return residency.max_batch(group.queue.pool, group.expert)
+
+
+def _cut(group: QueuedGroup, limit: int) -> tuple[Request, ...]:
+    """Take the next batch of at most `limit` requests out of `group`."""
+    batch = group.requests[group.first : group.first + limit] if group.holes is None else _past_holes(group, limit)
+    group.first += len(batch)
+    group.size -= len(batch)
+    if group.first > _DROP and 2 * group.first > len(group.requests):
+        del group.requests[: group.first]
+        group.first = 0
+    return tuple(batch)
+
+
+def _past_holes(group: QueuedGroup, limit: int) -> list[Request]:
+    """Return the next batch of a group from which requests have left without running; move `first` past those."""
+    batch: list[Request] = []
+    holes = group.holes if group.holes is not None else set[RequestId]()
+    at = group.first
+    while len(batch) < limit and at < len(group.requests):
+        request = group.requests[at]
+        at += 1
+        if request.request_id in holes:
+            holes.discard(request.request_id)
+        else:
+            batch.append(request)
+    group.first = at - len(batch)
+    if not holes:
+        group.holes = None
+    return batch

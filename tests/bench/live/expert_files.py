@@ -18,11 +18,12 @@ import yaml
 from torch import nn
 
 from experts.catalog import CatalogFile, resolve, write_catalog
-from experts.reading import DirectReader, FileReader, PacedReader
+from experts.reading import DirectReader, FileReader
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.architectures import ARCHITECTURES
 from experts.vision.networks import build_original, select_head
 from tests.bench.live.image_trace import LABELS
+from tests.experts.paced import PacedReader
 from tools.camera.render import board_types, render_board
 from tools.training.expert_file import Form
 from tools.training.importer import import_model

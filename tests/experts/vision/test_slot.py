@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from experts.errors import ExpertError
-from experts.reading import DirectReader, PacedReader
+from experts.reading import DirectReader
 from experts.spec import ExpertId, ExpertSpec
 from experts.transfer import HostTransfer, StagedTransfer
 from experts.vision.graphs import WARM_UPS, Recorders
@@ -26,6 +26,7 @@ from experts.vision.layouts import Layout
 from experts.vision.preprocess import fit
 from experts.vision.slot import LayoutShelf, Slot, SlotPool
 from tests.experts.lanes import LateLane
+from tests.experts.paced import PacedReader
 from tests.experts.recorder import FakeRecorder
 from tests.experts.samples import a_picture, an_expert_file
 

@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from daemon.policy.presets import PRESETS, WITHOUT
+from tests.bench.simulated_arrivals import arriving, at_once
 from tools.cli.main import app
 from tools.simulate.bound import bound_s, compute_s
 from tools.simulate.engine import Simulation, simulate
 from tools.simulate.files import DeviceFile, FileError, TaskFile, read_device, read_task
-from tools.simulate.online import arriving, at_once
 from tools.simulate.world import machine_of, task_of, with_deadlines
 
 SIZE = 100_000_000
