@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from daemon.wire.keys import Token
 from tests.daemon.dashboard.web import Stream, Web, WebAnswer, a_token
 from tests.waiting import PATIENCE_S, until
 
@@ -110,6 +111,9 @@ def test_a_cookie_that_somebody_made_or_changed_or_kept_too_long_is_worth_nothin
     bad = (f"{int(until) + 1}.{mark}", f"{until}.{mark[:-1]}", f"{until}.{'0' * 64}", f".{mark}", until, TOKEN)
     for wrong in (*(f"{name}={one}" for one in (*bad, f"1.{mark}", "ü.ü")), "coserve=1"):
         assert shut_web.get("/boards", Cookie=wrong.encode().decode("latin-1")).status == 303, wrong
+    for end, status in ((int(time.time()) + 60, 200), (int(time.time()) - 60, 303)):
+        signed = f"{name}={end}.{Token(TOKEN.encode()).sign(f'cookie until {end}')}"
+        assert shut_web.get("/boards", Cookie=signed).status == status
 
 
 def test_wrong_tokens_wait_and_the_right_one_does_not_wait_for_them(shut_web: Web) -> None:
