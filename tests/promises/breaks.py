@@ -23,6 +23,7 @@ _INTAKE = "daemon/intake/test_intake.py"
 _KEYS = "daemon/wire/test_keys.py"
 _JOURNAL = "daemon/storage/test_journal.py"
 _HEADER = "daemon/intake/test_image_header.py"
+_CONTAINMENT = "daemon/storage/test_containment.py"
 _POWER = "faults/test_power_cut.py"
 _SPOOL = "tools/client/test_spooling_publisher.py"
 _STREAM = "daemon/storage/test_results_stream.py"
@@ -274,7 +275,13 @@ BREAKS = (
     Break(
         _DECODER, "daemon/intake/payload_scan.py", "    if width * height > max_pixels:", "    if False:", (_HEADER,)
     ),
-    Break(_DECODER, "daemon/intake/payload_scan.py", "        if scans > _MAX_SCANS:", "        if False:", (_HEADER,)),
+    Break(
+        "A small file that would keep a decoder busy",
+        "daemon/intake/payload_scan.py",
+        "        if scans > _MAX_SCANS:",
+        "        if False:",
+        (f"{_CONTAINMENT}::test_a_small_file_that_keeps_a_decoder_busy_for_minutes_is_refused_by_its_header",),
+    ),
     Break(
         _DECODER,
         "daemon/intake/payload_scan.py",
@@ -283,13 +290,12 @@ BREAKS = (
         (_HEADER,),
     ),
     Break(
-        _DECODER,
+        "A small file that would keep a decoder busy",
         "daemon/intake/payload_scan.py",
         "        if packed > _MAX_PACKED_CHUNKS:",
         "        if False:",
-        (_HEADER,),
+        (f"{_CONTAINMENT}::test_a_small_file_that_keeps_a_decoder_busy_for_minutes_is_refused_by_its_header",),
     ),
-    # Keys, token, pages
     Break(
         "no key, a key that is not allowed",
         "daemon/wire/sockets.py",
