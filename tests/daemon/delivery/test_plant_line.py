@@ -75,7 +75,11 @@ def test_verdicts_reach_the_plant_whatever_happens_to_broker_consumer_and_daemon
             "state": "waiting",
             "last_error": None,
         }
+        # It must not publish before the subscriber has subscribed: nothing of it is retained.
+        waiting = child(line)["pid"]
+        os.kill(waiting, signal.SIGSTOP)
         with broker, Subscriber(port, "plant/#") as mes:
+            os.kill(waiting, signal.SIGCONT)
             line.wait(lambda: published(line, mes))
             line.wait(lambda: consumer(line)["state"] == "connected" and consumer(line)["behind"] == 0)
             boards = {body["board"]["serial"]: body["verdict"] for body in mes.bodies("/board/")}

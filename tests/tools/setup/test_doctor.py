@@ -91,6 +91,7 @@ def test_a_running_line_is_left_as_it_was_and_one_that_is_stuck_is_named(
         assert shown.result(shown.send())["verdict"] == "pass"
         assert service.process is not None
         service.process.send_signal(signal.SIGSTOP)
+        os.waitpid(service.process.pid, os.WUNTRACED)  # a thread of it may answer for a moment longer
         monkeypatch.setattr(context_module, "_ANSWER_S", 0.5)
         try:
             found = wrongs(line.daemon(examine_line(shown.config)))
