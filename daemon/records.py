@@ -28,7 +28,10 @@ class Pixels:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A checked `inspect` message with its payload: everything the journal makes durable."""
+    """A checked `inspect` message with its payload: everything the journal makes durable.
+
+    `connection` is the identity of the connection that it came over, for the order of writing; it is not stored.
+    """
 
     source: str
     image_id: str
@@ -40,6 +43,7 @@ class Arrival:
     pixels: Pixels
     payload: bytes
     payload_sha256: str
+    connection: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ What the service manager hears meanwhile, and why, is in docs/service.md.
 """
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -148,6 +149,9 @@ class _Watch:
             self._probe_line()
             self._look_after_reload()
             if not said and self._heard and (self._app.operations.is_begun or time.monotonic() > ready_by_s):
+                # Modules, rules and the first experts stay: a full garbage collection would go through all of torch's
+                # objects, and nothing else runs for a quarter of a second.
+                gc.freeze()
                 print(f"coserve ready: {self._app.describe()}", flush=True)
                 said = True
 

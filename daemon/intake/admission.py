@@ -316,7 +316,7 @@ class Admission(Accounts):
         self._in_flight[key] = _InFlight(peer, sha256, len(payload))
         self.count_unanswered(peer)
         try:
-            self._writer.write(_arrival(message, payload, sha256), lambda result: post(Settled(key, result)))
+            self._writer.write(_arrival(peer, message, payload, sha256), lambda result: post(Settled(key, result)))
         except Exception as error:  # noqa: BLE001 - this image is not durable
             self._log.exception("writer_refused", source=message.source, id=message.image_id)
             return self.settle(Settled(key, _WriterBroke(str(error))))[0][1]
@@ -370,7 +370,7 @@ class Admission(Accounts):
         return scan.sha256
 
 
-def _arrival(message: Inspect, payload: bytes, sha256: str) -> Arrival:
+def _arrival(peer: Peer, message: Inspect, payload: bytes, sha256: str) -> Arrival:
     return Arrival(
         source=message.source,
         image_id=message.image_id,
@@ -382,6 +382,7 @@ def _arrival(message: Inspect, payload: bytes, sha256: str) -> Arrival:
         pixels=message.pixels,
         payload=payload,
         payload_sha256=sha256,
+        connection=peer.identity,
     )
 
 

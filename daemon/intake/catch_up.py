@@ -58,7 +58,7 @@ class CatchUps:
             if self._by_peer[peer] >= _QUESTIONS_PER_PEER or len(self._waiting) >= _QUESTIONS:
                 return False
             self._by_peer[peer] += 1
-            self._waiting.add(peer, (peer, question, done), 0)
+            self._waiting.add((peer,), (peer, question, done), 0)
             self._changed.notify()
         return True
 

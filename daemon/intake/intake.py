@@ -26,7 +26,7 @@ from daemon.wire.sockets import ServerKeys, keep_alive, receive
 #: A turn reads so many messages and serves them for so long: replies of the writer never wait behind a flood. It reads
 #: more than it serves, since libzmq serves unread messages connection by connection, and a flood may have many of them.
 _MESSAGES_PER_TURN = 32
-_BYTES_PER_TURN = 8 * 2**20
+_BYTES_PER_TURN = 2 * 2**20
 _TURN_S = 0.001
 #: Messages that were read and wait for their turn, fairest first. Beyond half of the memory for images the least fair
 #: wait without their payloads, for a `busy`: a publisher that waits for answers sends nothing meanwhile. Beyond this

@@ -305,7 +305,7 @@ class PayloadScanner:
 
     def scan(self, request: ScanRequest) -> None:
         with self._changed:
-            self._waiting.add(request.source, request, len(request.payload))
+            self._waiting.add((request.source,), request, len(request.payload))
             self._changed.notify()
 
     def stop(self) -> None:

@@ -104,7 +104,7 @@ class FairQueue(Generic[T]):
 
 
 class Turns(Generic[T]):
-    """Waiting items by source, each source's in its own order, taken in groups."""
+    """Waiting items by the names of their senders, each sender's in its own order, taken in groups."""
 
     def __init__(self) -> None:
         self._waiting: FairQueue[T] = FairQueue()
@@ -112,9 +112,9 @@ class Turns(Generic[T]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, source: str, item: T, size_bytes: int) -> None:
-        """A source that has nothing waiting comes as if it had just had its turn."""
-        self._waiting.add((source,), item, size_bytes)
+    def add(self, names: Sequence[Hashable], item: T, size_bytes: int) -> None:
+        """Add an item; one of a sender that has nothing waiting comes as if that sender had just had its turn."""
+        self._waiting.add(names, item, size_bytes)
 
     def take(self, most: int, most_bytes: int) -> list[T]:
         """At most `most` items and `most_bytes`, but one at least where any waits, however large it is.

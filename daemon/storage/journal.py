@@ -44,12 +44,11 @@ _LENGTH = struct.Struct("<Q")
 _NAME = re.compile(r"segment-(\d{8,})\.journal")
 #: writev(2) takes at most IOV_MAX buffers a call: 1024 on Linux.
 _BUFFERS_PER_WRITE = 1024
-#: The bounds of a group, so that no image waits long behind one sync; one larger image makes a group of its own.
-GROUP_IMAGES = 64
-GROUP_BYTES = 4 * 2**20
+#: The bounds of a group, so that no image waits long behind another sender's; a larger image makes a group of its own.
+GROUP_IMAGES = 32
+GROUP_BYTES = 2 * 2**20
 #: A smaller group waits for more: as long as the group before took from here to its answers, within these bounds. So a
 #: busy processor or a slow disk makes larger groups, and not more work.
-_ENOUGH_IMAGES = 32
 _MIN_WAIT_S = 0.002
 _MAX_WAIT_S = 0.010
 #: Groups between the journal and the database: one that is synced, one whose rows are committed.
@@ -162,17 +161,24 @@ class Journal:
         Return their numbers; OSError at the end if one could not be deleted. One thread, also while another appends.
         """
         dropped: list[int] = []
+        open_files: list[_Descriptor] = []
         failed: OSError | None = None
         limit = self.frontier if below is None else below
         for number in self.segments:
             if number in keep or number >= limit:
                 continue
             try:
+                with suppress(FileNotFoundError):
+                    open_files.append(self._reader(number))
                 self._delete(number)
             except OSError as error:
                 failed = error
             else:
                 dropped.append(number)
+        # A file's blocks are freed with its last descriptor: that takes a tenth of a second, and images would wait.
+        if open_files:
+            with suppress(RuntimeError):  # no more threads: they are freed here
+                threading.Thread(target=open_files.clear, name="journal-free").start()
         if failed is not None:
             raise failed
         return dropped
@@ -375,7 +381,7 @@ class JournalThread:
 
     def _wait_for_more(self) -> None:
         until_s = time.monotonic() + min(max(_MIN_WAIT_S, self._took_s), _MAX_WAIT_S)
-        while len(self._turns) < _ENOUGH_IMAGES and not self._stopping and time.monotonic() < until_s:
+        while len(self._turns) < GROUP_IMAGES and not self._stopping and time.monotonic() < until_s:
             time.sleep(_MIN_WAIT_S)  # waiting at the queue would wake this thread for each image
             self._drain()
 
@@ -385,7 +391,8 @@ class JournalThread:
 
     def _sort(self, item: WaitingArrival | Callable[[], None] | None) -> None:
         if isinstance(item, WaitingArrival):
-            self._turns.add(item.arrival.source, item, len(item.arrival.payload))
+            arrival = item.arrival
+            self._turns.add((arrival.source, arrival.connection), item, len(arrival.payload))
         elif item is None:
             self._stopping = True
         else:

@@ -171,7 +171,7 @@ class BenchLine:
             names = f"{run}-{number}", board, "R0402", f"R{number}"
             sent_s = time.monotonic()
             self._writer.write(
-                Arrival("camera", *names, None, None, Pixels(), self._payload, self._sha256),
+                Arrival("camera", *names, None, None, Pixels(), self._payload, self._sha256, b"1"),
                 lambda _reply, sent_s=sent_s: self._waits_ms.append(1000 * (time.monotonic() - sent_s)),
             )
 

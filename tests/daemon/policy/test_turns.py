@@ -11,7 +11,7 @@ from daemon.policy.fair_queue import Turns
 def turns_of(*waiting: tuple[str, str, int]) -> Turns[str]:
     turns: Turns[str] = Turns()
     for source, item, size_bytes in waiting:
-        turns.add(source, item, size_bytes)
+        turns.add((source,), item, size_bytes)
     return turns
 
 
@@ -53,7 +53,7 @@ def test_every_image_comes_once_in_its_source_s_order_and_no_source_waits_more_t
     left: dict[str, deque[tuple[str, int]]] = {}
     sizes: dict[tuple[str, int], int] = {}
     for number, (source, size_bytes) in enumerate(waiting):
-        turns.add(source, (source, number), size_bytes)
+        turns.add((source,), (source, number), size_bytes)
         left.setdefault(source, deque()).append((source, number))
         sizes[source, number] = size_bytes
     served: Counter[str] = Counter()
@@ -73,8 +73,8 @@ def test_every_image_comes_once_in_its_source_s_order_and_no_source_waits_more_t
 def test_a_source_of_small_images_gets_as_many_bytes_as_one_of_large_ones():
     turns: Turns[str] = Turns()
     for _ in range(200):
-        turns.add("large", "large", 5_000_000)
-        turns.add("small", "small", 20_000)
+        turns.add(("large",), "large", 5_000_000)
+        turns.add(("small",), "small", 20_000)
     groups = [turns.take(64, 4_000_000) for _ in range(5)]
     assert sum(group.count("large") for group in groups) <= 3
     assert sum(group.count("small") for group in groups) >= 120

@@ -73,7 +73,7 @@ class Writing:
         payload = f"image {self.count} ".encode() * 40
         board = BoardRef("free", "S1")
         name = f"i{self.count}"
-        return Arrival("cam", name, board, "R0402", name, None, None, Pixels(), payload, "0" * 64)
+        return Arrival("cam", name, board, "R0402", name, None, None, Pixels(), payload, "0" * 64, b"1")
 
     def judge(self, images: list[Accepted]) -> None:
         self.store.write([Outcome(image.inspection_id, "pass", None, None, ()) for image in images])

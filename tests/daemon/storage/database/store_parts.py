@@ -79,6 +79,7 @@ def an_arrival(
         pixels=pixels or Pixels(),
         payload=payload,
         payload_sha256=hashlib.sha256(payload).hexdigest(),
+        connection=source.encode(),
     )
 
 
