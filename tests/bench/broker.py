@@ -24,7 +24,7 @@ _STOP_S = 60.0
 
 
 def mosquitto() -> str | None:
-    """The program, which Debian puts where only root looks; None where it is not installed."""
+    """Return the program, which Debian puts where only root looks; None where it is not installed."""
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
@@ -42,7 +42,7 @@ class Broker:
         lines = [f"listener {self.port} 127.0.0.1", f"allow_anonymous {str(anonymous).lower()}"]
         lines += ["user root", "max_queued_messages 0", *settings]  # a queue without an end, as nothing is to be lost
         if persistence:
-            # Each change at once, and its data where it runs as whoever started it.
+            # It saves each change at once, and runs as the user who started it.
             lines += ["persistence true", f"persistence_location {folder}/", "autosave_on_changes true"]
             lines += ["autosave_interval 1"]
         self._config.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -81,19 +81,19 @@ class Broker:
 
 
 class Subscriber:
-    """Hears `topics` with QoS 1 in a session that the broker keeps; comes back by itself, soon. Messages in order."""
+    """A subscriber to `topics`, QoS 1, in a session that the broker keeps; it connects again by itself, soon."""
 
     def __init__(self, port: int, *topics: str, name: str = "mes", keeps_session: bool = True, **paho: Any) -> None:
         self._topics = topics
         self._lock = threading.Lock()
-        self._heard: list[MQTTMessage] = []
+        self._messages: list[MQTTMessage] = []
         self._seqs: set[int] = set()
         self._is_subscribed = threading.Event()
         self._client = client = Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=MQTTv5)
         client.on_connect = self._connected
         client.on_disconnect = lambda *_: self._is_subscribed.clear()
         client.on_subscribe = lambda *_: self._is_subscribed.set()
-        client.on_message = self._hear
+        client.on_message = self._receive
         client.reconnect_delay_set(0.1, 0.2)  # pyright: ignore[reportArgumentType] - whole seconds are a habit of its types
         if "username" in paho:
             client.username_pw_set(paho["username"], paho.get("password"))
@@ -104,7 +104,7 @@ class Subscriber:
     def __enter__(self) -> Self:
         self._client.loop_start()
         if not self._is_subscribed.wait(_START_S):
-            raise RuntimeError("the subscriber was not let in")
+            raise RuntimeError("the broker refused the subscriber")
         return self
 
     def __exit__(
@@ -115,26 +115,26 @@ class Subscriber:
 
     @property
     def messages(self) -> list[MQTTMessage]:
-        """What was heard so far."""
+        """Messages that came so far, in their order."""
         with self._lock:
-            return list(self._heard)
+            return list(self._messages)
 
     @property
     def seqs(self) -> set[int]:
-        """The numbers of the results that were heard so far."""
+        """Numbers of the results that came so far."""
         with self._lock:
             return set(self._seqs)
 
     def bodies(self, topic: str = "") -> list[dict[str, Any]]:
-        """The JSON of what was heard on topics with `topic` in them."""
+        """Return the JSON of the messages on topics with `topic` in them."""
         return [json.loads(message.payload) for message in self.messages if topic in message.topic]
 
     def _connected(self, client: Client, *_: Any) -> None:
         client.subscribe([(topic, 1) for topic in self._topics])
 
-    def _hear(self, _client: Client, _userdata: Any, message: MQTTMessage) -> None:
+    def _receive(self, _client: Client, _userdata: Any, message: MQTTMessage) -> None:
         seq = json.loads(message.payload).get("seq")
         with self._lock:
-            self._heard.append(message)
+            self._messages.append(message)
             if seq is not None:
                 self._seqs.add(seq)

@@ -5,7 +5,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,8 +16,8 @@ import typer
 
 from daemon.units import size_text
 from tests.ports import free_port
-from tools.bench.line import RunFigures, run_line
-from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
+from tools.bench.line import RunFigures, run_in_turn, run_line
+from tools.terminal.console import AsJson, console, fail, print_json, print_table
 
 if TYPE_CHECKING:
     from coserve_client import CameraImage
@@ -68,76 +68,58 @@ def bench_dashboard(
 
 
 def compare(config: Path, images: "list[CameraImage]", *, readers: int, rounds: int) -> dict[str, Any]:
-    """Runs with and without pages in turn, each round beginning with the other one; medians and ratios."""
-    from tools.terminal.progress import Bars
+    """Run the line with and without pages in turn; return medians and ratios."""
+    events: list[tuple[int, int]] = []
 
-    runs: dict[str, list[RunFigures]] = {"without": [], "with": []}
-    heard: list[tuple[int, int]] = []
-    with Bars(console=errors) as bar:
-        task = bar.add_task("runs", total=2 * rounds)
-        for number in range(rounds):
-            for name in ("without", "with") if number % 2 else ("with", "without"):
-                bar.update(task, description=name)
-                runs[name].append(_run(config, images, readers if name == "with" else 0, heard))
-                bar.advance(task)
-    rates = {name: [run.images_per_s for run in some] for name, some in runs.items()}
-    ratios = [shown / bare for shown, bare in zip(rates["with"], rates["without"], strict=True)]
+    def with_pages() -> RunFigures:
+        url = f"http://127.0.0.1:{free_port()}"
+        return run_line(
+            config, images, "with", {"COSERVE_ENDPOINTS_HTTP": url}, lambda: open_pages(url, readers, events)
+        )
+
+    runs = run_in_turn({"without": lambda: run_line(config, images, "without", {}), "with": with_pages}, rounds)
+    rates, ratios = rates_and_ratios(runs, "without")
     return {
         "images": len(images),
         "readers": readers,
-        **{name: round(median(some), 2) for name, some in rates.items()},
-        "ratio": round(median(ratios), 4),
-        "ratios": [round(one, 3) for one in ratios],
-        "switches": {name: int(median(run.expert_switches for run in some)) for name, some in runs.items()},
-        "events": sum(events for events, _ in heard),
-        "event_bytes": sum(size for _, size in heard),
-        "runs": {name: [asdict(run) for run in some] for name, some in runs.items()},
+        **rates,
+        "ratio": round(median(ratios["with"]), 4),
+        "ratios": [round(ratio, 3) for ratio in ratios["with"]],
+        "switches": {name: int(median(run.expert_switches for run in own)) for name, own in runs.items()},
+        "events": sum(count for count, _ in events),
+        "event_bytes": sum(size_bytes for _, size_bytes in events),
+        "runs": {name: [asdict(run) for run in own] for name, own in runs.items()},
     }
 
 
-def _run(config: Path, images: "list[CameraImage]", readers: int, heard: list[tuple[int, int]]) -> RunFigures:
-    if not readers:
-        return run_line(config, images, "without", {})
-    url = f"http://127.0.0.1:{free_port()}"
-
-    @contextmanager
-    def pages() -> Iterator[None]:
-        with open_pages(url, readers) as reading:
-            yield
-        heard.append(reading.heard)
-
-    return run_line(config, images, "with", {"COSERVE_ENDPOINTS_HTTP": url}, pages)
-
-
-class Reading:
-    """What the readers' process has heard when it ended: events of all pages, and their bytes."""
-
-    heard: tuple[int, int] = (0, 0)
+def rates_and_ratios(
+    runs: Mapping[str, Sequence[RunFigures]], base: str
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Return the median images per second of each kind, and the ratios of each round to the base, the base left out."""
+    rates = {name: [run.images_per_s for run in own] for name, own in runs.items()}
+    ratios = {
+        name: [rate / bare for rate, bare in zip(own, rates[base], strict=True)]
+        for name, own in rates.items()
+        if name != base
+    }
+    return {name: round(median(own), 2) for name, own in rates.items()}, ratios
 
 
 @contextmanager
-def open_pages(url: str, readers: int) -> Iterator[Reading]:
-    """Real HTTP streams of so many Line pages, from before the first image until after the last."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.bench.page_readers", url, str(readers)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    reading = Reading()
-    try:
-        if process.stdout.readline() != "listening\n":
+def open_pages(url: str, readers: int, events: list[tuple[int, int]]) -> Iterator[None]:
+    """Read real HTTP streams of so many Line pages meanwhile; append the number of their events, and their bytes."""
+    command = [sys.executable, "-m", "tests.bench.page_readers", url, str(readers)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            if process.stdout.readline() != "listening\n":
+                process.wait(_OPEN_S)
+                fail(f"{readers} pages of {url} could not be opened: is the extra dashboard installed?", status=1)
+            yield
+            process.stdin.close()
+            count, size_bytes = process.stdout.read().split()
+            events.append((int(count), int(size_bytes)))
             process.wait(_OPEN_S)
-            fail(f"{readers} pages of {url} could not be opened: is the extra dashboard installed?", status=1)
-        yield reading
-        process.stdin.close()
-        events, size = process.stdout.read().split()
-        reading.heard = int(events), int(size)
-        process.wait(_OPEN_S)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
+        finally:
+            process.kill()

@@ -1,4 +1,4 @@
-"""`coserve bench plant`: what a broker's restarts cost (rows lost), and what a dead one costs the line (its rate)."""
+"""`coserve bench plant`: rows lost while a broker is restarted, and the rate of a line beside a dead broker."""
 
 import itertools
 import json
@@ -12,13 +12,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tools.bench.line import RunFigures, run_line
+from tests.bench.dashboard import rates_and_ratios
+from tools.bench.line import RunFigures, run_in_turn, run_line
 from tools.setup.service import Service, files_in, sockets_in
 from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
 
@@ -72,24 +74,25 @@ def bench_plant(
     from tools.camera.rendered import rendered_images
     from tools.demo.prepare import prepare
 
-    _must_have_what_it_needs()
+    _require_packages()
     prepare(folder)
     images = list(rendered_images(boards, _SEED, "P", lot=None))
     config = folder / "coserve.yaml"
-    runs = [restart_a_broker(config, images, restarts, persistence=kept) for kept in (False, True) if restarts]
+    runs = [
+        restart_a_broker(config, images, restarts, persistence=persistence) for persistence in (False, True) if restarts
+    ]
     rates = compare(config, images, rounds) if rounds else {}
     if as_json:
         machine = {"machine": platform.platform(), "cores": os.cpu_count(), "date": time.strftime("%F")}
         print_json({**machine, "restarts": [asdict(run) for run in runs], "rate": rates})
     else:
         _show(runs, rates, images)
-    broken = broken_promises(runs, rates)
-    if broken:
+    if broken := broken_promises(runs, rates):
         fail("; ".join(broken), status=1)
 
 
 def broken_promises(runs: Sequence[Restarts], rates: Mapping[str, Any]) -> list[str]:
-    """Each limit that was passed, in words."""
+    """Return a sentence for each limit that was passed."""
     broken = [
         f"{run.lost} of {run.rows} rows never came to the subscriber and the consumer counts {run.missed} as missed"
         f" ({'with' if run.persistence else 'without'} persistence)"
@@ -102,7 +105,7 @@ def broken_promises(runs: Sequence[Restarts], rates: Mapping[str, Any]) -> list[
 
 
 def restart_a_broker(config: Path, images: "list[CameraImage]", restarts: int, *, persistence: bool) -> Restarts:
-    """One line that judges all the time, one broker that is ended `restarts` times, one subscriber that comes back."""
+    """Run a line that judges all the time, end its broker `restarts` times, and count what its subscriber heard."""
     from coserve_client import Publisher, publish_images
     from daemon.config.settings import load_config
     from tests.bench.broker import Broker, Subscriber
@@ -115,7 +118,7 @@ def restart_a_broker(config: Path, images: "list[CameraImage]", restarts: int, *
 
         def publish() -> None:
             with Publisher(endpoints.intake[0], "bench") as publisher:
-                publish_images(publisher, _again_and_again(images, done), rate=_IMAGES_PER_S)
+                publish_images(publisher, _repeated(images, done), rate=_IMAGES_PER_S)
 
         camera = threading.Thread(target=publish, name="camera")
         with broker, Subscriber(broker.port, "coserve/#") as mes, Service(config, Path(scratch) / "log", settings):
@@ -131,7 +134,7 @@ def restart_a_broker(config: Path, images: "list[CameraImage]", restarts: int, *
 def _account(
     control: str, scratch: str, mes: "Subscriber", broker: "Broker", *, persistence: bool, restarts: int
 ) -> Restarts:
-    """Once the line has judged everything and the consumer has delivered all of that."""
+    """Wait until everything is judged and delivered; compare the rows with the messages of the subscriber."""
     from daemon.wire.control import ask
     from tests.bench.broker import Subscriber
 
@@ -153,27 +156,15 @@ def _account(
 
 
 def compare(config: Path, images: "list[CameraImage]", rounds: int) -> dict[str, Any]:
-    """Runs without a consumer, beside a dead broker and with one that listens, in turn; medians and ratios."""
-    from tools.terminal.progress import Bars
-
+    """Run without a consumer, beside a dead broker and with one that listens, in turn; return medians and ratios."""
     kinds = ("without", "dead", "alive")
-    runs: dict[str, list[RunFigures]] = {kind: [] for kind in kinds}
-    with Bars(console=errors) as bar:
-        task = bar.add_task("runs", total=len(kinds) * rounds)
-        for number in range(rounds):
-            for kind in kinds[number % 3 :] + kinds[: number % 3]:
-                bar.update(task, description=kind)
-                runs[kind].append(_run(config, images, kind))
-                bar.advance(task)
-    rates = {kind: [run.images_per_s for run in some] for kind, some in runs.items()}
-    ratios = {
-        kind: [shown / bare for shown, bare in zip(rates[kind], rates["without"], strict=True)] for kind in kinds[1:]
-    }
+    runs = run_in_turn({kind: partial(_run, config, images, kind) for kind in kinds}, rounds)
+    rates, ratios = rates_and_ratios(runs, "without")
     return {
-        **{kind: round(median(some), 2) for kind, some in rates.items()},
-        **{f"ratio_{kind}": round(median(some), 4) for kind, some in ratios.items()},
-        "ratios": {kind: [round(one, 3) for one in some] for kind, some in ratios.items()},
-        "runs": {kind: [asdict(run) for run in some] for kind, some in runs.items()},
+        **rates,
+        **{f"ratio_{kind}": round(median(own), 4) for kind, own in ratios.items()},
+        "ratios": {kind: [round(ratio, 3) for ratio in own] for kind, own in ratios.items()},
+        "runs": {kind: [asdict(run) for run in own] for kind, own in runs.items()},
     }
 
 
@@ -197,7 +188,7 @@ def _run(config: Path, images: "list[CameraImage]", kind: str) -> RunFigures:
 
 @contextmanager
 def _settled() -> Iterator[None]:
-    """From when the processes beside the line have started: that is a second of a processor, once."""
+    """Wait until the processes beside the line have started, which takes a second of a processor, once."""
     time.sleep(_SETTLE_S)
     yield
 
@@ -217,8 +208,8 @@ def _end_and_start(broker: "Broker", restarts: int, title: str) -> None:
         time.sleep(_UP_S[1])
 
 
-def _again_and_again(images: "list[CameraImage]", done: threading.Event) -> "Iterator[CameraImage]":
-    """The images until `done`, under other names each time round."""
+def _repeated(images: "list[CameraImage]", done: threading.Event) -> "Iterator[CameraImage]":
+    """Yield the images until `done`, under other names each time round."""
     for number in itertools.count():
         for image in images:
             if done.is_set():
@@ -236,7 +227,7 @@ def _settings(scratch: str, port: int) -> dict[str, str]:
 
 
 def _rows(scratch: str) -> tuple[set[int], set[int]]:
-    """The numbers of all results, and those of the boards among them."""
+    """Return the numbers of all results, and those of the boards among them."""
     from sqlalchemy import text
 
     from daemon.storage.database.connections import open_for_reading
@@ -250,7 +241,7 @@ def _rows(scratch: str) -> tuple[set[int], set[int]]:
     return {seq for seq, _ in rows}, {seq for seq, kind in rows if kind == "board"}
 
 
-def _must_have_what_it_needs() -> None:
+def _require_packages() -> None:
     from daemon.errors import MissingExtraError
 
     try:

@@ -1,4 +1,4 @@
-"""`coserve bench scheduler`: what a request costs the scheduler, at any number of queued requests."""
+"""`coserve bench scheduler`: processor time of the scheduler per request, at any number of queued requests."""
 
 import gc
 import platform
@@ -69,16 +69,16 @@ class _Line:
             PoolFacts(PoolId("cuda:0"), "gpu", 37 * _EXPERT_BYTES, 8),
             PoolFacts(PoolId("cpu"), "cpu", 62 * _EXPERT_BYTES, 5),
         ]
-        everybody = [ExecutorFacts(ExecutorId(f"cuda:0/{number}"), PoolId("cuda:0")) for number in range(3)]
-        everybody.append(ExecutorFacts(ExecutorId("cpu/0"), PoolId("cpu")))
-        chosen = preset(policy)
-        pools, executors = partition(devices, everybody, chosen)
+        streams = [ExecutorFacts(ExecutorId(f"cuda:0/{number}"), PoolId("cuda:0")) for number in range(3)]
+        streams.append(ExecutorFacts(ExecutorId("cpu/0"), PoolId("cpu")))
+        rules = preset(policy)
+        pools, executors = partition(devices, streams, rules)
         rows = [
             Performance(device, ArchitectureId(name), _K_S[device], _B_S[device], 8, 0, _LOAD_S, 0.02)
             for device in _K_S
             for name in ("resnet101", "yolov5l")
         ]
-        self._scheduler = Scheduler(experts, pools, executors, chosen, None, rows)
+        self._scheduler = Scheduler(experts, pools, executors, rules, None, rows)
         self._pools = [facts.pool for facts in pools]
         self._idle = {facts.executor: None for facts in executors}
         self._device = {facts.executor: facts.pool.partition("/")[0] for facts in executors}
@@ -167,7 +167,7 @@ def register(app: typer.Typer) -> None:
         rounds: Annotated[int, typer.Option(help="Stretches; the median is printed.")] = 5,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
-        """What a request costs the scheduler, all decisions included, however many requests wait.
+        """Measure the scheduler's processor time per request, all decisions included, however many requests wait.
 
         Example: coserve bench scheduler --policy coserve --queued 10000
         """

@@ -1,15 +1,12 @@
-"""Arrivals as a line has them, below and above what it can do: latency, misses and unknowns of each policy."""
+"""Simulated arrivals at rates below and above the line's: latency, misses and unknowns of each policy."""
 
-import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from tests.bench.live.image_trace import Arrivals, arrival_times_s
 from tools.simulate.engine import TaskOutcome, simulate
 from tools.simulate.report import quantile
-from tools.simulate.world import Image, SimulatedMachine, Task, with_deadlines
-
-Arrivals = Literal["poisson", "bursty"]
+from tools.simulate.world import SimulatedMachine, Task, with_deadlines
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +29,10 @@ class OnlineRow:
     wasted_share: float
 
 
-def arriving(task: Task, rate_per_s: float, arrivals: Arrivals, *, board: int = 50, seed: int = 1) -> Task:
-    """The images of `task`, in their order, at `rate_per_s`: one by one, or `board` of them at once."""
-    rng = random.Random(seed)
-    images: list[Image] = []
-    now_s = 0.0
-    for number, image in enumerate(task.images):
-        if arrivals == "poisson":
-            now_s += rng.expovariate(rate_per_s)
-        elif number % board == 0 and number:
-            now_s += rng.expovariate(rate_per_s / board)
-        images.append(replace(image, arrived_s=now_s))
-    return replace(task, images=tuple(images))
+def arriving(task: Task, rate_per_s: float, arrivals: Arrivals) -> Task:
+    """Return the task whose images arrive at `rate_per_s`: one by one, or a board's worth at once."""
+    times_s = arrival_times_s(rate_per_s, arrivals, seed=1)
+    return replace(task, images=tuple(replace(image, arrived_s=next(times_s)) for image in task.images))
 
 
 def at_once(task: Task) -> Task:
@@ -59,7 +48,7 @@ def online_rows(
     kinds: Iterable[Arrivals],
     deadline_s: float,
 ) -> Iterator[OnlineRow]:
-    """A row for each policy of `machines`, load (a share of `saturated_per_s`) and kind of arrivals."""
+    """Yield a row for each policy of `machines`, load (a share of `saturated_per_s`) and kind of arrivals."""
     for kind in kinds:
         for load in loads:
             paced = arriving(task, load * saturated_per_s, kind)

@@ -4,9 +4,8 @@ import hashlib
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -34,14 +33,13 @@ _AT = "strftime('%Y-%m-%dT%H:%M:%fZ', ? + {i} * ?, 'unixepoch')"
 
 
 def make_database(folder: Path, rows: int, files: int) -> None:
-    """`rows` inspections of the last four years, 100 to a board, a box for each fifth; the newest `files` are kept."""
+    """Make `rows` inspections of four years, 100 to a board, a box for each fifth; the newest `files` have an image."""
     url = f"sqlite:///{folder}/inspection.db"
     open_store(url).close()
     boards = rows // _ROWS_PER_BOARD
     rows = boards * _ROWS_PER_BOARD
     begin_s, each_s = time.time() - _YEARS_S, _YEARS_S / rows
-    images = _at("i")
-    closing_at = _at(f"i * {_ROWS_PER_BOARD}")
+    images, closing_at = _AT.format(i="i"), _AT.format(i=f"i * {_ROWS_PER_BOARD}")
     day = "substr(strftime('%Y-%m-%d', ? + i * ?, 'unixepoch'), 1, 10)"
     with closing(sqlite3.connect(folder / "inspection.db", isolation_level=None)) as database:
         for pragma in ("synchronous = OFF", "foreign_keys = OFF", "cache_size = -200000"):
@@ -83,33 +81,18 @@ def make_database(folder: Path, rows: int, files: int) -> None:
         (folder / path).write_bytes(bytes(1000))
 
 
-def _at(i: str) -> str:
-    return _AT.format(i=i)
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """Milliseconds from `submit` to the reply."""
-
-    images: int
-    p50_ms: float
-    p99_ms: float
-    longest_ms: float
-
-
 class BenchLine:
     """A real writer with its journal, a retention thread, and a camera that sends at a rate without waiting."""
 
     def __init__(self, folder: Path, rate: float, image_bytes: int) -> None:
         self.url = f"sqlite:///{folder}/inspection.db"
         self.folder = folder
-        self.busy = 0
         self._rate = rate
         self._payload = b"\xff\xd8\xff" + bytes(image_bytes - 3)
         self._sha256 = hashlib.sha256(self._payload).hexdigest()
         self._store = open_store(self.url, keep=())
         self._journal = Journal(folder / "journal")
-        self._room = DiskSpace({"journal": folder}, 2**20)
+        self._disk_space = DiskSpace({"journal": folder}, 2**20)
         self._writer = Writer(
             *(self._store, self._journal, Rulebook(compile_rules(_RULES, "bench", None)), folder / "images"),
         )
@@ -130,22 +113,15 @@ class BenchLine:
         self._store.close()
         self._journal.close()
 
-    def hold(self, _cause: str, _reason: str) -> None:
-        """The disk of this benchmark is not full; what is held up shows as a wait."""
-        self.busy += 1
-
-    def resume(self, _cause: str) -> None:
-        """See `hold`."""
-
     @contextmanager
     def retention(self, **settings: object) -> Iterator[RetentionThread]:
-        """The thread with these settings, while the block lasts."""
+        """Run the thread with these settings. Its disk is never full, and what it holds up shows as a wait."""
         thread = RetentionThread(
-            *(self.url, self.folder / "images", Retention.model_validate(settings), self._room),
+            *(self.url, self.folder / "images", Retention.model_validate(settings), self._disk_space),
             writer=self._writer,
-            hold=self.hold,
-            resume=self.resume,
-            on_pruned=lambda _what, _count: None,
+            hold=lambda *_: None,
+            resume=lambda *_: None,
+            on_pruned=lambda *_: None,
         )
         thread.start()
         try:
@@ -153,13 +129,13 @@ class BenchLine:
         finally:
             thread.stop()
 
-    def waits(self) -> Waits:
-        """Of the images answered since this was last asked."""
-        waits_ms, self._waits_ms = sorted(self._waits_ms), []
-        return Waits(len(waits_ms), _rank(waits_ms, 0.5), _rank(waits_ms, 0.99), waits_ms[-1] if waits_ms else 0.0)
+    def take_waits_ms(self) -> list[float]:
+        """Return the milliseconds that each image answered since the last call waited for its reply."""
+        waits_ms, self._waits_ms = self._waits_ms, []
+        return waits_ms
 
     def log_bytes(self) -> int:
-        """The write-ahead log's file."""
+        """Return the size of the write-ahead log's file."""
         return (self.folder / "inspection.db-wal").stat().st_size
 
     def _send(self) -> None:
@@ -179,7 +155,3 @@ class BenchLine:
         stage = Stage("R0402", "0123456789ab", "ok", 0.97, (), "cpu", "cpu-0", 1, 8, 1.5, 0.0, 30.0)
         for image in images:
             self._writer.finish(Outcome(image.inspection_id, "pass", None, None, (stage,)))
-
-
-def _rank(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

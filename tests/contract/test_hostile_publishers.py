@@ -8,9 +8,9 @@ import pytest
 
 from tests.contract.client import Line
 from tests.stress.audit import audit
-from tests.stress.consumer import StreamConsumer
 from tests.stress.hostile import KINDS, Attack
 from tests.stress.line import make_jpegs
+from tests.stress.soak import StreamConsumer
 from tests.stress.steady import SteadyPublisher
 from tests.waiting import PATIENCE_S
 

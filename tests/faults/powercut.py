@@ -1,4 +1,4 @@
-"""What a power cut leaves of a folder: replays the shim's log over what lay there before.
+"""The folder that a power cut leaves: replays the shim's log over what lay there before.
 
 A write is on the disk for certain once a later sync of its file has succeeded, a name once a sync of its folder has.
 Of everything else a disk may have kept all, nothing, or some sectors. What a failed sync was to write is gone for
@@ -193,8 +193,8 @@ class Disk:
                 file.fail(call.ended_ns)
             return
         if call.function == "syncfs":
-            for one in self._by_inode.values():
-                one.sync(call.began_ns)
+            for synced in self._by_inode.values():
+                synced.sync(call.began_ns)
             self._settle(call.began_ns, None)
         elif file is not None:
             file.sync(call.began_ns)

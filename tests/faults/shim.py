@@ -38,7 +38,7 @@ class ShimError(Exception):
 
 
 def build_shim() -> Path:
-    """The compiled library, from a cache folder; compiled with `cc` where this source was not compiled before."""
+    """Return the compiled library from a cache folder; compile it with `cc` if this source was not compiled before."""
     source = SOURCE.read_bytes()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "coserve"
     library = cache / f"faults-{hashlib.sha256(source).hexdigest()[:16]}.so"
@@ -58,14 +58,14 @@ def build_shim() -> Path:
         )
         if run.returncode != 0:
             raise ShimError(f"{compiler} cannot compile {SOURCE}:\n{run.stderr}")
-        made.replace(library)  # whoever builds it at the same time makes the same file
+        made.replace(library)  # a process that builds it at the same time makes the same file
     return library
 
 
 def shim_environment(
     plan: Sequence[str], log: Path | None = None, *, switch: Path | None = None, keep_bytes_of: Path | None = None
 ) -> dict[str, str]:
-    """What a process needs in its environment to run under the shim with `plan`.
+    """Return the environment variables that let a process run under the shim with `plan`.
 
     `log`: every call is written there (`read_log`). `switch`: a file of rules for `switch_faults`.
     `keep_bytes_of`: with `log`, what is written to files under this folder is kept too, for `powercut`.
@@ -130,7 +130,7 @@ _TEXT = {"call", "function", "action", "path", "other"}
 
 
 def read_log(log: Path) -> list[Call]:
-    """The calls of a log in the order in which they ended; a last line that a kill cut off is left out."""
+    """Return the calls of a log in the order in which they ended, without a last line that a kill cut off."""
     if not log.exists():
         return []
     calls: list[Call] = []

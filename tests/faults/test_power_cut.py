@@ -29,10 +29,12 @@ def put(name, data, at=0, sync=False):
 def sync_names():
     os.fsync(os.open(".", os.O_RDONLY))
 """
+#: Room that was reserved makes no file shorter.
+RESERVED = "fd = put('a', b'content'); [os.posix_fallocate(fd, 0, n) for n in (4, 9)]; os.fsync(fd); sync_names()"
 
 
 def after_a_power_cut(tmp_path: Path, code: str, unsynced: Unsynced = "nothing", plan: tuple[str, ...] = ()) -> Path:
-    """The folder that is left of a process which ran `code` in it and lost its power at the end."""
+    """Run `code` in a process that loses its power at the end; return the folder as it is left."""
     folder, log = tmp_path / "disk", tmp_path / "calls"
     folder.mkdir(exist_ok=True)
     disk = Disk(folder)
@@ -43,29 +45,26 @@ def after_a_power_cut(tmp_path: Path, code: str, unsynced: Unsynced = "nothing",
     return folder
 
 
-def test_what_was_synced_stays_and_what_was_written_after_it_goes(tmp_path: Path) -> None:
-    folder = after_a_power_cut(tmp_path, "fd = put('a', b'kept', sync=True); sync_names(); os.pwrite(fd, b'gone', 4)")
-    assert (folder / "a").read_bytes() == b"kept"
-
-
-def test_a_file_whose_name_was_never_synced_is_not_there(tmp_path: Path) -> None:
-    folder = after_a_power_cut(tmp_path, "put('a', b'kept', sync=True)")
-    assert not (folder / "a").exists()
-
-
-def test_an_overwritten_file_goes_back_to_what_was_synced(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "code", "left"),
+    [
+        ({}, "fd = put('a', b'kept', sync=True); sync_names(); os.pwrite(fd, b'gone', 4)", {"a": b"kept"}),
+        ({}, "put('a', b'kept', sync=True)", {}),
+        ({"a": b"old content"}, "os.ftruncate(put('a', b'new'), 3)", {"a": b"old content"}),
+        ({"a": b"x", "b": b"x"}, "os.unlink('a'); sync_names(); os.unlink('b')", {"b": b"x"}),
+        ({}, "put('p', b'x', sync=True); os.rename('p', 'a'); sync_names(); os.rename('a', 'b')", {"a": b"x"}),
+        ({}, RESERVED, {"a": b"content\0\0"}),
+    ],
+    ids=["written later", "name not synced", "overwritten", "removed", "renamed", "reserved"],
+)
+def test_bytes_and_names_stay_once_they_were_synced_and_others_go_back(
+    tmp_path: Path, before: dict[str, bytes], code: str, left: dict[str, bytes]
+) -> None:
     (tmp_path / "disk").mkdir()
-    (tmp_path / "disk" / "a").write_bytes(b"old content")
-    folder = after_a_power_cut(tmp_path, "os.ftruncate(put('a', b'new'), 3)")
-    assert (folder / "a").read_bytes() == b"old content"
-
-
-def test_a_file_that_was_removed_is_back_unless_its_folder_was_synced(tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    for name in ("a", "b"):
-        (tmp_path / "disk" / name).write_bytes(b"x")
-    folder = after_a_power_cut(tmp_path, "os.unlink('a'); sync_names(); os.unlink('b')")
-    assert [path.name for path in folder.iterdir()] == ["b"]
+    for name, content in before.items():
+        (tmp_path / "disk" / name).write_bytes(content)
+    folder = after_a_power_cut(tmp_path, code)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == left
 
 
 def test_two_names_of_one_file_stay_one_file(tmp_path: Path) -> None:
@@ -76,12 +75,6 @@ def test_two_names_of_one_file_stay_one_file(tmp_path: Path) -> None:
     folder = after_a_power_cut(tmp_path, code)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == dict.fromkeys("abc", b"new")
     assert len({path.stat().st_ino for path in folder.iterdir()}) == 1
-
-
-def test_a_rename_counts_once_its_folder_is_synced(tmp_path: Path) -> None:
-    code = "put('a.part', b'one', sync=True); os.rename('a.part', 'a'); sync_names(); os.rename('a', 'b')"
-    folder = after_a_power_cut(tmp_path, code)
-    assert [path.name for path in folder.iterdir()] == ["a"]
 
 
 def test_what_a_failed_sync_was_to_write_does_not_come_with_the_next_one(tmp_path: Path) -> None:
@@ -103,8 +96,8 @@ fd = put('a', b'kept'); sync_names()
 def sync():
     with contextlib.suppress(OSError): os.fdatasync(fd)
 both = [threading.Thread(target=sync) for _ in range(2)]
-for one in both: one.start()
-for one in both: one.join()
+for thread in both: thread.start()
+for thread in both: thread.join()
 """
     # Whichever comes first takes its time and succeeds; the other fails at once.
     folder = after_a_power_cut(tmp_path, code, plan=("sync@/a$:delay=500:1", "sync@/a$:eio:2"))
@@ -129,11 +122,6 @@ def test_of_what_was_not_synced_some_sectors_may_stay(tmp_path: Path) -> None:
     sectors = after_a_power_cut(tmp_path, code, "some").joinpath("a").read_bytes()
     whole = [sectors[at : at + 512] for at in range(0, 4096, 512)]
     assert set(whole) == {b"x" * 512, b"y" * 512}
-
-
-def test_room_that_was_reserved_makes_no_file_shorter(tmp_path: Path) -> None:
-    code = "fd = put('a', b'content'); [os.posix_fallocate(fd, 0, n) for n in (4, 9)]; os.fsync(fd); sync_names()"
-    assert (after_a_power_cut(tmp_path, code) / "a").read_bytes() == b"content\0\0"
 
 
 def test_a_line_that_forgot_its_sync_would_be_found_out(tmp_path: Path) -> None:
@@ -180,8 +168,9 @@ from experts.durable import replace_durably
 replace_durably(Path('a'), 'new content')
 """
     folder = after_a_power_cut(tmp_path, code, unsynced, plan=(kill,))
-    found = (folder / "a").read_bytes()
-    assert found == content or (unsynced != "nothing" and kill == "rename:kill-after" and found == b"new content")
+    bytes_left = (folder / "a").read_bytes()
+    may_be_new = unsynced != "nothing" and kill == "rename:kill-after"
+    assert bytes_left == content or (may_be_new and bytes_left == b"new content")
 
 
 def test_a_consumer_s_position_outlives_a_power_cut(tmp_path: Path) -> None:
@@ -212,7 +201,7 @@ Journal(folder).append([b'an image'])
 
 
 def synced_folders(tmp_path: Path) -> set[str]:
-    """The folders that were synced before the first file with bytes to keep was."""
+    """Return the folders that were synced before the first file with bytes to keep."""
     syncs = (call for call in read_log(tmp_path / "calls") if call.call == "sync" and call.result == 0)
     before = takewhile(lambda call: call.function != "fdatasync", syncs)
     return {str(Path(call.path).relative_to(tmp_path)) for call in before}

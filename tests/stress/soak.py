@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from coserve_client import Results
 from daemon.config.settings import load_config
 from daemon.wire.control import ControlError, ask
 from tests.stress.audit import ResultsAudit, audit
-from tests.stress.consumer import ConsumerTally, StreamConsumer
 from tests.stress.growth import ResourceMonitor, Slope, slope
 from tests.stress.hostile import KINDS, Attack
 from tests.stress.line import make_jpegs, make_small_line, write_rules
@@ -40,6 +40,8 @@ _ATTACK_S = 15.0
 _RELOAD_S = 20.0
 _QUERY_S = 2.0
 _DRAINED_WITHIN_S = 120.0
+#: After so long without a result, although heartbeats come, the consumer has them all.
+_ALL_READ_S = 5.0
 #: Questions that a person asks the database while the line runs.
 _QUERIES = (
     "SELECT * FROM board_yield",
@@ -70,6 +72,41 @@ class SoakPlan:
     rate: float
     sample_s: float
     hostile: bool
+
+
+@dataclass(slots=True)
+class ConsumerTally:
+    """`lost` counts numbers of the stream that never came."""
+
+    messages: int = 0
+    lost: int = 0
+    last_seq: int = 0
+
+
+class StreamConsumer:
+    """An honest consumer: reads all results in a thread of its own, from `start` to `stop`."""
+
+    def __init__(self, results: str, intake: str) -> None:
+        self.tally = ConsumerTally()
+        self._endpoints = results, intake
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="consumer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Catch up to the newest result, and end."""
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with Results(*self._endpoints, since=0) as results:
+            while (result := results.take(_ALL_READ_S)) is not None or not self._ending.is_set():
+                if result is not None:
+                    self.tally.messages += 1
+                    self.tally.lost += result["seq"] - self.tally.last_seq - 1
+                    self.tally.last_seq = result["seq"]
 
 
 @dataclass(slots=True)

@@ -1,8 +1,9 @@
 """The images that every side of the live benchmark inspects: component types with their experts, and an order."""
 
+import itertools
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -77,20 +78,24 @@ class ImageTrace:
 
     def arriving(self, rate_per_s: float, arrivals: Arrivals) -> "ImageTrace":
         """Return the same images at `rate_per_s`: one by one, or a board's worth at once."""
-        dice = random.Random(_ARRIVALS_SEED)
-        now_s = 0.0
-        images: list[TraceImage] = []
-        for number, image in enumerate(self.images):
-            if arrivals == "poisson":
-                now_s += dice.expovariate(rate_per_s)
-            elif number and number % _BURST_IMAGES == 0:
-                now_s += dice.expovariate(rate_per_s / _BURST_IMAGES)
-            images.append(replace(image, arrives_s=now_s))
-        return replace(self, images=tuple(images))
+        times_s = arrival_times_s(rate_per_s, arrivals, _ARRIVALS_SEED)
+        return replace(self, images=tuple(replace(image, arrives_s=next(times_s)) for image in self.images))
+
+
+def arrival_times_s(rate_per_s: float, arrivals: Arrivals, seed: int) -> Iterator[float]:
+    """Yield the seconds at which images arrive, without end: one by one, or a board's worth at once."""
+    dice = random.Random(seed)
+    now_s = 0.0
+    for number in itertools.count():
+        if arrivals == "poisson":
+            now_s += dice.expovariate(rate_per_s)
+        elif number and number % _BURST_IMAGES == 0:
+            now_s += dice.expovariate(rate_per_s / _BURST_IMAGES)
+        yield now_s
 
 
 def make_types(classifiers: Sequence[str], detectors: Sequence[str]) -> tuple[ComponentType, ...]:
-    """Usage falls as 1 / rank: a tenth of 60 types gets half of the images. Every other type has a detector."""
+    """Return types whose usage falls as 1 / rank: a tenth of 60 gets half of the images. Every other has a detector."""
     total = sum(1.0 / rank for rank in range(1, len(classifiers) + 1))
     return tuple(
         ComponentType(
@@ -110,15 +115,15 @@ def make_trace(types: Sequence[ComponentType], order: ImageOrder, count: int, pi
     """
     dice = random.Random(seed)
     if order == "skewed":
-        chosen = dice.choices(types, [each.usage for each in types], k=count)
+        drawn = dice.choices(types, [each.usage for each in types], k=count)
     else:
         placements = [
             each for each in types for _ in range(max(1, round(each.usage * _PLACEMENTS_PER_TYPE * len(types))))
         ]
         dice.shuffle(placements)
-        chosen = [placements[number % len(placements)] for number in range(count)]
+        drawn = [placements[number % len(placements)] for number in range(count)]
     images = [
         TraceImage(each.classifier, each.detector, dice.randrange(pictures), dice.random() < PASS_RATE)
-        for each in chosen
+        for each in drawn
     ]
     return ImageTrace(order, tuple(types), tuple(images))

@@ -130,7 +130,7 @@ class Pages:
         """Close all pages, and return the complaints that were not forgiven."""
         for context in self._contexts:
             context.close()
-        return [text for text in self.complaints if not any(re.search(known, text) for known in self._forgiven)]
+        return [text for text in self.complaints if not any(re.search(pattern, text) for pattern in self._forgiven)]
 
 
 @pytest.fixture

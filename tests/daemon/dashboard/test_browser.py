@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.daemon.dashboard.browser import BOARDS, Pages, ShownLine
+from tests.daemon.dashboard.browser import Pages
 from tests.small_site import a_site
 from tests.waiting import until
 
@@ -42,10 +42,3 @@ def test_an_error_a_missing_file_and_another_host_are_heard(open_page: Pages, si
 
     until(is_heard, lambda: open_page.complaints)
     open_page.forgive(".")
-
-
-def test_the_line_of_the_pages_has_boards_of_several_verdicts(shown_line: ShownLine) -> None:
-    rows = dict(shown_line.rows("SELECT serial, verdict FROM boards"))
-    assert rows == {serial: verdict for _, serial, _, _, verdict in BOARDS}
-    verdicts = {verdict for (verdict,) in shown_line.rows("SELECT DISTINCT verdict FROM inspections")}
-    assert verdicts == {"pass", "fail", "review", "unknown"}

@@ -109,7 +109,7 @@ def test_a_cookie_that_somebody_made_or_changed_or_kept_too_long_is_worth_nothin
     name, value = cookie(log_in(shut_web)).split("=")
     until, mark = value.split(".")
     bad = (f"{int(until) + 1}.{mark}", f"{until}.{mark[:-1]}", f"{until}.{'0' * 64}", f".{mark}", until, TOKEN)
-    for wrong in (*(f"{name}={one}" for one in (*bad, f"1.{mark}", "ü.ü")), "coserve=1"):
+    for wrong in (*(f"{name}={text}" for text in (*bad, f"1.{mark}", "ü.ü")), "coserve=1"):
         assert shut_web.get("/boards", Cookie=wrong.encode().decode("latin-1")).status == 303, wrong
     for end, status in ((int(time.time()) + 60, 200), (int(time.time()) - 60, 303)):
         signed = f"{name}={end}.{Token(TOKEN.encode()).sign(f'cookie until {end}')}"

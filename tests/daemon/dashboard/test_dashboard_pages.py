@@ -1,4 +1,4 @@
-"""The pages Boards and Board and what every page refuses: over HTTP, on a database that somebody may have changed."""
+"""The pages Boards and Board, and refusals of every page: over HTTP, on a database with hostile rows."""
 
 import html
 import itertools
@@ -172,7 +172,7 @@ def test_a_line_end_in_a_serial_is_no_second_event(web: Web) -> None:
     web.add_board(510, "A\r\nevent: evil\r\ndata: x\n\nevent: evil")
     stream = Stream(web.host, "topic=boards")
     events = [stream.event()]
-    while "event: evil" not in events[-1]["data"]:  # the list before, where somebody else still listened
+    while "event: evil" not in events[-1]["data"]:  # the list before, if another test still listened
         events.append(stream.event())
     stream.close()
     assert {event["event"] for event in events} == {"boards"}
@@ -188,7 +188,7 @@ def test_sql_in_any_parameter_of_any_page_is_a_value_or_refused(web: Web) -> Non
         return [*(field.alias for field in dependant.query_params), *inner]
 
     site = make_site(load_config(web.config))
-    asked = [
+    routes = [
         (route.path, parameters(route.dependant))
         for page in PAGES
         for route in page(site).routes
@@ -196,9 +196,9 @@ def test_sql_in_any_parameter_of_any_page_is_a_value_or_refused(web: Web) -> Non
     ]
     site.database.close()
     before = web.sql("SELECT count(*) FROM boards")
-    assert len(asked) >= 8
-    assert {"lot", "from", "kind", "serial", "held", "q", "seconds"} <= {name for _, names in asked for name in names}
-    for path, names in asked:
+    assert len(routes) >= 8
+    assert {"lot", "from", "kind", "serial", "held", "q", "seconds"} <= {name for _, names in routes for name in names}
+    for path, names in routes:
         for value in SQL:
             targets = [re.sub(r"{[^}]+}", quote(value, safe=""), path)] if "{" in path else []
             targets += [f"{re.sub(r'{[^}]+}', '1', path)}?{name}={quote(value)}" for name in names]
@@ -207,6 +207,39 @@ def test_sql_in_any_parameter_of_any_page_is_a_value_or_refused(web: Web) -> Non
                 assert answer.status < 500 or "no daemon" in answer.text, (target, answer.text[:2000])
                 assert "sqlite" not in answer.text.lower().replace("sqlite_master", ""), target
     assert web.sql("SELECT count(*) FROM boards") == before
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        *(("/experts?sort=name;--", "sort"), ("/experts?show=everything", "show"), ("/experts?page=0", "page")),
+        *(("/experts?page=1e9", "page"), (f"/experts?q={'x' * 129}", "q"), ("/machine?seconds=61", "seconds")),
+        *(("/machine?seconds=%27%20OR%201=1", "seconds"), ("/machine-charts/waits.json?seconds=9", "seconds")),
+    ],
+)
+def test_an_address_with_a_wrong_value_is_refused_by_name(web: Web, address: str, name: str) -> None:
+    answer = web.get(address)
+    assert (answer.status, f"{name}: " in answer.text) == (422, True)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("/defects?range=century", "/defects?range=own&from=yesterday", "/defects?range=own&from=2026-02-31"),
+        *("/defects?by=serial", "/defects?trend=moon", "/defects?range=own&from=2026-11-30&to=2026-11-01"),
+        *(f"/defects?lot={'x' * 200}", "/defects/images?final=good", "/defects/images?kind=all"),
+        *("/defects/images?before=0", f"/defects/images?before={'9' * 30}", "/defects/images?day=today"),
+        *("/review?verdict=good", "/review?order=sideways", "/review?image=0", "/review?image=x"),
+        *(f"/review?image={'9' * 30}", f"/review?lot={'x' * 200}", "/review/items/0", "/review/items/../1"),
+        *(f"/review/items/{'9' * 30}", "/review/items/77", "/review/next", "/review/next?seat=x"),
+        *(f"/review/next?seat={'0' * 16}&{field}" for field in ("count=1000", "held=1;2", "since=yesterday")),
+        f"/review/next?seat={'0' * 16}&held={'1,' * 500}",
+    ],
+)
+def test_an_address_that_no_page_offers_is_refused_and_never_an_error_of_ours(web: Web, address: str) -> None:
+    answer = web.get(address, Cookie="coserve_reviewer=Eva")
+    assert answer.status in {404, 422}
+    assert "Traceback" not in answer.text
 
 
 def test_a_board_of_a_million_images_is_shown_in_parts(tmp_path: Path) -> None:
@@ -261,9 +294,9 @@ def test_pages_work_while_the_daemon_is_away_and_say_so(web: Web) -> None:
 
 def test_a_reader_that_does_not_read_is_cut_and_one_that_comes_back_gets_what_is_new(web: Web) -> None:
     quick = Stream(web.host, "topic=boards")
-    seen = quick.event()
+    newest = quick.event()
     quick.close()
-    stream = Stream(web.host, "topic=boards", Last_Event_ID=seen["id"])
+    stream = Stream(web.host, "topic=boards", Last_Event_ID=newest["id"])
     slow = Stream(web.host, "topic=boards")
     is_cut, until_s = False, time.monotonic() + PATIENCE_S
     for number in itertools.count(1000):
@@ -272,7 +305,7 @@ def test_a_reader_that_does_not_read_is_cut_and_one_that_comes_back_gets_what_is
         event = stream.event()
         while f"S{number}" not in event["data"]:  # the list before, where the server had forgotten it
             event = stream.event()
-        assert event["id"] != seen["id"]
+        assert event["id"] != newest["id"]
         if is_cut:
             break
         is_cut = not slow.is_held()

@@ -138,7 +138,7 @@ def test_a_killed_web_process_comes_back_and_the_line_goes_on_meanwhile(running:
     after = child(line)
     assert (after["restarts"], after["last_end"], after["state"]) == (1, "killed by SIGKILL", "running")
     assert "K1" in running.get("/")[1]
-    # A daemon that says nothing within a second is no news on a crowded machine: probes ask again.
+    # On a crowded machine the daemon may need more than a second to answer: probes ask again.
     line.wait(lambda: running.get("/readyz") == (200, "ready\n"))
     line.wait(lambda: running.get("/healthz") == (200, "alive\n"))
     line.wait(lambda: "coserve_images_accepted_total 1.0" in running.get("/metrics")[1])

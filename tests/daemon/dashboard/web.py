@@ -212,7 +212,7 @@ def encoded(image: Image.Image, kind: str = "PNG", **more: object) -> bytes:
 
 
 def a_token(folder: Path, text: str) -> Path:
-    """Write a token file that nobody else can read."""
+    """Write a token file that only its owner can read."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "token"
     file.touch(0o600)
@@ -239,9 +239,9 @@ def answering_control(web: Web, **answers: Any) -> Iterator[None]:
 
 def an_expert(name: str, **more: Any) -> dict[str, Any]:
     """Return a row of control's `experts`."""
-    known = {"expert": name, "version": "abcdefabcdef", "architecture": "resnet18", "task": "classify"}
+    row = {"expert": name, "version": "abcdefabcdef", "architecture": "resnet18", "task": "classify"}
     places: dict[str, Any] = {"resident": [], "loading": [], "pinned": []}
-    return {**known, "bytes": 44_720_128, "usage": 0.1, **places, "queued": 0, "failed": None, **more}
+    return {**row, "bytes": 44_720_128, "usage": 0.1, **places, "queued": 0, "failed": None, **more}
 
 
 class Stream:

@@ -1,6 +1,7 @@
 """A simulated line for tests of the drive: rules, a catalog, simulated devices, and the drive turned by hand."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,8 +65,8 @@ def a_spec(name: str, weights_bytes: int = 10, sha256: str = "0" * 64, task: Tas
 
 
 def a_catalog(*names: str, weights_bytes: int = 10) -> dict[ExpertId, ExpertSpec]:
-    chosen = names or ("A1", "A2", "B", "C", "yolo-solder", "yolo-shape")
-    specs = [a_spec(name, weights_bytes, task="detect" if name.startswith("yolo") else "classify") for name in chosen]
+    names = names or ("A1", "A2", "B", "C", "yolo-solder", "yolo-shape")
+    specs = [a_spec(name, weights_bytes, task="detect" if name.startswith("yolo") else "classify") for name in names]
     return {spec.expert: spec for spec in specs}
 
 
@@ -90,8 +91,13 @@ def an_image(
     )
 
 
+def a_mix(count: int, first: int = 0, **fields: Any) -> list[Accepted]:
+    """Return images of four component types in turn, numbered from `first`."""
+    return [an_image(number, ["A1", "A2", "B", "C"][number % 4], **fields) for number in range(first, first + count)]
+
+
 def says(labels: Mapping[int, str] | None = None, otherwise: str = "ok") -> AnswerOf:
-    """Experts by image number: classifiers say the label, detectors see a box of it (nothing for "ok")."""
+    """Answer by image number: classifiers give the label, detectors a box of it (nothing for "ok")."""
 
     def answer(spec: ExpertSpec, image: ImageOrder) -> Answer | Unanswered:
         label = (labels or {}).get(image.key.offset, otherwise)
@@ -99,8 +105,8 @@ def says(labels: Mapping[int, str] | None = None, otherwise: str = "ok") -> Answ
             return Unanswered(label, "as the test says")
         if spec.task == "classify":
             return Answer(label if label in spec.classes else "ok", 0.9)
-        seen = (Detection(label, 0.9, (1.0, 1.0, 5.0, 5.0)),) if label in spec.classes else ()
-        return Answer(seen[0].label if seen else None, 0.9 if seen else None, seen)
+        boxes = (Detection(label, 0.9, (1.0, 1.0, 5.0, 5.0)),) if label in spec.classes else ()
+        return Answer(boxes[0].label if boxes else None, 0.9 if boxes else None, boxes)
 
     return answer
 
@@ -144,6 +150,16 @@ class Line:
 
     def accept(self, *images: Accepted) -> None:
         self.drive.accept(images)
+
+    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Send a control message; return its answer or raise ControlError."""
+        answer: Future[dict[str, Any]] = self.drive.ask_later(kind, fields)
+        self.turn()
+        return answer.result(0)
+
+    def reasons(self) -> dict[int, str | None]:
+        """Return the reason of each image that ended, in the order of their numbers."""
+        return {number: self.outcomes[number].reason for number in sorted(self.outcomes)}
 
     def finished(self, outcome: Outcome) -> None:
         self.reported.append(outcome)
@@ -219,7 +235,7 @@ def _processor(device: str) -> Processor:
     return "cpu" if device == "cpu" else "gpu"
 
 
-def reports_to(**heard: Callable[[Any], None]) -> Any:
-    """One that hears some of the drive's reports."""
+def reports_to(**listeners: Callable[[Any], None]) -> Any:
+    """Return an observer of the drive that hears only the reports named."""
     kinds = ("finished", "switched", "bad_image", "batch_done", "sampled")
-    return SimpleNamespace(**{kind: heard.get(kind, lambda *_: None) for kind in kinds})
+    return SimpleNamespace(**{kind: listeners.get(kind, lambda *_: None) for kind in kinds})

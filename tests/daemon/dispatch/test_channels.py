@@ -1,4 +1,4 @@
-"""One transfer at a time on a channel, demand before prefetch before the first fill, and nobody waits for ever."""
+"""One transfer at a time on a channel, demand before prefetch before the first fill, and no load waits for ever."""
 
 import threading
 import time
@@ -39,7 +39,7 @@ def test_demand_goes_before_prefetch_before_the_first_fill() -> None:
     assert [line.take() for _ in range(6)] == ["d1", "d2", "p1", "p2", "s", None]
 
 
-def test_whoever_waits_is_overtaken_boundedly() -> None:
+def test_a_load_that_waits_is_overtaken_a_bounded_number_of_times() -> None:
     line: WaitingLine[str] = WaitingLine()
     line.put("startup", "fill")
     line.put("prefetch", "early")
@@ -87,7 +87,7 @@ def test_a_transfer_that_fails_by_a_defect_leaves_the_channel_in_service() -> No
     assert channel.close(60.0)
 
 
-def test_the_last_one_who_closes_a_channel_gives_up_what_waits() -> None:
+def test_the_last_to_close_a_channel_gives_up_what_waits() -> None:
     channel, begun, go_on, late = Channel("disk"), threading.Event(), threading.Event(), threading.Event()
 
     def transfer() -> None:
@@ -112,27 +112,27 @@ def test_a_load_that_has_ended_is_never_watched_again_however_soon_its_end_is_he
     loader = PoolLoader(CPU, SimulatedPool(30, lambda _spec: float(not both_are_known.wait(60.0))), Channels())
     work = RunningWork([], [loader], patience_s, lambda: now_s)
     first, waiting = an_order(CPU, "first", "demand"), an_order(CPU, "waiting", "startup")
-    heard: list[tuple[bool, list[HungLoad], float | None]] = []
+    reports: list[tuple[bool, list[HungLoad], float | None]] = []
     done = threading.Event()
 
-    def drive_hears_at_once(end: BatchReport | LoadEnd) -> None:
-        """In the thread of the channel, which stands still at its report meanwhile."""
+    def ask_the_drive_at_once(end: BatchReport | LoadEnd) -> None:
+        """Ask in the thread of the channel, which stands still at its report meanwhile."""
         assert isinstance(end, LoadEnd)
         if end.load == first.load:
             hung = work.load_ended(end), work.hung_loads(now_s) + work.hung_loads(now_s + patience_s + 2.0)
-            heard.append((*hung, work.next_check_s(now_s)))
+            reports.append((*hung, work.next_check_s(now_s)))
         elif work.load_ended(end) or work.hung_loads(now_s) or work.next_check_s(now_s) is not None:
             raise AssertionError(end)
         else:
             done.set()
 
-    work.start(drive_hears_at_once)
+    work.start(ask_the_drive_at_once)
     work.change(CPU, first)
     work.change(CPU, waiting)
     both_are_known.set()
     assert done.wait(60.0)
     assert work.stop(now_s + 60.0)
-    assert heard == [(False, [], now_s + patience_s)]
+    assert reports == [(False, [], now_s + patience_s)]
 
 
 def test_each_gpu_has_its_channel_and_host_memory_one() -> None:

@@ -1,6 +1,5 @@
 """The drive over simulated devices: chains, deadlines, failures, reload, control. Nothing waits, nothing is random."""
 
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -12,40 +11,28 @@ from daemon.policy.presets import PRESETS, UnknownPolicyError
 from daemon.policy.request import Request, RequestId
 from daemon.wire.control import ControlError
 from experts.spec import ExpertId
-from tests.daemon.dispatch.simulated_line import RULES, Line, a_catalog, a_line, a_spec, an_image, routes, says
+from tests.daemon.dispatch.simulated_line import RULES, a_catalog, a_line, a_mix, a_spec, an_image, routes, says
 
 
-def ask(line: Line, kind: str, **fields: Any) -> dict[str, Any]:
-    answer: Future[dict[str, Any]] = line.drive.ask_later(kind, fields)
-    line.turn()
-    return answer.result(0)
-
-
-def test_an_image_goes_through_its_whole_chain():
-    line = a_line()
+@pytest.mark.parametrize(
+    ("label", "experts", "verdict", "defect"),
+    [
+        ("ok", ["A1", "yolo-solder"], "pass", None),
+        ("odd", ["A1", "yolo-shape"], "review", "odd"),
+        ("missing", ["A1"], "fail", "missing"),
+        ("bridge", ["A1", "yolo-solder"], "fail", "D207"),
+    ],
+)
+def test_a_label_chooses_the_next_expert_and_a_failure_ends_the_chain(
+    label: str, experts: list[str], verdict: str, defect: str | None
+):
+    line = a_line(answer=says({1: label}))
     line.accept(an_image(1, "A1"))
     line.run()
     outcome = line.outcomes[1]
-    assert (outcome.verdict, outcome.defect, outcome.reason) == ("pass", None, None)
-    assert [stage.expert for stage in outcome.stages] == ["A1", "yolo-solder"]
-    assert [stage.executor for stage in outcome.stages] == ["cpu/0", "cpu/0"]
-    assert outcome.stages[0].expert_version == "0" * 12
-
-
-def test_a_label_chooses_the_branch():
-    line = a_line(answer=says({1: "odd"}))
-    line.accept(an_image(1, "A1"))
-    line.run()
-    assert [stage.expert for stage in line.outcomes[1].stages] == ["A1", "yolo-shape"]
-    assert line.outcomes[1].verdict == "review"
-
-
-def test_a_failure_ends_the_chain_with_its_defect():
-    line = a_line(answer=says({1: "missing", 2: "bridge"}))
-    line.accept(an_image(1, "A1"), an_image(2, "A1"))
-    line.run()
-    assert (line.outcomes[1].verdict, line.outcomes[1].defect, len(line.outcomes[1].stages)) == ("fail", "missing", 1)
-    assert (line.outcomes[2].verdict, line.outcomes[2].defect, len(line.outcomes[2].stages)) == ("fail", "D207", 2)
+    assert (outcome.verdict, outcome.defect, outcome.reason) == (verdict, defect, None)
+    assert [stage.expert for stage in outcome.stages] == experts
+    assert {(stage.executor, stage.expert_version) for stage in outcome.stages} == {("cpu/0", "0" * 12)}
 
 
 @pytest.mark.parametrize("policy", PRESETS)
@@ -53,7 +40,7 @@ def test_a_failure_ends_the_chain_with_its_defect():
 def test_every_image_ends_once_however_small_the_memory(policy: str, budgets: dict[str, int]):
     executors = [name for name in budgets for _ in range(2)]
     line = a_line(policy=policy, budgets=budgets, executors=executors)
-    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4]) for n in range(120)))
+    line.accept(*a_mix(120))
     line.run()
     assert {outcome.verdict for outcome in line.outcomes.values()} == {"pass"}
     assert len(line.outcomes) == 120
@@ -114,18 +101,9 @@ def test_an_expert_that_cannot_be_loaded_fails_its_images_and_no_others():
     assert {n: outcome.reason for n, outcome in line.outcomes.items()} == {
         n: "expert_failed" if n % 2 else None for n in range(10)
     }
-    status = ask(line, "status")
+    status = line.ask("status")
     assert "its weights file is missing" in status["last_error"]
     assert list(status["failed"]) == ["B"]
-
-
-def test_an_image_that_decoding_finds_bad_is_reported_with_the_reason():
-    line = a_line(answer=says({1: "bad_image", 2: "expert_failed"}))
-    images = [an_image(n, "B") for n in range(3)]
-    line.accept(*images)
-    line.run()
-    assert line.bad_images == [(images[1], "as the test says")]
-    assert line.outcomes[1].reason == "bad_image"
 
 
 def test_the_line_is_filling_until_its_pools_are_or_it_has_answered_an_image():
@@ -142,32 +120,19 @@ def test_the_line_is_filling_until_its_pools_are_or_it_has_answered_an_image():
     assert not busy.drive.is_filling
 
 
-def test_the_line_is_failing_while_an_expert_cannot_be_loaded():
+def test_a_repaired_expert_is_tried_again_after_a_while_and_the_line_is_failing_until_then():
     line = a_line()
     line.pools["cpu"].broken["B"] = "its weights file is missing"
     line.accept(an_image(1, "B"))
     line.run()
     assert line.drive.is_failing
     line.pools["cpu"].broken.clear()
-    line.accept(an_image(2, "B", accepted_wall_s=1031.0))
-    line.run(until_s=31.0)
-    line.accept(an_image(3, "B", accepted_wall_s=1031.0))
-    line.run(until_s=40.0)
-    assert line.outcomes[3].verdict == "pass"
-    assert not line.drive.is_failing
-
-
-def test_a_repaired_expert_is_tried_again_after_a_while():
-    line = a_line()
-    line.pools["cpu"].broken["B"] = "its weights file is missing"
-    line.accept(an_image(1, "B"))
-    line.run()
-    line.pools["cpu"].broken.clear()
     line.accept(an_image(2, "B"))
     line.run(until_s=31.0)
     line.accept(an_image(3, "B"))
     line.run(until_s=40.0)
     assert [line.outcomes[n].reason for n in (1, 2, 3)] == ["expert_failed", "expert_failed", None]
+    assert not line.drive.is_failing
 
 
 def test_a_reload_tries_failed_experts_at_once():
@@ -188,13 +153,15 @@ def test_an_expert_larger_than_every_pool_fails_its_images_and_says_why():
     line.run()
     assert line.outcomes[1].reason == "expert_failed"
     assert line.outcomes[2].verdict == "pass"
-    assert "needs 1000 bytes" in ask(line, "status")["last_error"]
+    assert "needs 1000 bytes and the largest pool has room for 30: raise a device's" in line.ask("status")["last_error"]
 
 
-def test_a_poisoned_image_costs_only_itself():
+def test_a_poisoned_image_costs_only_itself_and_one_that_cannot_be_decoded_is_reported():
     line = a_line(answer=says({1: "bad_image", 2: "expert_failed"}))
-    line.accept(*(an_image(n, "B") for n in range(4)))
+    images = [an_image(n, "B") for n in range(4)]
+    line.accept(*images)
     line.run()
+    assert line.bad_images == [(images[1], "as the test says")]
     assert [line.outcomes[n].reason for n in range(4)] == [None, "bad_image", "expert_failed", None]
     assert [line.outcomes[n].verdict for n in range(4)] == ["pass", "unknown", "unknown", "pass"]
 
@@ -240,16 +207,6 @@ def test_reload_ends_the_images_of_removed_experts():
     assert "B" not in line.pools["cpu"].resident()
 
 
-def test_reload_brings_new_weights_of_a_resident_expert():
-    line = a_line(budgets={"cpu": 100})
-    line.accept(an_image(1, "B"))
-    line.run()
-    line.drive.reload_later({**a_catalog(), ExpertId("B"): a_spec("B", sha256="f" * 64)}, routes())
-    line.accept(an_image(2, "B"))
-    line.run()
-    assert [line.outcomes[n].stages[0].expert_version for n in (1, 2)] == ["0" * 12, "f" * 12]
-
-
 def test_no_batch_starts_on_old_weights_after_a_reload():
     line = a_line(budgets={"cpu": 100}, executors=("cpu", "cpu"), load_s=0.0)
     line.accept(*(an_image(n, "B") for n in range(40)))
@@ -267,7 +224,7 @@ def test_the_pools_fill_at_the_start_by_usage_and_that_counts_as_no_switch():
     line.run()
     assert [switch.cause for switch in line.switches] == ["startup"] * 3
     assert line.pools["cpu"].resident()[0] == "B"
-    assert ask(line, "status")["expert_switches"] == 0
+    assert line.ask("status")["expert_switches"] == 0
 
 
 def test_stages_carry_the_load_of_the_first_batch_and_the_wait_of_each_image():
@@ -281,44 +238,15 @@ def test_stages_carry_the_load_of_the_first_batch_and_the_wait_of_each_image():
     assert first.infer_ms == pytest.approx(20.0)
 
 
-def test_a_load_that_was_over_when_the_image_came_held_up_nobody():
-    line = a_line(budgets={"cpu": 30}, load_s=0.5)
-    line.run()
-    assert "B" in line.pools["cpu"].resident()
-    line.accept(an_image(1, "B"))
-    line.run()
-    stage = line.outcomes[1].stages[0]
-    assert (stage.load_ms, stage.queued_ms) == (0.0, 0.0)
-
-
 @pytest.mark.parametrize(("came_s", "held_up_ms"), [((3.0, 9.0), 500.0), ((9.9, 9.75), 250.0), ((10.0,), 0.0)])
 def test_a_load_holds_up_a_batch_from_when_its_first_image_came(came_s: tuple[float, ...], held_up_ms: float):
     batch = [Request(RequestId(number), ExpertId("B"), at_s) for number, at_s in enumerate(came_s)]
     assert FreshLoad(load_ms=500.0, ended_s=10.0).held_up_ms(batch) == pytest.approx(held_up_ms)
 
 
-def test_samba_takes_images_in_order_and_each_detector_right_after_its_classifier():
-    line = a_line(policy="samba", budgets={"cpu": 10})
-    line.accept(an_image(1, "A1"), an_image(2, "B"), an_image(3, "A1"))
-    line.run()
-    assert sorted(line.ended_s, key=lambda n: line.ended_s[n]) == [1, 2, 3]
-    assert [switch.loaded for switch in line.switches] == ["A1", "yolo-solder", "B", "A1", "yolo-solder"]
-
-
-def test_coserve_plus_loads_less_than_samba_on_a_mixed_trace():
-    loads: dict[str, int] = {}
-    for policy in ("samba", "coserve-plus"):
-        line = a_line(policy=policy, budgets={"cpu": 20})
-        line.accept(*(an_image(n, ["A1", "B", "A2", "C"][n % 4]) for n in range(80)))
-        line.run()
-        assert len(line.outcomes) == 80
-        loads[policy] = len(line.switches)
-    assert loads["coserve-plus"] * 5 < loads["samba"]
-
-
 def test_a_pinned_expert_survives_a_full_pool():
     line = a_line(budgets={"cpu": 20})
-    assert ask(line, "pin", expert="C") == {"expert": "C", "device": "cpu"}
+    assert line.ask("pin", expert="C") == {"expert": "C", "device": "cpu"}
     line.run()
     line.accept(*(an_image(n, ["A1", "B", "A2"][n % 3]) for n in range(60)))
     line.run()
@@ -330,7 +258,7 @@ def test_a_pinned_expert_survives_a_full_pool():
 @pytest.mark.parametrize(
     ("kind", "fields", "code"),
     [
-        ("pin", {"expert": "nobody"}, "unknown_expert"),
+        ("pin", {"expert": "unknown"}, "unknown_expert"),
         ("pin", {"expert": "B", "device": "cuda:7"}, "unknown_device"),
         ("pin", {"expert": 3}, "bad_field"),
         ("unpin", {"expert": "B"}, "not_pinned"),
@@ -341,72 +269,60 @@ def test_a_pinned_expert_survives_a_full_pool():
         ("dance", {}, "bad_field"),
     ],
 )
-def test_a_wish_that_cannot_be_met_is_an_error_with_a_reason(kind: str, fields: dict[str, Any], code: str):
+def test_a_request_that_cannot_be_met_is_refused_with_a_reason(kind: str, fields: dict[str, Any], code: str):
     line = a_line(budgets={"cpu": 20})
     line.run()
     with pytest.raises(ControlError) as caught:
-        ask(line, kind, **fields)
+        line.ask(kind, **fields)
     assert caught.value.code == code
     assert caught.value.reason
 
 
 def test_a_pin_that_would_leave_no_room_for_the_others_is_refused():
     line = a_line(budgets={"cpu": 20})
-    ask(line, "pin", expert="C")
+    line.ask("pin", expert="C")
     with pytest.raises(ControlError, match="no pool with room enough"):
-        ask(line, "pin", expert="B")
+        line.ask("pin", expert="B")
 
 
 def test_a_smaller_budget_takes_hold_and_a_larger_one_too():
     line = a_line(budgets={"cpu": 30})
     line.run()
     assert len(line.pools["cpu"].resident()) == 3
-    assert ask(line, "limits", expert_memory={"cpu": 10}) == {"expert_memory": {"cpu": 10}}
+    assert line.ask("limits", expert_memory={"cpu": 10}) == {"expert_memory": {"cpu": 10}}
     line.run()
     assert (line.pools["cpu"].budget_bytes, len(line.pools["cpu"].resident())) == (10, 1)
-    ask(line, "limits", expert_memory={"cpu": 60})
+    line.ask("limits", expert_memory={"cpu": 60})
     line.accept(*(an_image(n, ["A1", "B", "A2", "C"][n % 4]) for n in range(20)))
     line.run()
     assert line.pools["cpu"].budget_bytes == 60
     assert len(line.pools["cpu"].resident()) == 6
 
 
-def test_unload_frees_an_expert():
-    line = a_line()
-    line.run()
-    ask(line, "unload", expert="B")
-    line.run()
-    assert "B" not in line.pools["cpu"].resident()
-
-
 def test_experts_and_queues_list_what_is_where():
     line = a_line(load_s=1.0)
     line.accept(an_image(1, "B"), an_image(2, "B"), an_image(3, "C"))
     line.run(until_s=0.5)
-    queues = ask(line, "queues")["queues"]
+    queues = line.ask("queues")["queues"]
     assert [(row["expert"], row["queued"], row["loading"]) for row in queues] == [("B", 2, ["cpu"]), ("C", 1, ["cpu"])]
     line.run()
-    experts = {row["expert"]: row for row in ask(line, "experts")["experts"]}
+    experts = {row["expert"]: row for row in line.ask("experts")["experts"]}
     assert experts["B"]["resident"] == ["cpu"]
     assert experts["B"]["queued"] == 0
     assert experts["B"]["version"] == "0" * 12
 
 
-def test_status_names_executors_and_counts():
+def test_status_names_executors_counts_images_and_lists_memory_that_they_share_once():
     line = a_line(executors=("cpu", "cpu"))
     line.accept(*(an_image(n, "B") for n in range(3)))
     line.run()
-    status = ask(line, "status")
+    status = line.ask("status")
     assert status["completed"] == 3
     assert status["under_way"] == 0
     first = status["executors"][0]
     assert (first["name"], first["device"], first["budget_bytes"]) == ("cpu/0", "cpu", 30)
     assert first["used_bytes"] <= 30
     assert 0.0 < first["busy_share"] < 1.0
-
-
-def test_status_has_memory_that_executors_share_once_with_who_uses_it():
-    status = ask(a_line(executors=("cpu", "cpu")), "status")
     assert [row["pool"] for row in status["executors"]] == ["cpu", "cpu"]
     (pool,) = status["pools"]
     assert (pool["pool"], pool["device"], pool["executors"]) == ("cpu", "cpu", ["cpu/0", "cpu/1"])

@@ -42,7 +42,7 @@ detectors:
 
 @dataclass
 class Bench:
-    """`images_left`: a permit for each image that executors may still read. `others` are threads of before."""
+    """`images_left`: a permit for each image that executors may still read. `others` are threads that ran before."""
 
     drive: Drive
     pools: tuple[SlotPool, ...]
@@ -66,27 +66,27 @@ class Bench:
         self.drive.accept(images)
 
     def wait(self, count: int) -> dict[int, Outcome]:
-        found = [self.outcomes.get(timeout=60.0) for _ in range(count)]
+        outcomes = [self.outcomes.get(timeout=60.0) for _ in range(count)]
         assert self.outcomes.empty()
-        return {outcome.inspection_id: outcome for outcome in found}
+        return {outcome.inspection_id: outcome for outcome in outcomes}
 
 
 @pytest.fixture(scope="module")
 def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[ExpertId, ExpertSpec]:
     folder = tmp_path_factory.mktemp("weights")
-    known = [an_expert_file(folder, name, "resnet18", 5, seed) for seed, name in enumerate("ABC")]
-    known.append(an_expert_file(folder, "yolo", "yolov8n", 2))
-    return {spec.expert: spec for spec in known}
+    experts = [an_expert_file(folder, name, "resnet18", 5, seed) for seed, name in enumerate("ABC")]
+    experts.append(an_expert_file(folder, "yolo", "yolov8n", 2))
+    return {spec.expert: spec for spec in experts}
 
 
 @pytest.fixture(params=["samba", "coserve", "coserve-plus"])
 def bench(request: pytest.FixtureRequest, specs: dict[ExpertId, ExpertSpec], tmp_path: Path) -> Iterator[Bench]:
     """Memory for one classifier, or the detector and nothing else: every chain needs at least two switches."""
-    others, chosen = set(threading.enumerate()), preset(request.param)
-    budget_bytes = specs[ExpertId("A")].weights_bytes * (2 if chosen.own_pools else 1)
-    hands = [ExecutorFacts(ExecutorId(f"cpu/{n}"), CPU) for n in range(2)]
-    facts, executors = partition([PoolFacts(CPU, "cpu", budget_bytes, 4)], hands, chosen)
-    pools, channels = {one.pool: SlotPool("cpu", one.budget_bytes) for one in facts}, Channels()
+    others, rules = set(threading.enumerate()), preset(request.param)
+    budget_bytes = specs[ExpertId("A")].weights_bytes * (2 if rules.own_pools else 1)
+    streams = [ExecutorFacts(ExecutorId(f"cpu/{n}"), CPU) for n in range(2)]
+    facts, executors = partition([PoolFacts(CPU, "cpu", budget_bytes, 4)], streams, rules)
+    pools, channels = {share.pool: SlotPool("cpu", share.budget_bytes) for share in facts}, Channels()
     journal = Journal(tmp_path / "journal")
     routes = compile_rules(RULES)
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
@@ -107,8 +107,9 @@ def bench(request: pytest.FixtureRequest, specs: dict[ExpertId, ExpertSpec], tmp
     )
     payloads = [encoded(a_picture(seed=seed)) for seed in range(4)]
     drive.start(reports_to(finished=outcomes.put, switched=switches.append))
-    found = tuple(pools.values())
-    yield Bench(drive, found, journal, outcomes, switches, routes.version, payloads, images_left, others)
+    yield Bench(
+        drive, tuple(pools.values()), journal, outcomes, switches, routes.version, payloads, images_left, others
+    )
     assert drive.stop(60.0)
     journal.close()
     for pool in pools.values():
@@ -174,5 +175,5 @@ def test_stop_reports_what_runs_and_leaves_the_rest(bench: Bench):
     bench.images_left.release(200)
     assert bench.drive.stop(60.0)
     assert 1 + bench.outcomes.qsize() < 120
-    left = set(threading.enumerate()) - bench.others
-    assert not any(thread.name.startswith(("executor", "loader", "drive")) for thread in left)
+    threads = set(threading.enumerate()) - bench.others
+    assert not any(thread.name.startswith(("executor", "loader", "drive")) for thread in threads)

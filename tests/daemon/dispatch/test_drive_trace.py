@@ -1,4 +1,4 @@
-"""A recorded run replays to the same actions, and a trace that was altered is found out."""
+"""A recorded run replays to the same actions, and an altered trace is noticed."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS
 from daemon.wire.control import ControlError
 from experts.spec import ArchitectureId, ExpertId
-from tests.daemon.dispatch.simulated_line import a_catalog, a_line, an_image, routes, says
+from tests.daemon.dispatch.simulated_line import a_catalog, a_line, a_mix, routes, says
 
 
 def record(path: Path, policy: str) -> None:
@@ -25,8 +25,7 @@ def record(path: Path, policy: str) -> None:
     )
     for pool in line.pools.values():
         pool.broken[ExpertId("C")] = "damaged"
-    images = [an_image(n, ["A1", "A2", "B", "C"][n % 4], deadline_ms=400 if n % 7 == 0 else None) for n in range(60)]
-    line.accept(*images)
+    line.accept(*a_mix(50), *a_mix(10, first=50, deadline_ms=400))
     line.run(until_s=0.35)
     pinned = line.drive.ask_later("pin", {"expert": "A2"})
     refused = line.drive.ask_later("limits", {"expert_memory": {"cuda:0": 1, "cpu": 1}})
@@ -65,20 +64,19 @@ def test_a_trace_says_what_the_scheduler_was_made_of(tmp_path: Path):
 
 
 def test_two_runs_of_the_same_images_write_the_same_trace(tmp_path: Path):
-    record(tmp_path / "one", "coserve-plus")
-    record(tmp_path / "two", "coserve-plus")
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    record(tmp_path / "first", "coserve-plus")
+    record(tmp_path / "second", "coserve-plus")
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
 
 
-def test_an_action_that_was_altered_is_found(tmp_path: Path):
+def test_an_action_that_was_altered_is_named(tmp_path: Path):
     trace = tmp_path / "trace.jsonl"
     record(trace, "coserve-plus")
     lines = trace.read_text().splitlines()
     number = next(n for n, line in enumerate(lines) if '"call":"next_action"' in line and '"batch"' in line)
     lines[number] = lines[number].replace('"arrived_s":0.0', '"arrived_s":0.5', 1)
     trace.write_text("\n".join(lines) + "\n")
-    found = list(replay(trace))
-    assert [(one.line, one.call) for one in found] == [(number + 1, "next_action")]
+    assert [(difference.line, difference.call) for difference in replay(trace)] == [(number + 1, "next_action")]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +87,7 @@ def test_an_action_that_was_altered_is_found(tmp_path: Path):
         ("hello\n", "not a trace"),
     ],
 )
-def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, text: str, message: str):
+def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path, text: str, message: str):
     (tmp_path / "trace").write_text(text)
     with pytest.raises(TraceError, match=message):
         list(replay(tmp_path / "trace"))

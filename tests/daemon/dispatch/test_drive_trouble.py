@@ -1,79 +1,64 @@
-"""The drive when a device fails, and where each executor has its own share of a device: simulated, nothing waits."""
+"""The drive when a device fails, and where each executor has its own share of a device, on simulated devices."""
 
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Container, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from daemon.dispatch.orders import BatchReport, Unanswered
-from daemon.dispatch.simulated import SimulatedExecutor
 from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS
 from daemon.policy.request import RAM, PoolId
 from daemon.wire.control import ControlError
 from experts.spec import ArchitectureId, ExpertId
-from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, an_image
+from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_mix, an_image
 
 LOST = "AcceleratorError: CUDA error: device-side assert triggered"
 
 
-def ask(line: Line, kind: str, **fields: Any) -> dict[str, Any]:
-    answer: Future[dict[str, Any]] = line.drive.ask_later(kind, fields)
-    line.turn()
-    return answer.result(0)
+def lose(line: Line, executor: str, batches: Container[int] = range(1 << 30)) -> list[BatchReport]:
+    """Let these of the next batches of the executor, counted from 0, end with an error of its device; return all."""
+    reports: list[BatchReport] = []
+    answer = line.executors[executor]._report
 
+    def report(done: BatchReport) -> None:
+        reports.append(done)
+        if len(reports) - 1 in batches:
+            lost = tuple(Unanswered("expert_failed", LOST) for _ in done.results)
+            done = replace(done, results=lost, device_error=LOST)
+        answer(done)
 
-def lose(line: Line, *executors: str, batches: int = 1 << 30) -> None:
-    """From now on the next batches of `executors` end with an error of their device."""
-    left = dict.fromkeys(executors, batches)
-    for name in executors:
-        executor = line.executors[name]
-        assert isinstance(executor, SimulatedExecutor)
-        answered = executor._report
-
-        def report(done: BatchReport, name: str = name, answered: Any = answered) -> None:
-            left[name] -= 1
-            if left[name] >= 0:
-                lost = tuple(Unanswered("expert_failed", LOST) for _ in done.results)
-                done = replace(done, results=lost, device_error=LOST)
-            answered(done)
-
-        executor._report = report
-
-
-def reasons(line: Line) -> list[str | None]:
-    return [line.outcomes[number].reason for number in sorted(line.outcomes)]
+    line.executors[executor]._report = report
+    return reports
 
 
 @pytest.mark.parametrize("policy", ["samba-parallel", "coserve", "coserve-plus"])
 def test_a_device_that_disappears_costs_a_few_batches_and_the_others_serve_the_rest(policy: str):
     line = a_line(policy=policy, budgets={"cuda:0": 60, "cpu": 60}, executors=["cuda:0", "cpu"])
     lose(line, "cuda:0/0")
-    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4]) for n in range(80)))
+    line.accept(*a_mix(80))
     line.run()
     assert len(line.outcomes) == 80
     # Each image of a batch that the device lost is tried once more, which the same device may lose again.
-    assert sum(reason == "expert_failed" for reason in reasons(line)) <= 4
+    assert sum(reason == "expert_failed" for reason in line.reasons().values()) <= 4
     assert line.drive.is_failing
-    status = ask(line, "status")
+    status = line.ask("status")
     rows = {row["name"]: row for row in status["executors"]}
     assert "device-side assert" in rows["cuda:0/0"]["out_of_service"]
     assert "out_of_service" not in rows["cpu/1"]
     assert "cuda:0/0" in status["last_error"]
     assert (rows["cuda:0/0"]["resident"], rows["cuda:0/0"]["budget_bytes"]) == ([], 0)
     with pytest.raises(ControlError, match="restart the daemon"):
-        ask(line, "limits", expert_memory={"cuda:0": 60})
+        line.ask("limits", expert_memory={"cuda:0": 60})
 
 
 def test_one_executor_of_a_shared_pool_goes_and_the_other_serves_on():
     line = a_line(budgets={"cuda:0": 60}, executors=["cuda:0", "cuda:0"])
     lose(line, "cuda:0/1")
-    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4]) for n in range(60)))
+    line.accept(*a_mix(60))
     line.run()
-    assert sum(reason == "expert_failed" for reason in reasons(line)) <= 4
-    assert {row["name"]: row["budget_bytes"] for row in ask(line, "status")["executors"]} == {
+    assert sum(reason == "expert_failed" for reason in line.reasons().values()) <= 4
+    assert {row["name"]: row["budget_bytes"] for row in line.ask("status")["executors"]} == {
         "cuda:0/0": 60,
         "cuda:0/1": 60,
     }
@@ -81,15 +66,15 @@ def test_one_executor_of_a_shared_pool_goes_and_the_other_serves_on():
 
 def test_the_only_device_is_tried_again_after_a_while():
     line = a_line(budgets={"cuda:0": 60}, executors=["cuda:0"])
-    lose(line, "cuda:0/0", batches=3)
+    lose(line, "cuda:0/0", batches=range(3))
     line.accept(*(an_image(n, "B") for n in range(40)))
     line.run(until_s=20.0)
-    assert reasons(line) == []
+    assert line.outcomes == {}
     assert line.drive.is_failing
     with pytest.raises(ControlError, match="retried automatically"):
-        ask(line, "limits", expert_memory={"cuda:0": 50})
+        line.ask("limits", expert_memory={"cuda:0": 50})
     line.run()
-    assert reasons(line) == [None] * 40
+    assert list(line.reasons().values()) == [None] * 40
     assert not line.drive.is_failing
 
 
@@ -98,40 +83,29 @@ def test_an_image_whose_second_batch_the_device_loses_too_ends_and_no_image_wait
     lose(line, "cuda:0/0")
     line.accept(*(an_image(n, "B") for n in range(8)))
     line.run(until_s=20.0)
-    assert reasons(line) == ["expert_failed"] * 4
-    assert "cuda:0/0" in ask(line, "status")["last_error"]
+    assert list(line.reasons().values()) == ["expert_failed"] * 4
+    assert "cuda:0/0" in line.ask("status")["last_error"]
     line.run()
-    assert reasons(line) == ["expert_failed"] * 8
+    assert list(line.reasons().values()) == ["expert_failed"] * 8
 
 
 def test_each_step_of_a_chain_may_be_tried_twice():
     line = a_line(budgets={"cuda:0": 60}, executors=["cuda:0"])
-    executor = line.executors["cuda:0/0"]
-    answered, batches = executor._report, 0
-
-    def report(done: BatchReport) -> None:
-        nonlocal batches
-        batches += 1
-        if batches % 2:
-            done = replace(done, results=(Unanswered("expert_failed", LOST),), device_error=LOST)
-        answered(done)
-
-    executor._report = report
+    batches = lose(line, "cuda:0/0", batches={0, 2})
     line.accept(an_image(1, "A1"))
     line.run()
-    assert (batches, line.outcomes[1].reason) == (4, None)
+    assert (len(batches), line.outcomes[1].reason) == (4, None)
     assert [stage.expert for stage in line.outcomes[1].stages] == ["A1", "yolo-solder"]
 
 
 def test_an_executor_whose_pool_is_served_by_another_is_not_tried_again():
     line = a_line(budgets={"cuda:0": 60}, executors=["cuda:0", "cuda:0"])
-    lose(line, "cuda:0/1", batches=3)
+    lose(line, "cuda:0/1", batches=range(3))
     for when_s in (0.0, 60.0, 120.0):
-        numbers = range(int(when_s), int(when_s) + 60)
-        line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4], accepted_wall_s=1000.0 + when_s) for n in numbers))
+        line.accept(*a_mix(60, first=int(when_s), accepted_wall_s=1000.0 + when_s))
         line.run(until_s=when_s + 60.0)
     assert {stage.executor for n in range(60, 180) for stage in line.outcomes[n].stages} == {"cuda:0/0"}
-    assert "out_of_service" in ask(line, "status")["executors"][1]
+    assert "out_of_service" in line.ask("status")["executors"][1]
 
 
 @pytest.mark.parametrize("policy", PRESETS)
@@ -139,11 +113,11 @@ def test_host_memory_that_takes_no_experts_costs_no_image(policy: str):
     line = a_line(policy=policy, budgets={"cuda:0": 20, "ram": 60}, executors=["cuda:0", "cuda:0"])
     for name in a_catalog():
         line.pools[RAM].broken[name] = "MemoryError: host_cache is larger than the memory"
-    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4]) for n in range(40)))
+    line.accept(*a_mix(40))
     line.run()
-    assert reasons(line) == [None] * 40
+    assert list(line.reasons().values()) == [None] * 40
     assert not line.drive.is_failing
-    assert "MemoryError" in ask(line, "status")["last_error"]
+    assert "MemoryError" in line.ask("status")["last_error"]
 
 
 @pytest.mark.parametrize("policy", ["samba-parallel", "coserve", "coserve-plus"])
@@ -151,23 +125,23 @@ def test_a_device_that_takes_no_experts_any_more_is_given_up_too(policy: str):
     line = a_line(policy=policy, budgets={"cuda:0": 20, "cpu": 60}, executors=["cuda:0", "cpu"])
     for name in a_catalog():
         line.pools[PoolId("cuda:0")].broken[name] = "CUDA error: unspecified launch failure"
-    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4]) for n in range(40)))
+    line.accept(*a_mix(40))
     line.run(until_s=60.0)
-    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4], accepted_wall_s=1060.0) for n in range(40, 80)))
+    line.accept(*a_mix(40, first=40, accepted_wall_s=1060.0))
     line.run()
-    assert [line.outcomes[n].reason for n in range(80)] == [None] * 80
-    rows = {row["name"]: row for row in ask(line, "status")["executors"]}
+    assert list(line.reasons().values()) == [None] * 80
+    rows = {row["name"]: row for row in line.ask("status")["executors"]}
     assert "out_of_service" in rows["cuda:0/0"]
     assert rows["cuda:0/0"]["budget_bytes"] == 0
 
 
 def test_one_error_is_an_accident():
     line = a_line(budgets={"cuda:0": 60, "cpu": 60}, executors=["cuda:0", "cpu"])
-    lose(line, "cuda:0/0", batches=2)
+    lose(line, "cuda:0/0", batches=range(2))
     line.accept(*(an_image(n, "B") for n in range(40)))
     line.run()
     assert not line.drive.is_failing
-    assert "out_of_service" not in ask(line, "status")["executors"][0]
+    assert "out_of_service" not in line.ask("status")["executors"][0]
 
 
 def test_a_batch_fits_the_memory_for_intermediate_results():
@@ -186,7 +160,7 @@ def own_pools(budgets: dict[str, int] | None = None, executors: Sequence[str] = 
 
 def test_executors_with_their_own_memory_show_their_own_experts():
     line = own_pools()
-    rows = ask(line, "status")["executors"]
+    rows = line.ask("status")["executors"]
     assert [(row["name"], row["device"], row["budget_bytes"]) for row in rows] == [
         ("cpu/0", "cpu", 30),
         ("cpu/1", "cpu", 30),
@@ -201,44 +175,44 @@ def test_executors_with_their_own_memory_show_their_own_experts():
 
 def test_limits_are_of_devices_and_are_divided_over_their_pools():
     line = own_pools()
-    assert ask(line, "limits", expert_memory={"cpu": 40}) == {"expert_memory": {"cpu": 40}}
+    assert line.ask("limits", expert_memory={"cpu": 40}) == {"expert_memory": {"cpu": 40}}
     line.run()
     assert {pool.budget_bytes for pool in line.pools.values()} == {20}
-    assert ask(line, "limits") == {"expert_memory": {"cpu": 40}}
+    assert line.ask("limits") == {"expert_memory": {"cpu": 40}}
 
 
 def test_limits_that_one_pool_refuses_change_no_pool():
     line = own_pools({"cpu": 60, "cuda:0": 60}, ["cpu", "cpu", "cuda:0"])
     with pytest.raises(ControlError) as caught:
-        ask(line, "limits", expert_memory={"cuda:0": 5, "cpu": 18})
+        line.ask("limits", expert_memory={"cuda:0": 5, "cpu": 18})
     assert caught.value.code == "does_not_fit"
-    assert ask(line, "limits") == {"expert_memory": {"cpu": 60, "cuda:0": 60}}
+    assert line.ask("limits") == {"expert_memory": {"cpu": 60, "cuda:0": 60}}
 
 
 def test_memory_may_move_from_one_device_to_another_at_once():
     line = own_pools({"cpu": 20, "cuda:0": 8}, ["cpu", "cuda:0"])
-    assert ask(line, "limits", expert_memory={"cpu": 8, "cuda:0": 20}) == {"expert_memory": {"cpu": 8, "cuda:0": 20}}
+    assert line.ask("limits", expert_memory={"cpu": 8, "cuda:0": 20}) == {"expert_memory": {"cpu": 8, "cuda:0": 20}}
 
 
 def test_a_pin_on_a_device_takes_the_pool_that_has_the_expert():
     line = own_pools()
     (home,) = [pool for pool, fake in line.pools.items() if "C" in fake.resident()]
-    assert ask(line, "pin", expert="C", device="cpu") == {"expert": "C", "device": "cpu"}
-    (row,) = [row for row in ask(line, "experts")["experts"] if row["expert"] == "C"]
+    assert line.ask("pin", expert="C", device="cpu") == {"expert": "C", "device": "cpu"}
+    (row,) = [row for row in line.ask("experts")["experts"] if row["expert"] == "C"]
     assert row["pinned"] == [home]
     with pytest.raises(ControlError) as caught:
-        ask(line, "unload", expert="C", device="cpu")
+        line.ask("unload", expert="C", device="cpu")
     assert caught.value.code == "pinned"
-    assert ask(line, "unpin", expert="C", device="cpu") == {"expert": "C"}
+    assert line.ask("unpin", expert="C", device="cpu") == {"expert": "C"}
     with pytest.raises(ControlError, match="not pinned on cpu"):
-        ask(line, "unpin", expert="C", device="cpu")
+        line.ask("unpin", expert="C", device="cpu")
 
 
 def test_a_pin_that_one_pool_refuses_goes_to_the_next_of_the_device():
     line = own_pools({"cpu": 40})
-    assert ask(line, "pin", expert="C", device="cpu")["device"] == "cpu"
-    assert ask(line, "pin", expert="B", device="cpu")["device"] == "cpu"
-    pinned = {row["expert"]: row["pinned"] for row in ask(line, "experts")["experts"] if row["pinned"]}
+    assert line.ask("pin", expert="C", device="cpu")["device"] == "cpu"
+    assert line.ask("pin", expert="B", device="cpu")["device"] == "cpu"
+    pinned = {row["expert"]: row["pinned"] for row in line.ask("experts")["experts"] if row["pinned"]}
     assert {len(pools) for pools in pinned.values()} == {1}
     assert set(pinned) == {"B", "C"}
 
@@ -246,29 +220,29 @@ def test_a_pin_that_one_pool_refuses_goes_to_the_next_of_the_device():
 def test_unload_frees_an_expert_in_every_pool_of_the_device():
     line = own_pools()
     (home,) = [pool for pool, fake in line.pools.items() if "C" in fake.resident()]
-    ask(line, "unload", expert="C", device="cpu")
+    line.ask("unload", expert="C", device="cpu")
     line.run()
     assert "C" not in line.pools[home].resident()
     with pytest.raises(ControlError, match="not resident on cpu"):
-        ask(line, "unload", expert="C", device="cpu")
+        line.ask("unload", expert="C", device="cpu")
 
 
 @pytest.mark.parametrize("kind", ["pin", "unpin", "unload"])
 def test_devices_and_experts_that_do_not_exist_are_named(kind: str):
     line = own_pools()
     with pytest.raises(ControlError) as caught:
-        ask(line, kind, expert="C", device="cuda:3")
+        line.ask(kind, expert="C", device="cuda:3")
     assert caught.value.code == "unknown_device"
     assert "expected one of cpu" in caught.value.reason
     with pytest.raises(ControlError) as caught:
-        ask(line, kind, expert="nobody", device="cpu")
+        line.ask(kind, expert="nobody", device="cpu")
     assert caught.value.code == "unknown_expert"
 
 
 def test_one_pool_may_be_named_by_its_executor():
     line = own_pools()
-    assert ask(line, "pin", expert="C", device="cpu/1") == {"expert": "C", "device": "cpu"}
-    (row,) = [row for row in ask(line, "experts")["experts"] if row["expert"] == "C"]
+    assert line.ask("pin", expert="C", device="cpu/1") == {"expert": "C", "device": "cpu"}
+    (row,) = [row for row in line.ask("experts")["experts"] if row["expert"] == "C"]
     assert row["pinned"] == ["cpu/1"]
 
 

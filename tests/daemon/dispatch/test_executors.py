@@ -1,10 +1,11 @@
-"""What an executor promises, held by the thread over a real slot and by the simulated one."""
+"""The contract of an executor, held by the thread over a real slot and by the simulated one."""
 
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,35 +97,36 @@ def test_every_image_of_a_batch_has_its_result_in_order(bench: Bench, spec: Expe
     assert report.infer_ms > 0.0
 
 
+@pytest.mark.parametrize("change", [{"expert": "absent"}, {"sha256": "f" * 64}], ids=["absent", "other weights"])
 def test_an_expert_that_is_not_resident_fails_the_batch_and_the_executor_goes_on(
-    bench: Bench, spec: ExpertSpec, tmp_path: Path
+    bench: Bench, spec: ExpertSpec, change: dict[str, Any]
 ):
-    absent = ExpertSpec(**{**{name: getattr(spec, name) for name in spec.__slots__}, "expert": "absent"})
-    report = bench.run(an_order(absent, 0, 2))
+    report = bench.run(an_order(replace(spec, **change), 0, 2))
     assert [result.fault for result in report.results if isinstance(result, Unanswered)] == ["expert_failed"] * 2
     report = bench.run(an_order(spec, 0, 2))
     assert all(isinstance(result, Answered) for result in report.results)
 
 
-def test_other_weights_than_were_asked_for_give_no_answer(bench: Bench, spec: ExpertSpec):
-    other = ExpertSpec(**{**{name: getattr(spec, name) for name in spec.__slots__}, "sha256": "f" * 64})
-    report = bench.run(an_order(other, 0))
-    assert isinstance(report.results[0], Unanswered)
-    assert report.results[0].fault == "expert_failed"
+Forward = Callable[[Slot, Sequence[Prepared]], Sequence[Answer]]
 
 
-def a_thread(
-    run: Callable[[Slot, Sequence[Prepared]], Sequence[Answer]], pool: SlotPool, payloads: Payloads | None = None
-) -> Bench:
-    reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
-    executor = ExecutorThread(FACTS, pool.slot, (payloads or Payloads()).read, run)
-    executor.start(reports.put)
-    return Bench(executor, reports)
+@pytest.fixture
+def start(pool: SlotPool) -> Iterator[Callable[..., Bench]]:
+    """Start executor threads: `start(run, read)`; each is stopped at the end."""
+    started: list[Bench] = []
+
+    def start(run: Forward, read: Callable[[JournalKey], bytes] | None = None) -> Bench:
+        started.append(Bench(ExecutorThread(FACTS, pool.slot, read or Payloads().read, run), queue.SimpleQueue()))
+        started[-1].executor.start(started[-1].reports.put)
+        return started[-1]
+
+    yield start
+    assert all(bench.executor.stop(60.0) for bench in started)
 
 
-def test_answers_are_those_of_the_network_alone(spec: ExpertSpec, pool: SlotPool):
+def test_answers_are_those_of_the_network_alone(spec: ExpertSpec, start: Callable[..., Bench]):
     pictures = [a_picture(width=80 + seed, seed=seed) for seed in range(3)]
-    bench = a_thread(infer, pool, Payloads(*(encoded(picture) for picture in pictures)))
+    bench = start(infer, Payloads(*(encoded(picture) for picture in pictures)).read)
     together = bench.run(an_order(spec, 0, 1, 2)).results
     for number, picture in enumerate(pictures):
         (alone,) = bench.run(an_order(spec, number)).results
@@ -134,10 +136,9 @@ def test_answers_are_those_of_the_network_alone(spec: ExpertSpec, pool: SlotPool
         assert result.image_size == (picture.shape[1], picture.shape[0])
         assert result.answer.label == alone.answer.label
         assert result.answer.confidence == pytest.approx(alone.answer.confidence, abs=1e-3)
-    assert bench.executor.stop(60.0)
 
 
-def test_an_image_that_poisons_its_batch_costs_only_itself(spec: ExpertSpec, pool: SlotPool):
+def test_an_image_that_poisons_its_batch_costs_only_itself(spec: ExpertSpec, start: Callable[..., Bench]):
     poison = encoded(a_picture(width=33, height=33))
 
     def run(_slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
@@ -146,16 +147,17 @@ def test_an_image_that_poisons_its_batch_costs_only_itself(spec: ExpertSpec, poo
         return [Answer("ok", 0.9) for _ in prepared]
 
     good = encoded(a_picture())
-    bench = a_thread(run, pool, Payloads(good, good, poison, good))
+    bench = start(run, Payloads(good, good, poison, good).read)
     report = bench.run(an_order(spec, 0, 1, 2, 3))
     faults = [result.fault if isinstance(result, Unanswered) else None for result in report.results]
     assert faults == [None, None, "expert_failed", None]
     assert report.memory_limit is None
-    assert bench.executor.stop(60.0)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
-def test_out_of_memory_halves_the_batch_and_says_what_fitted(error: Exception, spec: ExpertSpec, pool: SlotPool):
+def test_out_of_memory_halves_the_batch_and_says_what_fitted(
+    error: Exception, spec: ExpertSpec, start: Callable[..., Bench]
+):
     sizes: list[int] = []
 
     def run(_slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
@@ -164,12 +166,11 @@ def test_out_of_memory_halves_the_batch_and_says_what_fitted(error: Exception, s
             raise error
         return [Answer("ok", 0.9) for _ in prepared]
 
-    bench = a_thread(run, pool)
+    bench = start(run)
     report = bench.run(an_order(spec, 0, 1, 2, 3))
     assert all(isinstance(result, Answered) for result in report.results)
     assert sizes == [4, 2, 1, 1, 2, 1, 1]
     assert report.memory_limit == 1
-    assert bench.executor.stop(60.0)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_out_of_memory_halves_the_batch_and_says_what_fitted(error: Exception, s
     ],
 )
 def test_an_error_of_the_device_ends_the_batch_at_once_and_is_reported(
-    error: Exception, is_of_the_device: bool, spec: ExpertSpec, pool: SlotPool
+    error: Exception, is_of_the_device: bool, spec: ExpertSpec, start: Callable[..., Bench]
 ):
     sizes: list[int] = []
 
@@ -190,59 +191,52 @@ def test_an_error_of_the_device_ends_the_batch_at_once_and_is_reported(
         sizes.append(len(prepared))
         raise error
 
-    bench = a_thread(run, pool)
+    bench = start(run)
     report = bench.run(an_order(spec, 0, 1, 2, 3))
     assert [result.fault for result in report.results if isinstance(result, Unanswered)] == ["expert_failed"] * 4
     assert (report.device_error is not None) == is_of_the_device
     assert (sizes == [4]) == is_of_the_device
-    assert bench.executor.stop(60.0)
 
 
 @pytest.mark.parametrize(
     "answer",
     [Answer("ok", float("nan")), Answer("ok", 0.9, (Detection("ok", 0.9, (0.0, float("inf"), 1.0, 1.0)),))],
 )
-def test_an_answer_that_is_not_a_number_is_no_answer(answer: Answer, spec: ExpertSpec, pool: SlotPool):
-    bench = a_thread(lambda _slot, prepared: [answer for _ in prepared], pool)
+def test_an_answer_that_is_not_a_number_is_no_answer(answer: Answer, spec: ExpertSpec, start: Callable[..., Bench]):
+    bench = start(lambda _slot, prepared: [answer for _ in prepared])
     (result,) = bench.run(an_order(spec, 0)).results
     assert isinstance(result, Unanswered)
     assert result.fault == "expert_failed"
-    assert bench.executor.stop(60.0)
 
 
-def test_an_altered_journal_record_costs_its_image_only(spec: ExpertSpec, pool: SlotPool, tmp_path: Path):
+def test_an_altered_journal_record_costs_its_image_only(spec: ExpertSpec, start: Callable[..., Bench], tmp_path: Path):
     journal = Journal(tmp_path / "journal")
     keys = journal.append([encoded(a_picture(seed=seed)) for seed in range(2)])
     (segment,) = (tmp_path / "journal").iterdir()
     data = bytearray(segment.read_bytes())
     data[keys[0].offset + 100] ^= 1
     segment.write_bytes(data)
-    reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
-    executor = ExecutorThread(FACTS, pool.slot, journal.read, infer)
-    executor.start(reports.put)
     images = tuple(ImageOrder(RequestId(n), key, Pixels()) for n, key in enumerate(keys))
-    report = Bench(executor, reports).run(BatchOrder(1, spec, images))
+    report = start(infer, journal.read).run(BatchOrder(1, spec, images))
     assert [isinstance(result, Answered) for result in report.results] == [False, True]
-    assert executor.stop(60.0)
     journal.close()
 
 
-def test_bytes_that_the_disk_refuses_now_are_no_fault_of_the_image(spec: ExpertSpec, pool: SlotPool, tmp_path: Path):
+def test_bytes_that_the_disk_refuses_now_are_no_fault_of_the_image(
+    spec: ExpertSpec, start: Callable[..., Bench], tmp_path: Path
+):
     journal = Journal(tmp_path / "journal")
     (key,) = journal.append([encoded(a_picture())])
     journal.close()
     (tmp_path / "journal").rename(tmp_path / "elsewhere")
-    reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
-    executor = ExecutorThread(FACTS, pool.slot, journal.read, infer)
-    executor.start(reports.put)
+    bench = start(infer, journal.read)
     order = BatchOrder(1, spec, (ImageOrder(RequestId(1), key, Pixels()),))
-    (result,) = Bench(executor, reports).run(order).results
+    (result,) = bench.run(order).results
     assert isinstance(result, Unanswered)
     assert result.fault == "unreadable"
     (tmp_path / "elsewhere").rename(tmp_path / "journal")
-    (result,) = Bench(executor, reports).run(order).results
+    (result,) = bench.run(order).results
     assert isinstance(result, Answered)
-    assert executor.stop(60.0)
     journal.close()
 
 
@@ -273,7 +267,7 @@ def test_each_executor_keeps_its_own_number_of_threads(
     torch.set_num_threads(1)
 
 
-def test_stop_finishes_the_batch_that_runs(spec: ExpertSpec, pool: SlotPool):
+def test_stop_finishes_the_batch_that_runs(spec: ExpertSpec, start: Callable[..., Bench]):
     begun, go_on = threading.Event(), threading.Event()
 
     def run(_slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
@@ -281,7 +275,7 @@ def test_stop_finishes_the_batch_that_runs(spec: ExpertSpec, pool: SlotPool):
         assert go_on.wait(60.0)
         return [Answer("ok", 0.9) for _ in prepared]
 
-    bench = a_thread(run, pool)
+    bench = start(run)
     bench.executor.submit(an_order(spec, 0))
     assert begun.wait(60.0)
     assert not bench.executor.stop(0.01)

@@ -1,8 +1,8 @@
-"""What a loader promises, held by the thread over a real slot pool and by the simulated one."""
+"""The contract of a loader, held by the thread over a real slot pool and by the simulated one."""
 
 import queue
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +91,7 @@ def test_orders_are_carried_out_in_order_within_the_budget(bench: Bench, specs: 
 def test_a_failed_load_is_reported_and_what_it_evicted_stays_evicted(
     bench: Bench, specs: list[ExpertSpec], tmp_path: Path
 ):
-    missing = ExpertSpec(
-        **{**{name: getattr(specs[2], name) for name in specs[2].__slots__}, "file": tmp_path / "gone"}
-    )
+    missing = replace(specs[2], file=tmp_path / "gone")
     if isinstance(bench.pool, SimulatedPool):
         bench.pool.broken[missing.expert] = "no such file"
     bench.loader.apply(an_order(specs[0]))
@@ -110,7 +108,7 @@ def test_a_failed_load_is_reported_and_what_it_evicted_stays_evicted(
 def test_a_loader_survives_orders_that_make_no_sense(bench: Bench, specs: list[ExpertSpec]):
     if bench.clock is not None:
         pytest.skip("a simulated device raises at once, so that a wrong policy is caught")
-    bench.loader.apply(Unload(CPU, (ExpertId("nobody"),)))
+    bench.loader.apply(Unload(CPU, (ExpertId("unknown"),)))
     bench.loader.apply(an_order(specs[0]))
     ends = bench.wait(1)
     bench.loader.apply(Resize(CPU, 1))
@@ -135,14 +133,14 @@ def test_an_expert_in_host_memory_is_copied_from_there(kind: str, specs: list[Ex
         loaders = [SimulatedLoader(name, pool, simulated.route, pools) for name, pool in pools.items()]
     for loader in loaders:
         loader.start(ends.put)
-    spec, found = specs[0], []
+    spec, loads = specs[0], list[LoadEnd]()
     copy = LoadOrder(Load(CPU, spec.expert, (), "demand", source=RAM), spec)
     for loader, order in zip(loaders, (LoadOrder(Load(RAM, spec.expert, (), "demand"), spec), copy), strict=True):
         loader.apply(order)
         while clock.step():
             pass
-        found.append(ends.get(timeout=60.0))
-    assert [(end.error, end.tier, end.bytes) for end in found] == [
+        loads.append(ends.get(timeout=60.0))
+    assert [(end.error, end.tier, end.bytes) for end in loads] == [
         (None, "disk", spec.weights_bytes),
         (None, "ram", spec.weights_bytes),
     ]

@@ -1,11 +1,9 @@
-"""Batches and loads that do not end: others are served, images are tried once more, and whoever hangs is named."""
+"""Batches and loads that do not end: others are served, images are tried once more, and the log names what hangs."""
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import pytest
 import structlog
@@ -30,16 +28,10 @@ from daemon.wire.control import ControlError
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.preprocess import Prepared
 from experts.vision.slot import Slot, SlotPool
-from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_spec, an_image, reports_to, routes
+from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_mix, a_spec, an_image, reports_to, routes
 from tests.experts.samples import a_picture, an_expert_file, encoded
 
 FOREVER_S = 1e6
-
-
-def ask(line: Line, kind: str, **fields: Any) -> dict[str, Any]:
-    answer: Future[dict[str, Any]] = line.drive.ask_later(kind, fields)
-    line.turn()
-    return answer.result(0)
 
 
 def hang(
@@ -49,19 +41,23 @@ def hang(
     hung: list[BatchOrder] = []
 
     def hangs(order: BatchOrder) -> tuple[float, RequestId | None]:
-        found = [one.request_id for one in order.images if one.key.offset == image]
-        if order.spec.expert != expert or len(hung) == times or (image is not None and not found):
+        blamed = next((each.request_id for each in order.images if each.key.offset == image), None)
+        if order.spec.expert != expert or len(hung) == times or (image is not None and blamed is None):
             return 0.0, None
         hung.append(order)
-        return seconds, found[0] if found else None
+        return seconds, blamed
 
     for executor in line.executors.values():
         executor.hangs = hangs
     return hung
 
 
-def reasons(line: Line) -> dict[int, str | None]:
-    return {number: line.outcomes[number].reason for number in sorted(line.outcomes)}
+def heal(line: Line) -> None:
+    """Let no further batch and no further load hang."""
+    for executor in line.executors.values():
+        executor.hangs = lambda _order: (0.0, None)
+    for loader in line.loaders.values():
+        loader.hangs_s.clear()
 
 
 # Time
@@ -81,7 +77,7 @@ def test_what_takes_twenty_times_longer_than_predicted_hangs_and_nothing_before_
     assert (watch.next_s(), watch.overdue(1e9)) == (None, [])
 
 
-def test_a_machine_that_stood_still_has_made_nobody_hang() -> None:
+def test_a_machine_that_stood_still_makes_no_batch_hang() -> None:
     watch: Watch[str] = Watch(30.0)
     watch.begin("batch", 0.0, 0.1)
     assert watch.overdue(3600.0) == []
@@ -111,32 +107,32 @@ def test_parked_requests_end_at_their_deadline_or_after_the_longest_stay_whateve
 def test_a_batch_that_hangs_once_costs_no_image(policy: str) -> None:
     line = a_line(policy=policy, budgets={"cpu": 60}, executors=["cpu", "cpu"])
     hung = hang(line, "B", times=1)
-    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4]) for n in range(40)))
+    line.accept(*a_mix(40))
     line.run(until_s=600.0)
     assert len(hung) == 1
-    assert set(reasons(line).values()) == {None}
+    assert set(line.reasons().values()) == {None}
     assert len(line.outcomes) == 40
     assert line.drive.is_failing, "a thread is left behind"
-    assert "did not end within" in ask(line, "status")["last_error"]
+    assert "did not end within" in line.ask("status")["last_error"]
 
 
-def test_the_line_is_well_again_when_what_hung_has_ended_and_its_late_answer_counts_for_nobody() -> None:
+def test_the_line_is_well_again_when_what_hung_has_ended_and_its_late_answer_is_ignored() -> None:
     line = a_line(budgets={"cpu": 20}, load_s=0.1)
     hang(line, "B", times=1, seconds=100.0)
     line.accept(an_image(1, "B"))
     line.run(until_s=50.0)
-    assert reasons(line) == {1: None}
+    assert line.reasons() == {1: None}
     assert line.drive.is_failing
     line.accept(an_image(2, "C", accepted_wall_s=1050.0), an_image(3, "A1", accepted_wall_s=1050.0))
     line.run(until_s=90.0)
     assert "B" in line.pools[PoolId("cpu")].resident(), "its weights are still being read"
-    assert reasons(line) == {1: None, 2: None, 3: None}
+    assert line.reasons() == {1: None, 2: None, 3: None}
     line.run(until_s=200.0)
     assert not line.drive.is_failing
     line.accept(*(an_image(10 + n, ["C", "A1"][n % 2], accepted_wall_s=1200.0) for n in range(6)))
     line.run(until_s=300.0)
     assert len(line.outcomes) == 9
-    assert set(reasons(line).values()) == {None}
+    assert set(line.reasons().values()) == {None}
 
 
 def test_an_image_whose_second_batch_hangs_too_is_unknown_and_its_expert_failed_until_a_reload() -> None:
@@ -148,14 +144,13 @@ def test_an_image_whose_second_batch_hangs_too_is_unknown_and_its_expert_failed_
     assert {line.outcomes[n].reason for n in range(12)} == {"expert_failed"}
     assert {line.outcomes[n].verdict for n in range(12)} == {"unknown"}
     assert {line.outcomes[100 + n].verdict for n in range(12)} == {"pass"}
-    rows = {row["expert"]: row for row in ask(line, "experts")["experts"]}
+    rows = {row["expert"]: row for row in line.ask("experts")["experts"]}
     assert "twice; mend it and reload" in rows["B"]["failed"]
     line.accept(an_image(50, "B", accepted_wall_s=2000.0))
     line.run(until_s=2000.0)
     assert line.outcomes[50].reason == "expert_failed"
     assert len(hung) <= 3, "a failed expert is not tried again"
-    for executor in line.executors.values():
-        executor.hangs = lambda _order: (0.0, None)
+    heal(line)
     line.drive.reload_later(a_catalog(), routes())
     line.accept(an_image(51, "B", accepted_wall_s=3000.0))
     line.run(until_s=3000.0)
@@ -168,21 +163,10 @@ def test_an_image_whose_decoding_does_not_end_is_bad_and_its_neighbours_are_judg
     line.accept(*(an_image(n, "B") for n in range(4)))
     line.run(until_s=600.0)
     assert len(hung) == 1
-    assert reasons(line) == {0: None, 1: None, 2: "bad_image", 3: None}
+    assert line.reasons() == {0: None, 1: None, 2: "bad_image", 3: None}
     ((image, reason),) = line.bad_images
     assert (image.image_id, "did not end" in reason) == ("2", True)
-    assert ask(line, "experts")["experts"][2]["failed"] is None, "it is no fault of the expert"
-
-
-def test_the_log_names_executor_expert_images_and_seconds() -> None:
-    line = a_line(budgets={"cpu": 60})
-    hang(line, "B", times=1)
-    line.accept(an_image(7, "B"))
-    with structlog.testing.capture_logs() as logs:
-        line.run(until_s=100.0)
-    (event,) = [entry for entry in logs if entry["event"] == "executor_hung"]
-    assert (event["executor"], event["expert"], event["images"]) == ("cpu/0", "B", ["cam/7"])
-    assert event["seconds"] == pytest.approx(30.0, abs=1.0)
+    assert line.ask("experts")["experts"][2]["failed"] is None, "it is not the expert's fault"
 
 
 def test_an_executor_leaves_a_few_threads_behind_and_no_more() -> None:
@@ -203,26 +187,30 @@ classifiers: {"*": {expert: "{component}", pass: [ok]}}
     line.accept(*(an_image(n, name, rules_version=routes(rules).version) for n, name in enumerate(names)))
     line.run(until_s=20_000.0)
     assert len(hung) <= 4
-    assert "out_of_service" in ask(line, "status")["executors"][0]
+    assert "out_of_service" in line.ask("status")["executors"][0]
 
 
-def test_weights_that_a_hanging_batch_keeps_cannot_be_unloaded_or_replaced() -> None:
+def test_the_log_names_a_hanging_batch_and_weights_that_it_keeps_cannot_be_unloaded_or_replaced() -> None:
     line = a_line(budgets={"cpu": 60})
     hang(line, "B", times=1)
     line.accept(an_image(1, "B"))
-    line.run(until_s=100.0)
+    with structlog.testing.capture_logs() as logs:
+        line.run(until_s=100.0)
+    (event,) = [entry for entry in logs if entry["event"] == "executor_hung"]
+    assert (event["executor"], event["expert"], event["images"]) == ("cpu/0", "B", ["cam/1"])
+    assert event["seconds"] == pytest.approx(30.0, abs=1.0)
     with pytest.raises(ControlError, match="hangs and keeps its weights"):
-        ask(line, "unload", expert="B")
-    other = a_catalog() | {ExpertId("B"): a_spec("B", sha256="1" * 64)}
-    line.drive.reload_later(other, routes())
+        line.ask("unload", expert="B")
+    catalog = a_catalog() | {ExpertId("B"): a_spec("B", sha256="1" * 64)}
+    line.drive.reload_later(catalog, routes())
     line.accept(an_image(2, "B", accepted_wall_s=1100.0))
     line.run(until_s=300.0)
     assert line.outcomes[2].reason == "expert_failed"
-    assert "restart the daemon" in ask(line, "status")["last_error"]
+    assert "restart the daemon" in line.ask("status")["last_error"]
 
 
 @pytest.mark.parametrize("policy", PRESETS)
-def test_images_whose_bytes_cannot_be_read_just_now_are_tried_again_and_nobody_waits_behind_them(policy: str) -> None:
+def test_images_whose_bytes_cannot_be_read_just_now_are_tried_again_and_no_image_waits_behind_them(policy: str) -> None:
     line = a_line(policy=policy, budgets={"cpu": 60})
 
     def answer(_spec: ExpertSpec, image: ImageOrder) -> Answer | Unanswered:
@@ -236,9 +224,9 @@ def test_images_whose_bytes_cannot_be_read_just_now_are_tried_again_and_nobody_w
     line.accept(an_image(1, "B"), an_image(2, "B"), an_image(0, "C", deadline_ms=20_000))
     line.accept(*(an_image(10 + n, "B") for n in range(8)))
     line.run(until_s=50.0)
-    assert reasons(line) == {0: "deadline"} | {10 + n: None for n in range(8)}
+    assert line.reasons() == {0: "deadline"} | {10 + n: None for n in range(8)}
     assert line.drive.is_failing
-    assert "Permission denied" in ask(line, "status")["last_error"]
+    assert "Permission denied" in line.ask("status")["last_error"]
     line.run(until_s=110.0)
     assert line.outcomes[1].verdict == "pass"
     line.run(until_s=400.0)
@@ -251,18 +239,17 @@ def test_images_whose_bytes_cannot_be_read_just_now_are_tried_again_and_nobody_w
 
 
 @pytest.mark.parametrize("policy", PRESETS)
-def test_a_load_that_hangs_keeps_nobody_else_waiting_and_its_images_wait_for_it(policy: str) -> None:
+def test_a_load_that_hangs_delays_no_other_expert_and_its_images_wait_for_it(policy: str) -> None:
     line = a_line(policy=policy, budgets={"cpu": 60})
     for loader in line.loaders.values():
         loader.hangs_s[ExpertId("B")] = 200.0
     line.accept(an_image(0, "B"), an_image(1, "B", deadline_ms=100_000))
     line.accept(*(an_image(2 + n, ["A1", "A2", "C"][n % 3]) for n in range(30)))
     line.run(until_s=150.0)
-    assert reasons(line) == {1: "deadline"} | {2 + n: None for n in range(30)}
+    assert line.reasons() == {1: "deadline"} | {2 + n: None for n in range(30)}
     assert line.ended_s[1] == pytest.approx(100.0, abs=1.0)
     assert line.drive.is_failing
-    for loader in line.loaders.values():
-        loader.hangs_s.clear()
+    heal(line)
     line.run(until_s=600.0)
     assert line.outcomes[0].verdict == "pass"
     assert not line.drive.is_failing
@@ -274,16 +261,16 @@ def test_images_without_a_deadline_wait_for_a_dead_disk_ten_times_the_patience()
         loader.hangs_s[ExpertId("B")] = FOREVER_S
     line.accept(an_image(1, "B"))
     line.run(until_s=1000.0)
-    assert reasons(line) == {1: "expert_failed"}
+    assert line.reasons() == {1: "expert_failed"}
     assert line.ended_s[1] == pytest.approx(330.0, abs=2.0)
 
 
 def test_a_load_that_hangs_on_one_device_is_made_on_another() -> None:
     line = a_line(budgets={"cuda:0": 60, "cpu": 60}, executors=["cuda:0", "cpu"])
     line.loaders[PoolId("cuda:0")].hangs_s = dict.fromkeys(a_catalog(), FOREVER_S)
-    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4]) for n in range(40)))
+    line.accept(*a_mix(40))
     line.run(until_s=1000.0)
-    assert set(reasons(line).values()) == {None}
+    assert set(line.reasons().values()) == {None}
     assert len(line.outcomes) == 40
 
 
@@ -299,13 +286,13 @@ def test_whatever_hangs_every_image_ends_once_and_the_run_replays(
     executors = [name for name in pools for _ in range(2)]
     line = a_line(policy=policy, budgets=dict.fromkeys(pools, 40), executors=executors, record=trace)
     try:
-        _everything_hangs(line, data)
+        _let_everything_hang(line, data)
     finally:
         line.drive.stop(1.0)
     assert list(replay(trace)) == []
 
 
-def _everything_hangs(line: Line, data: st.DataObject) -> None:
+def _let_everything_hang(line: Line, data: st.DataObject) -> None:
     seconds = st.sampled_from([0.0, 0.0, 0.0, 0.0, 45.0, 400.0, FOREVER_S])
 
     def hangs(order: BatchOrder) -> tuple[float, RequestId | None]:
@@ -317,12 +304,9 @@ def _everything_hangs(line: Line, data: st.DataObject) -> None:
         executor.hangs = hangs
     for loader in line.loaders.values():
         loader.hangs_s = {name: data.draw(seconds, label="load") for name in a_catalog()}
-    line.accept(*(an_image(n, ["A1", "A2", "B", "C"][n % 4], deadline_ms=60_000 if n % 3 else None) for n in range(30)))
+    line.accept(*a_mix(15), *a_mix(15, first=15, deadline_ms=60_000))
     line.run(until_s=300.0)
-    for executor in line.executors.values():
-        executor.hangs = lambda _order: (0.0, None)
-    for loader in line.loaders.values():
-        loader.hangs_s.clear()
+    heal(line)
     line.drive.reload_later(a_catalog(), routes())
     line.accept(*(an_image(100 + n, "B", deadline_ms=600_000, accepted_wall_s=1300.0) for n in range(4)))
     line.run(until_s=20_000.0)
@@ -337,16 +321,17 @@ def _everything_hangs(line: Line, data: st.DataObject) -> None:
 HANG_AFTER_S = 1000.0
 
 
-class Bench:
-    """A drive over a real pool, a real executor thread and a real loader; the forward pass is the test's."""
+class HangingBench:
+    """A drive over a real pool, a real executor thread and a real loader; the first forward pass waits for `go_on`."""
 
-    def __init__(self, folder: Path, run: Callable[[Slot, Sequence[Prepared]], Sequence[Answer]]) -> None:
+    def __init__(self, folder: Path) -> None:
         spec = an_expert_file(folder)
+        self.go_on, self.begun, self.threads = threading.Event(), threading.Event(), list[threading.Thread]()
         rules = f"""
 boards: {{main: {{extras: allow, components: {{B: 1}}}}}}
 classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_below: 0.0}}}}
 """
-        self.version = routes(rules).version
+        version = routes(rules).version
         self._stands_at_s = time.monotonic()
         self._goes_since_s: float | None = None
         pool, name = SlotPool("cpu", spec.weights_bytes), PoolId("cpu")
@@ -363,23 +348,37 @@ classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_bel
             ),
             Chains(Rulebook(routes(rules)).get, self.now_s, time.time),
             {spec.expert: spec},
-            [ExecutorThread(facts, pool.slot, lambda _key: payload, run, clock=self.now_s, mark=self.marks.append)],
+            [
+                ExecutorThread(
+                    facts, pool.slot, lambda _key: payload, self._run, clock=self.now_s, mark=self.marks.append
+                )
+            ],
             [PoolLoader(name, pool, Channels())],
             hang_after_s=HANG_AFTER_S,
             clock=self.now_s,
         )
         self.drive.start(reports_to(finished=self.outcomes.append))
+        self.drive.accept([an_image(1, rules_version=version)])
+        assert self.begun.wait(60.0)
+
+    def _run(self, slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
+        self.threads.append(threading.current_thread())
+        if len(self.threads) == 1:
+            self.begun.set()
+            assert self.go_on.wait(60.0)
+        return [Answer(slot.spec.classes[0], 0.9) for _ in prepared]
 
     def now_s(self) -> float:
-        """The drive's time stands still until `hang`, then it goes on."""
+        """Return the drive's time, which stands still until `hang`."""
         return self._stands_at_s + (0.0 if self._goes_since_s is None else time.monotonic() - self._goes_since_s)
 
     def hang(self) -> None:
-        """What runs now has run for too long."""
+        """Move the clock until the batch that runs now has run for too long; wait for its second try."""
         self._stands_at_s += HANG_AFTER_S + 1.0
-        self.drive.ask_later("status", {})  # by itself it would look when so much time has passed
+        self.drive.ask_later("status", {})  # so that it checks now, not when its timer ends
         self.wait(lambda: self.drive.is_failing)
         self._goes_since_s = time.monotonic()
+        self.wait(lambda: len(self.outcomes) == 1)
 
     def wait(self, happened: Callable[[], bool]) -> None:
         until_s = time.monotonic() + 60.0
@@ -389,26 +388,14 @@ classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_bel
 
 
 def test_a_thread_that_hangs_is_left_behind_and_its_batch_runs_in_a_new_one(tmp_path: Path) -> None:
-    go_on, begun, threads = threading.Event(), threading.Event(), list[threading.Thread]()
-
-    def run(slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
-        threads.append(threading.current_thread())
-        if len(threads) == 1:
-            begun.set()
-            assert go_on.wait(60.0)
-        return [Answer(slot.spec.classes[0], 0.9) for _ in prepared]
-
-    bench = Bench(tmp_path, run)
-    bench.drive.accept([an_image(1, rules_version=bench.version)])
-    assert begun.wait(60.0)
+    bench = HangingBench(tmp_path)
     bench.hang()
-    bench.wait(lambda: len(bench.outcomes) == 1)
-    assert (bench.outcomes[0].verdict, len(set(threads))) == ("pass", 2)
+    assert (bench.outcomes[0].verdict, len(set(bench.threads))) == ("pass", 2)
     assert bench.drive.is_failing
-    go_on.set()
+    bench.go_on.set()
     bench.wait(lambda: not bench.drive.is_failing)
-    threads[0].join(60.0)
-    assert not threads[0].is_alive()
+    bench.threads[0].join(60.0)
+    assert not bench.threads[0].is_alive()
     assert len(bench.outcomes) == 1
     assert bench.marks[0] is not None
     assert bench.marks[-1] is None
@@ -416,21 +403,9 @@ def test_a_thread_that_hangs_is_left_behind_and_its_batch_runs_in_a_new_one(tmp_
 
 
 def test_a_stop_does_not_wait_for_what_hangs(tmp_path: Path) -> None:
-    go_on, begun, threads = threading.Event(), threading.Event(), list[threading.Thread]()
-
-    def run(slot: Slot, prepared: Sequence[Prepared]) -> list[Answer]:
-        threads.append(threading.current_thread())
-        if len(threads) == 1:
-            begun.set()
-            assert go_on.wait(60.0)
-        return [Answer(slot.spec.classes[0], 0.9) for _ in prepared]
-
-    bench = Bench(tmp_path, run)
-    bench.drive.accept([an_image(1, rules_version=bench.version)])
-    assert begun.wait(60.0)
+    bench = HangingBench(tmp_path)
     bench.hang()
-    bench.wait(lambda: len(bench.outcomes) == 1)
     assert bench.drive.stop(60.0)
-    assert threads[0].is_alive()
-    go_on.set()
-    threads[0].join(60.0)
+    assert bench.threads[0].is_alive()
+    bench.go_on.set()
+    bench.threads[0].join(60.0)

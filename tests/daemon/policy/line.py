@@ -44,9 +44,9 @@ def a_scheduler(
     tuning: Tuning | None = None,
     matrix: Sequence[Performance] = (),
 ) -> Scheduler:
-    chosen = preset(policy)
-    pools, executors = partition(pools or [a_pool()], executors or executors_on("cpu"), chosen)
-    return Scheduler(experts, pools, executors, chosen, tuning, matrix)
+    rules = preset(policy)
+    pools, executors = partition(pools or [a_pool()], executors or executors_on("cpu"), rules)
+    return Scheduler(experts, pools, executors, rules, tuning, matrix)
 
 
 @dataclass
@@ -106,10 +106,10 @@ class Clockwork:
             self.at(min(wake), lambda: None)
 
     def loads(self, cause: str | None = None) -> list[Load]:
-        return [one for one in self.actions if isinstance(one, Load) and cause in (None, one.cause)]
+        return [action for action in self.actions if isinstance(action, Load) and cause in (None, action.cause)]
 
     def runs(self) -> list[Run]:
-        return [one for one in self.actions if isinstance(one, Run)]
+        return [action for action in self.actions if isinstance(action, Run)]
 
     def _arrive(self, request: Request) -> None:
         if self.scheduler.arrive(request, self.now) is not None:

@@ -28,14 +28,14 @@ class Parts:
 
     def add(self, *experts: str) -> list[str]:
         """Queue one request of each; returns the executors that took them."""
-        took: list[str] = []
+        executors: list[str] = []
         for expert in experts:
             before = {name: self.waiting(name) for name in self.residency.executors}
             self.number += 1
             self.queues.add(a_request(self.number, expert))
-            took += [name for name in before if len(self.waiting(name)) > len(before[name])]
+            executors += [name for name in before if len(self.waiting(name)) > len(before[name])]
             self.queues.check()
-        return took
+        return executors
 
     def waiting(self, executor: str) -> list[str]:
         queue = self.queues._queues[ExecutorId(executor)]
@@ -88,6 +88,6 @@ def some_parts(
 ) -> Parts:
     """One executor for each pool but the RAM tier, named as the pool is."""
     pools = pools or [a_pool(f"cuda:0/{n}", 1000, 8) for n in range(3)]
-    executors = [ExecutorFacts(ExecutorId(one.pool), one.pool) for one in pools if one.processor != "ram"]
-    made = residency(experts, pools, executors, Matrix(matrix or [a_row("cuda:0"), a_row("cpu")]))
-    return Parts(made, ExecutorQueues(made, preset(policy)))
+    executors = [ExecutorFacts(ExecutorId(pool.pool), pool.pool) for pool in pools if pool.processor != "ram"]
+    pool_contents = residency(experts, pools, executors, Matrix(matrix or [a_row("cuda:0"), a_row("cpu")]))
+    return Parts(pool_contents, ExecutorQueues(pool_contents, preset(policy)))

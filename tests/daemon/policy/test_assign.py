@@ -1,4 +1,4 @@
-"""Who gets a request: round robin, or the least makespan of CoServe §4.2 against a naive reading of it."""
+"""The executor of a request: round robin, or the least makespan of CoServe §4.2 against a naive reading of it."""
 
 from dataclasses import dataclass, field
 
@@ -20,21 +20,26 @@ GPUS = ["cuda:0/0", "cuda:0/1", "cuda:0/2"]
 
 def test_each_executor_gets_an_equal_share_of_its_device_and_the_gpus_come_first():
     pools = [a_pool("cpu", 100), a_pool("cuda:0", 91), PoolFacts(RAM, "ram", 50, 1)]
-    kept, used = partition(pools, executors_on("cpu", "cuda:0", "cuda:0"), PRESETS["coserve"])
-    assert {one.pool: one.budget_bytes for one in kept} == {"cpu": 100, "cuda:0/1": 45, "cuda:0/2": 45, "ram": 50}
-    assert [(one.executor, one.pool) for one in used] == [
+    shares, used = partition(pools, executors_on("cpu", "cuda:0", "cuda:0"), PRESETS["coserve"])
+    assert {share.pool: share.budget_bytes for share in shares} == {
+        "cpu": 100,
+        "cuda:0/1": 45,
+        "cuda:0/2": 45,
+        "ram": 50,
+    }
+    assert [(each.executor, each.pool) for each in used] == [
         ("cuda:0/1", "cuda:0/1"),
         ("cuda:0/2", "cuda:0/2"),
         ("cpu/0", "cpu"),
     ]
-    assert {one.device for one in kept} == {"cpu", "cuda:0", "ram"}
+    assert {share.device for share in shares} == {"cpu", "cuda:0", "ram"}
 
 
 def test_samba_has_one_executor_with_all_of_its_device_and_batches_of_one():
     pools = [a_pool("cpu", 100), a_pool("cuda:0", 91)]
-    kept, used = partition(pools, executors_on("cpu", "cuda:0", "cuda:0"), PRESETS["samba"])
-    assert [(one.pool, one.budget_bytes, one.max_batch) for one in kept] == [("cuda:0", 91, 1)]
-    assert [one.executor for one in used] == ["cuda:0/1"]
+    shares, used = partition(pools, executors_on("cpu", "cuda:0", "cuda:0"), PRESETS["samba"])
+    assert [(share.pool, share.budget_bytes, share.max_batch) for share in shares] == [("cuda:0", 91, 1)]
+    assert [each.executor for each in used] == ["cuda:0/1"]
 
 
 def test_round_robin_passes_over_an_executor_that_can_never_have_the_expert():
@@ -101,14 +106,14 @@ class Naive:
     running_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(GPUS, 0.0))
 
     def added_s(self, executor: str, expert: str) -> float:
-        if any(known == expert for known, _ in self.waiting[executor]):
+        if any(queued == expert for queued, _ in self.waiting[executor]):
             return K_S
         return K_S + B_S + (0.0 if expert in self.resident[executor] else DISK_S)
 
     def choose(self, expert: str) -> str:
         def rank(executor: str) -> tuple[float, float, int]:
             added_s = self.added_s(executor, expert)
-            finishes = [self.finish_s(one) + (added_s if one == executor else 0.0) for one in GPUS]
+            finishes = [self.finish_s(name) + (added_s if name == executor else 0.0) for name in GPUS]
             return round(max(finishes), 6), round(added_s, 6), GPUS.index(executor)
 
         return min(GPUS, key=rank)
@@ -118,7 +123,7 @@ class Naive:
 
     def add(self, executor: str, expert: str) -> None:
         entry = [expert, self.added_s(executor, expert)]
-        same = [at for at, (known, _) in enumerate(self.waiting[executor]) if known == expert]
+        same = [at for at, (queued, _) in enumerate(self.waiting[executor]) if queued == expert]
         self.waiting[executor].insert(same[-1] + 1 if same else len(self.waiting[executor]), entry)
 
     def take(self, executor: str, count: int) -> None:
@@ -143,9 +148,9 @@ def test_totals_kept_as_work_comes_and_goes_choose_as_recounting_would(steps: li
     naive = Naive(resident)
     for step in steps:
         if not step.startswith("run "):
-            chosen = naive.choose(step)
-            naive.add(chosen, step)
-            assert parts.add(step) == [chosen]
+            executor = naive.choose(step)
+            naive.add(executor, step)
+            assert parts.add(step) == [executor]
             continue
         name = step.removeprefix("run ")
         head = parts.waiting(name)[:1]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from daemon.policy.actions import Load, Run, Wait
+from daemon.policy.actions import Wait
 from daemon.policy.presets import Tuning
 from daemon.policy.request import ExecutorId
 from experts.spec import ExpertId
@@ -24,12 +24,7 @@ def filled(line: Clockwork) -> Clockwork:
 
 
 def resident(line: Clockwork, pool: str = "cpu") -> tuple[str, ...]:
-    return next(one.resident for one in line.scheduler.snapshot().pools if one.pool == pool)
-
-
-def test_the_pool_fills_by_usage_before_anybody_asks():
-    line = filled(a_line(budget_bytes=25))
-    assert [(load.expert, load.cause) for load in line.loads()] == [("a", "startup"), ("b", "startup")]
+    return next(pool_state.resident for pool_state in line.scheduler.snapshot().pools if pool_state.pool == pool)
 
 
 def test_whoever_has_images_is_loaded_before_the_fill():
@@ -44,13 +39,6 @@ def test_the_fullest_batch_among_the_residents_goes_first_and_ties_go_by_arrival
     line.arrive(*(a_request(n, expert, 100.0) for n, expert in enumerate("abbbccc")))
     line.run()
     assert [run.expert for run in line.runs()] == ["b", "c", "a"]
-
-
-def test_a_batch_is_never_larger_than_the_pool_allows():
-    line = filled(a_line())
-    line.arrive(*(a_request(n, "a", 100.0) for n in range(10)))
-    line.run()
-    assert [len(run.batch) for run in line.runs()] == [4, 4, 2]
 
 
 def test_the_loader_runs_ahead_with_the_most_wanted_first():
@@ -187,26 +175,6 @@ def test_a_group_that_outgrows_the_cpu_comes_to_the_gpu():
     assert {run.executor for run in line.runs()} == {"cuda:0/0", "cpu/1"}
 
 
-def test_an_expert_whose_load_failed_is_refused_until_the_retry():
-    scheduler = a_scheduler(ABCD, tuning=Tuning(retry_s=30.0))
-    assert scheduler.arrive(a_request(1, "d"), 0.0) is None
-    load = scheduler.next_load(CPU, 0.0)
-    assert isinstance(load, Load)
-    assert [request.request_id for request in scheduler.load_failed(load, "damaged", 1.0)] == [1]
-    assert scheduler.arrive(a_request(2, "d"), 30.9) == "damaged"
-    assert scheduler.arrive(a_request(3, "d"), 31.0) is None
-    assert isinstance(scheduler.next_load(CPU, 31.0), Load)
-
-
-def test_an_expert_that_fits_no_pool_is_refused_with_the_numbers():
-    scheduler = a_scheduler(
-        [an_expert("a", 100)], [a_pool(budget_bytes=30), a_pool("cuda:0", 40)], executors_on("cpu", "cuda:0")
-    )
-    refused = scheduler.arrive(a_request(1, "a"), 0.0)
-    assert refused is not None
-    assert refused.startswith("expert a needs 100 bytes and the largest pool has room for 40: raise a device's")
-
-
 def test_a_batch_that_ran_out_of_memory_bounds_the_next_ones():
     line = filled(a_line())
     line.scheduler.limit_batch(ExecutorId("cpu/0"), ExpertId("a"), 2)
@@ -223,12 +191,3 @@ def test_an_idle_scheduler_says_when_to_ask_again():
     action = scheduler.next_action(executor, 0.0)
     assert isinstance(action, Wait)
     assert action.until_s == 3.0
-
-
-def test_an_executor_that_is_busy_gets_nothing_more():
-    line = filled(a_line())
-    for number in range(9):
-        line.scheduler.arrive(a_request(number, "a"), 0.0)
-    executor = ExecutorId("cpu/0")
-    assert isinstance(line.scheduler.next_action(executor, 0.0), Run)
-    assert isinstance(line.scheduler.next_action(executor, 0.0), Wait)

@@ -1,4 +1,4 @@
-"""Who leaves a full pool first: by use, by age, or in the two stages of CoServe §4.3."""
+"""The order in which experts leave a full pool: by use, by age, or in the two stages of CoServe §4.3."""
 
 from tests.daemon.policy.line import a_pool, an_expert
 from tests.daemon.policy.queue_parts import some_parts

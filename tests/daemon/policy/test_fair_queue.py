@@ -1,6 +1,7 @@
-"""Whose message comes next: who had least, by source and by connection, and nobody waits for ever."""
+"""The order of messages: least served first, by source and by connection, and none waits for ever."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -9,35 +10,25 @@ from hypothesis import strategies as st
 from daemon.policy.fair_queue import FairQueue
 
 
-def test_a_source_that_sends_now_and_then_goes_before_one_that_floods() -> None:
-    queue: FairQueue[str] = FairQueue()
-    for number in range(50):
-        queue.add(("connection-1", "flood"), f"flood {number}", 20_000)
-    queue.take()
-    queue.add(("connection-2", "quiet"), "quiet", 20_000)
-    assert "quiet" in (queue.take(), queue.take())
-    assert queue.take() == "flood 2"
-
-
-def test_a_hundred_connections_of_one_source_are_one_source() -> None:
+@pytest.mark.parametrize(
+    "name_of",
+    [
+        lambda number: ("connection", "flood"),
+        lambda number: (f"connection-{number}", "flood"),
+        lambda number: ("flood's", f"source-{number}"),
+    ],
+    ids=["one source", "a hundred connections of one source", "a connection that invents a source for each message"],
+)
+def test_a_source_that_sends_now_and_then_goes_before_one_that_floods(name_of: Callable[[int], Sequence[str]]) -> None:
     queue: FairQueue[str] = FairQueue()
     for number in range(100):
-        queue.add((f"connection-{number}", "flood"), "flood", 20_000)
+        queue.add(tuple(name_of(number)), "flood", 20_000)
     queue.take()
     queue.add(("quiet's", "quiet"), "quiet", 20_000)
     assert "quiet" in (queue.take(), queue.take())
 
 
-def test_a_connection_that_invents_a_source_for_each_message_is_one_connection() -> None:
-    queue: FairQueue[str] = FairQueue()
-    for number in range(100):
-        queue.add(("flood's", f"source-{number}"), "flood", 20_000)
-    queue.take()
-    queue.add(("quiet's", "quiet"), "quiet", 20_000)
-    assert "quiet" in (queue.take(), queue.take())
-
-
-def test_two_that_always_want_something_share_evenly_by_bytes() -> None:
+def test_two_sources_that_always_send_share_evenly_by_bytes() -> None:
     queue: FairQueue[str] = FairQueue()
     for _ in range(300):
         queue.add(("a",), "large", 950_000)
@@ -70,9 +61,9 @@ names = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=2, unique=True)
 def test_the_books_are_right_and_messages_of_one_name_stay_in_order(steps: list[tuple[str, list[str], int]]) -> None:
     queue: FairQueue[tuple[int, tuple[str, ...]]] = FairQueue()
     taken: list[tuple[int, tuple[str, ...]]] = []
-    for number, (step, who, size_bytes) in enumerate(steps):
+    for number, (step, names_of_message, size_bytes) in enumerate(steps):
         if step == "add":
-            queue.add(tuple(who), (number, tuple(who)), size_bytes)
+            queue.add(tuple(names_of_message), (number, tuple(names_of_message)), size_bytes)
         elif step == "lighten":
             queue.drop_payload(lambda item: item)
         elif len(queue) and step == "take":
@@ -81,8 +72,8 @@ def test_the_books_are_right_and_messages_of_one_name_stay_in_order(steps: list[
             queue.shed()
         queue.check()
     for name in "abcdef":
-        mine = [number for number, who in taken if name in who]
-        assert mine == sorted(mine)
+        numbers = [number for number, names_of_message in taken if name in names_of_message]
+        assert numbers == sorted(numbers)
     while len(queue):
         queue.take()
     assert queue.bytes == 0

@@ -19,14 +19,21 @@ MATRIX = (
 
 
 def a_machine(*pools: PoolFacts, experts: str = "abcd", executors: tuple[str, ...] = ("cuda:0",)) -> Clockwork:
-    known = [an_expert(name, usage=0.0) for name in experts]
-    chosen = preset("coserve-plus")
-    kept, used = partition(pools, executors_on(*executors), chosen)
-    return Clockwork(Scheduler(known, kept, used, chosen, None, MATRIX), used)
+    facts = [an_expert(name, usage=0.0) for name in experts]
+    rules = preset("coserve-plus")
+    shares, used = partition(pools, executors_on(*executors), rules)
+    return Clockwork(Scheduler(facts, shares, used, rules, None, MATRIX), used)
 
 
 def a_ram(budget_bytes: int) -> PoolFacts:
     return PoolFacts(RAM, "ram", budget_bytes, 1)
+
+
+def load_of(scheduler: Scheduler, pool: PoolId, now_s: float) -> Load:
+    """Return the load that the scheduler decides on now."""
+    action = scheduler.next_load(pool, now_s)
+    assert isinstance(action, Load)
+    return action
 
 
 def test_the_ram_tier_takes_what_the_gpu_has_no_room_for_and_the_gpu_copies_it():
@@ -49,12 +56,12 @@ def test_what_is_copied_stays_in_host_memory_until_the_copy_has_ended():
 def test_an_expert_that_only_waits_for_ones_in_host_memory_makes_place_for_them():
     sizes = {"a": 10, "c": 10, "d": 15, "e": 5, "b": 20}
     usages = {"b": 0.01, "a": 0.6, "c": 0.6, "d": 0.55, "e": 0.52}
-    known = [
+    facts = [
         an_expert(name, size, usages[name], then=[("d", 0.5)] if name == "b" else []) for name, size in sizes.items()
     ]
-    chosen = preset("coserve-plus")
-    kept, used = partition((a_pool("cuda:0", 50), a_ram(25)), executors_on("cuda:0"), chosen)
-    line = Clockwork(Scheduler(known, kept, used, chosen, None, ()), used)
+    rules = preset("coserve-plus")
+    shares, used = partition((a_pool("cuda:0", 50), a_ram(25)), executors_on("cuda:0"), rules)
+    line = Clockwork(Scheduler(facts, shares, used, rules, None, ()), used)
     for pool in (GPU, RAM):
         while isinstance(load := line.scheduler.next_load(pool, 0.0), Load):
             line.scheduler.load_done(load, 0.1)
@@ -79,11 +86,9 @@ def test_an_idle_gpu_copies_what_the_cpu_has_rather_than_reading_it():
     line = a_machine(a_pool("cuda:0", 20), a_pool("cpu", 20, 4), executors=("cuda:0", "cpu"))
     scheduler = line.scheduler
     scheduler.arrive(a_request(0, "a"), 0.0)
-    load = scheduler.next_load(CPU, 0.0)
-    assert isinstance(load, Load)
+    load = load_of(scheduler, CPU, 0.0)
     scheduler.load_done(load, 1.0)
-    copy = scheduler.next_load(GPU, 1.0)
-    assert isinstance(copy, Load)
+    copy = load_of(scheduler, GPU, 1.0)
     assert (copy.expert, copy.source) == ("a", CPU)
 
 
@@ -91,11 +96,9 @@ def test_a_copy_that_fails_lets_go_of_its_source():
     line = a_machine(a_pool("cuda:0", 20), a_pool("cpu", 20, 4), executors=("cuda:0", "cpu"))
     scheduler = line.scheduler
     scheduler.arrive(a_request(0, "a"), 0.0)
-    read = scheduler.next_load(CPU, 0.0)
-    assert isinstance(read, Load)
+    read = load_of(scheduler, CPU, 0.0)
     scheduler.load_done(read, 1.0)
-    copy = scheduler.next_load(GPU, 1.0)
-    assert isinstance(copy, Load)
+    copy = load_of(scheduler, GPU, 1.0)
     assert scheduler.load_failed(copy, "no memory", 1.0) == ()
     scheduler.check()
     scheduler.unload(ExpertId("a"), CPU)
@@ -122,14 +125,12 @@ def test_what_host_memory_refused_is_tried_there_again_after_a_while():
     for number, expert in enumerate("aab"):
         scheduler.arrive(a_request(number, expert), 0.0)
     assert isinstance(scheduler.next_load(GPU, 0.0), Load)
-    load = scheduler.next_load(RAM, 0.0)
-    assert isinstance(load, Load)
+    load = load_of(scheduler, RAM, 0.0)
     assert scheduler.load_failed(load, "MemoryError: no room", 1.0) == ()
     assert scheduler.snapshot().failed == {}
     assert scheduler.next_load(RAM, 1.0) == Wait(20.0)
     assert scheduler.next_load(RAM, 30.9) == Wait(31.0)
-    again = scheduler.next_load(RAM, 31.0)
-    assert isinstance(again, Load)
+    again = load_of(scheduler, RAM, 31.0)
     assert again.expert == load.expert
 
 
@@ -139,18 +140,15 @@ def test_what_no_gpu_takes_out_of_host_memory_is_read_by_the_cpu():
     scheduler.set_budget(CPU, 0)
     assert isinstance(scheduler.next_load(CPU, 0.0), Resize)
     scheduler.arrive(a_request(1, "a"), 0.0)
-    read = scheduler.next_load(RAM, 0.0)
-    assert isinstance(read, Load)
+    read = load_of(scheduler, RAM, 0.0)
     scheduler.load_done(read, 1.0)
     scheduler.set_budget(CPU, 10)
     assert isinstance(scheduler.next_load(CPU, 1.0), Resize)
     assert isinstance(scheduler.next_load(CPU, 1.0), Wait)
-    copy = scheduler.next_load(GPU, 1.0)
-    assert isinstance(copy, Load)
+    copy = load_of(scheduler, GPU, 1.0)
     assert scheduler.load_failed(copy, "CUDA error", 1.0, True) == ()
     assert isinstance(scheduler.next_load(GPU, 1.0), Wait)
-    elsewhere = scheduler.next_load(CPU, 1.0)
-    assert isinstance(elsewhere, Load)
+    elsewhere = load_of(scheduler, CPU, 1.0)
     assert elsewhere.expert == "a"
 
 
@@ -158,28 +156,24 @@ def test_a_device_error_fails_requests_only_where_no_other_device_takes_their_ex
     line = a_machine(a_pool("cuda:0", 10), a_pool("cpu", 10, 4), experts="a", executors=("cuda:0", "cpu"))
     scheduler = line.scheduler
     scheduler.arrive(a_request(1, "a"), 0.0)
-    first = scheduler.next_load(GPU, 0.0)
-    assert isinstance(first, Load)
+    first = load_of(scheduler, GPU, 0.0)
     assert scheduler.load_failed(first, "CUDA error", 1.0, True) == ()
-    second = scheduler.next_load(CPU, 1.0)
-    assert isinstance(second, Load)
+    second = load_of(scheduler, CPU, 1.0)
     assert [request.request_id for request in scheduler.load_failed(second, "CUDA error", 2.0, True)] == [1]
     assert scheduler.arrive(a_request(2, "a"), 2.0) == "CUDA error"
 
 
 def test_where_no_copy_can_serve_the_gpu_it_reads():
     unified = (MATRIX[1], Performance("cuda:0", ArchitectureId("resnet18"), 0.1, 0.1, 8, disk_s=1.0, ram_s=None))
-    chosen = preset("coserve-plus")
+    rules = preset("coserve-plus")
     pools = [a_pool("cuda:0", 20), a_pool("cpu", 20, 4)]
-    kept, used = partition(pools, executors_on("cuda:0", "cpu"), chosen)
-    scheduler = Scheduler([an_expert("a", usage=0.0)], kept, used, chosen, None, unified)
+    shares, used = partition(pools, executors_on("cuda:0", "cpu"), rules)
+    scheduler = Scheduler([an_expert("a", usage=0.0)], shares, used, rules, None, unified)
     for number in range(9):
         scheduler.arrive(a_request(number, "a"), 0.0)
-    read = scheduler.next_load(CPU, 0.0)
-    assert isinstance(read, Load)
+    read = load_of(scheduler, CPU, 0.0)
     scheduler.load_done(read, 1.0)
-    again = scheduler.next_load(GPU, 1.0)
-    assert isinstance(again, Load)
+    again = load_of(scheduler, GPU, 1.0)
     assert again.source is None
 
 

@@ -1,4 +1,4 @@
-"""The lease of a device's memory: images first, and never more than there is, whatever happens in between."""
+"""The lease of a device's memory: images first, and never more than there is."""
 
 import itertools
 

@@ -47,7 +47,7 @@ def set_iterations(tree: ast.AST) -> list[int]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    return [one.lineno for one in walked if is_set(one) or (isinstance(one, ast.Name) and one.id in named)]
+    return [node.lineno for node in walked if is_set(node) or (isinstance(node, ast.Name) and node.id in named)]
 
 
 def is_set(node: ast.expr) -> bool:

@@ -1,7 +1,6 @@
 """Requests bound to executors: arranging and splitting (CoServe §4.2), and what operators and failures do to them."""
 
 from daemon.policy.actions import Load
-from daemon.policy.presets import PRESETS
 from daemon.policy.request import ExecutorId, PoolFacts, PoolId
 from experts.spec import ExpertId
 from tests.daemon.policy.line import Clockwork, a_pool, a_request, a_scheduler, an_expert, executors_on
@@ -124,15 +123,6 @@ def test_a_pin_that_takes_an_executors_memory_sends_its_requests_to_others():
     assert len(line.ran) == 12
     after = [run for run in line.runs() if run.executor == "cpu/1"][1:]
     assert {run.expert for run in after} <= {"c"}
-
-
-def test_every_policy_of_the_paper_serves_chains_in_the_least_memory_there_can_be():
-    for policy in (name for name, one in PRESETS.items() if one.binding == "arrival"):
-        then = lambda request: "d" if request.step == 0 else None  # noqa: E731
-        line = a_line(policy, budget_bytes=20, then=then)
-        line.arrive(*(a_request(n, "abc"[n % 3], 0.01 * n) for n in range(60)))
-        line.run()
-        assert len(line.ran) == 120, policy
 
 
 def test_grouping_and_prediction_save_loads():

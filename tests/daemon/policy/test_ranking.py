@@ -10,19 +10,19 @@ STEPS = st.lists(st.tuples(st.integers(0, 20), st.none() | st.integers(-50, 50))
 @given(STEPS, st.sampled_from([Ranking, LongRanking]))
 def test_a_ranking_orders_as_sorting_would(steps: list[tuple[int, int | None]], kind: type[Ranking[int]]):
     ranking = kind()
-    known: dict[int, tuple[int, int]] = {}
+    ranks: dict[int, tuple[int, int]] = {}
     for item, rank in steps:
         if rank is None:
             ranking.discard(item)
-            known.pop(item, None)
+            ranks.pop(item, None)
         else:
             ranking.put(item, (rank, item))
-            known[item] = (rank, item)
-        expected = sorted(known, key=lambda one: known[one])
+            ranks[item] = (rank, item)
+        expected = sorted(ranks, key=lambda item: ranks[item])
         assert list(ranking.ordered()) == expected
         first = ranking.first()
         assert (None if first is None else first[0]) == (expected[0] if expected else None)
-        assert len(ranking) == len(known)
+        assert len(ranking) == len(ranks)
 
 
 def test_an_item_whose_rank_changes_often_is_there_once():

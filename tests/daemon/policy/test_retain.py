@@ -1,4 +1,4 @@
-"""Which images go first."""
+"""The order in which images are pruned."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -77,11 +77,16 @@ def test_in_parallel_requests_go_round_the_executors_and_each_has_half_of_the_me
         ("cpu/1", "b"),
         ("cpu/0", "c"),
     ]
-    assert [(one.pool, one.budget_bytes) for one in line.scheduler.snapshot().pools] == [("cpu/0", 20), ("cpu/1", 20)]
+    assert [(pool.pool, pool.budget_bytes) for pool in line.scheduler.snapshot().pools] == [
+        ("cpu/0", 20),
+        ("cpu/1", 20),
+    ]
 
 
 def test_in_parallel_a_detector_runs_where_its_classifier_ran():
-    line = a_samba(budget_bytes=40, policy="samba-parallel", then=lambda one: "d" if one.expert == "a" else None)
+    line = a_samba(
+        budget_bytes=40, policy="samba-parallel", then=lambda request: "d" if request.expert == "a" else None
+    )
     line.arrive(*(a_request(n, "baac"[n]) for n in range(4)), a_request(9, "b", 0.1), a_request(10, "c", 0.1))
     line.run()
     ran = [(run.executor, run.expert) for run in line.runs()]

@@ -84,7 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def ask_for_a_load(self, data: st.DataObject) -> None:
         pool = data.draw(st.sampled_from([facts.pool for facts in self.pools]))
-        pinned = next((one.pinned for one in self.scheduler.snapshot().pools if one.pool == pool), ())
+        pinned = next((state.pinned for state in self.scheduler.snapshot().pools if state.pool == pool), ())
         action = self.scheduler.next_load(pool, self.now)
         match action:
             case Load(expert=expert, evict=evict):
@@ -103,8 +103,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.budgets[pool] = budget_bytes
             case Wait():
                 pass
-        held = sum(size for (where, _), size in self.resident.items() if where == pool)
-        assert held <= self.budgets[pool], "over budget"
+        resident_bytes = sum(size for (where, _), size in self.resident.items() if where == pool)
+        assert resident_bytes <= self.budgets[pool], "over budget"
 
     def evict(self, pool: str, expert: str) -> None:
         assert not any(load.pool == pool and load.expert == expert for load in self.loads), "evicted while loading"
@@ -191,7 +191,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert waiting + sum(len(run.batch) for run in self.runs) == len(self.open)
 
     def teardown(self) -> None:
-        """Whatever happened: with everything reported and time passing, every request ends."""
+        """Report everything and let time pass: every request ends."""
         if not hasattr(self, "scheduler"):
             return
         for _ in range(400):

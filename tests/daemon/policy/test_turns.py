@@ -1,4 +1,4 @@
-"""Sources take turns, whatever each of them has waiting."""
+"""Sources take turns, however much waits of each."""
 
 from collections import Counter, deque
 
@@ -50,11 +50,11 @@ def test_every_image_comes_once_in_its_source_s_order_and_no_source_waits_more_t
     waiting: list[tuple[str, int]], most: int, most_bytes: int
 ):
     turns: Turns[tuple[str, int]] = Turns()
-    left: dict[str, deque[tuple[str, int]]] = {}
+    queues: dict[str, deque[tuple[str, int]]] = {}
     sizes: dict[tuple[str, int], int] = {}
     for number, (source, size_bytes) in enumerate(waiting):
         turns.add((source,), (source, number), size_bytes)
-        left.setdefault(source, deque()).append((source, number))
+        queues.setdefault(source, deque()).append((source, number))
         sizes[source, number] = size_bytes
     served: Counter[str] = Counter()
     while len(turns):
@@ -62,11 +62,11 @@ def test_every_image_comes_once_in_its_source_s_order_and_no_source_waits_more_t
         assert 1 <= len(group) <= most
         assert len(group) == 1 or sum(sizes[item] for item in group) <= most_bytes
         for item in group:
-            assert left[item[0]].popleft() == item
+            assert queues[item[0]].popleft() == item
             served[item[0]] += 1
-        waiting_still = [source for source, queue in left.items() if queue]
+        waiting_still = [source for source, queue in queues.items() if queue]
         assert all(served[source] >= max(served.values()) - 1 for source in waiting_still)
-    assert not any(left.values())
+    assert not any(queues.values())
     assert turns.take(most, most_bytes) == []
 
 

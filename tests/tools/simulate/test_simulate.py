@@ -132,13 +132,6 @@ def test_under_overload_nothing_starves_and_throughput_stays():
     assert max(outcomes[1.5].waits_s) < outcomes[1.5].makespan_s
 
 
-def test_bursts_come_a_board_at_once():
-    _, task = a_world(images=100)
-    times = [image.arrived_s for image in arriving(task, 10.0, "bursty", board=25).images]
-    assert len(set(times)) == 4
-    assert times == sorted(times)
-
-
 def write(folder: Path) -> list[str]:
     (folder / "device.json").write_text(json.dumps(a_device()))
     (folder / "task.json.gz").write_bytes(gzip.compress(json.dumps(a_task()).encode()))

@@ -49,13 +49,13 @@ def test_memory_and_work_are_pictures_that_can_be_read_with_tables_queues_disks_
 ) -> None:
     page = open_page(line.url("/experts"), width=width, dark=dark)
     page.locator("svg.map:visible").wait_for()
-    seen = page.evaluate(SEEN)
-    assert seen["maps"] == 1
-    assert 0.7 * width < seen["width"] <= width
+    drawing = page.evaluate(SEEN)
+    assert drawing["maps"] == 1
+    assert 0.7 * width < drawing["width"] <= width
     names = {expert["expert"] for pool in line.control("memory")["pools"] for expert in pool["experts"]}
-    assert all(name in seen["titles"] for name in names)
-    assert seen["pinned"] >= 1
-    assert seen["letters"] >= 9  # large enough to be read
+    assert all(name in drawing["titles"] for name in names)
+    assert drawing["pinned"] >= 1
+    assert drawing["letters"] >= 9  # large enough to be read
     page.get_by_text("As a table").first.click()
     table = page.get_by_role("region", name="What is in memory")
     assert table.get_by_text("resident, pinned").count() == 1

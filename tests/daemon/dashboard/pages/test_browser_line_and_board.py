@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.daemon.dashboard.browser import HOSTILE_SERIAL, Pages, ShownLine, let_time_stand, showing
+from tests.daemon.dashboard.browser import Pages, ShownLine, let_time_stand, showing
 from tests.daemon.dashboard.web import a_token
 
 if TYPE_CHECKING:
@@ -196,18 +196,6 @@ def test_a_board_shows_times_of_the_readers_zone_boxes_over_their_pixels_and_pri
     assert page.locator("#chosen ~ section .card").first.is_visible()
     assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
     assert page.pdf(format="A4").startswith(b"%PDF")
-
-
-def test_a_serial_full_of_html_is_shown_as_it_is(shown_line: ShownLine, open_page: Pages) -> None:
-    page = open_page(shown_line.url("/"))
-    page.locator("tr", has_text=HOSTILE_SERIAL).locator("a[data-row]").click()
-    page.wait_for_url(re.compile(r"/boards/\d+$"))
-    assert page.locator("h1").inner_text().startswith(HOSTILE_SERIAL)
-    assert page.title() == f"{HOSTILE_SERIAL} · CoServe"
-    page.goto(shown_line.url("/boards"))
-    page.locator("[data-search]").fill(HOSTILE_SERIAL)
-    page.keyboard.press("Enter")
-    page.wait_for_url(re.compile(r"/boards/\d+$"))
 
 
 def test_a_person_logs_in_and_out(guarded_line: ShownLine, open_page: Pages) -> None:

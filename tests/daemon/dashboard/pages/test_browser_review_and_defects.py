@@ -28,9 +28,9 @@ def publish(line: ShownLine, lot: str, count: int, *, component: str = "C0603", 
     board = {"type": "open-board", "serial": f"{lot}-{serial}"[:128], "lot": lot, "station": "AOI-1"}
     for number in range(count):
         line.send_image(board=board, component=component, designator=f"P{number + 1}")
-    kept = "SELECT inspection_id FROM inspections WHERE lot = ? AND image_path IS NOT NULL ORDER BY inspection_id"
-    line.wait(lambda: len(line.rows(kept, lot)) == count)
-    return [row[0] for row in line.rows(kept, lot)]
+    query = "SELECT inspection_id FROM inspections WHERE lot = ? AND image_path IS NOT NULL ORDER BY inspection_id"
+    line.wait(lambda: len(line.rows(query, lot)) == count)
+    return [row[0] for row in line.rows(query, lot)]
 
 
 def decisions(line: ShownLine, *ids: int) -> list[tuple[Any, ...]]:
@@ -121,7 +121,7 @@ def test_a_whole_review_by_touch_on_a_telephone(shown_line: ShownLine, open_page
     let_time_stand(page, 9)
     page.tap("[data-decide=unknown]")
     shows(page, ids[2])
-    page.tap("[data-decide=pass]")  # at once: a tap too many, nobody has seen this image
+    page.tap("[data-decide=pass]")  # at once: a tap too many, this image was not seen yet
     assert page.locator("#review.sending").count() == 0
     assert page.get_attribute(".review-item", "data-id") == str(ids[2])
     assert [row[:4] for row in decisions(shown_line, *ids)] == [
@@ -191,14 +191,14 @@ def test_a_decision_that_cannot_be_stored_stays_in_the_page_and_is_tried_again(
     shows(page, ids[0])
     with closing(
         sqlite3.connect(shown_line.folder / "inspection.db", isolation_level=None, timeout=PATIENCE_S)
-    ) as other:
-        other.execute("BEGIN IMMEDIATE")
+    ) as database:
+        database.execute("BEGIN IMMEDIATE")
         page.keyboard.press("1")
         page.wait_for_selector("#review-retry:visible")
         assert "fail D301" in page.inner_text("#review-problem")
         assert "kept here" in page.inner_text("#review-problem")
         assert page.get_attribute(".review-item", "data-id") == str(ids[0])
-        other.execute("ROLLBACK")
+        database.execute("ROLLBACK")
     while page.locator("#review-retry").is_visible():
         page.keyboard.press("r")
         page.wait_for_timeout(200)

@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 import yaml
@@ -20,7 +19,7 @@ from daemon.dashboard.pages.experts import ExpertOverview, href
 from daemon.dashboard.pages.line import alarms
 from daemon.dashboard.site.database import CachedAnswer
 from daemon.dashboard.site.site import make_site
-from tests.daemon.dashboard.web import SQL, Web, an_expert, answering_control
+from tests.daemon.dashboard.web import Web, an_expert, answering_control
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&amp; ../%2e%2e/{{7*7}}?a=b#c"
 NAMES = ("R0402", HOSTILE, "..", "a/b", "/slash/", "Größe µ", "x" * 128, "C0603")
@@ -112,23 +111,6 @@ def test_the_address_of_a_name_is_one_path_that_no_browser_shortens(name: str) -
     assert all(part not in ("", ".", "..") for part in path.split("/")[1:])
     assert re.fullmatch(r"[A-Za-z0-9_.~%/-]+", path)
     assert not query or query.startswith("full=")
-
-
-def test_a_name_that_is_asked_for_is_text_and_nothing_else(web: Web) -> None:
-    with answering_control(web, experts=experts("R0402", "C0603")):
-        for value in SQL:
-            page = web.get("/experts", query={"q": value})
-            assert (page.status, "None is like that" in page.text, "data-row" in page.text) == (200, True, False), value
-            assert "<script>" not in page.text.replace('<script src="', "")
-            assert web.get(f"/experts/{quote(value, safe='')}").status == 404
-            assert web.get("/expert-charts/confidence.json", query={"name": value}).json["x"] == []
-    assert web.sql("SELECT count(*) FROM stages") == [(600,)]
-
-
-@pytest.mark.parametrize("query", ["sort=name;--", "show=everything", "page=0", "page=1e9", f"q={'x' * 129}"])
-def test_an_address_that_nobody_offers_is_refused_by_name(web: Web, query: str) -> None:
-    page = web.get(f"/experts?{query}")
-    assert (page.status, f"{query.split('=', maxsplit=1)[0]}: " in page.text) == (422, True)
 
 
 def test_three_hundred_and_fifty_experts_are_listed_by_the_hundred_worst_first_and_found_by_name(web: Web) -> None:
